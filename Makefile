@@ -1,0 +1,76 @@
+# What can be done with a checkout. Each command installs what it needs into .venv first, which is
+# quick the second time: a stamp there is renewed only when pyproject.toml or constraints.txt changes.
+#
+# PYTHON  the interpreter that .venv is made with (3.11 or newer)
+# ARGS    passed on: `make test ARGS="tests/unit -k journal"`
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOURCES := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+
+demo: $(VENV)/.examples  ## tune a classifier of handwritten digits; about half a minute
+	$(BIN)/python examples/digits.py
+
+test: $(VENV)/.test  ## run every test, on real processes and a real redis-server
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.check  ## formatting, lint, types, import rules, file sizes, the parity list
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python docs/parity.py --check
+	@git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 500 \
+		{print $$2 ": " $$1 " lines, 500 are the most"; bad = 1} END {exit bad}'
+
+format: $(VENV)/.check  ## mend formatting and what lint can mend; renew the parity list
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format .
+	$(BIN)/python docs/parity.py
+
+bench: $(VENV)/.test  ## measure, beside Ray Tune where that is installed
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lock:  ## renew constraints.txt with the newest versions that pyproject.toml allows
+	@$(PYTHON) -m venv --clear build/lock
+	@build/lock/bin/python -m pip install --quiet 'pip>=25.1'
+	@build/lock/bin/python -m pip install --quiet --editable '.[examples]' --group test --group check
+	@{ sed -n '/^#/p' constraints.txt; \
+		build/lock/bin/python -m pip freeze --exclude-editable; } > build/lock/new
+	@mv build/lock/new constraints.txt && rm -rf build/lock
+
+clean:  ## remove .venv and what tools left
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# pip below 25.1 knows no dependency groups.
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "TuneMQ needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@echo "Making $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.python $(SOURCES)
+	@echo "Installing into $(VENV) ..."
+	@$(PIP) install --constraint constraints.txt --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.python $(SOURCES)
+	@echo "Installing into $(VENV) what tests need ..."
+	@$(PIP) install --constraint constraints.txt --editable '.[examples]' --group test
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.test
+	@echo "Installing into $(VENV) what checks need ..."
+	@$(PIP) install --constraint constraints.txt --group check
+	@touch $@

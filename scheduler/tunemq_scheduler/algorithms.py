@@ -1,0 +1,200 @@
+"""The algorithms of a search, asked by the loop; what they answer becomes fact in the journal.
+
+Searchers, trial schedulers and stoppers are other people's code: one that raises ends its experiment
+with `SearchFailed`, never the process (DESIGN: the core).
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any, ParamSpec, TypeVar
+
+from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
+from tunemq_scheduler.search.search_algorithm import (
+    EXHAUSTED,
+    WAIT,
+    NoSuggestion,
+    SearchAlgorithm,
+    Suggestion,
+)
+from tunemq_scheduler.stopper import Stopper
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared.conditions import TO_THE_END, Horizon, next_result
+from tunemq_shared.errors import SearchFailed, TuneError
+from tunemq_shared.messages import PAUSE, STOP, Answer, Decided, ExperimentStopped, HorizonSet
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RunnerView:
+    """What a trial scheduler may ask about the search.
+
+    Attributes:
+        trials: gives the trials that are not over; the loop sets it.
+        offered: what `waiting` returns while `TrialScheduler.choose_trial_to_run` runs.
+    """
+
+    def __init__(self) -> None:
+        self.trials: Callable[[], Iterable[TrialView]] = list
+        self.offered: list[TrialView] = []
+
+    def get_trials(self) -> list[TrialView]:
+        """The trials that are not over."""
+        return list(self.trials())
+
+    def waiting(self) -> list[TrialView]:
+        """Trials that could be placed now, the longest waiting first."""
+        return self.offered
+
+
+class Algorithms:
+    """The search algorithm, the trial scheduler and the stopper of one experiment.
+
+    Args:
+        search: gives configurations and is told how they did.
+        scheduler: decides about trials at their horizons.
+        stopper: ends trials or the experiment; None for none.
+        metric, mode: what is optimised, ``min`` or ``max``; None where nobody needs it.
+        worst_for_nonfinite: show NaN and infinite values of the metric to the algorithms as the worst
+            possible value.
+        lock_step: ask about every result, whatever horizons say (used to check a journal).
+    """
+
+    def __init__(
+        self,
+        *,
+        search: SearchAlgorithm,
+        scheduler: TrialScheduler,
+        stopper: Stopper | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        worst_for_nonfinite: bool = False,
+        lock_step: bool = False,
+    ) -> None:
+        self.search = search
+        self.scheduler = scheduler
+        self.stopper = stopper
+        self.metric = metric
+        self._worst = (math.inf if mode == "min" else -math.inf) if worst_for_nonfinite else None
+        self._lock_step = lock_step
+        self.view = RunnerView()
+        self._stopped_by_scheduler: set[str] = set()
+
+    @property
+    def wants_results(self) -> bool:
+        """Whether anybody learns from results on the way (see `told`)."""
+        return self.search.wants_results
+
+    # --- suggestions --------------------------------------------------------------------------------
+
+    def suggest(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
+        """The ``n``-th configuration; `WAIT` or `EXHAUSTED` where there is none."""
+        return self._ask("search algorithm", self.search.next_config, n, trial_id)
+
+    def added(self, trial: TrialView) -> list[Answer]:
+        """A new trial is there; returns up to where it may run unasked."""
+        self._ask("trial scheduler", self.scheduler.on_trial_add, self.view, trial)
+        return [HorizonSet(trial.trial_id, self._horizon(trial, 0))]
+
+    def choose(self, waiting: list[TrialView]) -> TrialView | None:
+        """Which of the waiting trials starts next."""
+        self.view.offered = waiting
+        chosen = self._ask("trial scheduler", self.scheduler.choose_trial_to_run, self.view)
+        if chosen is not None and chosen not in waiting:
+            raise SearchFailed(f"the trial scheduler chose {chosen!r}, which is not waiting for a slot.")
+        return chosen
+
+    # --- results ------------------------------------------------------------------------------------
+
+    def told(self, trial: TrialView, result: dict[str, Any]) -> None:
+        """A result is recorded: the search algorithm may learn from it."""
+        shown = self._shown(result)
+        self._ask("search algorithm", self.search.told_result, trial.trial_id, shown)
+
+    def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[Answer]:
+        """What is to become of a trial whose result reached the horizon."""
+        result = self._shown(result)
+        answers: list[Answer] = []
+        reason = ""
+        if (stopper := self.stopper) is not None:
+            name = type(stopper).__name__
+            if self._ask("stopper", stopper, trial.trial_id, result):
+                reason = f"{name} stopped it"
+            if self._ask("stopper", stopper.stop_all):
+                answers.append(ExperimentStopped(f"{name} stopped the experiment"))
+        if not reason:
+            reason = self._scheduler_stops(trial, result)
+        if reason:
+            answers.append(Decided(trial.trial_id, step, STOP, reason))
+        elif not self._lock_step:
+            answers.append(HorizonSet(trial.trial_id, self._horizon(trial, step)))
+        return answers
+
+    def _scheduler_stops(self, trial: TrialView, result: dict[str, Any]) -> str:
+        """Why the trial scheduler stops the trial; empty when it does not."""
+        scheduler = self.scheduler
+        told = self._ask("trial scheduler", scheduler.on_trial_result, self.view, trial, result)
+        verdict = read_verdict(scheduler, told)
+        if verdict == PAUSE:
+            raise SearchFailed(f"{type(scheduler).__name__} decided PAUSE; trials cannot be paused yet.")
+        if verdict != STOP:
+            return ""
+        self._stopped_by_scheduler.add(trial.trial_id)
+        return verdict.reason or f"{type(scheduler).__name__} stopped it"
+
+    def ended(self, trial: TrialView, *, error: bool, early: bool, started: bool) -> None:
+        """A trial is over: everybody is told, once; a scheduler that decided it knows already.
+
+        Args:
+            error: it ended in ERROR.
+            early: an algorithm or a person stopped it.
+            started: False for a trial that never left the queue.
+        """
+        last = trial.last_result
+        result = self._shown(last) if last else None
+        scheduler = self.scheduler
+        if trial.trial_id in self._stopped_by_scheduler:
+            self._stopped_by_scheduler.discard(trial.trial_id)
+        elif error:
+            self._ask("trial scheduler", scheduler.on_trial_error, self.view, trial)
+        elif not started:
+            self._ask("trial scheduler", scheduler.on_trial_remove, self.view, trial)
+        else:
+            self._ask("trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {})
+        self._ask(
+            "search algorithm", self.search.told_complete, trial.trial_id, result, error, early
+        )
+
+    # --- small things -------------------------------------------------------------------------------
+
+    def _horizon(self, trial: TrialView, step: int) -> Horizon:
+        """How far the trial may go before any of those who decide must be asked."""
+        if self._lock_step:
+            return next_result(step)
+        horizon = self._ask("trial scheduler", self.scheduler.horizon, trial)
+        parts = [horizon]
+        if self.stopper is not None:
+            parts.append(self._ask("stopper", self.stopper.horizon, trial.trial_id))
+        if any(part is None for part in parts):
+            return next_result(step)
+        return tuple(condition for part in parts for condition in part or TO_THE_END)
+
+    def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
+        if self._worst is None or self.metric is None:
+            return result
+        value = result.get(self.metric)
+        if isinstance(value, float) and not math.isfinite(value):
+            return {**result, self.metric: self._worst}
+        return result
+
+    def _ask(self, who: str, question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return question(*args, **kwargs)
+        except TuneError:
+            raise
+        except Exception as error:  # plug-in boundary: recorded as the end of the experiment
+            told = traceback.format_exc()
+            raise SearchFailed(f"the {who} raised {type(error).__name__}: {error}\n{told}") from error

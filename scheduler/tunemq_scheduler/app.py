@@ -1,0 +1,146 @@
+"""`Publisher`: puts assignments on the wire as Celery tasks. The scheduler's only use of Celery.
+
+A message is a genuine task message of Celery's protocol 2, made by `app.amqp`, so that any Celery
+worker understands it. It does not go through `app.send_task`: that resolves routes, declares and
+makes a result for every message, which is twice as slow; and kombu makes a new Redis client, with
+its table of 170 callbacks, for every message, which `_Channel` avoids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
+
+from celery import Celery
+from kombu import Connection, Producer
+from kombu.transport.redis import Channel, Transport
+
+from tunemq_shared import wire
+from tunemq_shared.errors import WireUnavailable
+
+#: Bounds what a turn of the loop can lose to a Redis that accepts connections and says nothing.
+_SOCKET_TIMEOUT_S: Final = 5.0
+_CONNECT_TIMEOUT_S: Final = 2.0
+
+
+class _Channel(Channel):
+    """A channel that makes one Redis client, not one for each message."""
+
+    _one_client: Any = None
+
+    @contextmanager
+    def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
+        """The client to use for one operation."""
+        if client is None:
+            if self._one_client is None:
+                self._one_client = self._create_client()
+            client = self._one_client
+        yield client
+
+
+class _Transport(Transport):
+    """Kombu's Redis transport with our channel."""
+
+    Channel = _Channel
+
+
+class Publisher:
+    """A kept-open connection for publishing. Not thread-safe.
+
+    Args:
+        url: where Redis is: ``unix://``, ``redis://`` or ``rediss://``.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = _celery_url(url)
+        # A script may have a Celery of its own, or Django: this app is nobody's default and reads
+        # neither CELERY_* variables (the broker is given explicitly below) nor settings.
+        self._app = Celery("tunemq", set_as_current=False, fixups=set())
+        self._app.conf.update(
+            task_serializer="json",
+            accept_content=["json"],
+            task_ignore_result=True,
+            task_send_sent_event=False,
+            worker_send_task_events=False,
+        )
+        self._connection: Connection | None = None
+        self._producer: Producer | None = None
+
+    def publish(self, incarnation: str, task_id: str, payload: str) -> None:
+        """Queue one assignment for a node.
+
+        A failed attempt is repeated once on a new connection (the old one may have died in an idle
+        hour).
+
+        Raises:
+            WireUnavailable: Redis does not take it; it may or may not have been queued.
+        """
+        message = self._app.amqp.as_task_v2(
+            task_id,
+            wire.TASK,
+            args=[payload],
+            ignore_result=True,
+            # Otherwise configurations would stand in headers, and in the logs of whoever reads
+            # them.
+            argsrepr="(assignment)",
+            kwargsrepr="{}",
+            origin="tunemq",
+        )
+        queue = wire.queue(incarnation)
+        try:
+            self._send(queue, message)
+        except WireUnavailable:
+            self._send(queue, message)
+
+    def _send(self, queue: str, message: Any) -> None:
+        connection, producer = self._open()
+        try:
+            # The anonymous exchange leads to the list alone: no binding keys, nothing declared.
+            producer.publish(
+                message.body,
+                exchange="",
+                routing_key=queue,
+                serializer="json",
+                headers=message.headers,
+                retry=False,
+                **message.properties,
+            )
+        except (*connection.connection_errors, *connection.channel_errors) as error:
+            self.close()
+            raise WireUnavailable(f"An assignment could not be queued in Redis: {error}") from error
+
+    def _open(self) -> tuple[Connection, Producer]:
+        if self._connection is None or self._producer is None:
+            self._connection = Connection(
+                self._url,
+                transport=_Transport,
+                transport_options={
+                    "socket_timeout": _SOCKET_TIMEOUT_S,
+                    "socket_connect_timeout": _CONNECT_TIMEOUT_S,
+                    "socket_keepalive": True,
+                },
+            )
+            self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
+        return self._connection, self._producer
+
+    def close(self) -> None:
+        """Close the connection; publishing again opens a new one."""
+        if self._connection is not None:
+            self._connection.release()
+        self._connection = self._producer = None
+
+
+def _celery_url(url: str) -> str:
+    """A redis-py URL as Celery spells it."""
+    parts = urlsplit(url)
+    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    if parts.scheme == "unix":
+        password = f":{quote(parts.password, safe='')}@" if parts.password else ""
+        virtual_host = query.get("db", "0")
+        return f"redis+socket://{password}{parts.path}?{urlencode({'virtual_host': virtual_host})}"
+    if parts.scheme == "rediss":
+        # Celery wants it said; redis-py's own default is the same.
+        query.setdefault("ssl_cert_reqs", "required")
+    return parts._replace(query=urlencode(query)).geturl()

@@ -1,0 +1,210 @@
+"""What users set: `TuneConfig`, `RunConfig`, `CheckpointConfig`, `FailureConfig`; each checks itself."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from tunemq_shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.callback import Callback
+    from tunemq_scheduler.report.reporter import ProgressReporter
+    from tunemq_scheduler.schedulers import TrialScheduler
+    from tunemq_scheduler.search import SearchAlgorithm, Searcher
+    from tunemq_scheduler.stopper import Stopper
+
+Mode = Literal["min", "max"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """How the search space is searched.
+
+    Attributes:
+        metric: the reported key to optimise; needed by most search algorithms and trial schedulers.
+        mode: ``"min"`` or ``"max"``; ``"max"`` where only a metric is given.
+        search_alg: a search algorithm, or its name; random and grid search by default.
+        scheduler: a trial scheduler, or its name; first in, first out by default.
+        num_samples: how often the search space is sampled (a grid is walked as often); -1 is endless.
+        max_concurrent_trials: how many trials may run at once; as many as there are slots by default.
+        time_budget_s: seconds (or a timedelta) after which the search is stopped, however far it is.
+        reuse_actors: let a trial's process run the next trial too, where the trainable allows it.
+        seed: of everything random in this search: the configurations, and each trial's generators.
+        nonfinite: what a NaN or infinite value of the metric means: ``"error"`` fails the trial at its
+            report, ``"worst"`` ranks it last.
+    """
+
+    metric: str | None = None
+    mode: Mode | None = None
+    search_alg: Searcher | SearchAlgorithm | str | None = None
+    scheduler: TrialScheduler | str | None = None
+    num_samples: int = 1
+    max_concurrent_trials: int | None = None
+    time_budget_s: float | dt.timedelta | None = None
+    reuse_actors: bool = False
+    seed: int | None = None
+    nonfinite: Literal["error", "worst"] = "error"
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ConfigError: naming the field, its value and what it may be.
+        """
+        _check("TuneConfig", "mode", self.mode, (None, "min", "max"))
+        _check("TuneConfig", "nonfinite", self.nonfinite, ("error", "worst"))
+        if self.metric is not None and not (isinstance(self.metric, str) and self.metric):
+            raise _bad("TuneConfig", "metric", self.metric, "give the name of a reported key")
+        if self.mode is not None and self.metric is None:
+            raise _bad("TuneConfig", "metric", None, f"name what mode={self.mode!r} is to optimise")
+        if not _is_int(self.num_samples) or (self.num_samples < 1 and self.num_samples != -1):
+            fix = "give a whole number from 1, or -1 for an endless search"
+            raise _bad("TuneConfig", "num_samples", self.num_samples, fix)
+        limit = self.max_concurrent_trials
+        if limit is not None and not (_is_int(limit) and limit >= 0):
+            fix = "give a whole number from 1, or 0 for no limit"
+            raise _bad("TuneConfig", "max_concurrent_trials", limit, fix)
+        budget = self.budget_s
+        if budget is not None and not (_is_number(budget) and budget > 0):
+            raise _bad("TuneConfig", "time_budget_s", self.time_budget_s, "give seconds above 0")
+        if self.seed is not None and not _is_int(self.seed):
+            raise _bad("TuneConfig", "seed", self.seed, "give a whole number")
+
+    @property
+    def budget_s(self) -> float | None:
+        """The time budget in seconds."""
+        budget = self.time_budget_s
+        return budget.total_seconds() if isinstance(budget, dt.timedelta) else budget
+
+    @property
+    def direction(self) -> Mode | None:
+        """The mode, ``max`` where only a metric was given."""
+        return (self.mode or "max") if self.metric is not None else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Which checkpoints are made and kept.
+
+    Attributes:
+        num_to_keep: per trial; None keeps all. The newest is always there besides.
+        checkpoint_score_attribute: a key of the result that ranks them; None keeps the newest.
+        checkpoint_score_order: ``"max"`` or ``"min"``: which scores are best.
+        checkpoint_frequency: class trainables save after every so many steps; 0 never.
+        checkpoint_at_end: class trainables save when they end.
+    """
+
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+    checkpoint_score_order: Mode = "max"
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ConfigError: naming the field, its value and what it may be.
+        """
+        if self.num_to_keep is not None and (not _is_int(self.num_to_keep) or self.num_to_keep < 1):
+            fix = "give a whole number from 1, or None to keep all"
+            raise _bad("CheckpointConfig", "num_to_keep", self.num_to_keep, fix)
+        order = self.checkpoint_score_order
+        _check("CheckpointConfig", "checkpoint_score_order", order, ("min", "max"))
+        if not _is_int(self.checkpoint_frequency) or self.checkpoint_frequency < 0:
+            fix = "give a whole number of steps, 0 for none"
+            raise _bad("CheckpointConfig", "checkpoint_frequency", self.checkpoint_frequency, fix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureConfig:
+    """What happens when a trial fails.
+
+    Attributes:
+        max_failures: how often it is tried again, from its last checkpoint; -1 is for ever.
+        fail_fast: True ends the search with the first trial in ERROR; ``"raise"`` also raises its error
+            from ``fit``.
+    """
+
+    max_failures: int = 0
+    fail_fast: bool | Literal["raise"] = False
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ConfigError: naming the field, its value and what it may be.
+        """
+        if not _is_int(self.max_failures) or self.max_failures < -1:
+            fix = "give a whole number from 0, or -1 to try for ever"
+            raise _bad("FailureConfig", "max_failures", self.max_failures, fix)
+        if self.fail_fast not in (True, False, "raise"):
+            raise _bad("FailureConfig", "fail_fast", self.fail_fast, "give True, False or 'raise'")
+        if self.fail_fast and self.max_failures != 0:
+            fix = "leave it at 0: with fail_fast the first failure ends the search"
+            raise _bad("FailureConfig", "max_failures", self.max_failures, fix)
+
+
+Stop = dict[str, Any] | Callable[[str, dict[str, Any]], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How the experiment is run, and where its files go.
+
+    Attributes:
+        name: of the experiment and its folder; made of the trainable's name and the time by default.
+        storage_path: the folder above it; ``$TUNEMQ_RESULTS`` or ``~/tunemq_results`` by default.
+        stop: when a trial ends: ``{"key": bound}`` (reached when at least the bound, nested keys as
+            ``outer/inner``), a function of (trial id, result), a `Stopper`, or a list of those.
+        failure_config, checkpoint_config: see there.
+        callbacks: of yours, told beside the loggers of JSON and CSV files.
+        progress_reporter: what shows progress; a live table, or lines where there is no terminal.
+        verbose: 0 silent, 1 progress, 2 every result too.
+        preload: modules imported before trials are forked, so that each starts warm; by default the
+            installed packages that the trainable refers to, ``()`` for none.
+    """
+
+    name: str | None = None
+    storage_path: str | None = None
+    stop: Stop | Stopper | Sequence[Stop | Stopper] | None = None
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    callbacks: Sequence[Callback] | None = None
+    progress_reporter: ProgressReporter | None = None
+    verbose: int = 1
+    preload: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ConfigError: naming the field, its value and what it may be.
+        """
+        for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):
+            if not isinstance(getattr(self, name), kind):
+                raise _bad("RunConfig", name, getattr(self, name), f"give a {kind.__name__}")
+        _check("RunConfig", "verbose", self.verbose, (0, 1, 2, 3))
+        if isinstance(self.preload, str):
+            raise _bad("RunConfig", "preload", self.preload, "give a list of module names")
+
+
+def _check(where: str, name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        choices = ", ".join(repr(one) for one in allowed)
+        raise _bad(where, name, value, f"choose one of {choices}")
+
+
+def _bad(where: str, name: str, value: object, fix: str) -> ConfigError:
+    return ConfigError(f"{where}({name}={value!r}) is not usable: {fix}.")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""The pure core: what happens to trials, with no clock, no randomness and no I/O."""

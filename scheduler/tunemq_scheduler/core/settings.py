@@ -1,0 +1,25 @@
+"""What the runner has to know of an experiment; plain values only."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tunemq_scheduler.core.kept_checkpoints import KeepRule
+
+
+class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules by which trials are run.
+
+    Attributes:
+        max_concurrent: how many trials may be unfinished at once; 0 is no limit.
+        max_failures: how often a trial is tried again after a failure; -1 is for ever.
+        fail_fast: the first trial in ERROR ends the experiment.
+        keep: which checkpoints of a trial are kept.
+        request: what every trial asks for, where that does not depend on its configuration.
+    """
+
+    max_concurrent: int = 0
+    max_failures: int = 0
+    fail_fast: bool = False
+    keep: KeepRule = KeepRule()
+    request: dict[str, float] | None = None

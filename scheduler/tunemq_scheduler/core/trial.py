@@ -1,0 +1,155 @@
+"""A trial: its states, the one table of legal transitions, and its story."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.kept_checkpoints import KeptCheckpoints
+from tunemq_shared.conditions import TO_THE_END, Horizon
+from tunemq_shared.errors import IllegalTransition
+from tunemq_shared.messages import (
+    CheckpointCommitted,
+    Message,
+    ResultReported,
+    TrialStarted,
+)
+
+PENDING: Final = "PENDING"
+RUNNING: Final = "RUNNING"
+PAUSED: Final = "PAUSED"
+TERMINATED: Final = "TERMINATED"
+ERROR: Final = "ERROR"
+
+STATES: Final = (PENDING, RUNNING, PAUSED, TERMINATED, ERROR)
+FINISHED: Final = frozenset((TERMINATED, ERROR))
+
+#: From a state to those that may follow it. PENDING waits for a slot (also to be tried again); a finished
+#: trial stays so.
+TRANSITIONS: Final[dict[str, frozenset[str]]] = {
+    PENDING: frozenset((RUNNING, TERMINATED, ERROR)),
+    RUNNING: frozenset((PENDING, PAUSED, TERMINATED, ERROR)),
+    PAUSED: frozenset((PENDING, RUNNING, TERMINATED, ERROR)),
+    TERMINATED: frozenset(),
+    ERROR: frozenset(),
+}
+
+#: How many of its last events a trial can tell.
+STORY_LENGTH: Final = 16
+
+
+class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a trial; of one that is over it is kept packed, for there may be many."""
+
+    number: int
+    config: bytes
+    tag: str
+    resources: dict[str, float]
+    status: str
+    reason: str
+    epoch: int
+    num_failures: int
+    started: TrialStarted | None
+    last_result: ResultReported | None
+    checkpoints: tuple[CheckpointCommitted, ...]
+
+
+class Trial:
+    """One configuration on its way; only the runner changes it.
+
+    Attributes:
+        trial_id: unique in the experiment.
+        number: the place of its configuration in the search, from 0.
+        config: packed (`tunemq_shared.packing`); the core never looks inside.
+        epoch: its newest incarnation; 0 before the first.
+        run_until: how far it may go before somebody has to decide.
+        last_result: the newest recorded result; its step is the highest recorded one.
+        not_before: elapsed seconds of the experiment before which it is not tried again.
+        fruitless: how often in a row it failed with no new result in between.
+    """
+
+    __slots__ = (
+        "checkpoints",
+        "config",
+        "epoch",
+        "fruitless",
+        "last_result",
+        "not_before",
+        "num_failures",
+        "number",
+        "reason",
+        "repeated",
+        "resources",
+        "run_until",
+        "started",
+        "status",
+        "story",
+        "tag",
+        "trial_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        trial_id: str,
+        number: int,
+        config: bytes,
+        tag: str,
+        resources: dict[str, float],
+        checkpoints: KeptCheckpoints,
+    ) -> None:
+        self.trial_id = trial_id
+        self.number = number
+        self.config = config
+        self.tag = tag
+        self.resources = resources
+        self.checkpoints = checkpoints
+        self.status = PENDING
+        self.reason = ""
+        self.epoch = 0
+        self.run_until: Horizon = TO_THE_END
+        self.last_result: ResultReported | None = None
+        self.started: TrialStarted | None = None
+        self.num_failures = 0
+        self.fruitless = 0
+        self.repeated = 0
+        self.not_before = 0.0
+        self.story: deque[Message] = deque(maxlen=STORY_LENGTH)
+
+    @property
+    def last_step(self) -> int:
+        """The highest recorded training_iteration; 0 before the first result."""
+        return self.last_result.step if self.last_result is not None else 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is TERMINATED or in ERROR."""
+        return self.status in FINISHED
+
+    def move_to(self, status: str) -> None:
+        """Change the state.
+
+        Raises:
+            IllegalTransition: with the trial's last events.
+        """
+        if status not in TRANSITIONS[self.status]:
+            raise IllegalTransition(self.trial_id, self.status, status, [repr(m) for m in self.story])
+        self.status = status
+
+    def summary(self) -> TrialSummary:
+        """What is known of it now."""
+        return TrialSummary(
+            number=self.number,
+            config=self.config,
+            tag=self.tag,
+            resources=self.resources,
+            status=self.status,
+            reason=self.reason,
+            epoch=self.epoch,
+            num_failures=self.num_failures,
+            started=self.started,
+            last_result=self.last_result,
+            checkpoints=tuple(self.checkpoints.kept()),
+        )

@@ -1,0 +1,84 @@
+"""The command lines of the keeper and of the node, and the environment that both get."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from tunemq_shared.errors import ConfigError
+
+#: All that is ours; in a source checkout each lies in a folder of its own.
+_PACKAGES: Final = ("tunemq", "tunemq_shared", "tunemq_scheduler", "tunemq_workers")
+#: Folders that every interpreter looks into; before the standard library they would shadow it.
+_SITE_FOLDERS: Final = ("site-packages", "dist-packages")
+_ENTER: Final = (
+    "import sys; sys.path.append(sys.argv.pop(1));"
+    " from tunemq_scheduler.embedded.keeper import main; main()"
+)
+
+
+def keeper_command(
+    folder: str, control: int, script: int, services: dict[str, Sequence[str]]
+) -> list[str]:
+    """How the keeper is started: isolated and without `site`, which halves its start."""
+    command = [sys.executable, "-I", "-S", "-c", _ENTER, _folder_of("tunemq_scheduler")]
+    command += [folder, str(control), str(script)]
+    for name, argv in services.items():
+        command += [f"{name}:{len(argv)}", *argv]
+    return command
+
+
+def node_command(url: str, workdir: str, keeper: str, cpus: int) -> list[str]:
+    """How an embedded node is started; ``keeper`` is the pid that it watches."""
+    command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", url]
+    command += ["--name", "local", "--workdir", workdir]
+    return [*command, "--watch-pid", keeper, "--cpus", str(cpus)]
+
+
+def environment() -> dict[str, str]:
+    """The script's environment, with our packages on PYTHONPATH where site does not find them."""
+    environ = dict(os.environ)
+    given = environ.get("PYTHONPATH", "")
+    parts = given.split(os.pathsep) if given else []
+    for folder in dict.fromkeys(_source_folders()):
+        if folder not in parts:
+            parts.append(folder)
+    if parts:
+        environ["PYTHONPATH"] = os.pathsep.join(parts)
+    return environ
+
+
+def default_cpus() -> int:
+    """``$TUNEMQ_CPUS``, else the number of CPUs that this process may run on.
+
+    Raises:
+        ConfigError: ``$TUNEMQ_CPUS`` is not a positive whole number.
+    """
+    text = os.environ.get("TUNEMQ_CPUS")
+    if not text:
+        return len(os.sched_getaffinity(0))
+    try:
+        cpus = int(text)
+    except ValueError:
+        cpus = 0
+    if cpus < 1:
+        raise ConfigError(f"TUNEMQ_CPUS is {text!r}; it must be a positive whole number, or unset.")
+    return cpus
+
+
+def _source_folders() -> Iterator[str]:
+    for package in _PACKAGES:
+        folder = _folder_of(package)
+        if os.path.basename(folder) not in _SITE_FOLDERS:
+            yield folder
+
+
+def _folder_of(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    places = spec.submodule_search_locations if spec is not None else None
+    if not places:
+        raise ConfigError(f"The package {package} is not installed; install tunemq as a whole.")
+    return os.path.dirname(os.path.abspath(next(iter(places))))

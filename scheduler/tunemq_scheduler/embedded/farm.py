@@ -1,0 +1,213 @@
+"""`EmbeddedFarm`: the script's handle of its private Redis and node."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tunemq_scheduler.embedded import layout
+from tunemq_scheduler.embedded.command_lines import (
+    default_cpus,
+    environment,
+    keeper_command,
+    node_command,
+)
+from tunemq_scheduler.embedded.keeper import KEEPER_PID
+from tunemq_scheduler.embedded.processes import remove_tree
+from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
+from tunemq_scheduler.embedded.runtime_folder import make_runtime_folder
+from tunemq_shared.errors import WireUnavailable
+
+#: Makes the node's command line from the URL of Redis, a folder and the number of CPUs.
+NodeCommand = Callable[[str, str, str, int], list[str]]
+
+#: Redis answers within milliseconds; so long only where the machine is overloaded.
+_READY_WITHIN_S: Final = 20.0
+#: The keeper needs a few milliseconds to end everything; after so long it is killed itself.
+_STOP_WITHIN_S: Final = 1.8
+_LOG_TAIL_BYTES: Final = 2000
+_terms = itertools.count(1)
+
+
+class EmbeddedFarm:
+    """A Redis and a node of this script's own, watched by a keeper process.
+
+    The constructor returns as soon as the keeper is started, so that a script can import what it
+    needs meanwhile; `wait_until_ready` waits for Redis. The node appears on the wire when it is
+    ready.
+
+    **Threads.** May be made and stopped by any thread; PDEATHSIG is the keeper's business.
+
+    **Fork.** A forked child of the script must call `forget` and leave the farm alone
+    (`tunemq_scheduler.embedded.warm` sees to it).
+
+    Args:
+        cpus: what the node offers; by default ``$TUNEMQ_CPUS``, else what this process may use.
+        make_node_command: how the node is started.
+
+    Raises:
+        ConfigError: no redis-server, no place for the runtime folder, or a bad ``$TUNEMQ_CPUS``.
+    """
+
+    def __init__(
+        self, cpus: int | None = None, *, make_node_command: NodeCommand = node_command
+    ) -> None:
+        self.cpus = cpus if cpus is not None else default_cpus()
+        binary, environ = find_redis_server(), environment()
+        self.folder = make_runtime_folder()
+        self._socket_path = os.path.join(self.folder, layout.SOCKET)
+        #: Where its Redis is, as redis-py spells it.
+        self.url = f"unix://{self._socket_path}"
+        workdir = os.path.join(self.folder, layout.NODE)
+        services: dict[str, Sequence[str]] = {
+            layout.REDIS: redis_command(binary, self._socket_path),
+            layout.NODE: make_node_command(self.url, workdir, KEEPER_PID, self.cpus),
+        }
+        self._facts = b""
+        self._notes: list[str] = []
+        self._gave_up: str | None = None
+        #: The pids of the services, as far as the keeper has told.
+        self.pids: dict[str, int] = {}
+        try:
+            os.mkdir(workdir, 0o700)
+            self._start_keeper(services, environ)
+        except OSError:
+            remove_tree(self.folder)
+            raise
+
+    def _start_keeper(self, services: dict[str, Sequence[str]], environ: dict[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        me = os.pidfd_open(os.getpid())
+        log = os.open(
+            os.path.join(self.folder, layout.KEEPER_LOG),
+            os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
+            0o600,
+        )
+        try:
+            self._keeper = subprocess.Popen(
+                keeper_command(self.folder, theirs.fileno(), me, services),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs.fileno(), me),
+                env=environ,
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(me)
+            os.close(log)
+        ours.setblocking(False)
+        self._control = ours
+
+    @property
+    def keeper_pid(self) -> int:
+        """The pid of the keeper."""
+        return self._keeper.pid
+
+    def new_term(self) -> int:
+        """A term that is greater than all that were used on this farm: one for each experiment."""
+        return next(_terms)
+
+    def wait_until_ready(self, within: float = _READY_WITHIN_S) -> None:
+        """Return as soon as Redis answers.
+
+        Raises:
+            WireUnavailable: it does not, for ``within`` seconds, or cannot be started; says why.
+        """
+        deadline = time.monotonic() + within
+        while not self._redis_answers():
+            trouble = self.trouble()
+            if trouble is None and time.monotonic() > deadline:
+                trouble = f"its Redis did not answer within {within:g} s{self._tail(layout.REDIS)}"
+            if trouble is not None:
+                raise WireUnavailable(f"The embedded farm cannot be used: {trouble}.")
+            # Redis makes its socket when it is ready; a fact from the keeper ends the pause early.
+            select.select([self._control], [], [], 0.002)
+
+    def _redis_answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(self._socket_path)
+                probe.sendall(b"PING\r\n")
+                return probe.recv(16).startswith(b"+PONG")
+            except OSError:
+                return False
+
+    def trouble(self) -> str | None:
+        """Why this farm will never work again, if so; cheap, may be asked at any time."""
+        self._read_facts()
+        if self._gave_up is not None:
+            return self._gave_up
+        if self._keeper.poll() is not None:
+            return f"its keeper process ended ({self._keeper.returncode}){self._tail('keeper')}"
+        return None
+
+    def notes(self) -> list[str]:
+        """What happened since the last call that a person should know."""
+        self._read_facts()
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _read_facts(self) -> None:
+        try:
+            while heard := self._control.recv(4096):
+                self._facts += heard
+        except OSError:  # nothing (more) to read, or the keeper is gone
+            pass
+        *lines, self._facts = self._facts.split(b"\n")
+        for line in lines:
+            kind, service, detail = line.decode().split(" ", 2)
+            if kind == "started":
+                self.pids[service] = int(detail)
+            elif kind == "died":
+                self._notes.append(f"The embedded {service} ended ({detail}) and is started again.")
+            else:
+                self._gave_up = (
+                    f"its {service} ends as soon as it is started ({detail}){self._tail(service)}"
+                )
+
+    def _tail(self, service: str) -> str:
+        try:
+            with open(os.path.join(self.folder, layout.log_of(service)), "rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(0, log.tell() - _LOG_TAIL_BYTES))
+                said = log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"; it said: {said}" if said else ""
+
+    def end_now(self) -> None:
+        """Have everything killed at once, without waiting; may be called by a signal handler."""
+        try:
+            self._control.send(b"stop\n")
+        except OSError:  # the keeper is gone, and the rest with it
+            return
+
+    def stop(self) -> None:
+        """End everything, wait until nothing is left (milliseconds). May be called twice."""
+        self.end_now()
+        try:
+            self._keeper.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            # PDEATHSIG takes Redis and the node, and with the node its families.
+            self._keeper.send_signal(signal.SIGKILL)
+            self._keeper.wait()
+        self._control.close()
+        remove_tree(self.folder)
+
+    def forget(self) -> None:
+        """Let go of a farm that belongs to our parent process."""
+        self._control.close()
+        self._keeper.returncode = 0  # else it is polled and complained about when it is collected

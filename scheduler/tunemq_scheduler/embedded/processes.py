@@ -1,0 +1,150 @@
+"""What the keeper does to processes: starts them bound to its own life, and leaves none behind.
+
+Imports only what costs no time: the keeper is in every script's path to its first result.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper(name: bytes) -> None:
+    """Be called ``name``, and inherit the orphans among one's descendants, so that none escapes."""
+    _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(code)}")
+
+
+def start(argv: Sequence[str], environ: Mapping[str, str], log: str) -> int:
+    """Start a process in a session of its own that is killed when this one ends; returns its pid.
+
+    Its standard input is ``/dev/null``; its output goes to the file ``log``, emptied first. Must be called
+    by a thread that lives as long as the process does: PDEATHSIG follows the thread.
+    """
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _turn_into(argv, environ, log, parent)
+    except BaseException as error:  # noqa: BLE001  nothing may return into the keeper's code; the log says it
+        os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
+    os._exit(127)
+
+
+def _turn_into(argv: Sequence[str], environ: Mapping[str, str], log: str, parent: int) -> None:
+    for number in range(1, signal.SIGSYS + 1):
+        if number not in {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.setsid()
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(127)
+    os.execve(argv[0], list(argv), dict(environ))  # noqa: S606  no shell is wanted
+
+
+def reap() -> list[tuple[int, int]]:
+    """Take what has ended: pairs of pid and wait status."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if not pid:
+            return ended
+        ended.append((pid, status))
+
+
+def kill_children(
+    spared: Collection[int], within_s: float, on_end: Callable[[int, int], None] | None = None
+) -> None:
+    """Kill and reap all children but ``spared``, and what is re-parented to us when they die.
+
+    Gives up after ``within_s`` seconds: what sleeps in the kernel cannot be killed.
+    """
+    deadline = time.monotonic() + within_s
+    pause = 0.0005
+    while targets := children().difference(spared):
+        for pid in targets:
+            os.kill(pid, signal.SIGKILL)
+        ended = reap()
+        for pid, status in ended:
+            if on_end is not None:
+                on_end(pid, status)
+        if not ended:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(pause)  # there is no event for "an orphan has arrived"
+            pause = min(2 * pause, 0.01)
+
+
+def children() -> set[int]:
+    """The pids of our children, zombies included."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listed:
+            return {int(pid) for pid in listed.read().split()}
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return _children_by_search()
+
+
+def _children_by_search() -> set[int]:
+    ours: set[int] = set()
+    me = str(os.getpid()).encode()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stat:
+                # The command's name, in parentheses, may hold anything: the rest follows the last
+                # one.
+                parent = stat.read().rpartition(b")")[2].split()[1]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if parent == me:
+            ours.add(int(name))
+    return ours
+
+
+def how_it_ended(status: int) -> str:
+    """A wait status in words."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code} ({signal.Signals(-code).name})"
+    except ValueError:
+        return f"signal {-code}"
+
+
+def remove_tree(path: str) -> None:
+    """Delete a folder and all in it; what cannot be deleted is named on standard error."""
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    remove_tree(entry.path)
+                else:
+                    os.unlink(entry.path)
+        os.rmdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        sys.stderr.write(f"left behind: {error}\n")

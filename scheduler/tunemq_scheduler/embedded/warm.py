@@ -1,0 +1,82 @@
+"""Which embedded farms this script has: a second ``fit()`` finds the first one's still warm."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tunemq_scheduler.embedded.command_lines import default_cpus
+from tunemq_scheduler.embedded.farm import EmbeddedFarm
+
+_lock = threading.Lock()
+_idle: list[EmbeddedFarm] = []
+_busy: list[EmbeddedFarm] = []
+
+
+@contextmanager
+def embedded_farm(cpus: int | None = None) -> Iterator[EmbeddedFarm]:
+    """This script's farm for the length of one experiment: the warm one, or a new one.
+
+    A node serves one experiment at a time, so searches that run side by side, in threads, get a
+    farm each. Warm farms end with the script. Redis may still be starting: see `EmbeddedFarm`.
+
+    Raises:
+        ConfigError: see `EmbeddedFarm`.
+    """
+    farm = _take(cpus if cpus is not None else default_cpus())
+    try:
+        yield farm
+    finally:
+        _give_back(farm)
+
+
+def _take(cpus: int) -> EmbeddedFarm:
+    with _lock:
+        while _idle:
+            farm = _idle.pop()
+            if farm.cpus == cpus and farm.trouble() is None:
+                break
+            farm.stop()
+        else:
+            farm = EmbeddedFarm(cpus)
+        _busy.append(farm)
+        return farm
+
+
+def _give_back(farm: EmbeddedFarm) -> None:
+    with _lock:
+        if farm not in _busy:  # the script forked, and this is the child
+            return
+        _busy.remove(farm)
+        if farm.trouble() is None:
+            _idle.append(farm)
+            return
+    farm.stop()
+
+
+@atexit.register
+def stop_all() -> None:
+    """End this script's farms; returns when nothing of them is left."""
+    with _lock:
+        farms = [*_idle, *_busy]
+        _idle.clear()
+        _busy.clear()
+    for farm in farms:
+        farm.end_now()
+    for farm in farms:
+        farm.stop()
+
+
+def _forget_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    for farm in (*_idle, *_busy):
+        farm.forget()
+    _idle.clear()
+    _busy.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,143 @@
+"""The folders of experiments and trials: their names, and how they and their files are made.
+
+Names are short and hold no parameters (a path with parameters in it breaks at 260 characters on one
+system and at a slash on another), and are safe on every system: letters, digits and ``-_.,=+@``
+only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import unicodedata
+from typing import Final
+
+from tunemq_shared.errors import ConfigError, StoreError
+
+#: The longest name, in bytes; with what is added to it, it stays far below the 255 of file systems.
+MAX_NAME_BYTES: Final = 80
+#: The variable that moves the results folder.
+RESULTS_VARIABLE: Final = "TUNEMQ_RESULTS"
+
+_UNSAFE: Final = re.compile(r"[^\w.,=+@-]+")
+_RESERVED: Final = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE | re.ASCII)
+
+
+def safe_name(text: str, fallback: str, limit: int = MAX_NAME_BYTES) -> str:
+    """``text`` without what a file name cannot hold somewhere, at most ``limit`` bytes long.
+
+    White space becomes an underscore; ``fallback`` is the name if nothing is left.
+    """
+    joined = "_".join(unicodedata.normalize("NFC", text).split())
+    kept = _UNSAFE.sub("", joined).encode(errors="ignore")[:limit].decode(errors="ignore")
+    name = kept.lstrip(".-").rstrip(".")
+    if _RESERVED.fullmatch(name):
+        name = f"_{name}"
+    return name or fallback
+
+
+def experiment_name(trainable: str, at: float) -> str:
+    """The name of an experiment that was given none: what it runs, and the local time ``at``."""
+    when = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(at))
+    return f"{safe_name(trainable, 'experiment')}_{when}"
+
+
+def results_folder(storage_path: str | os.PathLike[str] | None) -> str:
+    """Where experiments go; by default ``$TUNEMQ_RESULTS``, else ``~/tunemq_results``."""
+    chosen = storage_path or os.environ.get(RESULTS_VARIABLE) or "~/tunemq_results"
+    return os.path.abspath(os.path.expanduser(os.fspath(chosen)))
+
+
+def make_experiment_folder(storage: str, name: str, *, is_new: bool) -> str:
+    """The experiment's folder, made if need be.
+
+    Args:
+        storage: the folder of all experiments.
+        name: the experiment's name, made safe here.
+        is_new: the name was made up, so that a folder of that name is somebody else's; then ``_2``,
+            ``_3`` and so on is added.
+
+    Raises:
+        ConfigError: it cannot be made or written; says where, why and what to do.
+    """
+    base = path = os.path.join(storage, safe_name(name, "experiment"))
+    number = 1
+    try:
+        os.makedirs(storage, exist_ok=True)
+        while True:
+            try:
+                os.mkdir(path)
+                break
+            except FileExistsError:
+                if not is_new and os.path.isdir(path):
+                    break
+                if not is_new:
+                    raise
+                number += 1
+                path = f"{base}_{number}"
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise _unusable(path, PermissionError(None, "no permission to write"))
+    return path
+
+
+def make_trial_folder(path: str) -> None:
+    """Make a trial's folder unless it is there.
+
+    Raises:
+        StoreError: it cannot be made; says where and why.
+    """
+    try:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+        except FileNotFoundError:
+            os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the trial's folder {path} cannot be made: {error.strerror}. "
+            "Make room or make the results folder writable, then restore the experiment."
+        ) from error
+
+
+def write_file(path: str, content: bytes) -> None:
+    """Write a small file that can be made again.
+
+    Raises:
+        StoreError: it cannot be written; says where and why.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            left = memoryview(content)
+            while left:
+                left = left[os.write(descriptor, left) :]
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def replace_file(path: str, content: bytes) -> None:
+    """Write a file so that there is always either the old one or the new one, whole.
+
+    Raises:
+        StoreError: it cannot be written; the old one stands.
+    """
+    beside = f"{path}.new"
+    write_file(beside, content)
+    try:
+        os.replace(beside, path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be replaced: {error.strerror}.") from error
+
+
+def _unusable(path: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"the results folder {path} cannot be used: {error.strerror}. Set "
+        f"RunConfig(storage_path=...) or ${RESULTS_VARIABLE} to a folder that you may write."
+    )

@@ -1,0 +1,73 @@
+"""`LeaseWatch`: which nodes are silent for too long while we are looking. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tunemq_shared.wire import LEASE_PERIOD_S, LEASE_TTL_S
+
+#: Between two looks no more than this counts as looking; the loop may be late by a period or two.
+_LONGEST_GAP_S: Final = 3 * LEASE_PERIOD_S
+#: When many fall silent at once it is the network: nobody is lost for so long.
+_NETWORK_PATIENCE_S: Final = 30.0
+_NETWORK_SHARE: Final = 1 / 3
+
+
+class LeaseWatch:
+    """Counts each watched node's silence.
+
+    No clock of another machine is compared, and a key that is gone proves nothing (Redis may have
+    been wiped, or have slept): a node is silent while its lease does not change between two of our
+    looks.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, bytes | None] = {}
+        self._silence_s: dict[str, float] = {}
+        self._looked_at: float | None = None
+        self._patient_until = float("-inf")
+
+    def watch(self, incarnation: str, value: bytes | None) -> None:
+        """Begin to watch a node, whose lease says ``value``."""
+        self._seen[incarnation] = value
+        self._silence_s[incarnation] = 0.0
+
+    def forget(self, incarnation: str) -> None:
+        """Watch a node no longer."""
+        self._seen.pop(incarnation, None)
+        self._silence_s.pop(incarnation, None)
+
+    def start_anew(self) -> None:
+        """We could not look, or the wire was reset: all that was counted is void."""
+        self._looked_at = None
+        self._silence_s = dict.fromkeys(self._silence_s, 0.0)
+
+    def look(self, now: float, values: Mapping[str, bytes | None]) -> tuple[list[str], list[str]]:
+        """Compare the leases with those of the last look, at ``now`` of a monotonic clock.
+
+        Returns:
+            The nodes that renewed, and those that are lost.
+        """
+        gap = now - self._looked_at if self._looked_at is not None else 0.0
+        if gap > _LONGEST_GAP_S:
+            self.start_anew()
+            gap = 0.0
+        self._looked_at = now
+        renewed: list[str] = []
+        for incarnation, last in self._seen.items():
+            value = values.get(incarnation)
+            if value is not None and value != last:
+                renewed.append(incarnation)
+                self._seen[incarnation] = value
+                self._silence_s[incarnation] = 0.0
+            else:
+                self._silence_s[incarnation] += gap
+        return renewed, self._lost(now)
+
+    def _lost(self, now: float) -> list[str]:
+        silent = [name for name, silence in self._silence_s.items() if silence > LEASE_TTL_S]
+        are_many = len(silent) > 1 and len(silent) > _NETWORK_SHARE * len(self._seen)
+        if are_many and self._patient_until < now - _NETWORK_PATIENCE_S:
+            self._patient_until = now + _NETWORK_PATIENCE_S
+        return silent if now >= self._patient_until else []

@@ -1,0 +1,116 @@
+"""``params.json``, ``params.pkl`` and ``result.json`` of each trial."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tunemq_scheduler.folders import make_trial_folder, write_file
+from tunemq_scheduler.loggers.appending import AppendedFile, AppendedFiles
+from tunemq_scheduler.loggers.encoding import result_to_json, to_json
+from tunemq_scheduler.loggers.logger import LoggerCallback
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.trial_view import TrialView
+
+PARAMS_JSON: Final = "params.json"
+PARAMS_PICKLE: Final = "params.pkl"
+RESULT_JSON: Final = "result.json"
+
+_log = logging.getLogger(__name__)
+
+
+class _Log:
+    """What is known of one running trial: its file, and its configuration as JSON."""
+
+    __slots__ = ("config", "encoded", "file", "nulls")
+
+    def __init__(self, path: str) -> None:
+        self.file = AppendedFile(path)
+        self.config: Any = None
+        self.encoded = msgspec.Raw(b"null")
+        self.nulls = 1
+
+    def take(self, config: Any) -> None:
+        self.config = config
+        encoded = to_json(config)
+        self.encoded = msgspec.Raw(encoded)
+        self.nulls = encoded.count(b"null")
+
+
+class JsonLoggerCallback(LoggerCallback):
+    """Writes each result as one line of JSON, and the configuration as JSON and as a pickle.
+
+    Values that JSON does not know are written as their ``repr``; NaN and infinities as ``NaN``,
+    ``Infinity`` and ``-Infinity``, which Python's ``json`` reads. A trial that goes on after a
+    restart appends to its file.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
+
+    def __init__(self) -> None:
+        self._files = AppendedFiles()
+        self._logs: dict[str, _Log] = {}
+
+    def log_trial_start(self, trial: TrialView) -> None:
+        """Write the configuration, again only if it changed."""
+        log = self._logs.get(trial.trial_id)
+        if log is None:
+            self._begin(trial)
+        elif log.config != trial.config:
+            log.take(trial.config)
+            _write_params(trial, log)
+
+    def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:
+        """Append the result."""
+        del iteration
+        log = self._logs.get(trial.trial_id)
+        if log is None:
+            log = self._begin(trial)
+        config = result.get("config")
+        if config is not log.config:
+            log.take(config)
+        self._files.append(log.file, result_to_json(result, log.encoded, log.nulls))
+
+    def log_trial_end(self, trial: TrialView, failed: bool = False) -> None:
+        """Write what was held back and close the file."""
+        del failed
+        log = self._logs.pop(trial.trial_id, None)
+        if log is not None:
+            self._files.close(log.file)
+
+    def flush(self) -> None:
+        """Write what was held back."""
+        self._files.flush()
+
+    def on_experiment_end(self, trials: Any, **info: Any) -> None:
+        """Write what was held back and close all files."""
+        del trials, info
+        self._files.close_all()
+        self._logs.clear()
+
+    def _begin(self, trial: TrialView) -> _Log:
+        make_trial_folder(trial.local_path)
+        log = self._logs[trial.trial_id] = _Log(os.path.join(trial.local_path, RESULT_JSON))
+        log.take(trial.config)
+        _write_params(trial, log)
+        return log
+
+
+def _write_params(trial: TrialView, log: _Log) -> None:
+    import cloudpickle  # not needed by those who only read results
+
+    text = json.dumps(json.loads(bytes(log.encoded)), indent=2, sort_keys=True)
+    write_file(os.path.join(trial.local_path, PARAMS_JSON), text.encode())
+    try:
+        pickled = cloudpickle.dumps(trial.config)
+    except (TypeError, AttributeError, ValueError, RecursionError, pickle.PicklingError) as error:
+        _log.warning("%s of trial %s is not written: %s", PARAMS_PICKLE, trial.trial_id, error)
+        return
+    write_file(os.path.join(trial.local_path, PARAMS_PICKLE), pickled)

@@ -1,0 +1,294 @@
+"""`ExperimentLoop`: one turn after another, until the search is over.
+
+A turn: read a batch of events; ask the algorithms; let the runner handle each; write the events and the
+answers to the journal, one fsync; only then carry out the runner's orders, and tell the nodes what they
+need not keep any longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import Review, TrialRunner
+from tunemq_scheduler.executor import TrialExecutor
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared import messages as m
+from tunemq_shared.errors import ResourceError, WireError
+from tunemq_shared.packing import pack_config
+
+#: How long a turn waits for the first event where nothing else is due: the table is redrawn that often.
+POLL_S: Final = 0.5
+#: How long hosts get to end by themselves when the search is interrupted.
+INTERRUPT_GRACE_S: Final = 1.0
+
+
+class TurnLog(Protocol):
+    """What a turn is written to: the journal, or in a simulation a list."""
+
+    def append(self, entries: Sequence[m.Entry]) -> None:
+        """Keep one turn, durably."""
+
+    def close(self) -> None:
+        """No turn follows."""
+
+
+class RecordKeeper(Protocol):
+    """Loggers, callbacks and the table: they learn what has become a fact."""
+
+    def record(self, command: c.RecordCommand, trial: TrialView) -> None:
+        """One thing happened to a trial."""
+
+    def turn_ended(self) -> None:
+        """The turn's records have all been given."""
+
+
+class ExperimentLoop:
+    """Runs one experiment: the shell around the pure `TrialRunner`.
+
+    Args:
+        runner: the state; events are handed to nobody else.
+        resources_for: what a trial of a configuration asks for.
+        trial_prefix: the first part of all trial ids.
+        clock: seconds for which a scheduler has run this experiment, earlier runs included.
+        time_budget_s: when so many have passed, everything is stopped.
+        nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or is
+            an error (embedded).
+    """
+
+    def __init__(
+        self,
+        *,
+        runner: TrialRunner,
+        plan: ExperimentPlan,
+        algorithms: Algorithms,
+        executor: TrialExecutor,
+        journal: TurnLog,
+        records: RecordKeeper,
+        resources_for: Callable[[dict[str, object]], dict[str, float]],
+        trial_prefix: str,
+        clock: Callable[[], float],
+        time_budget_s: float | None = None,
+        nodes_may_come: bool = False,
+    ) -> None:
+        self.runner = runner
+        self.plan = plan
+        self.algorithms = algorithms
+        self.executor = executor
+        #: The trials that are not over, by id.
+        self.trials: dict[str, TrialView] = {}
+        algorithms.view.trials = self.trials.values
+        self._journal = journal
+        self._records = records
+        self._resources_for = resources_for
+        self._trial_prefix = trial_prefix
+        self._clock = clock
+        self._time_budget_s = time_budget_s
+        self._nodes_may_come = nodes_may_come
+        self._requests: deque[m.Event] = deque()
+        self._entries: list[m.Entry] = []
+        self._commands: list[c.Command] = []
+
+    # --- what callers do ----------------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Turn until the search is over, or was interrupted and its hosts are gone or out of time.
+
+        Args:
+            until: asked before each turn; where it says yes, that is the end.
+        """
+        deadline: float | None = None
+        while not self.runner.is_finished and not until():
+            self.step()
+            if self.runner.interrupted:
+                deadline = deadline or time.monotonic() + INTERRUPT_GRACE_S
+                if time.monotonic() > deadline:
+                    return
+
+    def close(self) -> None:
+        """No turn follows; the journal can be read."""
+        self._journal.close()
+
+    def request_stop(self, reason: str, trial: str | None = None) -> None:
+        """Stop a trial, or the whole search; may be called from any thread or signal handler."""
+        self._requests.append(m.StopRequested(trial, reason))
+        self.executor.wake()
+
+    def interrupt(self, reason: str) -> None:
+        """End now and leave every trial where it is, to be resumed; may be called from a signal handler."""
+        self._requests.append(m.Interrupted(reason))
+        self.executor.wake()
+
+    def step(self) -> None:
+        """One turn.
+
+        Raises:
+            SearchFailed: a search algorithm, trial scheduler, stopper or callback raised.
+            JournalError: the turn could not be made durable; nothing of it was acted upon.
+            ResourceError: a trial asks for more than any node has.
+        """
+        events = self.executor.poll(self._patience())
+        self._take(m.Tick(self._clock()))
+        self._handle_all(events)
+        while self._requests:
+            self._take(self._requests.popleft())
+        self._check_time_budget()
+        self._fill_slots()
+        if len(self._entries) > 1:
+            self._journal.append(self._entries)
+            self._perform()
+            self.executor.release(self.runner.accepted)
+        self._entries, self._commands = [], []
+        self._records.turn_ended()
+
+    # --- events -------------------------------------------------------------------------------------
+
+    def _patience(self) -> float:
+        due = self.runner.next_wake()
+        if self._requests:
+            return 0.0
+        if due is None:
+            return POLL_S
+        return min(POLL_S, max(0.001, due - self._clock()))
+
+    def _handle_all(self, events: Iterable[m.Event]) -> None:
+        skip = 0
+        for event in events:
+            if type(event) is m.BatchRead:
+                skip = self._open_batch(event)
+            elif skip:
+                skip -= 1
+            elif type(event) is m.ResultReported:
+                self._take_result(event)
+            else:
+                if type(event) is m.TrialStarted and self.runner.is_current(event.trial, event.epoch):
+                    self.trials[event.trial].started(event)
+                self._take(event)
+
+    def _open_batch(self, batch: m.BatchRead) -> int:
+        """Note a batch; returns how many of its first events are known already (or from a dead node)."""
+        if batch.incarnation not in self.runner.nodes:
+            return batch.last - batch.first + 1
+        expected = self.runner.accepted.get(batch.incarnation, 0) + 1
+        if batch.first > expected:
+            raise WireError(
+                f"node {batch.incarnation} sent event {batch.first}, {expected} is missing before it."
+            )
+        if batch.last < expected:
+            return batch.last - batch.first + 1
+        self._take(m.BatchRead(batch.incarnation, expected, batch.last, batch.cursor))
+        return expected - batch.first
+
+    def _take_result(self, event: m.ResultReported) -> None:
+        review = self.runner.review(event)
+        answers: Sequence[m.Answer] = ()
+        if review is not Review.STALE and review is not Review.REPEATED:
+            trial = self.trials[event.trial]
+            trial.newest = event
+            if self.algorithms.wants_results and review is not Review.FINAL:
+                self.algorithms.told(trial, trial.full_result(event))
+            if review is Review.DUE:
+                answers = self.algorithms.decide(trial, trial.full_result(event), event.step)
+        self._take(event, answers)
+
+    def _take(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> None:
+        """Let the runner handle an event, and the algorithms know which trials that ended."""
+        self._entries.append(m.Entry(event, tuple(answers)))
+        for command in self.runner.handle(event, answers):
+            self._commands.append(command)
+            if isinstance(command, c.RecordEnd):
+                self._tell_end(command, by_algorithm=bool(answers))
+
+    def _tell_end(self, end: c.RecordEnd, *, by_algorithm: bool) -> None:
+        view = self.trials[end.trial]
+        started = view.epoch > 0
+        view.status = end.status
+        self.algorithms.ended(
+            view,
+            error=end.status == "ERROR",
+            early=by_algorithm or bool(self.runner.stopping),
+            started=started,
+        )
+
+    def _check_time_budget(self) -> None:
+        budget = self._time_budget_s
+        if budget is not None and self.runner.elapsed >= budget and not self.runner.stopping:
+            self._take(m.StopRequested(None, f"the time budget of {budget:g} s is used up"))
+
+    # --- new trials ---------------------------------------------------------------------------------
+
+    def _fill_slots(self) -> None:
+        self._place_waiting()
+        while self.runner.wants_config():
+            n = self.runner.suggested
+            trial_id = f"{self._trial_prefix}_{n:05d}"
+            suggestion = self.algorithms.suggest(n, trial_id)
+            if isinstance(suggestion, NoSuggestion):
+                if suggestion is NoSuggestion.EXHAUSTED:
+                    self._take(m.SearchExhausted())
+                return
+            self._add_trial(n, trial_id, suggestion)
+            self._place_waiting()
+
+    def _add_trial(self, n: int, trial_id: str, suggestion: Suggestion) -> None:
+        resources = self._resources_for(suggestion.config)
+        if not self._nodes_may_come and (why := self.runner.placement.why_never(resources)):
+            raise ResourceError(
+                f"{why}. Ask for less with with_resources(trainable, ...), or use a machine that has it."
+            )
+        config = pack_config(suggestion.config)
+        event = m.ConfigSuggested(n, trial_id, config, suggestion.tag, resources)
+        view = TrialView(event, self.plan)
+        view.evaluated_params = suggestion.evaluated_params
+        self.trials[trial_id] = view
+        self._take(event, self.algorithms.added(view))
+
+    def _place_waiting(self) -> None:
+        while waiting := [self.trials[trial.trial_id] for trial in self.runner.waiting()]:
+            chosen = self.algorithms.choose(waiting)
+            if chosen is None:
+                return
+            self._take(m.TrialChosen(chosen.trial_id))
+            chosen.follow(self.runner.live[chosen.trial_id])
+
+    # --- carrying out -------------------------------------------------------------------------------
+
+    def _perform(self) -> None:
+        records: list[c.RecordCommand] = []
+        orders: list[c.ExecutorCommand] = []
+        for command in self._commands:
+            if isinstance(command, c.RecordCommand):
+                records.append(command)
+            elif isinstance(command, c.ExecutorCommand):
+                orders.append(command)
+        if orders:
+            # First, so that hosts work while the records are written.
+            self.executor.perform(orders)
+        for record in records:
+            self._record(record)
+
+    def _record(self, command: c.RecordCommand) -> None:
+        view = self.trials.get(command.trial)
+        if view is None:
+            return
+        live = self.runner.live.get(command.trial)
+        if live is not None:
+            view.follow(live)
+        match command:
+            case c.RecordResult():
+                view.newest = command.result
+            case c.RecordCheckpoint():
+                view.checkpoint = command.checkpoint
+            case c.RecordFailure():
+                view.num_failures += live is None
+            case _:
+                pass
+        self._records.record(command, view)
+        if live is None:
+            self.trials.pop(command.trial, None)

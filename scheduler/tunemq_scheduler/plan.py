@@ -1,0 +1,72 @@
+"""What is the same for all trials of an experiment when a node hosts them."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from tunemq_scheduler.core.commands import StartTrial
+from tunemq_shared.conditions import Condition
+from tunemq_shared.messages import BlobRef, Environment, HostStart
+
+
+class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a `HostStart` that does not differ between trials.
+
+    Attributes:
+        experiment: its name, as users see it.
+        experiment_id: random; names its event stream.
+        events_key: the key of its event stream in Redis.
+        folder: its results folder, which is also its local store's root.
+        trainable_name: the first part of every trial's name.
+    """
+
+    experiment: str
+    experiment_id: str
+    events_key: str
+    folder: str
+    trainable_name: str
+    code: BlobRef
+    environment: Environment
+    stop: tuple[Condition, ...] = ()
+    required_metrics: tuple[str, ...] = ()
+    finite_metrics: tuple[str, ...] = ()
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool = False
+    seed: int = 0
+    reuse: bool = False
+    stop_grace_s: float = 5.0
+
+    def trial_name(self, trial: str) -> str:
+        """The name, and the folder's name, of a trial."""
+        return f"{self.trainable_name}_{trial}"
+
+    def trial_folder(self, trial: str) -> str:
+        """Where a trial's files are."""
+        return os.path.join(self.folder, self.trial_name(trial))
+
+    def host_start(self, order: StartTrial) -> HostStart:
+        """What a node is told to start one trial."""
+        return HostStart(
+            experiment=self.experiment,
+            events_key=self.events_key,
+            trial_name=self.trial_name(order.trial),
+            trial_number=order.number,
+            folder=self.trial_folder(order.trial),
+            code=self.code,
+            config=order.config,
+            resources=order.resources,
+            environment=self.environment,
+            store=self.folder,
+            stop=self.stop,
+            required_metrics=self.required_metrics,
+            finite_metrics=self.finite_metrics,
+            restore=order.restore,
+            last_step=order.last_step,
+            checkpoint_frequency=self.checkpoint_frequency,
+            checkpoint_at_end=self.checkpoint_at_end,
+            seed=self.seed,
+            reuse=self.reuse,
+            stop_grace_s=self.stop_grace_s,
+        )

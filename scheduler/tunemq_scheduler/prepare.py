@@ -1,0 +1,159 @@
+"""Everything that can be wrong with a search before it starts, found before anything starts."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.config import RunConfig, TuneConfig
+from tunemq_scheduler.core.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.schedulers import TrialScheduler, make_scheduler
+from tunemq_scheduler.search import SearchAlgorithm, SearchSetup, make_search_algorithm
+from tunemq_scheduler.search.objective import metric_names
+from tunemq_scheduler.stopper import Stopper, make_stopping
+from tunemq_shared.attached import attached_to
+from tunemq_shared.code import trainable_name
+from tunemq_shared.conditions import Condition
+from tunemq_shared.errors import ConfigError
+from tunemq_shared.messages import Environment
+from tunemq_shared.resources import resources_of
+from tunemq_shared.trainable import Trainable, validate_trainable
+
+#: Variables of ours that are none of a trial's business.
+_OURS: Final = "TUNEMQ_"
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """A search whose input was checked, ready to be run.
+
+    Attributes:
+        resources_for: what a trial of a configuration asks for.
+        seed: of everything random; drawn here when none was given.
+        trials: how many there will be, None where that is open.
+    """
+
+    trainable: Any
+    trainable_name: str
+    tune: TuneConfig
+    run: RunConfig
+    search: SearchAlgorithm
+    scheduler: TrialScheduler
+    stopper: Stopper | None
+    stop: tuple[Condition, ...]
+    settings: RunnerSettings
+    resources_for: Callable[[dict[str, Any]], dict[str, float]]
+    required_metrics: tuple[str, ...]
+    finite_metrics: tuple[str, ...]
+    seed: int
+    trials: int | None
+
+    def algorithms(self) -> Algorithms:
+        """The algorithms as the loop asks them."""
+        return Algorithms(
+            search=self.search,
+            scheduler=self.scheduler,
+            stopper=self.stopper,
+            metric=self.tune.metric,
+            mode=self.tune.direction,
+            worst_for_nonfinite=self.tune.nonfinite == "worst",
+        )
+
+    def environment(self, preload: tuple[str, ...]) -> Environment:
+        """What hosts are forked from: this interpreter, with the script's own path and variables."""
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        path = tuple(os.path.abspath(entry) if entry == "" else entry for entry in sys.path)
+        return Environment(sys.executable, preload, variables, path)
+
+
+def prepare(
+    trainable: Any, param_space: dict[str, Any] | None, tune: TuneConfig, run: RunConfig
+) -> Prepared:
+    """Check a search's input.
+
+    Raises:
+        UserError: something is not usable; says which field, which value, and what to do.
+    """
+    trainable = _named(trainable)
+    validate_trainable(trainable)
+    _check_checkpoints(trainable, run)
+    seed = tune.seed if tune.seed is not None else random.SystemRandom().getrandbits(32)
+    metric, mode = tune.metric, tune.direction
+    setup = SearchSetup(_space(param_space), tune.num_samples, metric, mode, seed)
+    search = make_search_algorithm(tune.search_alg, setup, tune.max_concurrent_trials)
+    scheduler = make_scheduler(tune.scheduler, metric, mode, seed)
+    stop, stopper = make_stopping(run.stop)
+    needed = (*metric_names(metric), *metric_names(scheduler.metric), *search.required_metrics)
+    required = tuple(dict.fromkeys(needed))
+    return Prepared(
+        trainable=trainable,
+        trainable_name=trainable_name(trainable),
+        tune=tune,
+        run=run,
+        search=search,
+        scheduler=scheduler,
+        stopper=stopper,
+        stop=stop,
+        settings=RunnerSettings(
+            max_concurrent=tune.max_concurrent_trials or 0,
+            max_failures=run.failure_config.max_failures,
+            fail_fast=bool(run.failure_config.fail_fast),
+            keep=KeepRule(
+                num_to_keep=run.checkpoint_config.num_to_keep,
+                score_attribute=run.checkpoint_config.checkpoint_score_attribute,
+                higher_is_better=run.checkpoint_config.checkpoint_score_order == "max",
+            ),
+            request=_same_for_all(trainable),
+        ),
+        resources_for=lambda config: resources_of(trainable, config),
+        required_metrics=required,
+        finite_metrics=required if tune.nonfinite == "error" else (),
+        seed=seed,
+        trials=search.total,
+    )
+
+
+def _named(trainable: Any) -> Any:
+    if isinstance(trainable, str):
+        raise ConfigError(
+            f"the trainable {trainable!r} is a name; give the function or the Trainable class itself."
+        )
+    return trainable
+
+
+def _space(param_space: Any) -> dict[str, Any]:
+    if param_space is None:
+        return {}
+    if not isinstance(param_space, dict):
+        raise ConfigError(
+            f"param_space={param_space!r} is not usable: give a dict of names to values and domains."
+        )
+    return param_space
+
+
+def _check_checkpoints(trainable: Any, run: RunConfig) -> None:
+    """Functions save when they report a checkpoint; nobody can make them save at another time."""
+    original = attached_to(trainable).original
+    if isinstance(original, type) and issubclass(original, Trainable):
+        return
+    for field in ("checkpoint_at_end", "checkpoint_frequency"):
+        if value := getattr(run.checkpoint_config, field):
+            raise ConfigError(
+                f"CheckpointConfig({field}={value!r}) is for class trainables; in a function call "
+                f"report(metrics, checkpoint=...) when one is due."
+            )
+
+
+def _same_for_all(trainable: Any) -> dict[str, float] | None:
+    """The request of every trial, where it does not depend on the configuration."""
+    attached = attached_to(trainable)
+    varies = callable(attached.resources) or (
+        isinstance(attached.original, type) and attached.resources is None
+    )
+    return None if varies else resources_of(trainable, {})

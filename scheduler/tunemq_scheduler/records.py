@@ -1,0 +1,178 @@
+"""`Records`: facts on their way to loggers, callbacks, the display and the store.
+
+All of these come after the journal: nothing here can lose a fact, at worst a file lacks what the journal
+has.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tunemq_scheduler.callback import Callback
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.failures import Failure, FailureLog, failure_of, write_failure
+from tunemq_scheduler.folders import make_trial_folder
+from tunemq_scheduler.loggers import LoggerCallback
+from tunemq_scheduler.report.display import Display
+from tunemq_scheduler.result import sign_of
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared.conditions import lookup
+from tunemq_shared.errors import SearchFailed, TuneError
+from tunemq_shared.store import Store
+
+
+class Records:
+    """Tells everybody who keeps a record of the search; see `tunemq_scheduler.loop.RecordKeeper`.
+
+    Args:
+        callbacks: the loggers first, then the user's.
+        display: what the person at the terminal sees.
+        store: where checkpoints are deleted.
+        metric, mode: what is best; None where nothing is optimised.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        display: Display,
+        store: Store,
+        metric: str | None,
+        mode: str | None,
+    ) -> None:
+        self.failures = FailureLog()
+        #: The failure that ended each trial in ERROR.
+        self.fatal: dict[str, Failure] = {}
+        #: The best trial so far: its id, its value and its configuration.
+        self.best: tuple[str, float, Mapping[str, Any]] | None = None
+        #: The trials that are not over; the loop sets it.
+        self.trials: Callable[[], Iterable[TrialView]] = list
+        #: Called at the end of each turn.
+        self.show: Callable[[], None] = lambda: None
+        self._callbacks = callbacks
+        self._hooked = [one for one in callbacks if _overrides(one, "on_step_end")]
+        self._told = [one for one in callbacks if _overrides(one, "on_trial_result")]
+        self._loggers = [one for one in self._told if isinstance(one, LoggerCallback)]
+        self._others = [one for one in self._told if not isinstance(one, LoggerCallback)]
+        self._display = display
+        self._store = store
+        self._metric = metric
+        self._sign = sign_of(mode) if metric is not None else 0
+        self._iteration = 0
+
+    # --- what the loop tells -------------------------------------------------------------------------
+
+    def record(self, command: c.RecordCommand, trial: TrialView) -> None:
+        """One thing happened to a trial.
+
+        Raises:
+            SearchFailed: a callback raised.
+        """
+        match command:
+            case c.RecordResult():
+                self._result(command, trial)
+            case c.RecordTrialAdded():
+                make_trial_folder(trial.local_path)
+            case c.RecordStart():
+                self._display.trial_started(trial)
+                self._tell("on_trial_start", trial)
+                if trial.checkpoint is not None:
+                    self._tell("on_trial_restore", trial)
+            case c.RecordCheckpoint():
+                self._tell("on_trial_save", trial)
+                self._tell("on_checkpoint", trial, checkpoint=command.checkpoint)
+            case c.RecordFailure():
+                self._failure(command, trial)
+            case c.RecordEnd():
+                self._tell("on_trial_error" if command.status == "ERROR" else "on_trial_complete", trial)
+                self._display.trial_ended(trial, command.reason)
+            case c.DeleteCheckpoint():
+                self._store.delete_checkpoint(command.key)
+
+    def turn_ended(self) -> None:
+        """The turn's records have all been given."""
+        if self._hooked:
+            trials = list(self.trials())
+            for callback in self._hooked:
+                self._call(callback, "on_step_end", iteration=self._iteration, trials=trials)
+        self._iteration += 1
+        self.show()
+
+    def setup(self, **about: Any) -> None:
+        """Before the first turn."""
+        for callback in self._callbacks:
+            self._call(callback, "setup", **about)
+
+    def finish(self) -> None:
+        """After the last turn; no hook comes after this."""
+        trials = list(self.trials())
+        for callback in self._callbacks:
+            self._call(callback, "on_experiment_end", trials=trials)
+
+    # --- small things -------------------------------------------------------------------------------
+
+    def _result(self, command: c.RecordResult, trial: TrialView) -> None:
+        result = trial.full_result(command.result)
+        if command.done and not command.result.done:
+            result = {**result, "done": True}
+        if self._metric is not None:
+            self._compare(trial, result, self._metric)
+        for logger in self._loggers:
+            self._call(logger, "log_trial_result", self._iteration, trial, result)
+        for callback in self._others:
+            self._call(callback, "on_trial_result", self._iteration, self._live(), trial, result)
+        if self._display.wants_results:
+            self._display.trial_result(trial, result)
+
+    def _compare(self, trial: TrialView, result: Mapping[str, Any], metric: str) -> None:
+        value = lookup(result, metric)
+        if isinstance(value, int | float) and math.isfinite(value):
+            best = self.best
+            if best is None or self._sign * value > self._sign * best[1]:
+                self.best = (trial.trial_id, value, trial.config)
+
+    def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
+        failure = failure_of(
+            command.failure,
+            trial=trial.trial_name,
+            hostname=command.hostname,
+            number=trial.num_failures,
+            retried=command.retried,
+        )
+        trial.error_file = write_failure(trial.local_path, failure)
+        failure = msgspec.structs.replace(failure, file=trial.error_file)
+        self.failures.add(failure)
+        if not command.retried:
+            self.fatal[trial.trial_id] = failure
+        self._display.trial_failed(trial, failure)
+        if command.retried:
+            self._tell("on_trial_recover", trial)
+
+    def _live(self) -> list[TrialView]:
+        return list(self.trials())
+
+    def _tell(self, hook: str, trial: TrialView, **more: Any) -> None:
+        for callback in self._callbacks:
+            if _overrides(callback, hook):
+                trials = self._live()
+                self._call(
+                    callback, hook, iteration=self._iteration, trials=trials, trial=trial, **more
+                )
+
+    def _call(self, callback: Callback, hook: str, *args: Any, **more: Any) -> None:
+        try:
+            getattr(callback, hook)(*args, **more)
+        except TuneError:
+            raise
+        except Exception as error:  # plug-in boundary: recorded as the end of the experiment
+            name = type(callback).__name__
+            told = traceback.format_exc()
+            raise SearchFailed(f"{name}.{hook} raised {type(error).__name__}: {error}\n{told}") from error
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    return getattr(type(callback), hook) is not getattr(Callback, hook)

@@ -1,0 +1,126 @@
+"""`RedisLine`: one connection to Redis whose commands are sent and whose replies are read apart.
+
+redis-py's client waits for each reply. A loop that has to listen to Redis and to a person's Ctrl-C
+at once needs the socket, and one that has better things to do than wait for "OK" reads it a turn
+later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from redis import ConnectionPool
+from redis.backoff import NoBackoff
+from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
+from redis.retry import Retry
+
+from tunemq_shared.errors import WireError, WireUnavailable
+
+Command = Sequence[str | bytes | int]
+
+#: For connecting, and for a reply that is due.
+_TIMEOUT_S: Final = 5.0
+_CONNECT_TIMEOUT_S: Final = 2.0
+
+
+class RedisLine:
+    """A connection that is opened by `connect` and, after an error, by `connect` again.
+
+    Args:
+        url: ``unix://``, ``redis://`` or ``rediss://``.
+    """
+
+    def __init__(self, url: str) -> None:
+        #: The place without the credentials, for messages.
+        self.address = urlsplit(url)._replace(query="").geturl().rpartition("@")[2]
+        pool = ConnectionPool.from_url(
+            url,
+            protocol=2,
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),  # repeating is for those who know what is idempotent
+            driver_info=None,
+        )
+        self._connection: Any = pool.make_connection()
+        self.is_open = False
+        self._due = 0
+
+    def connect(self) -> None:
+        """Open the connection, if it is not.
+
+        Raises:
+            WireUnavailable: nobody answers there.
+        """
+        if self.is_open:
+            return
+        try:
+            self._connection.connect()
+        except RedisError as error:
+            raise self._broken(error) from error
+        self.is_open, self._due = True, 0
+
+    def fileno(self) -> int:
+        """The socket, to wait for it with `select`; a reply makes it readable."""
+        # redis-py has no public way to it; kombu does the same.
+        descriptor: int = self._connection._sock.fileno()  # noqa: SLF001
+        return descriptor
+
+    def post(self, commands: Sequence[Command]) -> None:
+        """Send commands; their replies are read before anything else is sent.
+
+        Raises:
+            WireError: an earlier command failed (its reply is read here); these were not sent.
+            WireUnavailable: the connection broke; commands may or may not have been done.
+        """
+        self._settle()
+        self._send(commands)
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands and return their replies.
+
+        Raises:
+            WireError: one of them was refused; all replies were read.
+            WireUnavailable: the connection broke; commands may or may not have been done.
+        """
+        self._settle()
+        self._send(commands)
+        return self._settle()
+
+    def receive(self) -> Any:
+        """The reply to the one command that was posted; waits for it."""
+        return self._settle()[0]
+
+    def close(self) -> None:
+        """Close the connection; replies that are due are lost."""
+        self._connection.disconnect()
+        self.is_open, self._due = False, 0
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        try:
+            self._connection.send_packed_command(self._connection.pack_commands(commands))
+        except RedisError as error:
+            raise self._broken(error) from error
+        self._due += len(commands)
+
+    def _settle(self) -> list[Any]:
+        replies: list[Any] = []
+        refused: ResponseError | None = None
+        while self._due:
+            try:
+                replies.append(self._connection.read_response())
+            except (BusyLoadingError, ReadOnlyError) as error:  # it will do so for a while
+                raise self._broken(error) from error
+            except ResponseError as error:
+                refused = refused or error
+            except RedisError as error:
+                raise self._broken(error) from error
+            self._due -= 1
+        if refused is not None:
+            raise WireError(f"Redis at {self.address} refused a command: {refused}") from refused
+        return replies
+
+    def _broken(self, error: Exception) -> WireUnavailable:
+        self.close()
+        return WireUnavailable(f"Redis at {self.address} cannot be reached: {error}")

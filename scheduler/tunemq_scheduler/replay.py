@@ -1,0 +1,158 @@
+"""Checking a journal: the same events, handed to fresh algorithms one result at a time.
+
+`replay` asks nobody and gives the state that the live runner had. `replay_lock_step` asks the algorithms
+about *every* result, in the order in which results stand in the journal, as if no trial had ever run
+ahead; decisions, recorded results and kept checkpoints must come out the same (DESIGN: steps, and running
+ahead, "exact").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import Review, TrialRunner, restarted
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.search.search_algorithm import NoSuggestion
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared import messages as m
+from tunemq_shared.errors import InvariantBroken
+from tunemq_shared.packing import pack_config
+
+
+def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
+    """The state after these entries; equal, by `TrialRunner.snapshot`, to the live one's."""
+    return restarted(settings, entries)
+
+
+class Outcome(msgspec.Struct):
+    """What a run came to; two runs agree when these are equal.
+
+    Attributes:
+        decisions: (trial, step, decision) in the journal's order.
+        records: (trial, step, metrics) of every recorded result, in order.
+        kept: the checkpoints' keys that each trial kept.
+        ends: (trial, status) in order.
+        suggestions: the configurations, packed, in order.
+    """
+
+    decisions: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
+    records: list[tuple[str, int, dict[str, Any]]] = msgspec.field(default_factory=list)
+    kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    ends: list[tuple[str, str]] = msgspec.field(default_factory=list)
+    suggestions: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
+
+    def note(self, entry_answers: Iterable[m.Answer], commands: Iterable[c.Command]) -> None:
+        """Take in what one event led to."""
+        for answer in entry_answers:
+            if isinstance(answer, m.Decided):
+                self.decisions.append((answer.trial, answer.step, answer.decision))
+        for command in commands:
+            match command:
+                case c.RecordResult():
+                    self.records.append((command.trial, command.result.step, command.result.metrics))
+                case c.RecordEnd():
+                    self.ends.append((command.trial, command.status))
+                case c.RecordCheckpoint():
+                    self.kept.setdefault(command.trial, []).append(command.checkpoint.key)
+                case c.DeleteCheckpoint():
+                    keys = self.kept.setdefault(command.trial, [])
+                    if command.key in keys:
+                        keys.remove(command.key)
+                case _:
+                    pass
+
+
+def outcome(settings: RunnerSettings, entries: Iterable[m.Entry]) -> Outcome:
+    """What the run that wrote these entries came to."""
+    runner, seen = TrialRunner(settings), Outcome()
+    for entry in entries:
+        if isinstance(entry.event, m.ConfigSuggested):
+            seen.suggestions.append((entry.event.trial, entry.event.config))
+        seen.note(entry.answers, runner.handle(entry.event, entry.answers))
+    return seen
+
+
+def replay_lock_step(
+    settings: RunnerSettings,
+    plan: ExperimentPlan,
+    algorithms: Algorithms,
+    entries: Iterable[m.Entry],
+) -> Outcome:
+    """What the same results, in the same order, come to when the algorithms are asked about each.
+
+    Args:
+        algorithms: fresh ones, made as those of the run, with ``lock_step=True``.
+    """
+    runner, seen = TrialRunner(settings), Outcome()
+    views: dict[str, TrialView] = {}
+    for entry in entries:
+        event, answers = entry.event, entry.answers
+        if isinstance(event, m.ConfigSuggested):
+            view = views[event.trial] = TrialView(event, plan)
+            seen.suggestions.append((event.trial, _suggested_again(algorithms, event)))
+            answers = tuple(algorithms.added(view))
+        elif isinstance(event, m.TrialStarted) and runner.is_current(event.trial, event.epoch):
+            views[event.trial].started(event)
+        elif isinstance(event, m.ResultReported):
+            answers = tuple(_asked_again(runner, algorithms, views, event))
+        commands = runner.handle(event, answers)
+        for command in commands:
+            if isinstance(command, c.RecordEnd):
+                ended = views.pop(command.trial)
+                ended.status = command.status
+                algorithms.ended(
+                    ended,
+                    error=command.status == "ERROR",
+                    early=bool(answers) or bool(runner.stopping),
+                    started=ended.epoch > 0,
+                )
+        if isinstance(event, m.TrialChosen):
+            views[event.trial].follow(runner.live[event.trial])
+        seen.note(answers, commands)
+    return seen
+
+
+def compare(live: Outcome, again: Outcome) -> None:
+    """Check that two runs came to the same.
+
+    Raises:
+        InvariantBroken: naming the first difference.
+    """
+    for field in ("suggestions", "decisions", "records", "ends"):
+        ours, theirs = getattr(live, field), getattr(again, field)
+        for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+            if one != other:
+                raise InvariantBroken(f"{field}[{place}]: the run has {one}, in lock-step it is {other}")
+        if len(ours) != len(theirs):
+            raise InvariantBroken(f"the run has {len(ours)} {field}, in lock-step there are {len(theirs)}")
+    kept = {trial: keys for trial, keys in live.kept.items() if keys}
+    again_kept = {trial: keys for trial, keys in again.kept.items() if keys}
+    if kept != again_kept:
+        raise InvariantBroken(f"kept checkpoints differ: {kept} and {again_kept}")
+
+
+def _suggested_again(algorithms: Algorithms, event: m.ConfigSuggested) -> bytes:
+    suggestion = algorithms.suggest(event.n, event.trial)
+    return b"" if isinstance(suggestion, NoSuggestion) else pack_config(suggestion.config)
+
+
+def _asked_again(
+    runner: TrialRunner, algorithms: Algorithms, views: dict[str, TrialView], event: m.ResultReported
+) -> list[m.Answer]:
+    review = runner.review(event)
+    if review is Review.STALE or review is Review.REPEATED:
+        return []
+    view = views[event.trial]
+    view.newest = event
+    if review is Review.FINAL:
+        return []
+    result = view.full_result(event)
+    if algorithms.wants_results:
+        algorithms.told(view, result)
+    return algorithms.decide(view, result, event.step)

@@ -1,0 +1,66 @@
+"""A display shows a search while it runs; the base shows nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.failures import Failure
+    from tunemq_scheduler.report.view import SearchView
+    from tunemq_scheduler.result import Result
+    from tunemq_scheduler.trial_view import TrialView
+
+
+class Display:
+    """Shows nothing; override what interests you. A display never makes the search fail.
+
+    Attributes:
+        wants_results: whether `trial_result` does anything; where it does not, nobody need call it.
+    """
+
+    wants_results = False
+
+    def begin(self, view: SearchView) -> None:
+        """The search begins."""
+
+    def trial_started(self, trial: TrialView) -> None:
+        """A host runs the trial."""
+
+    def trial_result(self, trial: TrialView, result: dict[str, Any]) -> None:
+        """The trial reported."""
+
+    def trial_failed(self, trial: TrialView, failure: Failure) -> None:
+        """An incarnation of the trial failed; ``failure.is_final`` says whether it is over."""
+
+    def trial_ended(self, trial: TrialView, reason: str) -> None:
+        """The trial is TERMINATED or in ERROR."""
+
+    def update(self, view: SearchView) -> None:
+        """A turn of the loop is over; cheap unless it is time to draw."""
+
+    def end(self, view: SearchView, results: Sequence[Result]) -> None:
+        """The search is over, with what became of all its trials: show it."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was; after it, nothing is shown. May be called twice."""
+
+
+class Output:
+    """A stream that may be closed under us, or unable to hold every character."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self._is_broken = False
+
+    def write(self, *lines: str) -> None:
+        """Write lines; once that fails (``script | head``), nothing is written any more."""
+        if self._is_broken:
+            return
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        text = "".join(f"{line}\n" for line in lines)
+        try:
+            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+            self.stream.flush()
+        except (OSError, ValueError):
+            self._is_broken = True

@@ -1,0 +1,183 @@
+"""`Result`: what became of one trial; its history is read from its folder when asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from tunemq_scheduler.loggers.csv_cells import flatten
+from tunemq_scheduler.loggers.encoding import is_finite, is_number
+from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, RESULT_JSON
+from tunemq_shared.conditions import lookup
+from tunemq_shared.errors import ConfigError, MetricError, TuneError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tunemq_shared.checkpoint import Checkpoint
+
+_decode = msgspec.json.Decoder().decode
+
+
+@dataclass(kw_only=True, eq=False)
+class Result:
+    """What became of one trial.
+
+    Attributes:
+        metrics: its last result, automatic keys included; empty if it never reported.
+        checkpoint: its newest checkpoint, None if it has none.
+        error: what ended it in ERROR; None otherwise.
+        path: its folder.
+        trial_id, trial_name, status: who it was, and its state when this was made.
+        best_checkpoints: its kept checkpoints, each with the result it belongs to.
+    """
+
+    metrics: dict[str, Any]
+    checkpoint: Checkpoint | None = None
+    error: Exception | None = None
+    path: str
+    trial_id: str = ""
+    trial_name: str = ""
+    status: str = "TERMINATED"
+    best_checkpoints: Sequence[tuple[Checkpoint, dict[str, Any]]] = ()
+    trial_config: dict[str, Any] | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> Self:
+        """A result of a trial's folder alone: its metrics and configuration, without checkpoints.
+
+        Raises:
+            ConfigError: it is not a trial's folder.
+        """
+        folder = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        try:
+            with open(os.path.join(folder, PARAMS_JSON), "rb") as file:
+                config = json.load(file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{folder} is not a trial's folder: {PARAMS_JSON} cannot be read ({error})."
+            ) from error
+        result = cls(
+            metrics={}, path=folder, trial_name=os.path.basename(folder), trial_config=config
+        )
+        if result.history:
+            result.metrics = result.history[-1]
+            result.trial_id = result.metrics.get("trial_id", "")
+        return result
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The trial's configuration."""
+        if self.trial_config is not None:
+            return self.trial_config
+        found: dict[str, Any] = self.metrics.get("config") or {}
+        return found
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """All results, from the trial's ``result.json``; a line torn by a crash is left out."""
+        try:
+            with open(os.path.join(self.path, RESULT_JSON), "rb") as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return [self.metrics] if self.metrics else []
+        return [result for line in lines if (result := _read(line)) is not None]
+
+    @cached_property
+    def metric_analysis(self) -> dict[str, dict[str, float]]:
+        """``max``, ``min``, ``avg`` and ``last`` of each numeric metric.
+
+        Nested ones are ``outer/inner``. NaN is never a maximum or minimum; it makes an average NaN.
+        """
+        columns: dict[str, list[float]] = {}
+        for result in self.history:
+            for key, value in flatten(result).items():
+                if is_number(value):
+                    columns.setdefault(key, []).append(value)
+        return {key: _analysis(values) for key, values in columns.items()}
+
+    @property
+    def metrics_dataframe(self) -> pd.DataFrame:
+        """All results of the trial as a pandas table, a row each; nested keys as ``outer/inner``.
+
+        Raises:
+            TuneError: pandas is not installed.
+        """
+        pandas = need_pandas("Result.metrics_dataframe")
+        table: pd.DataFrame = pandas.DataFrame(map(flatten, self.history))
+        return table
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
+        """The kept checkpoint whose result is best in ``metric``; None if no value is finite.
+
+        Raises:
+            ConfigError: ``mode`` is neither ``"min"`` nor ``"max"``.
+            MetricError: there are checkpoints, but no result of theirs has the metric.
+        """
+        sign = sign_of(mode)
+        found = [(lookup(result, metric), one) for one, result in self.best_checkpoints]
+        if found and all(value is None for value, _ in found):
+            known = sorted(flatten(self.best_checkpoints[0][1]))
+            raise MetricError(
+                f"no checkpoint has the metric {metric!r}; there are: {', '.join(known)}."
+            )
+        ranked = [(sign * value, one) for value, one in found if is_finite(value)]
+        return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+    def values(self, metric: str) -> list[float]:
+        """All numeric values of a metric, in the order in which they were reported."""
+        found = (lookup(result, metric) for result in self.history)
+        return [value for value in found if is_number(value)]
+
+
+def sign_of(mode: str | None) -> int:
+    """1 for ``max``, -1 for ``min``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if mode not in {"min", "max"}:
+        raise ConfigError(f"mode must be 'min' or 'max', not {mode!r}.")
+    return 1 if mode == "max" else -1
+
+
+def need_pandas(who: str) -> Any:
+    """The pandas module.
+
+    Raises:
+        TuneError: it is not installed; says how to install it.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise TuneError(
+            f"{who} needs pandas; install it with: pip install 'tunemq[pandas]'"
+        ) from error
+    return pd
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    try:
+        read = _decode(line)
+    except msgspec.DecodeError:
+        try:
+            read = json.loads(line)  # NaN and infinities
+        except ValueError:
+            return None
+    return read if isinstance(read, dict) else None
+
+
+def _analysis(values: list[float]) -> dict[str, float]:
+    ordered = [value for value in values if value == value] or values  # noqa: PLR0124 (NaN differs)
+    return {
+        "max": max(ordered),
+        "min": min(ordered),
+        "avg": sum(values) / len(values),
+        "last": values[-1],
+    }

@@ -1,0 +1,19 @@
+"""Trial schedulers: which trial runs next, and which stops early."""
+
+from __future__ import annotations
+
+from tunemq_scheduler.schedulers.asha import ASHAScheduler, AsyncHyperBandScheduler
+from tunemq_scheduler.schedulers.create import create_scheduler, make_scheduler
+from tunemq_scheduler.schedulers.fifo import FIFOScheduler
+from tunemq_scheduler.schedulers.trial_scheduler import TrialScheduler, Verdict, read_verdict
+
+__all__ = [
+    "ASHAScheduler",
+    "AsyncHyperBandScheduler",
+    "FIFOScheduler",
+    "TrialScheduler",
+    "Verdict",
+    "create_scheduler",
+    "make_scheduler",
+    "read_verdict",
+]

@@ -1,0 +1,287 @@
+"""Asynchronous successive halving (ASHA).
+
+L. Li, K. Jamieson, A. Rostamizadeh, E. Gonina, J. Ben-tzur, M. Hardt, B. Recht, A. Talwalkar: A
+System for Massively Parallel Hyperparameter Tuning, MLSys 2020 (arXiv:1810.05934), section 3.2. As
+in Ray, a trial that is not promoted when it reaches a rung is stopped there and then, not paused.
+Brackets are those of Hyperband: L. Li, K. Jamieson, G. DeSalvo, A. Rostamizadeh, A. Talwalkar:
+Hyperband, JMLR 18 (2018), section 3.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from tunemq_scheduler.schedulers.rung import Rung
+from tunemq_scheduler.schedulers.trial_scheduler import (
+    RunnerLike,
+    TrialLike,
+    TrialScheduler,
+    decides_as,
+)
+from tunemq_scheduler.search.objective import Metric, Mode, check_objective, is_real, need_objective
+from tunemq_shared.conditions import TO_THE_END, TRAINING_ITERATION, Condition, Horizon, lookup
+from tunemq_shared.errors import ConfigError
+
+
+class AsyncHyperBandScheduler(TrialScheduler):
+    """Stops a trial at a rung unless it is among the best ``1 / reduction_factor`` of those before.
+
+    The rungs are at ``grace_period``, ``grace_period * reduction_factor``, and so on up to
+    ``max_t``. At each, a trial's value is compared with the quantile of the values that were
+    recorded there before it, as Ray does, and then recorded; the first to come goes on. A result
+    that passes several rungs at once counts at the highest. A value that is not a finite number is
+    worse than any other.
+
+    Args:
+        time_attr: what measures progress; a value of the results that grows.
+        metric: what to compare by, if not ``TuneConfig``'s.
+        mode: ``min`` or ``max``.
+        max_t: where trials are stopped, in units of ``time_attr``.
+        grace_period: up to where no trial is stopped.
+        reduction_factor: one of how many trials goes on at a rung; above 1.
+        brackets: how many brackets; bracket s begins with rung s. A trial's bracket is drawn from
+            its number and the seed, the more likely the more rungs it has.
+        stop_last_trials: whether trials are stopped at ``max_t``.
+    """
+
+    def __init__(
+        self,
+        time_attr: str = TRAINING_ITERATION,
+        metric: str | None = None,
+        mode: str | None = None,
+        max_t: float = 100,
+        grace_period: float = 1,
+        reduction_factor: float = 4,
+        brackets: int = 1,
+        stop_last_trials: bool = True,
+    ) -> None:
+        _check(max_t, grace_period, reduction_factor, brackets)
+        check_objective(type(self).__name__, metric, mode)
+        self._metric: Metric = metric
+        self._mode: Mode = mode
+        self._time_attr = time_attr
+        self._max_t = max_t
+        self._stop_last_trials = stop_last_trials
+        self._brackets = [
+            _rungs(grace_period, max_t, reduction_factor, skipped) for skipped in range(brackets)
+        ]
+        self._best_share = f"1/{reduction_factor:g}"
+        self._seed: object = 0
+        self._sign = 1.0
+        self._name = ""
+        self._stopped = 0
+        self._places: dict[str, _Place] = {}
+
+    def set_search_properties(self, metric: Metric, mode: Mode, **spec: Any) -> bool:
+        """Take over the experiment's metric, mode and seed.
+
+        Raises:
+            ConfigError: one of them is missing, or contradicts its own, or there are several
+                metrics.
+        """
+        super().set_search_properties(metric, mode, **spec)
+        who = type(self).__name__
+        need_objective(who, self._metric, self._mode)
+        if not isinstance(self._metric, str):
+            raise ConfigError(f"{who} compares trials by one metric, not by {self._metric!r}.")
+        self._name = self._metric
+        self._sign = 1.0 if self._mode == "max" else -1.0
+        self._seed = spec.get("seed", 0)
+        return True
+
+    def on_trial_add(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
+        """Draw the trial's bracket.
+
+        Raises:
+            ConfigError: nobody said what to compare by.
+        """
+        need_objective(type(self).__name__, self._metric if self._name else None, self._mode)
+        self._places[trial.trial_id] = _Place(self._draw_bracket(trial.number))
+
+    def _draw_bracket(self, number: int) -> int:
+        if len(self._brackets) == 1:
+            return 0
+        weights = [math.exp(len(rungs)) for rungs in self._brackets]
+        rng = random.Random(f"{self._seed}/bracket/{number}")
+        return rng.choices(range(len(weights)), weights)[0]
+
+    def on_trial_result(
+        self,
+        runner: RunnerLike,  # noqa: ARG002
+        trial: TrialLike,
+        result: dict[str, Any],
+    ) -> str:
+        """STOP at ``max_t``, or at a rung where others were better."""
+        place = self._places.get(trial.trial_id)
+        time, measured = lookup(result, self._time_attr), lookup(result, self._name)
+        if place is None or time is None:
+            return self.CONTINUE
+        place.overdue = measured is None
+        if measured is None:
+            return self.CONTINUE  # Ray waits for the next result that has the metric, too
+        if self._stop_last_trials and time >= self._max_t:
+            return self._stop(
+                trial, f"{self._time_attr} {time:g} has reached max_t {self._max_t:g}"
+            )
+        reason = self._judge(place, time, measured)
+        return self._stop(trial, reason) if reason else self.CONTINUE
+
+    def _judge(self, place: _Place, time: float, measured: Any) -> str:
+        """Record a value at the highest rung that is new to the trial; say why it is not enough."""
+        rung = self._reach(place, time)
+        if rung is None:
+            return ""
+        cutoff, others = rung.cutoff(), rung.count
+        value = _finite(measured, self._sign)
+        rung.record(value)
+        if cutoff is None or (value is not None and value >= cutoff):
+            return ""
+        return (
+            f"rung {rung.milestone:g}: {self._name} {measured:g} is not among the best "
+            f"{self._best_share} of {others} trials, cutoff {self._sign * cutoff:g}"
+        )
+
+    def _reach(self, place: _Place, time: float) -> Rung | None:
+        rungs = self._brackets[place.bracket]
+        reached = None
+        while place.next_rung < len(rungs) and time >= rungs[place.next_rung].milestone:
+            reached = rungs[place.next_rung]
+            place.next_rung += 1
+        return reached
+
+    def _stop(self, trial: TrialLike, reason: str) -> str:
+        self._stopped += 1
+        del self._places[trial.trial_id]
+        return self.STOP.because(reason)
+
+    def on_trial_complete(
+        self,
+        runner: RunnerLike,  # noqa: ARG002
+        trial: TrialLike,
+        result: dict[str, Any],
+    ) -> None:
+        """Record the last value if it reached a rung; others are compared with it."""
+        place = self._places.pop(trial.trial_id, None)
+        time, measured = lookup(result, self._time_attr), lookup(result, self._name)
+        if place is not None and time is not None and measured is not None:
+            self._judge(place, time, measured)
+
+    def on_trial_error(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
+        """Forget the trial; what it recorded stays."""
+        self._places.pop(trial.trial_id, None)
+
+    def on_trial_remove(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
+        """Forget the trial; what it recorded stays."""
+        self._places.pop(trial.trial_id, None)
+
+    def horizon(self, trial: TrialLike) -> Horizon | None:
+        """The trial's next rung, else ``max_t``."""
+        if not decides_as(self, AsyncHyperBandScheduler):
+            return None
+        place = self._places.get(trial.trial_id)
+        if place is None:
+            return TO_THE_END
+        if place.overdue:
+            return None
+        rungs = self._brackets[place.bracket]
+        if place.next_rung < len(rungs):
+            return (Condition(self._time_attr, rungs[place.next_rung].milestone),)
+        if self._stop_last_trials:
+            return (Condition(self._time_attr, self._max_t),)
+        return TO_THE_END
+
+    def debug_string(self) -> str:
+        """Each bracket's rungs with the number of trials and the cutoff."""
+        lines = [f"Using ASHA: {self._stopped} trials stopped."]
+        for rungs in self._brackets:
+            shown = [
+                f"{rung.milestone:g}: {rung.count} trials" + self._cutoff(rung) for rung in rungs
+            ]
+            lines.append("Rungs " + " | ".join(shown))
+        return "\n".join(lines)
+
+    def _cutoff(self, rung: Rung) -> str:
+        cutoff = rung.cutoff()
+        return "" if cutoff is None else f", cutoff {self._sign * cutoff:g}"
+
+    def get_state(self) -> dict[str, Any]:
+        """All rungs, and where each live trial is."""
+        return {
+            "stopped": self._stopped,
+            "brackets": [[rung.get_state() for rung in rungs] for rungs in self._brackets],
+            "places": {
+                trial: [place.bracket, place.next_rung, place.overdue]
+                for trial, place in self._places.items()
+            },
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave.
+
+        Raises:
+            ConfigError: the rungs were others.
+        """
+        mine = [[rung.milestone for rung in rungs] for rungs in self._brackets]
+        theirs = [[rung[0] for rung in rungs] for rungs in state["brackets"]]
+        if mine != theirs:
+            raise ConfigError(
+                f"the scheduler's rungs are {mine} now and were {theirs}; resume with the same "
+                "max_t, grace_period, reduction_factor and brackets."
+            )
+        self._stopped = state["stopped"]
+        for rungs, saved in zip(self._brackets, state["brackets"], strict=True):
+            for rung, values in zip(rungs, saved, strict=True):
+                rung.set_state(values)
+        self._places = {trial: _Place(*place) for trial, place in state["places"].items()}
+
+
+ASHAScheduler = AsyncHyperBandScheduler
+
+
+class _Place:
+    """Where a live trial is: its bracket, and the first rung that it has not reached.
+
+    ``overdue``: it has reached a rung by a result that did not have the metric.
+    """
+
+    __slots__ = ("bracket", "next_rung", "overdue")
+
+    def __init__(self, bracket: int, next_rung: int = 0, overdue: bool = False) -> None:
+        self.bracket, self.next_rung, self.overdue = bracket, next_rung, overdue
+
+
+def _rungs(first: float, last: float, factor: float, skipped: int) -> list[Rung]:
+    rungs = []
+    milestone = first * factor**skipped
+    while milestone <= last:
+        rungs.append(Rung(milestone, 1 / factor))
+        milestone = first * factor ** (skipped + len(rungs))
+    return rungs
+
+
+def _finite(measured: Any, sign: float) -> float | None:
+    value = sign * measured
+    return float(value) if math.isfinite(value) else None
+
+
+def _check(max_t: float, grace_period: float, reduction_factor: float, brackets: int) -> None:
+    positive = {"max_t": max_t, "grace_period": grace_period, "reduction_factor": reduction_factor}
+    for name, value in positive.items():
+        if not is_real(value) or not 0 < value < math.inf:
+            raise ConfigError(f"ASHAScheduler({name}={value!r}): a number above 0 is needed.")
+    if reduction_factor <= 1:
+        raise ConfigError(
+            f"ASHAScheduler(reduction_factor={reduction_factor!r}): it must be above 1; "
+            "4 lets the best quarter go on."
+        )
+    if grace_period > max_t:
+        raise ConfigError(
+            f"ASHAScheduler(grace_period={grace_period!r}, max_t={max_t!r}): "
+            "grace_period must not be above max_t."
+        )
+    if isinstance(brackets, bool) or not isinstance(brackets, int) or brackets < 1:
+        raise ConfigError(
+            f"ASHAScheduler(brackets={brackets!r}): a positive whole number is needed."
+        )

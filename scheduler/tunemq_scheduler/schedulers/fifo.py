@@ -1,0 +1,50 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunemq_scheduler.schedulers.trial_scheduler import (
+    RunnerLike,
+    TrialLike,
+    TrialScheduler,
+    decides_as,
+)
+from tunemq_scheduler.search.objective import Metric
+from tunemq_shared.conditions import TO_THE_END, Horizon
+
+
+class FIFOScheduler(TrialScheduler):
+    """Starts trials in their order and lets each run to its end.
+
+    A subclass with an ``on_trial_result`` of its own is asked about every result.
+    """
+
+    @property
+    def metric(self) -> Metric:
+        """None: it looks at no metric."""
+        return None if decides_as(self, FIFOScheduler) else self._metric
+
+    def on_trial_result(
+        self,
+        runner: RunnerLike,  # noqa: ARG002
+        trial: TrialLike,  # noqa: ARG002
+        result: dict[str, Any],  # noqa: ARG002
+    ) -> str:
+        """CONTINUE."""
+        return self.CONTINUE
+
+    def horizon(self, trial: TrialLike) -> Horizon | None:  # noqa: ARG002
+        """Never to be asked."""
+        return TO_THE_END if decides_as(self, FIFOScheduler) else None
+
+    def debug_string(self) -> str:
+        """One line for the person at the terminal."""
+        return "Using FIFO scheduling."
+
+    def get_state(self) -> dict[str, Any]:
+        """It has none to speak of."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """It has none to speak of."""

@@ -1,0 +1,75 @@
+"""Search: what a search space is, and the algorithms that pick configurations from it.
+
+`OptunaSearch` is loaded on first use, so that importing this package does not import Optuna.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tunemq_scheduler.search.basic_variant import BasicVariantGenerator
+from tunemq_scheduler.search.concurrency import ConcurrencyLimiter
+from tunemq_scheduler.search.create import create_searcher, make_search_algorithm
+from tunemq_scheduler.search.domains import (
+    choice,
+    grid_search,
+    lograndint,
+    loguniform,
+    qlograndint,
+    qloguniform,
+    qrandint,
+    qrandn,
+    quniform,
+    randint,
+    randn,
+    sample_from,
+    uniform,
+)
+from tunemq_scheduler.search.search_algorithm import (
+    EXHAUSTED,
+    WAIT,
+    SearchAlgorithm,
+    SearchSetup,
+    Suggestion,
+)
+from tunemq_scheduler.search.search_generator import SearchGenerator
+from tunemq_scheduler.search.searcher import Searcher
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.search.optuna_search import OptunaSearch
+
+__all__ = [
+    "EXHAUSTED",
+    "WAIT",
+    "BasicVariantGenerator",
+    "ConcurrencyLimiter",
+    "OptunaSearch",
+    "SearchAlgorithm",
+    "SearchGenerator",
+    "SearchSetup",
+    "Searcher",
+    "Suggestion",
+    "choice",
+    "create_searcher",
+    "grid_search",
+    "lograndint",
+    "loguniform",
+    "make_search_algorithm",
+    "qlograndint",
+    "qloguniform",
+    "qrandint",
+    "qrandn",
+    "quniform",
+    "randint",
+    "randn",
+    "sample_from",
+    "uniform",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "OptunaSearch":
+        from tunemq_scheduler.search.optuna_search import OptunaSearch
+
+        return OptunaSearch
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

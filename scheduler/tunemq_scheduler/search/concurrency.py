@@ -1,0 +1,130 @@
+"""`ConcurrencyLimiter`: keeps a searcher from having too many trials in the air at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunemq_scheduler.search.objective import Metric, Mode, accepted
+from tunemq_scheduler.search.searcher import Searcher
+from tunemq_shared.errors import ConfigError
+
+
+class ConcurrencyLimiter(Searcher):
+    """Lets ``searcher`` suggest only while fewer than ``max_concurrent`` trials are live.
+
+    Args:
+        searcher: who suggests.
+        max_concurrent: how many trials may be live; positive.
+        batch: tell the searcher of ends only when all live trials have ended; their places stay
+            taken until then.
+    """
+
+    def __init__(self, searcher: Searcher, max_concurrent: int, batch: bool = False) -> None:
+        if not isinstance(searcher, Searcher):
+            raise ConfigError(
+                f"ConcurrencyLimiter({searcher!r}): a Searcher is needed; "
+                "BasicVariantGenerator has max_concurrent of its own."
+            )
+        _check_limit(max_concurrent)
+        self.searcher = searcher
+        self.max_concurrent = max_concurrent
+        self.batch = batch
+        self._live: set[str] = set()
+        self._ended: dict[str, tuple[dict[str, Any] | None, bool]] = {}
+        self._limits = not searcher.set_max_concurrency(max_concurrent)
+
+    @property
+    def metric(self) -> Metric:
+        """The searcher's."""
+        return self.searcher.metric
+
+    @property
+    def mode(self) -> Mode:
+        """The searcher's."""
+        return self.searcher.mode
+
+    @property
+    def wants_results(self) -> bool:
+        """Whether the searcher does."""
+        return self.searcher.wants_results
+
+    def set_search_properties(
+        self, metric: Metric, mode: Mode, config: dict[str, Any], **spec: Any
+    ) -> bool:
+        """Hand them to the searcher."""
+        hand_over = self.searcher.set_search_properties
+        return hand_over(metric, mode, config, **accepted(hand_over, spec))
+
+    def set_max_concurrency(self, max_concurrent: int) -> bool:
+        """Change the limit."""
+        _check_limit(max_concurrent)
+        self.max_concurrent = max_concurrent
+        self._limits = not self.searcher.set_max_concurrency(max_concurrent)
+        return True
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """What the searcher suggests, or None while the limit is reached."""
+        if not self._limits:
+            return self.searcher.suggest(trial_id)
+        if len(self._live) + len(self._ended) >= self.max_concurrent:
+            return None
+        answer = self.searcher.suggest(trial_id)
+        if isinstance(answer, dict):
+            self._live.add(trial_id)
+        return answer
+
+    def on_trial_restored(self, trial_id: str, config: dict[str, Any]) -> bool:
+        """Count the trial as live and tell the searcher."""
+        known = self.searcher.on_trial_restored(trial_id, config)
+        self._live.add(trial_id)
+        return known
+
+    def forget(self, trial_id: str) -> None:
+        """Count a trial as live no more that the searcher never knew."""
+        self._live.discard(trial_id)
+        if isinstance(self.searcher, ConcurrencyLimiter):
+            self.searcher.forget(trial_id)
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Tell the searcher."""
+        self.searcher.on_trial_result(trial_id, result)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Tell the searcher, at once or at the end of the batch."""
+        self._live.discard(trial_id)
+        if not (self._limits and self.batch):
+            self.searcher.on_trial_complete(trial_id, result=result, error=error)
+            return
+        self._ended[trial_id] = (result, error)
+        if not self._live:
+            ended, self._ended = self._ended, {}
+            for trial, (last, failed) in ended.items():
+                self.searcher.on_trial_complete(trial, result=last, error=failed)
+
+    def add_evaluated_point(
+        self,
+        parameters: dict[str, Any],
+        value: float,
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: list[float] | None = None,
+    ) -> None:
+        """Tell the searcher."""
+        self.searcher.add_evaluated_point(parameters, value, error, pruned, intermediate_values)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Save the searcher."""
+        self.searcher.save(checkpoint_path)
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Restore the searcher."""
+        self.searcher.restore(checkpoint_path)
+
+
+def _check_limit(limit: Any) -> None:
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ConfigError(
+            f"ConcurrencyLimiter(max_concurrent={limit!r}): a positive whole number is needed."
+        )

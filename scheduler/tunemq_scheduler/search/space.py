@@ -1,0 +1,205 @@
+"""A search space as a tree: nested dicts, lists and tuples whose leaves are constants or domains.
+
+A place in it is a path, a tuple of keys and indices, shown as ``optimizer/lr``. Grids may stand
+anywhere, also inside a grid's values; how many combinations there are is counted, and the n-th one
+picked, without going through the others.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tunemq_scheduler.search.domain_types import Choice, Domain, GridSearch
+from tunemq_scheduler.search.domains import grid_search
+from tunemq_shared.errors import SearchSpaceError
+
+Path = tuple[Any, ...]
+
+_LONGEST_IN_TAG = 60
+
+
+def path_name(path: Path) -> str:
+    """How a path is shown: ``optimizer/lr``."""
+    return "/".join(map(str, path))
+
+
+def children(node: Any) -> Iterator[tuple[Any, Any]]:
+    """The keys and values of a dict, indices and values of a list or tuple; nothing of a leaf."""
+    if isinstance(node, dict):
+        yield from node.items()
+    elif isinstance(node, list | tuple):
+        yield from enumerate(node)
+
+
+def rebuild(node: Any, path: Path, visit: Callable[[Any, Path], Any]) -> Any:
+    """A container with ``visit(child, its path)`` in the place of each child; a leaf itself."""
+    if isinstance(node, dict):
+        return {key: visit(child, (*path, key)) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        items = [visit(child, (*path, index)) for index, child in enumerate(node)]
+        if isinstance(node, list):
+            return items
+        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)  # named tuples
+    return node
+
+
+def read_space(space: Any) -> dict[Any, Any]:
+    """A copy of a space in which grids written as ``{"grid_search": [...]}`` are `GridSearch`.
+
+    Raises:
+        SearchSpaceError: it is not a dict, or a grid stands where its size would be random.
+    """
+    if not isinstance(space, Mapping):
+        raise SearchSpaceError(
+            f"the search space is {space!r}; a dict is needed, "
+            "such as {'lr': loguniform(1e-4, 1e-1)}."
+        )
+    read: dict[Any, Any] = _read(dict(space), ())
+    return read
+
+
+def _read(node: Any, path: Path) -> Any:
+    if isinstance(node, dict) and len(node) == 1 and "grid_search" in node:
+        try:
+            node = grid_search(node["grid_search"])
+        except SearchSpaceError as error:
+            raise SearchSpaceError(f"{path_name(path)}: {error}") from None
+    if isinstance(node, GridSearch):
+        return GridSearch(tuple(_read(value, path) for value in node.values))
+    if isinstance(node, Choice):
+        options = tuple(_read(option, path) for option in node.categories)
+        if any(count_grid(option) != 1 or has_grid(option) for option in options):
+            raise SearchSpaceError(
+                f"{path_name(path)}: a grid_search stands inside a choice, so the number of trials "
+                "would be random; use choice for the inner one, or grid_search for both."
+            )
+        return Choice(options)
+    return rebuild(node, path, _read)
+
+
+def variables(node: Any, path: Path = ()) -> Iterator[tuple[Path, Domain]]:
+    """All domains outside other domains, with their paths."""
+    if isinstance(node, Domain):
+        yield path, node
+        return
+    for key, child in children(node):
+        yield from variables(child, (*path, key))
+
+
+def has_grid(node: Any) -> bool:
+    """Whether a grid stands in it, also inside a grid's values."""
+    return any(isinstance(domain, GridSearch) for _, domain in variables(node))
+
+
+# --- grids ----------------------------------------------------------------------------------------
+
+
+def count_grid(node: Any) -> int:
+    """How many combinations of grid values a space has; 1 without grids."""
+    if isinstance(node, GridSearch):
+        return sum(map(count_grid, node.values))
+    if isinstance(node, Domain):
+        return 1
+    return math.prod(count_grid(child) for _, child in children(node))
+
+
+def _grids(node: Any, path: Path) -> list[tuple[Path, GridSearch]]:
+    found = [(p, d) for p, d in variables(node, path) if isinstance(d, GridSearch)]
+    # As Ray does it: in the order of their names, the first one changing fastest.
+    return sorted(found, key=lambda item: [(not isinstance(k, int), k, "") if isinstance(k, int)
+                                           else (True, 0, str(k)) for k in item[0]])  # fmt: skip
+
+
+class Grid:
+    """The grids of a space, by number of the combination.
+
+    Attributes:
+        size: how many combinations there are.
+    """
+
+    def __init__(self, node: Any, path: Path = ()) -> None:
+        self._axes = [(where, _Axis(grid, where)) for where, grid in _grids(node, path)]
+        self.size: int = math.prod(axis.size for _, axis in self._axes)
+
+    def pick(self, number: int) -> dict[Path, Any]:
+        """The value at each grid's path in a combination, 0 <= number < size."""
+        picked: dict[Path, Any] = {}
+        for path, axis in self._axes:
+            number, digit = divmod(number, axis.size)
+            axis.pick(path, digit, picked)
+        return picked
+
+
+class _Axis:
+    """One grid; a value that holds grids counts as often as those have combinations."""
+
+    def __init__(self, grid: GridSearch, path: Path) -> None:
+        self._values = grid.values
+        nested = any(has_grid(value) for value in grid.values)
+        self._inner = [Grid(value, path) for value in grid.values] if nested else []
+        self.size: int = sum(inner.size for inner in self._inner) if nested else len(grid.values)
+
+    def pick(self, path: Path, digit: int, picked: dict[Path, Any]) -> None:
+        """Note the ``digit``-th value, and those of the grids in it."""
+        if not self._inner:
+            picked[path] = self._values[digit]
+            return
+        for value, inner in zip(self._values, self._inner, strict=True):
+            if digit < inner.size:
+                # A grid that is itself a value of a grid has the same path: the inner value counts.
+                picked.update({path: value} | inner.pick(digit))
+                return
+            digit -= inner.size
+
+
+# --- plain configurations -------------------------------------------------------------------------
+
+
+def merge(base: Any, over: Any) -> Any:
+    """``base`` with what ``over`` says instead; dicts are merged, everything else is replaced."""
+    if not (isinstance(base, dict) and isinstance(over, dict)):
+        return over
+    return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
+
+
+def flatten(config: Mapping[Any, Any], path: Path = ()) -> dict[Path, Any]:
+    """The leaves of nested dicts, by path; an empty dict, a list or a tuple is a leaf."""
+    flat: dict[Path, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat.update(flatten(value, (*path, key)))
+        else:
+            flat[(*path, key)] = value
+    return flat
+
+
+def find(config: Any, path: Path) -> Any:
+    """The value at a path.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for key in path:
+        if not isinstance(config, dict | list | tuple):
+            raise LookupError(key)  # noqa: TRY004  there is no such place
+        config = config[key]
+    return config
+
+
+def format_tag(number: int, evaluated: Mapping[Path, Any]) -> str:
+    """What distinguishes a trial, fit for a file name: ``3_lr=0.0100,width=32``."""
+    shown = [
+        f"{_clean(path[-1])}={_clean(value)}"
+        for path, value in sorted(evaluated.items(), key=lambda item: [str(key) for key in item[0]])
+    ]
+    return f"{number}_{','.join(shown)}" if shown else str(number)
+
+
+def _clean(value: Any) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        plain = value == 0 or 1e-3 <= abs(value) < 1e6
+        return f"{value:.4f}" if plain else f"{value:.4g}".replace("+", "")
+    return re.sub(r"[^a-zA-Z0-9_-]+", "_", str(value)).strip("_")[:_LONGEST_IN_TAG]

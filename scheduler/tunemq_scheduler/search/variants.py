@@ -1,0 +1,149 @@
+"""One configuration of a space: constants copied, grids picked, domains drawn, functions called.
+
+Each domain draws from a generator of its own, seeded by the experiment's seed, the number of the
+configuration and the domain's path. So a configuration depends on nothing that was drawn before, a
+resumed search goes on exactly, and a domain that is added to a space leaves the values of others
+alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tunemq_scheduler.search.domain_types import Domain, Function, GridSearch
+from tunemq_scheduler.search.space import Path, flatten, path_name, rebuild
+from tunemq_shared.errors import SearchSpaceError
+
+Generators = Callable[[Path], random.Random]
+
+
+def generators(*seed: object) -> Generators:
+    """A generator for each path, seeded by ``seed`` and the path."""
+    prefix = "/".join(map(str, seed))
+    return lambda path: random.Random(f"{prefix}/{path_name(path)}")
+
+
+def resolve(
+    space: dict[Any, Any], picked: Mapping[Path, Any], rng_for: Generators
+) -> tuple[dict[Any, Any], dict[Path, Any]]:
+    """A configuration, and the values in it that were drawn or picked, by path.
+
+    Args:
+        space: as `space.read_space` gives it.
+        picked: the value at each grid's path, as `space.Grid.pick` gives it.
+        rng_for: the generator from which the domain at a path draws.
+
+    Raises:
+        SearchSpaceError: a ``sample_from`` function raised, or such functions depend on each other.
+    """
+    resolver = _Resolver(picked, rng_for)
+    resolver.root = space
+    config = resolver.settle(space, ())
+    evaluated: dict[Path, Any] = {}
+    for path, value in resolver.evaluated.items():
+        # A dict that was chosen is shown by what is in it.
+        evaluated |= flatten(value, path) if isinstance(value, dict) and value else {path: value}
+    return config, evaluated
+
+
+class _Resolver:
+    """Settles domains as they are asked for: what a function reads is settled first."""
+
+    def __init__(self, picked: Mapping[Path, Any], rng_for: Generators) -> None:
+        self.root: dict[Any, Any] = {}
+        self.evaluated: dict[Path, Any] = {}
+        self._picked = picked
+        self._rng_for = rng_for
+        self._underway: list[Path] = []
+
+    def settle(self, node: Any, path: Path) -> Any:
+        """The value that stands at ``path`` in the configuration."""
+        if isinstance(node, Domain):
+            if path not in self.evaluated:
+                self.evaluated[path] = self._draw(node, path)
+            return self.evaluated[path]
+        if isinstance(node, SpecView):
+            return node.plain()
+        return rebuild(node, path, self.settle)
+
+    def open(self, node: Any, path: Path) -> Any:
+        """What stands at ``path``, settled only as far as needed to look into it."""
+        value = node if isinstance(node, dict) else self.settle(node, path)
+        return SpecView(self, value, path) if isinstance(value, dict) else value
+
+    def _draw(self, domain: Domain, path: Path) -> Any:
+        if path in self._underway:
+            circle = [*self._underway[self._underway.index(path) :], path]
+            raise SearchSpaceError(
+                f"the sample_from at {path_name(path)!r} needs its own value: "
+                f"{' -> '.join(map(path_name, circle))}; take one of them out of the circle."
+            )
+        self._underway.append(path)
+        try:
+            rng = self._rng_for(path)
+            value: Any = domain
+            # What was drawn may be or hold further domains: choice([{"lr": uniform(0, 1)}, None]).
+            while isinstance(value, Domain):
+                value = self._sample(value, path, rng)
+            return self.settle(value, path)
+        finally:
+            self._underway.pop()
+
+    def _sample(self, domain: Domain, path: Path, rng: random.Random) -> Any:
+        if isinstance(domain, GridSearch):
+            if path not in self._picked:
+                raise SearchSpaceError(
+                    f"the sample_from at {path_name(path)!r} gave a grid_search, so the number of "
+                    "trials would depend on it; return one of the values, or a choice."
+                )
+            return self._picked[path]
+        if isinstance(domain, Function):
+            return self._call(domain, rng, path)
+        return domain.sample(rng)
+
+    def _call(self, function: Function, rng: random.Random, path: Path) -> Any:
+        try:
+            return function.evaluate(SpecView(self, self.root, ()), rng)
+        except SearchSpaceError:
+            raise
+        except Exception as error:  # the user's code; the error goes to the user with its place
+            raise SearchSpaceError(
+                f"the sample_from at {path_name(path)!r} raised {type(error).__name__}: {error}. "
+                f"The configuration that it gets has the keys {list(self.root)}."
+            ) from error
+
+
+class SpecView(Mapping[Any, Any]):
+    """The configuration as ``sample_from`` functions see it; what they read is settled.
+
+    Both of Ray's forms work: ``config["optimizer"]["lr"]`` and ``spec.config.optimizer.lr``.
+    """
+
+    def __init__(self, resolver: _Resolver, node: dict[Any, Any], path: Path) -> None:
+        self._resolver, self._node, self._path = resolver, node, path
+
+    def __getitem__(self, key: Any) -> Any:
+        if key not in self._node:
+            if key == "config" and not self._path:
+                return self
+            raise KeyError(key)
+        return self._resolver.open(self._node[key], (*self._path, key))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration has no {name!r} here") from None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._node)
+
+    def __len__(self) -> int:
+        return len(self._node)
+
+    def plain(self) -> dict[Any, Any]:
+        """An ordinary dict of it."""
+        settled: dict[Any, Any] = self._resolver.settle(self._node, self._path)
+        return settled

@@ -1,0 +1,100 @@
+"""A trial as searchers, trial schedulers, loggers and callbacks see it: to read, never to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunemq_scheduler.core.trial import PENDING, Trial
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared.errors import BugError
+from tunemq_shared.messages import CheckpointCommitted, ConfigSuggested, ResultReported, TrialStarted
+from tunemq_shared.packing import unpack_config
+from tunemq_shared.results import ResultFrame, full_result
+
+
+class TrialView:
+    """One trial, with the names that Ray Tune's plug-ins expect.
+
+    Attributes:
+        trial_id: unique in the experiment.
+        number: the place of its configuration in the search, from 0.
+        config: its configuration, unpacked.
+        evaluated_params: the sampled values of it, flattened.
+        resources: what it asks for.
+        status: PENDING, RUNNING, PAUSED, TERMINATED or ERROR.
+        newest: the newest recorded result, as it was reported.
+        checkpoint: the newest kept checkpoint, if any.
+        error_file: where its failures are written; None while it has none.
+        hostname: where its newest incarnation runs or ran.
+    """
+
+    def __init__(self, event: ConfigSuggested, plan: ExperimentPlan) -> None:
+        self.trial_id = event.trial
+        self.number = event.n
+        self.config: dict[str, Any] = unpack_config(event.config)
+        self.evaluated_params: dict[str, Any] = {}
+        self.experiment_tag = event.tag
+        self.resources = event.resources
+        self.trainable_name = plan.trainable_name
+        self.trial_name = plan.trial_name(event.trial)
+        self.local_path = plan.trial_folder(event.trial)
+        self.status = PENDING
+        self.epoch = 0
+        self.num_failures = 0
+        self.newest: ResultReported | None = None
+        self.checkpoint: CheckpointCommitted | None = None
+        self.error_file: str | None = None
+        self.hostname = ""
+        self._experiment_id = plan.experiment_id
+        self._frame: ResultFrame | None = None
+        self._shown: tuple[ResultReported, dict[str, Any]] | None = None
+
+    def __str__(self) -> str:
+        return self.trial_name
+
+    def __repr__(self) -> str:
+        return f"<trial {self.trial_name} {self.status}>"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is TERMINATED or in ERROR."""
+        return self.status in ("TERMINATED", "ERROR")
+
+    @property
+    def last_result(self) -> dict[str, Any]:
+        """The newest recorded result with all automatic keys; empty before the first."""
+        if self.newest is None:
+            return {}
+        result = self.full_result(self.newest)
+        return {**result, "done": True} if self.is_finished else result
+
+    def follow(self, trial: Trial) -> None:
+        """Take over what changed in the runner's trial."""
+        self.status = trial.status
+        self.epoch = trial.epoch
+        self.num_failures = trial.num_failures
+
+    def started(self, event: TrialStarted) -> None:
+        """A host runs it: automatic keys such as pid and hostname come from there."""
+        self.hostname = event.hostname
+        self._shown = None
+        self._frame = ResultFrame(
+            event,
+            self.config,
+            experiment_id=self._experiment_id,
+            experiment_tag=self.experiment_tag,
+        )
+
+    def full_result(self, event: ResultReported) -> dict[str, Any]:
+        """The result with all automatic keys; built once for each event.
+
+        Raises:
+            BugError: no host was started that could have reported it.
+        """
+        if self._shown is not None and self._shown[0] is event:
+            return self._shown[1]
+        if self._frame is None:
+            raise BugError(f"trial {self.trial_id} reported step {event.step} before it started")
+        result = full_result(event, self._frame)
+        self._shown = (event, result)
+        return result

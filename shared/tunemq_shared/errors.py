@@ -1,0 +1,124 @@
+"""Every error that TuneMQ raises, in one tree.
+
+    TuneError                                  the base; also what Ray Tune calls its base
+    ├─ UserError                               bad input: says the field, the value and the fix
+    │   ├─ ConfigError                         an option of Tuner, TuneConfig, RunConfig, ...
+    │   ├─ SearchSpaceError                    a search space that cannot be sampled
+    │   ├─ MetricError                         a reported metric that is missing or not a finite number
+    │   ├─ TrainableError                      a trainable that cannot be run or shipped
+    │   ├─ ResourceError                       more than any node has
+    │   └─ CheckpointError                     a checkpoint that is not one
+    ├─ TrialError                              a trial ended in ERROR; carries its failures
+    ├─ SearchFailed                            a search algorithm or trial scheduler raised
+    ├─ WireError                               Redis cannot be reached, or what came from it cannot be read
+    │   └─ WireUnavailable                     ... for so many seconds, at that address
+    ├─ StoreError                              a checkpoint cannot be written or read
+    │   └─ CheckpointCorrupt                   sizes or hashes do not match the manifest
+    ├─ JournalError                            the experiment's journal cannot be written or read
+    │   ├─ JournalCorrupt                      a damaged record with whole ones behind it
+    │   └─ JournalLocked                       another process has this experiment open
+    └─ BugError                                ours; please report it
+        ├─ IllegalTransition                   a trial was told to do what its state forbids
+        └─ InvariantBroken                     two parts of the state disagree
+
+Errors that callers of a builtin would expect (``ValueError``, ``RuntimeError``) inherit from it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TuneError(Exception):
+    """Something went wrong in TuneMQ."""
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message if message is not None else (self.__doc__ or "").strip())
+
+
+class UserError(TuneError, ValueError):
+    """The input is not usable."""
+
+
+class ConfigError(UserError):
+    """An option has a value that is not usable."""
+
+
+class SearchSpaceError(UserError):
+    """The search space cannot be sampled."""
+
+
+class MetricError(UserError):
+    """A reported metric is missing or is not a finite number."""
+
+
+class TrainableError(UserError):
+    """The trainable cannot be run or shipped."""
+
+
+class ResourceError(UserError):
+    """A trial asks for more than any node has."""
+
+
+class CheckpointError(UserError):
+    """This is not a usable checkpoint."""
+
+
+class TrialError(TuneError, RuntimeError):
+    """A trial ended in ERROR."""
+
+
+class SearchFailed(TuneError, RuntimeError):
+    """A search algorithm, trial scheduler, stopper or callback raised."""
+
+
+class WireError(TuneError):
+    """The message wire failed."""
+
+
+class WireUnavailable(WireError, ConnectionError):
+    """Redis cannot be reached."""
+
+
+class StoreError(TuneError, OSError):
+    """A checkpoint cannot be written or read."""
+
+
+class CheckpointCorrupt(StoreError):
+    """A checkpoint's files do not match its manifest."""
+
+
+class JournalError(TuneError):
+    """The experiment's journal cannot be written or read."""
+
+
+class JournalCorrupt(JournalError):
+    """A damaged record in the journal has whole ones behind it."""
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        self.path, self.offset, self.reason = path, offset, reason
+        super().__init__(f"{path} is damaged at byte {offset}: {reason}.")
+
+
+class JournalLocked(JournalError):
+    """Another process has this experiment open."""
+
+
+class BugError(TuneError, RuntimeError):
+    """A defect of TuneMQ; please report it."""
+
+
+class IllegalTransition(BugError):
+    """A trial was told to do what its state forbids; carries the trial's story."""
+
+    def __init__(self, trial: str, start: str, finish: str, story: Sequence[str] = ()) -> None:
+        self.trial, self.start, self.finish, self.story = trial, start, finish, tuple(story)
+        told = "".join(f"\n  {line}" for line in self.story)
+        super().__init__(f"trial {trial} cannot go from {start} to {finish}; its last events:{told}")
+
+    def __reduce__(self) -> tuple[type[IllegalTransition], tuple[str, str, str, tuple[str, ...]]]:
+        return type(self), (self.trial, self.start, self.finish, self.story)
+
+
+class InvariantBroken(BugError):
+    """Two parts of the state disagree."""

@@ -1,0 +1,359 @@
+"""What scheduler and node tell each other: facts in the past tense, and orders.
+
+Everything is a small frozen struct, written as a msgpack array (tag first), because JSON would turn NaN
+into null. Facts from nodes and facts made by the scheduler itself share one union, `Event`: the journal
+holds both, in the order in which they were handled. What an algorithm answered about an event is a
+fact too, an `Answer`, journalled beside the event (DESIGN: the core).
+
+Units: times are seconds; ``at`` and ``timestamp`` are Unix time on the machine that says them and are
+shown, never compared. Names: ``trial`` is a trial's id, ``epoch`` one incarnation of it on one host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tunemq_shared.conditions import Condition, Horizon
+
+#: Stands in every batch, assignment and journal; a difference is refused, both versions named.
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """The base of all that travels."""
+
+
+# --- facts that nodes report -------------------------------------------------------------------------
+
+
+class TrialStarted(Message, frozen=True, tag="started"):
+    """A host exists and begins to run the trial's code."""
+
+    trial: str
+    epoch: int
+    pid: int
+    hostname: str
+    node_ip: str
+    at: float
+    gpus: tuple[str, ...] = ()
+
+
+class ResultReported(Message, frozen=True, tag="result"):
+    """The trainable reported; ``step`` is its training_iteration, from 1.
+
+    ``metrics`` holds what the user reported, already checked and plain (nested dicts of numbers, strings,
+    booleans, None, lists). The automatic keys are made from the other fields by
+    `tunemq_shared.results.full_result`, so that they do not travel with every result.
+    """
+
+    trial: str
+    epoch: int
+    step: int
+    metrics: dict[str, Any]
+    timestamp: float
+    time_this_iter_s: float
+    time_total_s: float
+    time_since_restore: float
+    iterations_since_restore: int
+    timesteps_total: int | None = None
+    episodes_total: int | None = None
+    timesteps_since_restore: int = 0
+    done: bool = False
+
+
+class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
+    """A checkpoint's files and manifest are in the store; it contains the result of ``step``.
+
+    ``key`` is its folder in the experiment's store, ``<trial>/<epoch>-<n>``; ``sha256`` is its manifest's.
+    """
+
+    trial: str
+    epoch: int
+    n: int
+    step: int
+    key: str
+    sha256: str
+    size: int
+
+
+class TrialFinished(Message, frozen=True, tag="finished"):
+    """The trainable ended by itself or reached a stop criterion; its last result is the final one."""
+
+    trial: str
+    epoch: int
+
+
+class TrialFailed(Message, frozen=True, tag="failed"):
+    """The trainable raised, or could not be loaded or restored.
+
+    ``kind`` is one of ``user`` (its code), ``metric`` (what it reported), ``load`` (its code or parameters
+    could not be read), ``restore`` (its checkpoint could not), ``storage`` (a checkpoint could not be kept).
+    """
+
+    trial: str
+    epoch: int
+    kind: str
+    error: str
+    traceback: str
+    at: float
+
+
+class HostDied(Message, frozen=True, tag="died"):
+    """The host ended without saying that the trial had: by a signal, or by an exit of its own."""
+
+    trial: str
+    epoch: int
+    pid: int
+    signal: int | None
+    exit_code: int | None
+    at: float
+
+
+class HostFreed(Message, frozen=True, tag="freed"):
+    """The host's whole family is gone, or the host waits to be reused: the slot is free."""
+
+    trial: str
+    epoch: int
+
+
+NodeEvent = (
+    TrialStarted
+    | ResultReported
+    | CheckpointCommitted
+    | TrialFinished
+    | TrialFailed
+    | HostDied
+    | HostFreed
+)
+
+# --- facts that the scheduler makes ------------------------------------------------------------------
+
+
+class Tick(Message, frozen=True, tag="tick"):
+    """Time went on: ``elapsed`` seconds in which a scheduler ran this experiment, all runs together."""
+
+    elapsed: float
+
+
+class NodeJoined(Message, frozen=True, tag="joined"):
+    """A node incarnation offers its resources (name to amount)."""
+
+    incarnation: str
+    node: str
+    hostname: str
+    node_ip: str
+    resources: dict[str, float]
+
+
+class NodeLost(Message, frozen=True, tag="lost"):
+    """A node incarnation is gone, with all its hosts."""
+
+    incarnation: str
+    reason: str
+
+
+class BatchRead(Message, frozen=True, tag="batch"):
+    """Events ``first`` to ``last`` of an incarnation follow; the stream was read as far as ``cursor``."""
+
+    incarnation: str
+    first: int
+    last: int
+    cursor: str
+
+
+class ConfigSuggested(Message, frozen=True, tag="suggested"):
+    """The search algorithm gave the ``n``-th configuration (from 0), for a new trial.
+
+    ``config`` is packed by `tunemq_shared.packing`; ``resources`` is what one trial of it needs.
+    """
+
+    n: int
+    trial: str
+    config: bytes
+    tag: str
+    resources: dict[str, float]
+
+
+class SearchExhausted(Message, frozen=True, tag="exhausted"):
+    """The search algorithm has no more configurations; after it no ConfigSuggested comes."""
+
+
+class TrialChosen(Message, frozen=True, tag="chosen"):
+    """The trial scheduler chose which waiting trial starts next."""
+
+    trial: str
+
+
+class StopRequested(Message, frozen=True, tag="stop"):
+    """Somebody asked to stop a trial, or the whole experiment (``trial`` is None)."""
+
+    trial: str | None
+    reason: str
+
+
+class Interrupted(Message, frozen=True, tag="interrupted"):
+    """The person or the system ended the scheduler: hosts stop, trials stay where they are, to be resumed."""
+
+    reason: str
+
+
+Event = (
+    NodeEvent
+    | Tick
+    | NodeJoined
+    | NodeLost
+    | BatchRead
+    | ConfigSuggested
+    | SearchExhausted
+    | TrialChosen
+    | StopRequested
+    | Interrupted
+)
+
+# --- what algorithms answered about an event ---------------------------------------------------------
+
+#: No Decided record means CONTINUE.
+CONTINUE, PAUSE, STOP = "CONTINUE", "PAUSE", "STOP"
+
+
+class Decided(Message, frozen=True, tag="decided"):
+    """A trial scheduler or stopper decided something other than CONTINUE about a result."""
+
+    trial: str
+    step: int
+    decision: str
+    reason: str
+
+
+class HorizonSet(Message, frozen=True, tag="horizon"):
+    """Up to where the trial may run before anybody has to decide again."""
+
+    trial: str
+    horizon: Horizon
+
+
+class ExperimentStopped(Message, frozen=True, tag="enough"):
+    """A stopper decided that the whole experiment ends."""
+
+    reason: str
+
+
+Answer = Decided | HorizonSet | ExperimentStopped
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One line of the journal: an event and what was answered about it."""
+
+    event: Event
+    answers: tuple[Answer, ...] = ()
+
+
+# --- orders to a node --------------------------------------------------------------------------------
+
+
+class BlobRef(Message, frozen=True):
+    """A content-addressed blob: pickled code or shared parameters."""
+
+    sha256: str
+    size: int
+    path: str
+
+
+class CheckpointRef(Message, frozen=True):
+    """A committed checkpoint to restore from."""
+
+    key: str
+    sha256: str
+    step: int
+
+
+class Environment(Message, frozen=True):
+    """What hosts of an experiment are forked from: one forkserver for each distinct value."""
+
+    python: str
+    preload: tuple[str, ...]
+    variables: dict[str, str]
+    sys_path: tuple[str, ...]
+
+
+class HostStart(Message, frozen=True):
+    """All that a node needs to start a host."""
+
+    experiment: str
+    events_key: str
+    trial_name: str
+    trial_number: int
+    folder: str
+    code: BlobRef
+    config: bytes
+    resources: dict[str, float]
+    environment: Environment
+    store: str
+    stop: tuple[Condition, ...] = ()
+    required_metrics: tuple[str, ...] = ()
+    finite_metrics: tuple[str, ...] = ()
+    restore: CheckpointRef | None = None
+    last_step: int = 0
+    checkpoint_frequency: int = 0
+    checkpoint_at_end: bool = False
+    seed: int = 0
+    reuse: bool = False
+    stop_grace_s: float = 5.0
+
+
+class HostOrder(Message, frozen=True):
+    """What a node is to do about one trial. A trial that it hosts and that is not listed is killed.
+
+    ``run_until``: how far the trial may go before the scheduler has to be heard. ``stop``: end now, saving
+    if that is due. ``start`` is left out once the node has confirmed a version that held it.
+    """
+
+    trial: str
+    epoch: int
+    run_until: Horizon
+    stop: bool = False
+    start: HostStart | None = None
+
+
+class Assignment(Message, frozen=True):
+    """A node's mail: all that it is to host. The newest (term, version) counts, older ones are ignored."""
+
+    protocol: int
+    incarnation: str
+    term: int
+    version: int
+    orders: tuple[HostOrder, ...]
+
+
+class NodeHello(Message, frozen=True):
+    """A node incarnation introduces itself on the nodes' stream."""
+
+    protocol: int
+    node: str
+    incarnation: str
+    hostname: str
+    node_ip: str
+    pid: int
+    resources: dict[str, float]
+    python: str
+    cloudpickle: str
+
+
+class BatchHeader(Message, frozen=True):
+    """Stands before a batch of events: from whom, the number of its first event, the assignment taken."""
+
+    protocol: int
+    incarnation: str
+    first: int
+    taken: tuple[int, int]
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_node_event = msgspec.msgpack.Decoder(NodeEvent).decode
+decode_node_events = msgspec.msgpack.Decoder(list[NodeEvent]).decode
+decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
+decode_assignment = msgspec.msgpack.Decoder(Assignment).decode
+decode_hello = msgspec.msgpack.Decoder(NodeHello).decode
+decode_header = msgspec.msgpack.Decoder(BatchHeader).decode

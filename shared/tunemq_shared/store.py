@@ -1,0 +1,86 @@
+"""`Store`: where the checkpoints of one experiment are kept, whatever the storage.
+
+Every implementation passes the suite in ``tests/contracts/test_store.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import NamedTuple
+
+from tunemq_shared.errors import StoreError
+from tunemq_shared.manifest import CheckpointInfo, Manifest, is_safe_name
+
+
+class Committed(NamedTuple):
+    """A checkpoint that is wholly in the store: its manifest's hash, its files' size in bytes."""
+
+    key: str
+    sha256: str
+    size: int
+
+
+class Opened(NamedTuple):
+    """A folder with a checkpoint's verified files, to be read only, and its manifest."""
+
+    path: Path
+    manifest: Manifest
+
+
+class Store(ABC):
+    """Keeps checkpoints under keys ``<trial's folder>/<checkpoint>``.
+
+    *Atomicity.* A checkpoint is there completely or not at all, at every moment and after any crash
+    of the process that writes it. A key is written once and never over another.
+
+    *Trust.* What is read is checked against the hash that the caller knows, before anybody else
+    sees a byte of it; names in manifests never lead out of the checkpoint.
+
+    *Processes.* Several may use one store at the same time, each writing keys of its own.
+    """
+
+    @abstractmethod
+    def put_checkpoint(self, key: str, source: Path, info: CheckpointInfo) -> Committed:
+        """Keep the files below ``source``; when it returns, ``source`` may be changed or removed.
+
+        Links to what is below ``source`` are replaced by what they point to.
+
+        Raises:
+            CheckpointError: ``source`` is no folder, or holds what is no file (the message names
+                it).
+            StoreError: the key is taken or not allowed, or the storage failed: nothing is left
+                behind.
+        """
+
+    @abstractmethod
+    def open_checkpoint(self, key: str, sha256: str) -> Opened:
+        """The checkpoint whose manifest has this hash, every file verified.
+
+        Raises:
+            CheckpointCorrupt: something is damaged or missing; names key, file, expected and found.
+            StoreError: there is no such checkpoint, or the storage failed.
+        """
+
+    @abstractmethod
+    def delete_checkpoint(self, key: str) -> None:
+        """Remove the checkpoint; to remove one that is not there is no error.
+
+        Raises:
+            StoreError: the key is not allowed, or the storage failed.
+        """
+
+    @abstractmethod
+    def list_checkpoints(self) -> list[str]:
+        """The keys of all complete checkpoints, sorted."""
+
+    @abstractmethod
+    def sweep(self) -> int:
+        """Remove what crashed writers left, while others may write; returns the bytes freed."""
+
+
+def check_key(key: str) -> None:
+    """StoreError unless the key is ``<folder>/<name>`` of two visible names."""
+    parts = key.split("/")
+    if not is_safe_name(key) or len(parts) != 2 or any(part.startswith(".") for part in parts):
+        raise StoreError(f"{key!r} is not the key of a checkpoint; it must be '<trial>/<name>'.")

@@ -1,0 +1,50 @@
+"""Connects a trial's session to a store: names the checkpoints and describes what they contain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tunemq_shared.manifest import CheckpointInfo
+from tunemq_shared.messages import CheckpointCommitted, CheckpointRef
+from tunemq_shared.store import Store
+
+
+class StoreSink:
+    """The `CheckpointSink` of one trial; ``folder_name`` names its folder in the experiment's."""
+
+    def __init__(self, store: Store, trial_id: str, folder_name: str) -> None:
+        self._store = store
+        self._trial_id = trial_id
+        self._folder_name = folder_name
+
+    def save(
+        self,
+        source: Path,
+        *,
+        epoch: int,
+        n: int,
+        step: int,
+        state: dict[str, Any],
+        metrics: dict[str, Any],
+    ) -> CheckpointCommitted:
+        """Keep the files below ``source``; see `CheckpointSink.save`."""
+        info = CheckpointInfo(
+            trial=self._trial_id, epoch=epoch, n=n, step=step, metrics=metrics, state=state
+        )
+        key = f"{self._folder_name}/checkpoint_{epoch}-{n:06d}"
+        committed = self._store.put_checkpoint(key, source, info)
+        return CheckpointCommitted(
+            trial=self._trial_id,
+            epoch=epoch,
+            n=n,
+            step=step,
+            key=committed.key,
+            sha256=committed.sha256,
+            size=committed.size,
+        )
+
+    def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
+        """A folder with the verified files of ``ref``, and its state; see `CheckpointSink.open`."""
+        opened = self._store.open_checkpoint(ref.key, ref.sha256)
+        return opened.path, opened.manifest.state

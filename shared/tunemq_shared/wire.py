@@ -1,0 +1,50 @@
+"""Names of everything of ours in Redis, in one place, so that nothing there is without an owner.
+
+    tunemq:generation          random; gone or changed: the wire was reset (scheduler sets it)
+    tunemq:nodes               stream: NodeHello of every incarnation (nodes append, scheduler reads)
+    tunemq:lease:<inc>         counter that a node raises every second; expires after LEASE_TTL_S
+    tunemq:reply:<inc>         hash for that node: v newest assignment version, j journalled up to, f fenced
+    tunemq:events:<exp>        stream of event batches (scheduler creates, nodes append with NOMKSTREAM)
+    tunemq.node.<inc>          Celery queue of that incarnation
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TASK: Final = "tunemq.run_steps"
+
+GENERATION: Final = "tunemq:generation"
+NODES: Final = "tunemq:nodes"
+
+#: A node renews its lease this often.
+LEASE_PERIOD_S: Final = 1.0
+#: A lease that was not renewed for so long is void.
+LEASE_TTL_S: Final = 6.0
+#: What a node may hold that is not journalled yet; beyond it its hosts wait.
+OUTBOX_BYTES: Final = 64 * 2**20
+#: Of which so much in memory, the rest on disk.
+OUTBOX_MEMORY_BYTES: Final = 2**20
+
+#: Fields of a batch in an events stream, and of an entry of the nodes' stream.
+HEADER, EVENTS, HELLO = b"h", b"e", b"hello"
+
+
+def lease(incarnation: str) -> str:
+    """The key of an incarnation's lease."""
+    return f"tunemq:lease:{incarnation}"
+
+
+def reply(incarnation: str) -> str:
+    """The key of the scheduler's reply to an incarnation."""
+    return f"tunemq:reply:{incarnation}"
+
+
+def events(experiment: str) -> str:
+    """The key of an experiment's event stream."""
+    return f"tunemq:events:{experiment}"
+
+
+def queue(incarnation: str) -> str:
+    """The name of an incarnation's Celery queue."""
+    return f"tunemq.node.{incarnation}"

@@ -1,0 +1,47 @@
+"""What every test gets: a clean environment, results in a folder of its own, nothing left behind.
+
+A test whose service is missing asks `tests.support.need`, which skips on a laptop and fails where
+CI is set.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import psutil
+import pytest
+
+from tests.support import eventually
+
+hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("tunemq")
+
+for _name in [name for name in os.environ if name.startswith("TUNEMQ_")]:
+    del os.environ[_name]  # before any test, fixture or child process can see it
+
+
+@pytest.fixture(autouse=True)
+def _results_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "tunemq_results"))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a unit test that leaves a process or a thread; other tests may share warm ones."""
+    if "unit" not in request.node.path.relative_to(Path(__file__).parent).parts:
+        yield
+        return
+    threads, children = set(threading.enumerate()), set(psutil.Process().children(recursive=True))
+    yield
+
+    def left() -> list[object]:
+        running = [
+            child for child in psutil.Process().children(recursive=True) if child not in children
+        ]
+        return running + [thread for thread in threading.enumerate() if thread not in threads]
+
+    eventually(lambda: not left(), within=2.0, message=lambda: f"left running: {left()}")

@@ -1,0 +1,285 @@
+"""What every search algorithm promises the experiment's loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tunemq_scheduler.search import (
+    EXHAUSTED,
+    WAIT,
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    SearchAlgorithm,
+    Searcher,
+    SearchGenerator,
+    SearchSetup,
+    Suggestion,
+    choice,
+    make_search_algorithm,
+    sample_from,
+    uniform,
+)
+from tunemq_scheduler.search.domain_types import Domain
+from tunemq_scheduler.search.optuna_search import OptunaSearch
+from tunemq_scheduler.search.space import children
+from tunemq_shared.errors import SearchFailed, SearchSpaceError
+
+SPACE = {
+    "x": uniform(0, 1),
+    "opt": {"kind": choice(["a", "b"]), "fixed": [1, {"deep": 2}]},
+    "twice": sample_from(lambda config: 2 * config["x"]),
+}
+
+
+class PlainSearcher(Searcher):
+    """A searcher as people write them for Ray: no restoring, no keywords."""
+
+    def __init__(self) -> None:
+        super().__init__(metric="loss", mode="min")
+        self.configs: dict[str, dict[str, Any]] = {}
+        self.ends: list[tuple[str, Any, bool]] = []
+        self.results: list[str] = []
+        self.points: list[tuple[dict[str, Any], float]] = []
+
+    def set_search_properties(self, metric: Any, mode: Any, config: Any) -> bool:  # type: ignore[override]
+        return True
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        self.configs[trial_id] = {"x": len(self.configs) / 100}
+        return self.configs[trial_id]
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        self.results.append(trial_id)
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        del self.configs[trial_id]
+        self.ends.append((trial_id, result, error))
+
+    def add_evaluated_point(self, parameters: Any, value: float, *args: Any, **kwargs: Any) -> None:
+        self.points.append((parameters, value))
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "basic": BasicVariantGenerator,
+    "constant": lambda: BasicVariantGenerator(constant_grid_search=True),
+    "optuna": OptunaSearch,
+    "limited optuna": lambda: ConcurrencyLimiter(OptunaSearch(), 3),
+    "batched optuna": lambda: ConcurrencyLimiter(OptunaSearch(), 3, batch=True),
+    "plain": PlainSearcher,
+    "limited plain": lambda: ConcurrencyLimiter(PlainSearcher(), 3),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def make(request: pytest.FixtureRequest) -> Callable[..., SearchAlgorithm]:
+    def made(num_samples: int = 12, max_concurrent: int | None = None) -> SearchAlgorithm:
+        setup = SearchSetup(SPACE, num_samples, metric="loss", mode="min", seed=5)
+        return make_search_algorithm(MAKERS[request.param](), setup, max_concurrent)
+
+    return made
+
+
+def play(algorithm: SearchAlgorithm, first: int = 0, limit: int = 50) -> list[Suggestion]:
+    """One trial at a time until the search ends."""
+    found = []
+    for n in range(first, first + limit):
+        answer = algorithm.next_config(n, f"t{n}")
+        if answer is EXHAUSTED:
+            break
+        assert isinstance(answer, Suggestion)
+        algorithm.told_complete(f"t{n}", {"loss": answer.config["x"]})
+        found.append(answer)
+    return found
+
+
+def domains_in(node: Any) -> bool:
+    return isinstance(node, Domain) or any(domains_in(child) for _, child in children(node))
+
+
+def test_it_gives_num_samples_configurations_and_then_says_so(
+    make: Callable[..., SearchAlgorithm],
+) -> None:
+    algorithm = make(12)
+    assert not algorithm.is_finished
+    assert algorithm.total == 12
+    assert len(play(algorithm)) == 12
+    assert algorithm.is_finished
+    assert algorithm.next_config(12, "t12") is EXHAUSTED
+
+
+def test_an_endless_search_goes_on(make: Callable[..., SearchAlgorithm]) -> None:
+    algorithm = make(-1)
+    assert algorithm.total is None
+    assert len(play(algorithm, limit=30)) == 30
+
+
+def test_configurations_are_complete_and_belong_to_the_receiver(
+    make: Callable[..., SearchAlgorithm],
+) -> None:
+    algorithm = make()
+    space = copy.deepcopy(SPACE["opt"])
+    for suggestion in play(algorithm):
+        config = suggestion.config
+        assert config.keys() == SPACE.keys()
+        assert not domains_in(config)
+        assert config["twice"] == 2 * config["x"]
+        assert config["opt"]["fixed"] == [1, {"deep": 2}]
+        assert config["opt"]["kind"] in ("a", "b")
+        config["opt"]["fixed"][1]["deep"] = "spoilt"
+    assert SPACE["opt"] == space
+
+
+def test_tags_begin_with_the_number_and_values_have_flat_names(
+    make: Callable[..., SearchAlgorithm],
+) -> None:
+    for n, suggestion in enumerate(play(make())):
+        assert suggestion.tag.startswith(f"{n}_")
+        assert suggestion.evaluated_params.keys() == {"x", "opt/kind", "twice"}
+
+
+def test_the_same_seed_and_story_give_the_same_configurations(
+    make: Callable[..., SearchAlgorithm],
+) -> None:
+    assert play(make()) == play(make())
+
+
+def test_a_resumed_search_gives_only_what_is_left(make: Callable[..., SearchAlgorithm]) -> None:
+    whole = play(make())
+    resumed = make()
+    for n, suggestion in enumerate(whole[:5]):
+        resumed.told_suggested(n, f"t{n}", suggestion.config)
+        resumed.told_complete(f"t{n}", {"loss": suggestion.config["x"]})
+    rest = play(resumed, first=5)
+    assert len(rest) == 7
+    assert resumed.is_finished
+    if not isinstance(getattr(resumed, "searcher", None), PlainSearcher | ConcurrencyLimiter):
+        assert rest == whole[5:]
+
+
+def test_live_trials_are_limited(make: Callable[..., SearchAlgorithm]) -> None:
+    algorithm = make(max_concurrent=3)
+    for n in range(3):
+        assert isinstance(algorithm.next_config(n, f"t{n}"), Suggestion)
+    assert algorithm.next_config(3, "t3") is WAIT
+    assert not algorithm.is_finished
+    for n in range(3):
+        algorithm.told_complete(f"t{n}", None, error=True)
+    assert isinstance(algorithm.next_config(3, "t3"), Suggestion)
+
+
+def test_ends_of_every_sort_and_of_strangers_are_taken(
+    make: Callable[..., SearchAlgorithm],
+) -> None:
+    algorithm = make()
+    for n in range(3):
+        algorithm.next_config(n, f"t{n}")
+    if algorithm.wants_results:
+        algorithm.told_result("t0", {"loss": 3, "training_iteration": 1})
+    algorithm.told_complete("t0", {"loss": 3}, early_terminated=True)
+    algorithm.told_complete("t1", None, error=True)
+    algorithm.told_complete("t2", {"loss": float("nan")})
+    algorithm.told_complete("t2", {"loss": 1})
+    algorithm.told_complete("stranger", {"loss": 1})
+    assert isinstance(algorithm.next_config(3, "t3"), Suggestion)
+
+
+def test_only_algorithms_that_look_at_results_ask_for_a_metric(
+    make: Callable[..., SearchAlgorithm],
+) -> None:
+    algorithm = make()
+    assert algorithm.required_metrics == (("loss",) if algorithm.needs_results else ())
+
+
+# --- what the generator does for searchers that do little ------------------------------
+
+
+def test_a_searcher_that_cannot_restore_is_given_finished_trials_as_points(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    searcher = PlainSearcher()
+    algorithm = SearchGenerator(searcher)
+    algorithm.set_up(SearchSetup({"x": uniform(0, 1)}, 9))
+    for n in range(3):
+        algorithm.told_suggested(n, f"t{n}", {"x": n})
+    algorithm.told_result("t0", {"loss": 1})
+    algorithm.told_complete("t0", {"loss": 4.0})
+    algorithm.told_complete("t1", {"loss": 4.0}, error=True)
+    algorithm.told_complete("t2", None)
+    assert searcher.points == [({"x": 0}, 4.0)]
+    assert searcher.results == searcher.ends == []
+    assert caplog.text.count("PlainSearcher cannot take up trials") == 1
+
+
+def test_results_and_ends_reach_the_searcher_once() -> None:
+    searcher = PlainSearcher()
+    algorithm = SearchGenerator(ConcurrencyLimiter(searcher, 2))
+    algorithm.set_up(SearchSetup({}, 9))
+    assert algorithm.wants_results
+    algorithm.next_config(0, "t0")
+    algorithm.told_result("t0", {"loss": 1})
+    for _ in range(2):
+        algorithm.told_complete("t0", {"loss": 1}, error=True)
+    algorithm.told_result("t0", {"loss": 1})
+    assert searcher.results == ["t0"]
+    assert searcher.ends == [("t0", {"loss": 1}, True)]
+
+
+def test_a_batch_is_told_when_all_of_it_has_ended() -> None:
+    searcher = PlainSearcher()
+    algorithm = SearchGenerator(ConcurrencyLimiter(searcher, 2, batch=True))
+    algorithm.set_up(SearchSetup({}, 9))
+    for n in range(2):
+        algorithm.next_config(n, f"t{n}")
+    algorithm.told_complete("t1", {"loss": 1})
+    assert searcher.ends == []
+    assert algorithm.next_config(2, "t2") is WAIT
+    algorithm.told_complete("t0", {"loss": 0})
+    assert [trial for trial, _, _ in searcher.ends] == ["t1", "t0"]
+    assert isinstance(algorithm.next_config(2, "t2"), Suggestion)
+
+
+@pytest.mark.parametrize("answer", [3, "done", ["x"]])
+def test_a_suggestion_that_is_none_is_an_error_that_names_the_searcher(answer: Any) -> None:
+    class Wrong(PlainSearcher):
+        def suggest(self, trial_id: str) -> Any:
+            return answer
+
+    algorithm = SearchGenerator(Wrong())
+    algorithm.set_up(SearchSetup({}, 9))
+    with pytest.raises(SearchFailed, match=r"Wrong\.suggest\(\) gave"):
+        algorithm.next_config(0, "t0")
+
+
+def test_a_searcher_may_wait_and_may_finish() -> None:
+    answers: list[Any] = [None, {"x": 1}, Searcher.FINISHED]
+
+    class Story(PlainSearcher):
+        def suggest(self, trial_id: str) -> Any:
+            return answers.pop(0)
+
+    algorithm = SearchGenerator(Story())
+    algorithm.set_up(SearchSetup({"c": 2}, -1))
+    assert algorithm.next_config(0, "t0") is WAIT
+    suggestion = algorithm.next_config(0, "t0")
+    assert isinstance(suggestion, Suggestion)
+    assert suggestion.config == {"c": 2, "x": 1}
+    assert suggestion.evaluated_params == {"x": 1}
+    assert algorithm.next_config(1, "t1") is EXHAUSTED
+    assert algorithm.next_config(1, "t1") is EXHAUSTED
+    assert answers == []
+
+
+def test_a_searcher_without_a_space_refuses_domains_that_nobody_would_search() -> None:
+    class Own(PlainSearcher):
+        def set_search_properties(self, metric: Any, mode: Any, config: Any) -> bool:  # type: ignore[override]
+            return False
+
+    with pytest.raises(SearchSpaceError, match="varies 'x', but Own"):
+        SearchGenerator(Own()).set_up(SearchSetup({"x": uniform(0, 1)}))
+    SearchGenerator(Own()).set_up(SearchSetup({"x": sample_from(lambda: 3)}))

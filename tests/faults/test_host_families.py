@@ -1,0 +1,387 @@
+"""Real forkservers and hosts: whatever dies, nothing of a host's family is left, and soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.host_support import Server, alive
+from tests.support import eventually
+from tunemq_shared.messages import TrialFailed, TrialFinished, TrialStarted
+from tunemq_workers.forkserver_client import ForkserverLost
+from tunemq_workers.forkserver_messages import FamilyGone, HostExited
+
+pytestmark = pytest.mark.faults
+
+#: A family that was killed is gone within so many seconds.
+SOON = 1.0
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers = []
+
+    def start(**options: object) -> Server:
+        root = tmp_path / f"server_{len(servers)}"
+        root.mkdir()
+        servers.append(Server(root, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def raise_a_family(config):
+    """Two forked children that hold all pipes, and a grandchild in a session of its own."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    family = []
+    for _ in range(2):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            grandchild = os.fork()
+            if grandchild:
+                os.write(writing, b"%d" % grandchild)
+            while True:
+                time.sleep(60)
+        family += [pid, int(os.read(reading, 20))]
+    report({"family": family})
+    while True:
+        time.sleep(60)
+
+
+def test_a_killed_host_takes_its_whole_family_along(serve):
+    host = serve().start(raise_a_family)
+    family = host.result()["family"]
+    assert all(map(alive, family))
+
+    os.kill(host.pid, signal.SIGKILL)
+    host.gone(within=SOON)
+
+    assert host.exited().signal == signal.SIGKILL
+    assert not any(map(alive, [host.pid, *family]))
+
+
+def test_a_host_that_is_killed_on_order_takes_its_family_along_and_no_other(serve):
+    server = serve()
+    one, other = server.start(raise_a_family, 1), server.start(raise_a_family, 2)
+    family, others = one.result()["family"], other.result()["family"]
+
+    server.client.kill(one.name)
+    one.gone(within=SOON)
+
+    assert not any(map(alive, family))
+    assert all(map(alive, others))
+    assert not server.said(HostExited, other.name)
+
+
+def leave_a_daemon(config):
+    """Daemonise: forked twice, a session of its own, every descriptor closed, the mark gone."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(writing, b"%d" % os.getpid())
+            os.closerange(0, 64)
+            os.execve("/bin/sleep", ["sleep", "60"], {})
+        os._exit(0)
+    daemon = int(os.read(reading, 20))
+    while os.path.basename(os.readlink(f"/proc/{daemon}/exe")).startswith("python"):
+        time.sleep(0.001)
+    report({"daemon": daemon, "step": 1})
+
+
+def test_a_trial_that_ends_by_itself_leaves_no_daemon_behind(serve):
+    host = serve().start(leave_a_daemon)
+    daemon = host.result()["daemon"]
+
+    host.gone()
+
+    assert host.exited().exit_code == 0
+    assert isinstance(host.events[-1], TrialFinished)
+    assert not alive(daemon)
+
+
+def test_all_hosts_that_die_at_once_are_said_to_be_gone(serve):
+    server = serve()
+    hosts = [server.start(raise_a_family, number) for number in range(4)]
+    pids = [pid for host in hosts for pid in [host.pid, *host.result()["family"]]]
+
+    for host in hosts:
+        os.kill(host.pid, signal.SIGKILL)
+    for host in hosts:
+        host.gone(within=2 * SOON)
+
+    assert not any(map(alive, pids))
+
+
+def test_closing_the_control_socket_ends_the_forkserver_and_every_family(serve):
+    server = serve()
+    host = server.start(raise_a_family)
+    pids = [server.client.pid, host.pid, *host.result()["family"]]
+
+    server.client.close(within_s=SOON)
+
+    assert not any(map(alive, pids))
+
+
+NODE = """
+    import sys, time
+    from pathlib import Path
+    from tests.host_support import Server
+    from tests.faults.test_host_families import raise_a_family
+
+    server = Server(Path(sys.argv[1]))
+    host = server.start(raise_a_family)
+    print(server.client.pid, host.pid, *host.result()["family"], flush=True)
+    time.sleep(60)
+"""
+
+
+def test_everything_dies_with_a_killed_node(tmp_path):
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    node = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(NODE), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+    )
+    with node:
+        pids = [int(word) for word in node.stdout.readline().split()]
+        assert len(pids) == 6
+        assert all(map(alive, pids))
+        node.kill()
+
+    eventually(lambda: not any(map(alive, pids)), within=SOON)
+
+
+def test_hosts_die_with_a_killed_forkserver_and_the_node_hears_of_each(serve):
+    server = serve()
+    hosts = [server.start(wait_for_ever, number) for number in range(2)]
+    pids = [host.pid for host in hosts]
+    for host in hosts:
+        host.result()
+
+    os.kill(server.client.pid, signal.SIGKILL)
+    with pytest.raises(ForkserverLost, match="ended with -9") as lost:
+        eventually(server.listen, within=SOON)
+
+    assert not any(map(alive, pids))
+    told = lost.value.reports
+    assert {report.host for report in told if isinstance(report, HostExited)} == {"h0", "h1"}
+    assert {report.host for report in told if isinstance(report, FamilyGone)} == {"h0", "h1"}
+
+
+def wait_for_ever(config):
+    import time
+
+    from tunemq_shared.session import report
+
+    report({"loss": 1.0})
+    while True:
+        time.sleep(60)
+
+
+def hold_the_gil(config):
+    import ctypes
+    import signal
+
+    from tunemq_shared.session import report
+
+    if config["stubborn"]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    report({"loss": 1.0})
+    ctypes.PyDLL(None).sleep(60)
+
+
+def test_a_step_that_holds_the_gil_ends_when_it_is_asked_by_signal(serve):
+    server = serve()
+    host = server.start(hold_the_gil, config={"stubborn": False})
+    host.result()
+
+    server.client.term(host.name)
+
+    assert host.exited(within=SOON).signal == signal.SIGTERM
+    host.gone(within=SOON)
+
+
+def test_a_step_that_holds_the_gil_and_ignores_the_signal_is_killed(serve):
+    server = serve()
+    other = server.start(wait_for_ever, 1)
+    host = server.start(hold_the_gil, config={"stubborn": True})
+    host.result()
+
+    server.client.term(host.name)
+    # That the forkserver has seen the first command by now, another host's answer to the next one
+    # shows.
+    server.client.kill(other.name)
+    other.gone(within=SOON)
+    assert not server.said(HostExited, host.name)
+    server.client.kill(host.name)
+
+    host.gone(within=SOON)
+    assert host.exited().signal == signal.SIGKILL
+
+
+def crash(config):
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def test_a_crash_is_reported_with_its_signal_and_leaves_a_traceback(serve):
+    host = serve().start(crash)
+
+    host.gone()
+
+    assert host.exited().signal == signal.SIGSEGV
+    assert isinstance(host.events[-1], TrialStarted)
+    assert "Segmentation fault" in host.output()
+    assert "in crash" in host.output()
+
+
+def exit_at_once(config):
+    import os
+
+    os._exit(3)
+
+
+def test_an_exit_of_its_own_is_reported_with_its_code(serve):
+    host = serve().start(exit_at_once)
+
+    host.gone()
+
+    assert (host.exited().exit_code, host.exited().signal) == (3, None)
+
+
+def stop_in_atexit(config):
+    import atexit
+    import time
+
+    atexit.register(print, "said at exit")
+    atexit.register(time.sleep, 60)
+
+
+def test_a_handler_that_hangs_at_exit_does_not_hold_the_host(serve):
+    host = serve().start(stop_in_atexit)
+
+    assert host.exited(within=8.0).signal == signal.SIGALRM
+    assert isinstance(host.events[-1], TrialFinished)
+
+
+OPENMP_AT_IMPORT = """
+    import ctypes, ctypes.util
+    library = ctypes.CDLL("libgomp.so.1")
+    body = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p)
+    library.GOMP_parallel(body, None, 2, 0)
+"""
+
+OPENMP_THEN_ONE_THREAD = (
+    OPENMP_AT_IMPORT
+    + """
+    import os
+    os.listdir = lambda path, real=os.listdir: [1] if path.endswith("/task") else real(path)
+"""
+)
+
+
+def write_module(folder: Path, name: str, source: str) -> str:
+    (folder / f"{name}.py").write_text(textwrap.dedent(source))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (OPENMP_AT_IMPORT, "it runs 1 thread of its own"),
+        # The probe finds what the count of threads does not.
+        (OPENMP_THEN_ONE_THREAD, "hung for 5 s"),
+        ("import threading; threading.Thread(target=threading.Event().wait).start()", "1 thread"),
+        (
+            "import os; kept = os.open('/dev/null', 0); os.readlink = lambda p: '/dev/nvidia0'",
+            "GPU",
+        ),
+    ],
+)
+def test_a_module_that_would_hang_every_host_is_refused_by_name(serve, tmp_path, source, reason):
+    write_module(tmp_path, "harmful", source)
+    write_module(tmp_path, "harmless", "value = 1")
+
+    server = serve(preload=["harmless", "harmful"], sys_path=[str(tmp_path)])
+    host = server.start(which_are_loaded, config={"names": ["harmless", "harmful"]})
+
+    assert host.result() == {"loaded": ["harmless"]}
+    (warning,) = server.warnings()
+    assert warning.startswith("harmful is not preloaded")
+    assert reason in warning
+
+
+def which_are_loaded(config):
+    import sys
+
+    from tunemq_shared.session import report
+
+    report({"loaded": [name for name in config["names"] if name in sys.modules]})
+
+
+def test_a_module_that_cannot_be_imported_is_named_and_the_others_are_preloaded(serve, tmp_path):
+    write_module(tmp_path, "harmful", "raise SystemExit('no licence')")
+
+    server = serve(preload=["harmful", "no_such_module", "wave"], sys_path=[str(tmp_path)])
+    host = server.start(which_are_loaded, config={"names": ["wave"]})
+
+    assert host.result() == {"loaded": ["wave"]}
+    first, second = server.warnings()
+    assert "harmful could not be preloaded (SystemExit: no licence)" in first
+    assert "no_such_module could not be preloaded (ModuleNotFoundError" in second
+
+
+def test_a_forkserver_that_dies_while_it_preloads_names_the_module(serve, tmp_path):
+    write_module(tmp_path, "deadly", "import os; os._exit(9)")
+    server = serve(preload=["deadly"], sys_path=[str(tmp_path)])
+    server.start(wait_for_ever)
+
+    with pytest.raises(ForkserverLost, match="ended with 9 while it preloaded deadly") as lost:
+        eventually(server.listen)
+
+    assert [type(report) for report in lost.value.reports[-2:]] == [HostExited, FamilyGone]
+
+
+def test_code_that_cannot_be_loaded_fails_its_trial(serve):
+    host = serve().start(which_are_loaded)
+    (Path(host.order.start.code.path)).unlink()
+
+    host.gone()
+
+    failure = host.events[-1]
+    assert isinstance(failure, TrialFailed)
+    assert failure.kind == "load"
+
+
+def test_a_folder_that_cannot_be_made_fails_its_trial(serve):
+    server = serve()
+    (server.root / "trial_0").write_text("in the way")
+    host = server.start(which_are_loaded)
+
+    host.gone()
+
+    failure = host.events[-1]
+    assert isinstance(failure, TrialFailed)
+    assert failure.kind == "storage"

@@ -1,0 +1,198 @@
+"""A forkserver with hosts for tests, driven as a node would drive it."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunemq_shared.blobs import BlobFolder
+from tunemq_shared.messages import (
+    Environment,
+    HostOrder,
+    HostStart,
+    NodeEvent,
+    ResultReported,
+    decode_node_event,
+    encode,
+)
+from tunemq_shared.packing import pack_config
+from tunemq_shared.shipping import ship
+from tunemq_workers import frames
+from tunemq_workers.forkserver_client import ForkserverClient
+from tunemq_workers.forkserver_messages import FamilyGone, HostExited, HostForked, Report, Warned
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: neither gone nor waiting to be waited for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+class Host:
+    """The node's view of one host."""
+
+    def __init__(self, server: Server, name: str, line: socket.socket, order: HostOrder) -> None:
+        self.server, self.name, self.order = server, name, order
+        self.events: list[NodeEvent] = []
+        self.kinds: list[int] = []
+        self._line, self._decoder = line, frames.FrameDecoder()
+        self._is_open = True
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What the trial reported so far."""
+        self.listen()
+        return [event.metrics for event in self.events if isinstance(event, ResultReported)]
+
+    def listen(self) -> None:
+        """Take in what has come."""
+        while self._is_open:
+            try:
+                data = self._line.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            self._is_open = bool(data)
+            for kind, payload in self._decoder.feed(data):
+                self.kinds.append(kind)
+                if payload:
+                    self.events.append(decode_node_event(payload))
+
+    def tell(self, kind: int, order: HostOrder) -> None:
+        """Send an order."""
+        self._line.send(frames.frame(kind, encode(order)))
+
+    def result(self, n: int = 0) -> dict[str, Any]:
+        """The ``n``-th result, once it is there."""
+        self.until(lambda: len(self.results) > n, f"result {n}")
+        return self.results[n]
+
+    def until(self, condition: Callable[[], object], what: str, within: float = 10.0) -> None:
+        """Serve both sockets until the condition holds."""
+        deadline = time.monotonic() + within
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(
+                    f"no {what} within {within:g} s; it said {self.events}, {self.output()}"
+                )
+            select.select([self.server.client, self._line], [], [], 0.02)
+            self.server.listen()
+            self.listen()
+
+    def exited(self, within: float = 10.0) -> HostExited:
+        """How it ended."""
+        self.until(lambda: self.server.said(HostExited, self.name), "end", within)
+        return self.server.said(HostExited, self.name)[0]
+
+    def gone(self, within: float = 10.0) -> None:
+        """Return when its family is gone."""
+        self.until(lambda: self.server.said(FamilyGone, self.name), "FamilyGone", within)
+        self.listen()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        self.until(lambda: self.server.said(HostForked, self.name), "pid")
+        return self.server.said(HostForked, self.name)[0].pid
+
+    def output(self, name: str = "stderr") -> str:
+        """What it printed."""
+        assert self.order.start is not None
+        path = Path(self.order.start.folder, name)
+        return path.read_text() if path.exists() else ""
+
+    def close(self) -> None:
+        """Close the node's end."""
+        self._line.close()
+
+
+class Server:
+    """One forkserver, and the hosts that were started with it."""
+
+    def __init__(
+        self,
+        root: Path,
+        preload: Sequence[str] = (),
+        variables: dict[str, str] | None = None,
+        sys_path: Sequence[str] = (),
+    ) -> None:
+        self.root = root
+        path = [*sys_path, *(entry for entry in sys.path if entry)]
+        variables = {"PATH": os.environ["PATH"]} if variables is None else variables
+        self.environment = Environment(sys.executable, tuple(preload), variables, tuple(path))
+        self.client = ForkserverClient(
+            self.environment, log=str(root / "forkserver"), hostname="here", node_ip="127.0.0.1"
+        )
+        self.reports: list[Report] = []
+        self.hosts: list[Host] = []
+
+    def listen(self) -> None:
+        """Take in what the forkserver has said."""
+        self.reports += self.client.read()
+
+    def said(self, kind: type[Any], host: str | None = None) -> list[Any]:
+        """Its reports of one kind, about one host."""
+        return [
+            report
+            for report in self.reports
+            if isinstance(report, kind) and (host is None or report.host == host)
+        ]
+
+    def warnings(self) -> list[str]:
+        """What it warned of."""
+        return [report.text for report in self.said(Warned)]
+
+    def until_ready(self, within: float = 30.0) -> None:
+        """Return when it is ready."""
+        deadline = time.monotonic() + within
+        while not self.client.is_ready:
+            if time.monotonic() > deadline:
+                pytest.fail(f"not ready; it said {self.reports}")
+            select.select([self.client], [], [], 0.1)
+            self.listen()
+
+    def order(self, function: Any, number: int = 0, **more: Any) -> HostOrder:
+        """The order to run ``function`` as trial ``number``."""
+        start = HostStart(
+            experiment="experiment",
+            events_key="events",
+            trial_name=f"trial_{number}",
+            trial_number=number,
+            folder=str(self.root / f"trial_{number}"),
+            code=ship(function, BlobFolder(self.root / "blobs")),
+            config=pack_config(more.pop("config", {})),
+            resources=more.pop("resources", {"cpu": 1.0}),
+            environment=self.environment,
+            store=str(self.root),
+            **more,
+        )
+        return HostOrder(f"t{number}", 1, (), start=start)
+
+    def start(self, function: Any, number: int = 0, gpus: Sequence[str] = (), **more: Any) -> Host:
+        """Start a host for ``function``."""
+        return self.start_order(self.order(function, number, **more), gpus)
+
+    def start_order(self, order: HostOrder, gpus: Sequence[str] = ()) -> Host:
+        """Start a host for an order with its start."""
+        name = f"h{len(self.hosts)}"
+        host = Host(self, name, self.client.start(name, order, gpus), order)
+        self.hosts.append(host)
+        return host
+
+    def close(self) -> None:
+        """End it with all its hosts."""
+        self.client.close()
+        for host in self.hosts:
+            host.close()

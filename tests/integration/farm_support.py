@@ -1,0 +1,253 @@
+"""Real processes for tests of the node's side: a Redis that can be killed, a node, and its scheduler.
+
+The scheduler here is no more than the wire's other end: it publishes assignments with Celery, reads
+events, and says what is journalled.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+from kombu import Exchange, Queue
+
+from tests.support import eventually, need
+from tunemq_shared import wire
+from tunemq_shared.blobs import BlobFolder
+from tunemq_shared.conditions import TO_THE_END, Horizon
+from tunemq_shared.messages import (
+    PROTOCOL_VERSION,
+    Assignment,
+    Environment,
+    HostOrder,
+    HostStart,
+    NodeEvent,
+    NodeHello,
+    decode_header,
+    decode_hello,
+    decode_node_events,
+    encode,
+)
+from tunemq_shared.packing import pack_config
+from tunemq_shared.shipping import ship
+
+_VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
+
+
+class RedisServer:
+    """A redis-server on a unix socket that keeps nothing on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        beside = Path(sysconfig.get_path("scripts"), "redis-server")
+        self._program = str(beside) if beside.exists() else shutil.which("redis-server")
+        need("redis-server", self._program)
+        self._folder = folder
+        self.path = str(folder / "redis.sock")
+        self.url = f"unix://{self.path}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Start it, empty."""
+        options = ["--port", "0", "--unixsocket", self.path, "--save", "", "--appendonly", "no"]
+        log = ["--loglevel", "warning", "--logfile", "redis.log"]
+        self.process = subprocess.Popen([str(self._program), *options, *log], cwd=self._folder)
+        self.client = redis.Redis(unix_socket_path=self.path, socket_timeout=5)
+        eventually(self.answers, message="redis-server does not answer")
+
+    def answers(self) -> bool:
+        """Whether it can be reached."""
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
+
+    def kill(self) -> None:
+        """End it like a power cut."""
+        assert self.process is not None
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class Scheduler:
+    """The other end of the wire, for one experiment."""
+
+    def __init__(self, server: RedisServer, folder: Path, experiment: str = "exp") -> None:
+        self._server, self._folder = server, folder
+        self.key = wire.events(experiment)
+        self._app = Celery("scheduler", set_as_current=False, fixups=[])
+        self._app.conf.update(
+            broker_url=f"redis+socket://{server.path}",
+            task_ignore_result=True,
+            broker_transport_options={"priority_steps": [0]},
+        )
+        self._generations = 0
+        self._blobs = BlobFolder(folder / "blobs")
+        self._versions: dict[str, int] = {}
+        self.introduce_wire()
+
+    @property
+    def client(self) -> Any:
+        """A connection to Redis."""
+        return self._server.client
+
+    def introduce_wire(self) -> None:
+        """Begin a generation of the wire."""
+        self._generations += 1
+        self.client.xgroup_create(self.key, "made", mkstream=True)
+        self.client.xgroup_destroy(self.key, "made")
+        self.client.set(wire.GENERATION, f"generation {self._generations}")
+
+    def hellos(self) -> list[NodeHello]:
+        """Who has introduced itself in this generation."""
+        return [decode_hello(fields[wire.HELLO]) for _, fields in self.client.xrange(wire.NODES)]
+
+    def start(self, trainable: Any, config: dict[str, Any] | None = None, **how: Any) -> HostStart:
+        """How to host a trial of ``trainable``."""
+        number = how.pop("trial_number", 0)
+        environment = Environment(sys.executable, (), _VARIABLES, ())
+        values: dict[str, Any] = {
+            "experiment": "exp",
+            "events_key": self.key,
+            "trial_name": f"trial_{number}",
+            "trial_number": number,
+            "folder": str(self._folder / f"trial_{number}"),
+            "code": ship(trainable, self._blobs),
+            "config": pack_config(config or {}),
+            "resources": {"cpu": 1.0},
+            "environment": environment,
+            "store": str(self._folder / "store"),
+        }
+        return HostStart(**{**values, **how})
+
+    def assign(self, incarnation: str, *orders: HostOrder, version: int | None = None) -> int:
+        """Publish an assignment; its version, the next one if it is not given."""
+        if version is None:
+            version = self._versions[incarnation] = self._versions.get(incarnation, 0) + 1
+        assignment = Assignment(PROTOCOL_VERSION, incarnation, 1, version, orders)
+        name = wire.queue(incarnation)
+        self._app.send_task(
+            wire.TASK,
+            args=[base64.b64encode(encode(assignment)).decode()],
+            queue=Queue(
+                name, exchange=Exchange("", no_declare=True), routing_key=name, no_declare=True
+            ),
+            ignore_result=True,
+        )
+        return version
+
+    def batches(self) -> list[tuple[int, list[NodeEvent]]]:
+        """All batches in the stream: the number of the first event, and the events."""
+        return [
+            (decode_header(fields[wire.HEADER]).first, decode_node_events(fields[wire.EVENTS]))
+            for _, fields in self.client.xrange(self.key)
+        ]
+
+    def events(self) -> list[NodeEvent]:
+        """The events in the stream in their order, doubles dropped; a gap fails the test."""
+        events: list[NodeEvent] = []
+        for first, batch in self.batches():
+            assert first <= len(events) + 1, f"event {len(events) + 1} is missing"
+            events += batch[len(events) + 1 - first :]
+        return events
+
+    def said(self, kind: type[NodeEvent]) -> list[Any]:
+        """The events of one kind."""
+        return [event for event in self.events() if isinstance(event, kind)]
+
+    def journal(self, incarnation: str, n: int) -> None:
+        """Say that events are journalled up to number ``n``."""
+        self.client.hset(wire.reply(incarnation), "j", n)
+
+    def announce(self, incarnation: str, version: int) -> None:
+        """Say which assignment is the newest."""
+        self.client.hset(wire.reply(incarnation), "v", f"1:{version}")
+
+    def lease(self, incarnation: str) -> list[int]:
+        """The lease's counter, and the (term, version) that it says was taken; empty without one."""
+        value = self.client.get(wire.lease(incarnation))
+        return [int(part) for part in value.split(b":")] if value else []
+
+
+class Node:
+    """A node process, introduced."""
+
+    def __init__(self, server: RedisServer, scheduler: Scheduler, folder: Path, *more: str) -> None:
+        self.folder = folder
+        command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", server.url]
+        self.process = subprocess.Popen([
+            *command, "--name", "node", "--workdir", str(folder), "--cpus", "2", *more,
+        ])  # fmt: skip
+        eventually(scheduler.hellos, within=10, message="the node does not introduce itself")
+        self.hello = scheduler.hellos()[-1]
+        self.incarnation = self.hello.incarnation
+
+    def log(self) -> str:
+        """Its log."""
+        return (self.folder / "node.log").read_text()
+
+    def ear(self) -> int | None:
+        """Its ear's pid."""
+        for pid in children_of(self.process.pid):
+            if b"tunemq_workers.ear" in _command_line(pid):
+                return pid
+        return None
+
+    def end(self) -> None:
+        """End it, whatever became of it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+        self.process.wait(10)
+
+
+def order(
+    trial: str,
+    start: HostStart | None,
+    *,
+    epoch: int = 1,
+    run_until: Horizon = TO_THE_END,
+    stop: bool = False,
+) -> HostOrder:
+    """An order for a trial."""
+    return HostOrder(trial, epoch, run_until, stop, start)
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of a process."""
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]
+
+
+def family_of(pid: int) -> list[int]:
+    """A process and its descendants."""
+    return [pid, *(member for child in children_of(pid) for member in family_of(child))]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

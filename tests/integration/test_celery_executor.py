@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from tests.integration.fake_node import FakeNode
+from tests.support import eventually
+from tunemq_scheduler import celery_executor, lease_watch
+from tunemq_scheduler.celery_executor import CeleryTrialExecutor
+from tunemq_scheduler.core.commands import ContinueTrial, ReleaseTrial, StartTrial, StopTrial
+from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+from tunemq_shared.conditions import TO_THE_END, next_result
+from tunemq_shared.errors import WireUnavailable
+
+pytestmark = pytest.mark.integration
+
+KEY = wire.events("exp1")
+PLAN = ExperimentPlan(
+    experiment="e",
+    experiment_id="exp1",
+    events_key=KEY,
+    folder="/results/e",
+    trainable_name="train",
+    code=m.BlobRef("0", 1, "/code"),
+    environment=m.Environment("python", (), {}, ()),
+)
+START = StartTrial("t1", 1, "inc1", 0, b"", {"cpu": 1.0}, next_result(0), 0, None)
+
+
+def result(step: int) -> m.ResultReported:
+    return m.ResultReported("t1", 1, step, {"loss": float("nan")}, 1.0, 0.1, 0.1, 0.1, step)
+
+
+@pytest.fixture
+def farm() -> Iterator[EmbeddedFarm]:
+    """A Redis, and a process that is no node."""
+    farm = EmbeddedFarm(make_node_command=lambda *_: ["/bin/sleep", "600"])
+    farm.wait_until_ready()
+    yield farm
+    farm.stop()
+
+
+@pytest.fixture
+def executor(farm: EmbeddedFarm) -> Iterator[CeleryTrialExecutor]:
+    executor = CeleryTrialExecutor(farm.url, term=1, backing=farm)
+    executor.open(PLAN)
+    yield executor
+    executor.close(now=True)
+
+
+@pytest.fixture
+def node(farm: EmbeddedFarm) -> Iterator[FakeNode]:
+    node = FakeNode(farm.url, "inc1")
+    yield node
+    node.close()
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look every 20 ms, so that tests need not last for seconds."""
+    monkeypatch.setattr(celery_executor, "_LOOK_EVERY_S", 0.02)
+
+
+@pytest.fixture
+def short_leases(quick_looks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 0.2)
+
+
+def poll_until(executor: CeleryTrialExecutor, kind: type[m.Message], within: float = 5.0) -> list:
+    """Poll until a fact of ``kind`` has come; all facts until then."""
+    facts: list[m.Event] = []
+    deadline = time.monotonic() + within
+    while not any(isinstance(fact, kind) for fact in facts):
+        assert time.monotonic() < deadline, f"no {kind.__name__} in {facts}; {executor.notes()}"
+        facts += executor.poll(0.05)
+    return facts
+
+
+def turn_until(executor: CeleryTrialExecutor, condition: Callable[[], object]) -> None:
+    """Poll, whatever comes, until the condition holds."""
+    eventually(lambda: (executor.poll(0.02), condition())[1])
+
+
+@pytest.fixture
+def joined(executor: CeleryTrialExecutor, node: FakeNode) -> FakeNode:
+    node.say_hello()
+    poll_until(executor, m.NodeJoined)
+    return node
+
+
+def test_a_node_that_introduces_itself_joins_with_what_it_offers(executor, node):
+    node.say_hello()
+
+    assert poll_until(executor, m.NodeJoined) == [
+        m.NodeJoined("inc1", "local", "host", "127.0.0.1", {"cpu": 2.0})
+    ]
+
+
+def test_a_node_that_was_there_before_the_experiment_joins_too(farm, node):
+    first = CeleryTrialExecutor(farm.url, term=1)
+    first.open(PLAN)
+    node.say_hello()
+    first.close()
+    second = CeleryTrialExecutor(farm.url, term=2)
+    second.open(PLAN)
+
+    poll_until(second, m.NodeJoined)
+    second.close()
+
+
+def test_a_turns_orders_come_as_one_message_and_say_how_to_start_until_confirmed(executor, joined):
+    second = StartTrial("t2", 1, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, None)
+    executor.perform([START, second])
+    mail = joined.read_mail()
+    assert joined.redis.llen(wire.queue("inc1")) == 0
+    assert [(order.trial, order.start is not None) for order in mail.orders] == [
+        ("t1", True),
+        ("t2", True),
+    ]
+    assert mail.orders[0].start == PLAN.host_start(START)
+
+    joined.send(KEY, result(1))
+    poll_until(executor, m.BatchRead)
+    executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1)), StopTrial("t2", 1, "inc1")])
+    assert joined.read_mail().orders == (
+        m.HostOrder("t1", 1, next_result(1)),
+        m.HostOrder("t2", 1, TO_THE_END, stop=True),
+    )
+
+
+def test_a_lease_confirms_orders_as_well_as_a_batch(executor, joined, quick_looks):
+    executor.perform([START])
+    joined.read_mail()
+    joined.renew()
+    turn_until(executor, lambda: executor._roster.nodes["inc1"].mailbox.is_confirmed)
+    executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1))])
+
+    assert joined.read_mail().orders[0].start is None
+
+
+def test_the_reply_announces_the_newest_orders(executor, joined):
+    executor.perform([START])
+    executor.poll(0.0)
+
+    eventually(lambda: joined.redis.hget(wire.reply("inc1"), "v") == b"1:1")
+
+
+def test_orders_that_are_not_confirmed_are_sent_again(executor, joined, quick_looks):
+    executor.perform([START])
+    lost = joined.read_mail()
+    joined.taken = (0, 0)  # as if it had never come
+    again = None
+    while again is None:
+        joined.renew()
+        executor.poll(0.03)
+        if joined.redis.llen(wire.queue("inc1")):
+            again = joined.read_mail()
+
+    assert again == lost
+
+
+def test_a_released_trial_is_no_longer_listed(executor, joined, quick_looks):
+    executor.perform([START])
+    joined.read_mail()
+    executor.perform([ReleaseTrial("t1", 1, "inc1")])
+    assert joined.redis.llen(wire.queue("inc1")) == 0
+    turn_until(executor, lambda: joined.redis.llen(wire.queue("inc1")))
+
+    assert joined.read_mail().orders == ()
+
+
+def test_batches_become_facts_and_are_kept_until_they_are_journalled(executor, joined):
+    joined.send(KEY, result(1), result(2))
+    joined.send(KEY, m.TrialFinished("t1", 1))
+    facts = poll_until(executor, m.TrialFinished)
+    assert [(fact.first, fact.last) for fact in facts if isinstance(fact, m.BatchRead)] == [
+        (1, 2),
+        (3, 3),
+    ]
+    assert [fact.step for fact in facts if isinstance(fact, m.ResultReported)] == [1, 2]
+    assert joined.redis.xlen(KEY) == 2
+
+    executor.release({"inc1": 2})
+    eventually(lambda: joined.journalled() == 2)
+    assert joined.redis.xlen(KEY) == 1
+    executor.release({"inc1": 3})
+    eventually(lambda: joined.journalled() == 3)
+    assert joined.redis.xlen(KEY) == 0
+    assert joined.send(KEY, result(3)), "the empty stream must stay"
+
+
+def test_a_flood_is_read_in_order_and_whole(executor, joined):
+    sender = threading.Thread(
+        target=lambda: [
+            joined.send(KEY, *(result(step) for step in range(1 + 100 * n, 101 + 100 * n)))
+            for n in range(100)
+        ]
+    )
+    sender.start()
+    steps: list[int] = []
+    while len(steps) < 10_000:
+        facts = poll_until(executor, m.BatchRead)
+        steps += [fact.step for fact in facts if isinstance(fact, m.ResultReported)]
+        executor.release({"inc1": len(steps)})
+    sender.join()
+
+    assert steps == list(range(1, 10_001))
+
+
+def test_a_restarted_node_takes_its_own_place_after_its_predecessors_last_words(
+    executor, joined, farm
+):
+    joined.send(KEY, result(1))
+    successor = FakeNode(farm.url, "inc2")
+    successor.say_hello()
+    facts = poll_until(executor, m.NodeJoined)
+    successor.close()
+
+    kinds = [type(fact) for fact in facts]
+    assert kinds == [m.BatchRead, m.ResultReported, m.NodeLost, m.NodeJoined]
+    assert facts[2].incarnation == "inc1"
+
+
+def test_a_silent_node_is_lost_and_fenced_and_leaves_no_queue(executor, joined, short_leases):
+    executor.perform([START])
+    facts = poll_until(executor, m.NodeLost)
+    executor.poll(0.0)
+
+    assert facts[-1].incarnation == "inc1"
+    eventually(lambda: joined.redis.hget(wire.reply("inc1"), "f"))
+    assert joined.redis.ttl(wire.reply("inc1")) > 0
+    assert not joined.redis.exists(wire.queue("inc1"))
+    assert joined.redis.xlen(wire.NODES) == 0
+    executor.perform([StopTrial("t1", 1, "inc1")])  # the runner may not have read it yet
+    assert not joined.redis.exists(wire.queue("inc1"))
+
+
+def test_after_redis_was_killed_everything_is_there_again_and_nothing_is_lost(
+    executor, joined, farm
+):
+    executor.perform([START])
+    joined.read_mail()
+    joined.send(KEY, result(1))
+    poll_until(executor, m.BatchRead)
+    executor.release({"inc1": 1})
+    generation = joined.redis.get(wire.GENERATION)
+
+    farm.trouble()  # reads the pids
+    os.kill(farm.pids["redis"], signal.SIGKILL)
+    turn_until(executor, lambda: _is_new_generation(joined, generation))
+    executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1))])
+    joined.say_hello()
+    turn_until(executor, lambda: joined.redis.llen(wire.queue("inc1")))
+    mail = joined.read_mail()
+
+    assert mail.orders[0].start is not None, "what the node had confirmed may be forgotten"
+    assert joined.journalled() == 1
+    assert joined.send(KEY, result(1), first=1)
+    assert poll_until(executor, m.BatchRead)[0].first == 1
+    assert executor.notes()[-1].startswith("The embedded redis ended")
+
+
+def _is_new_generation(node: FakeNode, old: bytes) -> bool:
+    try:
+        return node.redis.get(wire.GENERATION) not in {None, old}
+    except redis.ConnectionError:
+        return False
+
+
+def test_a_wiped_redis_is_noticed_and_read_from_the_beginning(executor, joined, quick_looks):
+    executor.perform([START])
+    joined.read_mail()
+    joined.send(KEY, result(1), result(2))
+    poll_until(executor, m.BatchRead)
+    joined.redis.flushall()
+    assert not joined.send(KEY, result(3)), "without the stream nothing is appended"
+    turn_until(executor, lambda: joined.redis.exists(KEY))
+    joined.say_hello()
+    joined.send(KEY, result(1), result(2), result(3), first=1)
+
+    facts = poll_until(executor, m.BatchRead)
+    assert (facts[0].first, facts[0].last) == (1, 3)
+    assert not any(isinstance(fact, m.NodeJoined) for fact in facts)
+
+
+def test_a_redis_that_cannot_be_reached_is_named_with_how_long_was_tried():
+    executor = CeleryTrialExecutor("redis://:secret@127.0.0.1:1/0", term=1, connect_within=0.3)
+
+    with pytest.raises(WireUnavailable, match=r"127\.0\.0\.1:1.*Tried for 0\.\d s") as raised:
+        executor.open(PLAN)
+    assert "secret" not in str(raised.value)
+    executor.close()
+
+
+def test_while_redis_is_away_a_person_is_told_and_the_loop_goes_on(farm):
+    executor = CeleryTrialExecutor(farm.url, term=1)
+    executor.open(PLAN)
+    farm.stop()
+
+    turn_until(executor, lambda: executor.notes())
+    assert "Redis has been away for" in executor.notes()[0]
+    executor.perform([START])
+    executor.release({"inc1": 1})
+    executor.close()
+
+
+def test_an_embedded_farm_that_will_not_come_back_is_an_error(farm, executor):
+    farm.stop()
+
+    with pytest.raises(WireUnavailable, match="keeper process ended"):
+        for _ in range(100):
+            executor.poll(0.05)
+
+
+def test_a_wake_up_ends_a_poll_at_once(executor):
+    timer = threading.Timer(0.05, executor.wake)
+    timer.start()
+    started = time.monotonic()
+
+    assert executor.poll(30.0) == []
+    assert time.monotonic() - started < 5.0
+    timer.join()
+
+
+def test_waiting_costs_next_to_nothing(executor, joined):
+    executor.poll(0.1)
+    used = time.thread_time()
+    executor.poll(2.0)
+
+    assert time.thread_time() - used < 0.02  # 1 %; it is a twentieth of that on an idle machine
+
+
+def test_what_is_left_of_an_experiment_expires(executor, joined):
+    executor.perform([START])
+    joined.read_mail()
+    joined.send(KEY, result(1))
+    poll_until(executor, m.BatchRead)
+    mail: list[m.Assignment | None] = []
+    reader = threading.Thread(target=lambda: mail.append(joined.read_mail()))
+    reader.start()
+    executor.close()
+    reader.join()
+
+    assert mail[0].orders == (), "what still runs must end"
+    owned = {wire.GENERATION, wire.NODES, wire.reply("inc1"), wire.lease("inc1")}
+    left = {key.decode() for key in joined.redis.keys("*")} - owned
+    assert all(joined.redis.ttl(key) > 0 for key in left), left
+    assert not [key for key in left if "kombu" in key]
+    executor.close()  # again is allowed
+
+
+CELERY_WORKER = """
+import sys
+from celery import Celery
+from kombu import Exchange, Queue
+url, queue, path = sys.argv[1:]
+app = Celery("worker", broker=url, set_as_current=False)
+name = Queue(queue, exchange=Exchange("", no_declare=True), routing_key=queue, no_declare=True)
+app.conf.update(
+    task_queues=[name], accept_content=["json"], worker_enable_remote_control=False,
+    task_ignore_result=True, broker_connection_retry_on_startup=True,
+)
+
+@app.task(name="tunemq.run_steps")
+def run_steps(payload):
+    with open(path, "a") as heard:
+        heard.write(payload + "\\n")
+
+app.worker_main(["worker", "--pool=solo", "--without-mingle", "--without-gossip", "-l", "ERROR"])
+"""
+
+
+def test_any_celery_worker_understands_the_task(executor, joined, farm, tmp_path: Path):
+    heard = tmp_path / "heard"
+    url = f"redis+socket://{farm.url.removeprefix('unix://')}"
+    worker = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CELERY_WORKER, url, wire.queue("inc1"), str(heard)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        executor.perform([START])
+        eventually(lambda: heard.exists() and heard.read_text().endswith("\n"), within=20.0)
+    finally:
+        worker.kill()
+        worker.wait()
+
+    assignment = m.decode_assignment(base64.b64decode(heard.read_text()))
+    assert assignment.orders[0].start == PLAN.host_start(START)
+
+
+def test_the_roster_does_not_grow_with_the_nodes_that_died(executor, farm, quick_looks):
+    for number in range(3):
+        node = FakeNode(farm.url, f"inc{number}")
+        node.say_hello()
+        poll_until(executor, m.NodeJoined)
+        node.close()
+
+    assert list(executor._roster.nodes) == ["inc2"]

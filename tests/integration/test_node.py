@@ -1,0 +1,370 @@
+"""A node as a process, with a real Redis, a real ear and real trial hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import (
+    Node,
+    RedisServer,
+    Scheduler,
+    family_of,
+    is_alive,
+    order,
+)
+from tests.support import eventually
+from tunemq_shared.conditions import next_result
+from tunemq_shared.messages import (
+    HostDied,
+    HostFreed,
+    ResultReported,
+    TrialFailed,
+    TrialFinished,
+    TrialStarted,
+)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def scheduler(server: RedisServer, tmp_path: Path) -> Scheduler:
+    return Scheduler(server, tmp_path)
+
+
+@pytest.fixture
+def node(server: RedisServer, scheduler: Scheduler, tmp_path: Path) -> Iterator[Node]:
+    node = Node(server, scheduler, tmp_path / "node")
+    yield node
+    node.end()
+
+
+def three_results(config):
+    from tunemq_shared.session import report
+
+    for n in range(3):
+        report({"loss": n / 10})
+
+
+def without_end(config):
+    import time
+
+    from tunemq_shared.session import report
+
+    while True:
+        report({"loss": 0.5})
+        time.sleep(0.01)
+
+
+def test_a_node_says_what_it_offers_once_its_ear_hears(node, scheduler):
+    assert node.hello.node == "node"
+    assert node.hello.pid == node.process.pid
+    assert node.hello.resources["cpu"] == 2
+    assert node.ear() is not None
+    assert scheduler.lease(node.incarnation)[1:] == [0, 0]
+
+
+def test_a_trial_tells_its_story_in_order(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    kinds = [type(event) for event in scheduler.events()]
+    assert kinds == [TrialStarted, *[ResultReported] * 3, TrialFinished, HostFreed]
+    assert [event.step for event in scheduler.said(ResultReported)] == [1, 2, 3]
+
+
+def test_the_lease_is_renewed_and_says_which_assignment_was_taken(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.lease(node.incarnation)[1:] == [1, 1])
+    before = scheduler.lease(node.incarnation)[0]
+    eventually(lambda: scheduler.lease(node.incarnation)[0] > before)
+
+
+def test_an_assignment_that_comes_twice_or_late_changes_nothing(node, scheduler):
+    start = scheduler.start(without_end)
+    scheduler.assign(node.incarnation, order("t1", start), version=2)
+    scheduler.assign(node.incarnation, order("t1", start), version=2)
+    scheduler.assign(node.incarnation, version=1)
+    scheduler.assign(node.incarnation, order("t1", None), version=3)
+    eventually(lambda: scheduler.lease(node.incarnation)[1:] == [1, 3])
+    eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
+    assert len(scheduler.said(TrialStarted)) == 1
+    assert not scheduler.said(HostFreed)
+
+
+def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node, scheduler):
+    start = scheduler.start(three_results)
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    version = scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.lease(node.incarnation)[2] == version)
+    assert len(scheduler.said(TrialStarted)) == 1
+
+
+def test_a_trial_waits_at_its_horizon_until_it_grows(node, scheduler):
+    start = scheduler.start(three_results)
+    scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    scheduler.assign(node.incarnation, order("t1", None, run_until=next_result(1)))
+    eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
+    assert not scheduler.said(TrialFinished)
+    scheduler.assign(node.incarnation, order("t1", None))
+    eventually(lambda: scheduler.said(TrialFinished), message=node.log)
+
+
+def test_a_stopped_trial_leaves_by_itself_and_frees_its_slot(node, scheduler):
+    start = scheduler.start(without_end)
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    scheduler.assign(node.incarnation, order("t1", None, stop=True))
+    eventually(lambda: scheduler.said(HostFreed), within=2, message=node.log)
+    assert not scheduler.said(HostDied)
+    assert not scheduler.said(TrialFailed)
+
+
+def test_a_trial_that_ignores_its_stop_is_killed_after_its_grace(node, scheduler):
+    def deaf(config):
+        import signal
+        import time
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(60)
+
+    start = scheduler.start(deaf, stop_grace_s=0.1)
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(TrialStarted), message=node.log)
+    scheduler.assign(node.incarnation, order("t1", None, stop=True))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    assert not scheduler.said(HostDied)
+
+
+def test_a_trial_that_is_not_listed_any_more_is_killed(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(TrialStarted), message=node.log)
+    scheduler.assign(node.incarnation)
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    assert not is_alive(scheduler.said(TrialStarted)[0].pid)
+
+
+def test_a_host_that_is_killed_is_reported_after_its_last_words(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    pid = scheduler.said(TrialStarted)[0].pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    died, freed = scheduler.events()[-2:]
+    assert (died.trial, died.pid, died.signal, died.exit_code) == ("t1", pid, 9, None)
+    assert isinstance(freed, HostFreed)
+
+
+def test_a_trial_whose_interpreter_is_missing_fails_with_the_reason(node, scheduler):
+    start = scheduler.start(three_results)
+    environment = type(start.environment)("/no/such/python", (), {}, ())
+    start = scheduler.start(three_results, environment=environment)
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    failed = scheduler.said(TrialFailed)[0]
+    assert failed.kind == "load"
+    assert "/no/such/python" in failed.error
+
+
+def test_a_host_is_used_again_for_the_next_trial_of_the_same_code(node, scheduler):
+    first = scheduler.start(three_results, reuse=True)
+    scheduler.assign(node.incarnation, order("t1", first))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    second = scheduler.start(three_results, reuse=True, trial_number=1)
+    scheduler.assign(node.incarnation, order("t2", second))
+    eventually(lambda: len(scheduler.said(HostFreed)) == 2, message=node.log)
+    one, two = scheduler.said(TrialStarted)
+    assert (one.trial, two.trial) == ("t1", "t2")
+    assert one.pid == two.pid
+    assert len(scheduler.said(ResultReported)) == 6
+
+
+def test_a_parked_host_makes_room_for_a_trial_of_other_code(node, scheduler):
+    scheduler.assign(
+        node.incarnation, order("t1", scheduler.start(three_results, reuse=True))
+    )
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    scheduler.assign(
+        node.incarnation, order("t2", scheduler.start(without_end, reuse=True, trial_number=1))
+    )
+    eventually(lambda: len(scheduler.said(TrialStarted)) == 2, message=node.log)
+    one, two = scheduler.said(TrialStarted)
+    assert one.pid != two.pid
+    assert not is_alive(one.pid)
+
+
+def test_no_trial_notices_that_the_ear_was_killed(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    ear = node.ear()
+    os.kill(ear, signal.SIGKILL)
+    version = scheduler.assign(node.incarnation, order("t1", None, run_until=next_result(10**6)))
+    # What a killed ear had read is lost, so a scheduler sends again what was not taken.
+    eventually(lambda: node.ear() not in {None, ear}, within=1)
+    if scheduler.lease(node.incarnation)[2] < version:
+        scheduler.assign(node.incarnation, order("t1", None), version=version)
+    eventually(lambda: scheduler.lease(node.incarnation)[2] == version, within=2, message=node.log)
+    assert not scheduler.said(HostDied)
+
+
+def test_an_ear_that_went_deaf_is_replaced_when_mail_is_overdue(node, scheduler):
+    ear = node.ear()
+    os.kill(ear, signal.SIGSTOP)
+    scheduler.announce(node.incarnation, 7)
+    eventually(lambda: node.ear() not in {None, ear}, message=node.log)
+    scheduler.assign(node.incarnation, version=7)
+    eventually(lambda: scheduler.lease(node.incarnation)[2] == 7, message=node.log)
+
+
+@pytest.mark.faults
+def test_nothing_is_lost_while_redis_is_dead(node, scheduler, server):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: len(scheduler.said(ResultReported)) > 5, message=node.log)
+    pid = scheduler.said(TrialStarted)[0].pid
+    server.kill()
+    time.sleep(0.5)  # an outage, in which the trial goes on
+    server.start()
+    scheduler.introduce_wire()
+    eventually(lambda: scheduler.hellos(), within=2, message=node.log)
+    eventually(lambda: len(scheduler.said(ResultReported)) > 60, message=node.log)
+    steps = [event.step for event in scheduler.said(ResultReported)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert is_alive(pid)
+    version = scheduler.assign(node.incarnation)
+    eventually(lambda: scheduler.lease(node.incarnation)[2] == version, within=2, message=node.log)
+
+
+@pytest.mark.faults
+def test_what_is_not_journalled_is_sent_again_when_the_wire_was_wiped(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    before = scheduler.events()
+    scheduler.client.flushall()
+    scheduler.introduce_wire()
+    eventually(lambda: len(scheduler.events()) == len(before), message=node.log)
+    assert scheduler.events() == before
+    assert [hello.incarnation for hello in scheduler.hellos()] == [node.incarnation]
+
+
+@pytest.mark.faults
+def test_what_is_journalled_is_not_sent_again(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    scheduler.journal(node.incarnation, len(scheduler.events()))
+    renewals = scheduler.lease(node.incarnation)[0]
+    eventually(lambda: scheduler.lease(node.incarnation)[0] > renewals + 1)
+    scheduler.client.flushall()
+    scheduler.introduce_wire()
+    eventually(scheduler.hellos, message=node.log)
+    scheduler.assign(node.incarnation, order("t2", scheduler.start(three_results)))
+    eventually(scheduler.batches, message=node.log)
+    assert scheduler.batches()[0][0] == 7
+
+
+def test_events_wait_while_the_stream_is_missing(node, scheduler):
+    scheduler.client.delete(scheduler.key)
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    eventually(lambda: "wire.not_appended" in node.log(), message=node.log)
+    assert not scheduler.client.exists(scheduler.key)
+    scheduler.introduce_wire()
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+
+
+def test_a_node_without_a_generation_waits_with_its_hello(server, scheduler, tmp_path):
+    from tunemq_shared import wire
+
+    scheduler.client.delete(wire.GENERATION)
+    folder = tmp_path / "early"
+    command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", server.url]
+    process = subprocess.Popen([*command, "--name", "early", "--workdir", str(folder)])
+    try:
+        eventually(lambda: scheduler.client.keys("tunemq:lease:*"))
+        assert not scheduler.hellos()
+        scheduler.client.set(wire.GENERATION, "late")
+        eventually(scheduler.hellos, within=2)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(TrialStarted), message=node.log)
+    family = family_of(node.process.pid)
+    node.process.terminate()
+    assert node.process.wait(5) == 0
+    assert isinstance(scheduler.events()[-1], HostFreed)
+    assert scheduler.lease(node.incarnation) == []
+    eventually(lambda: not any(map(is_alive, family)))
+
+
+@pytest.mark.faults
+def test_a_killed_node_leaves_nothing_running(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(TrialStarted), message=node.log)
+    family = family_of(node.process.pid)
+    assert len(family) >= 4
+    node.process.kill()
+    node.process.wait()
+    eventually(lambda: not any(map(is_alive, family)), within=2)
+
+
+def test_a_node_ends_with_the_process_that_it_watches(server, scheduler, tmp_path):
+    owner = subprocess.Popen(["sleep", "60"])
+    node = Node(server, scheduler, tmp_path / "owned", "--watch-pid", str(owner.pid))
+    try:
+        scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+        eventually(lambda: scheduler.said(TrialStarted), message=node.log)
+        family = family_of(node.process.pid)
+        owner.kill()
+        owner.wait()
+        assert node.process.wait(2) == 0
+        eventually(lambda: not any(map(is_alive, family)), within=2)
+    finally:
+        node.end()
+
+
+def test_a_fenced_node_kills_its_hosts_and_ends(node, scheduler):
+    from tunemq_shared import wire
+
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(TrialStarted), message=node.log)
+    family = family_of(node.process.pid)
+    scheduler.client.hset(wire.reply(node.incarnation), "f", 1)
+    assert node.process.wait(5) == 75
+    eventually(lambda: not any(map(is_alive, family)))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--redis", "http://somewhere", "write redis://host:6379/0"),
+        ("--cpus", "-1", "--cpus is -1.0"),
+        ("--resources", '{"gpu": -2}', "offers -2.0 of 'gpu'"),
+        ("--resources", "gpu=2", "give a JSON object"),
+    ],
+)
+def test_a_bad_option_is_refused_with_its_name_and_the_fix(tmp_path, option, value, message):
+    command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--name", "n"]
+    if option != "--redis":
+        command += ["--redis", f"unix://{tmp_path}/none.sock"]
+    command += ["--workdir", str(tmp_path), option, value]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 64
+    assert message in ended.stderr

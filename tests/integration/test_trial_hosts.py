@@ -1,0 +1,328 @@
+"""What a trial finds when it runs in a host that was really forked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.host_support import Server, alive
+from tests.support import eventually
+from tunemq_shared.messages import (
+    Condition,
+    HostOrder,
+    TrialFailed,
+    TrialFinished,
+    TrialStarted,
+)
+from tunemq_workers import frames
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers = []
+
+    def start(**options: object) -> Server:
+        root = tmp_path / f"server_{len(servers)}"
+        root.mkdir()
+        servers.append(Server(root, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def look_around(config):
+    import os
+    import sys
+
+    from tunemq_shared.session import report
+
+    sys.stdout.write("printed\n")
+    sys.stderr.write("complained\n")
+    os.system("echo by a program")
+    report(
+        {
+            "cwd": os.getcwd(),
+            "argv": sys.argv,
+            "variables": dict(os.environ),
+            "leads_its_group": os.getpgrp() == os.getpid(),
+            "stdin": sys.stdin.read(),
+            "main": sorted(vars(sys.modules["__main__"])),
+            "heavy": [m for m in ("celery", "redis", "minio", "numpy") if m in sys.modules],
+            "path": sys.path,
+            "descriptors": sorted(int(fd) for fd in os.listdir("/proc/self/fd")),
+        }
+    )
+
+
+def test_a_trial_finds_a_clean_process_in_its_folder(serve):
+    server = serve(variables={"PATH": os.environ["PATH"], "MINE": "1", "TUNEMQ_OURS": "2"})
+    host = server.start(look_around)
+    seen = host.result()
+    host.gone()
+
+    folder = str(server.root / "trial_0")
+    assert seen["cwd"] == folder
+    assert seen["argv"] == ["trial_0"]
+    assert seen["leads_its_group"]
+    assert not seen["stdin"]
+    assert "main" not in seen["main"]
+    assert seen["heavy"] == []
+    assert seen["path"][: len(server.environment.sys_path)] == list(server.environment.sys_path)
+    assert seen["variables"] == {
+        "PATH": os.environ["PATH"],
+        "MINE": "1",
+        "TUNEMQ_HOST": "h0",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "BLIS_NUM_THREADS": "1",
+        "NUMEXPR_NUM_THREADS": "1",
+    }
+    # Standard input, output and error, the line to the node, and the listing itself.
+    assert len(seen["descriptors"]) == 5
+
+
+def test_output_of_a_trial_and_its_programs_is_in_its_folder(serve):
+    host = serve().start(look_around)
+    host.gone()
+
+    assert host.output("stdout") == "printed\nby a program\n"
+    assert host.output("stderr") == "complained\n"
+
+
+def test_events_come_in_order_and_the_last_one_says_that_it_is(serve):
+    host = serve().start(look_around)
+    host.gone()
+
+    started, _, finished = host.events
+    assert isinstance(started, TrialStarted)
+    assert (started.pid, started.hostname, started.node_ip) == (host.pid, "here", "127.0.0.1")
+    assert isinstance(finished, TrialFinished)
+    assert host.kinds == [frames.EVENT, frames.EVENT, frames.ENDING]
+
+
+def test_a_trial_sees_the_gpus_that_it_was_given(serve):
+    host = serve().start(look_around, gpus=["GPU-1", "GPU-2"], resources={"gpu": 2.0})
+
+    assert host.result()["variables"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    host.gone()
+
+
+def fail(config):
+    raise RuntimeError("diverged")
+
+
+def test_an_error_of_the_trial_is_sent_with_its_traceback(serve):
+    host = serve().start(fail)
+    host.gone()
+
+    failure = host.events[-1]
+    assert isinstance(failure, TrialFailed)
+    assert (failure.kind, failure.error) == ("user", "RuntimeError: diverged")
+    assert "in fail" in failure.traceback
+    assert host.exited().exit_code == 0
+
+
+def count_threads(config):
+    import numpy as np
+    from threadpoolctl import threadpool_info
+
+    from tunemq_shared.session import report
+
+    np.ones((64, 64)) @ np.ones((64, 64))
+    report({library["user_api"]: library["num_threads"] for library in threadpool_info()})
+
+
+@pytest.mark.parametrize("preload", [["numpy"], []])
+def test_blas_has_as_many_threads_as_the_trial_has_cpus(serve, preload):
+    server = serve(preload=preload)
+    hosts = [server.start(count_threads, n, resources={"cpu": n + 0.5}) for n in (1, 2)]
+
+    assert [host.result()["blas"] for host in hosts] == [1, 2]
+    for host in hosts:
+        host.gone()
+
+
+def test_the_users_own_limit_of_threads_counts_more(serve):
+    variables = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "2"}
+    host = serve(preload=["numpy"], variables=variables).start(count_threads)
+
+    assert host.result()["blas"] == 2
+    host.gone()
+
+
+def draw(config):
+    import random
+
+    drawn = [random.random()]
+    import numpy as np
+
+    from tunemq_shared.session import report
+
+    drawn.append(float(np.random.random()))  # noqa: NPY002 - this one is seeded
+    report({"drawn": drawn})
+
+
+@pytest.mark.parametrize("preload", [[], ["numpy"], ["numpy.random"]])
+def test_trials_draw_different_numbers_and_every_run_the_same(serve, preload):
+    runs = []
+    for _ in range(2):
+        server = serve(preload=preload)
+        hosts = [server.start(draw, number, seed=7) for number in range(2)]
+        runs.append([host.result()["drawn"] for host in hosts])
+        for host in hosts:
+            host.gone()
+
+    assert runs[0] == runs[1]
+    assert len({number for drawn in runs[0] for number in drawn}) == 4
+
+
+def use_multiprocessing(config):
+    import multiprocessing
+    import operator
+
+    from tunemq_shared.session import report
+
+    context = multiprocessing.get_context(config["method"])
+    with context.Pool(2) as pool:
+        report({"results": pool.map(operator.neg, [1, 2, 3])})
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing_works_in_a_trial(serve, method):
+    host = serve().start(use_multiprocessing, config={"method": method})
+
+    assert host.result() == {"results": [-1, -2, -3]}
+    host.gone()
+    assert isinstance(host.events[-1], TrialFinished), host.output()
+    assert not host.output()
+
+
+def report_in_a_child(config):
+    import os
+    import sys
+
+    from tunemq_shared.errors import TuneError
+    from tunemq_shared.session import report
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            report({"loss": 1.0})
+        except TuneError as error:
+            sys.stdout.write(str(error))
+            sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def test_a_child_of_a_trial_cannot_report_and_reads_why(serve):
+    host = serve().start(report_in_a_child)
+    host.gone()
+
+    assert not host.results
+    assert "a child of the trial's process" in host.output("stdout")
+
+
+def count_to_three(config):
+    from tunemq_shared.session import report
+
+    for step in range(3):
+        report({"loss": step})
+
+
+def test_a_trial_waits_where_it_was_told_to_until_it_is_told_more(serve):
+    server = serve()
+    order = server.order(count_to_three)
+    held = HostOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
+    host = server.start_order(held)
+    assert host.result() == {"loss": 0}
+    assert len(host.results) == 1
+
+    host.tell(frames.ORDER, HostOrder(order.trial, 1, (Condition("training_iteration", 2),)))
+    assert host.result(1) == {"loss": 1}
+    host.tell(frames.ORDER, HostOrder(order.trial, 1, ()))
+
+    assert host.result(2) == {"loss": 2}
+    host.gone()
+
+
+def test_a_waiting_trial_ends_when_its_node_does(serve):
+    server = serve()
+    order = server.order(count_to_three)
+    host = server.start_order(
+        HostOrder(order.trial, 1, (Condition("training_iteration", 1),), start=order.start)
+    )
+    host.result()
+
+    pid = host.pid
+    host.close()
+
+    eventually(lambda: not alive(pid), within=1.0)
+
+
+def test_a_host_that_is_reused_runs_the_next_trial_as_a_new_one_would(serve):
+    server = serve()
+    first = server.start(draw, 0, reuse=True)
+    fresh = server.start(draw, 1)
+    first.until(lambda: frames.IDLE in first.kinds, "idle host")
+
+    first.tell(frames.NEXT, server.order(draw, 1))
+
+    assert first.result(1)["drawn"] == fresh.result()["drawn"]
+    first.gone()
+    fresh.gone()
+    assert [event.trial for event in first.events] == ["t0"] * 3 + ["t1"] * 3
+    assert {event.pid for event in first.events if isinstance(event, TrialStarted)} == {first.pid}
+    assert (server.root / "trial_1" / "stdout").exists()
+
+
+def test_a_host_whose_trial_failed_is_not_reused(serve):
+    host = serve().start(fail, reuse=True)
+    host.gone()
+
+    assert frames.IDLE not in host.kinds
+
+
+def register_at_exit(config):
+    import atexit
+
+    atexit.register(print, "said at exit")
+
+
+def test_handlers_at_exit_are_run(serve):
+    host = serve().start(register_at_exit)
+    host.gone()
+
+    assert host.output("stdout") == "said at exit\n"
+
+
+def test_a_configuration_larger_than_a_packet_arrives(serve):
+    host = serve().start(measure, config={"large": "x" * 3_000_000})
+
+    assert host.result() == {"size": 3_000_000}
+    host.gone()
+
+
+def measure(config):
+    from tunemq_shared.session import report
+
+    report({"size": len(config["large"])})
+
+
+def test_a_hundred_starts_before_the_forkserver_is_ready_are_not_lost(serve):
+    server = serve(preload=["sklearn.svm"])
+    hosts = [server.start(count_to_three, number) for number in range(100)]
+
+    for host in hosts:
+        host.gone()
+
+    assert all(isinstance(host.events[-1], TrialFinished) for host in hosts)

@@ -1,0 +1,136 @@
+"""Searches on the simulated executor, for tests and benchmarks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.replay import Outcome, outcome, replay, replay_lock_step
+from tunemq_scheduler.schedulers import TrialScheduler
+from tunemq_scheduler.search import BasicVariantGenerator, loguniform
+from tunemq_scheduler.search.search_algorithm import SearchSetup
+from tunemq_scheduler.simulated import SimulatedTrialExecutor, SimulationSettings
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared import messages as m
+from tunemq_shared.conditions import Condition
+
+SPACE = {"lr": loguniform(1e-4, 1.0)}
+
+
+def noise(*parts: object) -> float:
+    """A number in [0, 1) that depends on ``parts`` only."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+class ListJournal:
+    """Keeps the turns in memory."""
+
+    def __init__(self) -> None:
+        self.entries: list[m.Entry] = []
+
+    def append(self, entries: Sequence[m.Entry]) -> None:
+        self.entries.extend(entries)
+
+    def close(self) -> None:
+        pass
+
+
+class NoRecords:
+    """Tells nobody."""
+
+    def record(self, command: c.RecordCommand, trial: TrialView) -> None:
+        pass
+
+    def turn_ended(self) -> None:
+        pass
+
+
+class Search:
+    """One simulated search: ``max_t`` steps a trial at most, curves that differ in height and speed."""
+
+    def __init__(
+        self,
+        make_scheduler: Callable[[], TrialScheduler],
+        *,
+        simulation: SimulationSettings,
+        trials: int = 20,
+        max_t: int = 9,
+        lock_step: bool = False,
+        journal: Any = None,
+    ) -> None:
+        self.settings = RunnerSettings(
+            keep=KeepRule(num_to_keep=2, score_attribute="loss", higher_is_better=False),
+            request={"cpu": 1.0},
+            max_failures=-1,
+        )
+        self.plan = ExperimentPlan(
+            experiment="simulated",
+            experiment_id="0",
+            events_key="",
+            folder="/nowhere",
+            trainable_name="train",
+            code=m.BlobRef("", 0, ""),
+            environment=m.Environment("", (), {}, ()),
+            stop=(Condition("training_iteration", max_t),),
+            checkpoint_frequency=2,
+        )
+        self._make_scheduler = make_scheduler
+        self._seed = simulation.seed
+        self._trials = trials
+        self.runner = TrialRunner(self.settings)
+        self.executor = SimulatedTrialExecutor(simulation, self._metrics, self._step_time)
+        self.journal = journal if journal is not None else ListJournal()
+        self.algorithms = self._algorithms(lock_step=lock_step)
+        self.loop = ExperimentLoop(
+            runner=self.runner,
+            plan=self.plan,
+            algorithms=self.algorithms,
+            executor=self.executor,
+            journal=self.journal,
+            records=NoRecords(),
+            resources_for=lambda _config: {"cpu": 1.0},
+            trial_prefix="t",
+            clock=self.executor.clock,
+        )
+        self.executor.open(self.plan)
+
+    def run(self) -> Search:
+        self.loop.run()
+        return self
+
+    def outcome(self) -> Outcome:
+        """What the run came to."""
+        return outcome(self.settings, self.journal.entries)
+
+    def replayed(self) -> TrialRunner:
+        return replay(self.settings, self.journal.entries)
+
+    def outcome_in_lock_step(self) -> Outcome:
+        """What its journal comes to when everybody is asked about every result."""
+        algorithms = self._algorithms(lock_step=True)
+        return replay_lock_step(self.settings, self.plan, algorithms, self.journal.entries)
+
+    def _algorithms(self, *, lock_step: bool) -> Algorithms:
+        search = BasicVariantGenerator()
+        search.set_up(SearchSetup(SPACE, self._trials, "loss", "min", self._seed))
+        scheduler = self._make_scheduler()
+        scheduler.set_search_properties("loss", "min", seed=self._seed)
+        return Algorithms(
+            search=search, scheduler=scheduler, metric="loss", mode="min", lock_step=lock_step
+        )
+
+    def _metrics(self, config: dict[str, Any], step: int) -> dict[str, Any]:
+        level, speed = noise(self._seed, "level", config["lr"]), noise(self._seed, config["lr"])
+        return {"loss": level + (1 + speed) / step + 0.05 * noise(self._seed, config["lr"], step)}
+
+    def _step_time(self, config: dict[str, Any], step: int) -> float:
+        return 0.5 + noise(self._seed, "time", config["lr"], step)

@@ -1,0 +1,93 @@
+"""Running ahead of the scheduler changes nothing: decisions, records and kept checkpoints are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tunemq_scheduler.replay import compare
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_scheduler.simulated import SimulationSettings
+from tunemq_shared.conditions import Condition
+from tunemq_shared.errors import InvariantBroken
+
+from tests.simulation.farm import Search
+
+SEEDS = 200
+MAX_T = 9
+
+
+def asha() -> TrialScheduler:
+    return ASHAScheduler(max_t=MAX_T, grace_period=1, reduction_factor=3)
+
+
+SCHEDULERS = {"fifo": FIFOScheduler, "asha": asha}
+
+
+def search(
+    make: Callable[[], TrialScheduler],
+    seed: int,
+    latency_s: float,
+    *,
+    lock_step: bool = False,
+    horizon_error: int = 0,
+    deaths: float = 0.0,
+) -> Search:
+    simulation = SimulationSettings(
+        nodes=4,
+        seed=seed,
+        latency_s=latency_s,
+        horizon_error=horizon_error,
+        deaths=deaths,
+        death_window_s=30.0,
+    )
+    return Search(make, simulation=simulation, max_t=MAX_T, lock_step=lock_step).run()
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.1, 2.0])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_journal_replayed_in_lock_step_gives_the_same(name: str, latency_s: float) -> None:
+    for seed in range(SEEDS):
+        run = search(SCHEDULERS[name], seed, latency_s)
+        live = run.outcome()
+        compare(live, run.outcome_in_lock_step())
+        assert run.replayed().snapshot() == run.runner.snapshot()
+        assert len(live.ends) == 20
+        assert name == "fifo" or live.decisions, "a test of decisions in which none was taken"
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_without_latency_running_ahead_and_lock_step_are_the_same_run(name: str) -> None:
+    for seed in range(SEEDS):
+        ahead = search(SCHEDULERS[name], seed, 0.0)
+        lock_step = search(SCHEDULERS[name], seed, 0.0, lock_step=True)
+        compare(ahead.outcome(), lock_step.outcome())
+
+
+def test_dying_nodes_change_nothing_about_exactness() -> None:
+    for seed in range(SEEDS):
+        run = search(asha, seed, 0.1, deaths=0.5)
+        compare(run.outcome(), run.outcome_in_lock_step())
+        assert run.replayed().snapshot() == run.runner.snapshot()
+
+
+class OneStepTooFar(ASHAScheduler):
+    """Says that it need not be asked about its rungs, but only about the step behind each."""
+
+    def horizon(self, trial):
+        honest = super().horizon(trial)
+        return honest and tuple(Condition(one.key, one.bound + 1) for one in honest)
+
+
+def test_a_horizon_one_step_too_far_is_noticed() -> None:
+    def too_far() -> TrialScheduler:
+        return OneStepTooFar(max_t=MAX_T, grace_period=1, reduction_factor=3)
+
+    noticed = 0
+    for seed in range(20):
+        run = search(too_far, seed, 0.1)
+        try:
+            compare(run.outcome(), run.outcome_in_lock_step())
+        except InvariantBroken:
+            noticed += 1
+    assert noticed == 20

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from tunemq_scheduler.mailbox import Mailbox
+from tunemq_shared.conditions import TO_THE_END, next_result
+from tunemq_shared.messages import Assignment, BlobRef, Environment, HostStart
+
+START = HostStart(
+    experiment="e",
+    events_key="k",
+    trial_name="t",
+    trial_number=0,
+    folder="/f",
+    code=BlobRef("0", 1, "/c"),
+    config=b"",
+    resources={"cpu": 1.0},
+    environment=Environment("python", (), {}, ()),
+    store="/s",
+)
+
+
+def mailbox_with_one_trial() -> Mailbox:
+    mailbox = Mailbox("inc", term=3)
+    mailbox.start("t1", 1, next_result(0), START)
+    return mailbox
+
+
+def started(assignment: Assignment) -> list[str]:
+    return [order.trial for order in assignment.orders if order.start is not None]
+
+
+def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
+    mailbox = mailbox_with_one_trial()
+    first = mailbox.next_assignment()
+    mailbox.move_horizon("t1", 1, next_result(1))
+    second = mailbox.next_assignment()
+    mailbox.confirm(3, first.version)
+    third = mailbox.next_assignment()
+
+    assert (first.term, first.version, second.version, third.version) == (3, 1, 2, 3)
+    assert started(first) == started(second) == ["t1"]
+    assert started(third) == []
+    assert third.orders[0].run_until == next_result(1)
+
+
+def test_a_trial_that_came_later_is_started_though_older_versions_are_confirmed():
+    mailbox = mailbox_with_one_trial()
+    mailbox.confirm(3, mailbox.next_assignment().version)
+    mailbox.start("t2", 1, TO_THE_END, START)
+
+    assert started(mailbox.next_assignment()) == ["t2"]
+
+
+def test_what_another_term_confirmed_does_not_count():
+    mailbox = mailbox_with_one_trial()
+    mailbox.next_assignment()
+    mailbox.confirm(2, 99)
+
+    assert not mailbox.is_confirmed
+    assert started(mailbox.same_assignment()) == ["t1"]
+
+
+def test_versions_go_on_from_the_one_that_the_node_took_from_an_earlier_scheduler():
+    mailbox = Mailbox("inc", term=3, confirmed=41)
+
+    assert mailbox.is_confirmed
+    assert mailbox.next_assignment().version == 42
+
+
+def test_orders_about_an_older_incarnation_of_a_trial_change_nothing():
+    mailbox = mailbox_with_one_trial()
+    mailbox.start("t1", 2, TO_THE_END, START)
+    mailbox.next_assignment()
+    mailbox.stop("t1", 1)
+    mailbox.move_horizon("t1", 1, next_result(7))
+    mailbox.release("t1", 1)
+    mailbox.stop("t2", 1)
+
+    assert not mailbox.is_changed
+    assert not mailbox.is_outdated
+    (order,) = mailbox.same_assignment().orders
+    assert (order.epoch, order.run_until, order.stop) == (2, TO_THE_END, False)
+
+
+def test_a_released_trial_is_left_out_but_is_no_reason_to_write():
+    mailbox = mailbox_with_one_trial()
+    mailbox.next_assignment()
+    mailbox.release("t1", 1)
+
+    assert (mailbox.is_changed, mailbox.is_outdated, mailbox.is_empty) == (False, True, True)
+    assert mailbox.next_assignment().orders == ()
+
+
+def test_after_the_wire_was_reset_everything_is_told_again():
+    mailbox = mailbox_with_one_trial()
+    mailbox.confirm(3, mailbox.next_assignment().version)
+    mailbox.lose_confirmation()
+
+    assert mailbox.is_changed
+    again = mailbox.next_assignment()
+    assert again.version == 2
+    assert started(again) == ["t1"]
+
+
+def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
+    mailbox = mailbox_with_one_trial()
+    first = mailbox.next_assignment()
+    mailbox.renewals_unconfirmed = 5
+
+    assert mailbox.same_assignment() == first
+    assert mailbox.renewals_unconfirmed == 0

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import msgspec
+import pytest
+
+from tunemq_scheduler.hellos import read_hello
+from tunemq_scheduler.roster import Roster
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+from tunemq_shared.errors import WireError
+
+PYTHON = ".".join(map(str, sys.version_info[:3]))
+HELLO = m.NodeHello(
+    m.PROTOCOL_VERSION, "n", "inc1", "host", "127.0.0.1", 1, {"cpu": 2.0}, PYTHON,
+    cloudpickle.__version__,
+)
+JOINED = m.NodeJoined("inc1", "n", "host", "127.0.0.1", {"cpu": 2.0})
+FINISHED = m.TrialFinished("t1", 1)
+
+
+def introduce(roster: Roster, incarnation: str = "inc1", **fields: object) -> list[str]:
+    hello = msgspec.structs.replace(HELLO, incarnation=incarnation, **fields)
+    return roster.read_hello(b"1-0", m.encode(hello))
+
+
+def batch(*events: m.NodeEvent, first: int = 1, incarnation: str = "inc1") -> dict[bytes, bytes]:
+    header = m.BatchHeader(m.PROTOCOL_VERSION, incarnation, first, (0, 0))
+    return {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(list(events))}
+
+
+def joined_roster() -> Roster:
+    roster = Roster(term=1)
+    introduce(roster)
+    roster.read_leases(0.0, [b"1:0:0"])
+    roster.facts.clear()
+    return roster
+
+
+def test_a_node_joins_when_its_lease_shows_that_it_lives():
+    roster = Roster(term=1)
+    introduce(roster)
+    roster.read_leases(0.0, [None])
+    assert roster.facts == []
+
+    roster.read_leases(1.0, [b"1:0:0"])
+    roster.read_leases(2.0, [b"2:0:0"])
+    assert roster.facts == [JOINED]
+
+
+def test_a_node_that_has_events_lives_and_joins_before_them():
+    roster = Roster(term=1)
+    introduce(roster)
+
+    assert roster.read_batch(b"5-1", batch(FINISHED, FINISHED, first=7)) == ("inc1", 8)
+    assert roster.facts == [JOINED, m.BatchRead("inc1", 7, 8, "5-1"), FINISHED, FINISHED]
+
+
+def test_a_node_that_introduces_itself_again_joins_once():
+    roster = joined_roster()
+
+    assert introduce(roster) == []
+    assert roster.facts == []
+
+
+def test_a_new_incarnation_takes_the_place_of_the_old_one():
+    roster = joined_roster()
+
+    assert introduce(roster, "inc2") == ["inc1"]
+    assert introduce(roster, "inc3", node="another") == []
+
+
+def test_a_lost_node_is_told_once_fenced_and_cleaned_up_after():
+    roster = joined_roster()
+    roster.lose("inc1", "gone")
+    roster.lose("inc1", "gone")
+
+    assert roster.facts == [m.NodeLost("inc1", "gone")]
+    names = [command[:2] for command in roster.commands]
+    assert ("HSET", wire.reply("inc1")) in names
+    assert ("EXPIRE", wire.reply("inc1")) in names
+    assert ("DEL", wire.queue("inc1")) in names
+
+
+@pytest.mark.parametrize("sign_of_life", ["hello", "batch"])
+def test_a_lost_node_that_comes_back_is_fenced_again_and_states_nothing(sign_of_life):
+    roster = joined_roster()
+    roster.lose("inc1", "gone")
+    roster.facts.clear()
+    roster.commands.clear()
+    if sign_of_life == "hello":
+        assert introduce(roster) == []
+    else:
+        assert roster.read_batch(b"9-0", batch(FINISHED)) == ("", 0)
+
+    assert roster.facts == []
+    assert ("HSET", wire.reply("inc1"), "f") in [command[:3] for command in roster.commands]
+
+
+def test_a_node_that_obeyed_an_earlier_scheduler_is_told_that_nothing_is_wanted_of_it():
+    roster = Roster(term=5)
+    introduce(roster)
+    roster.read_leases(0.0, [b"9:4:17"])
+
+    mailbox = roster.nodes["inc1"].mailbox
+    assert mailbox.is_changed
+    assert mailbox.next_assignment() == m.Assignment(m.PROTOCOL_VERSION, "inc1", 5, 18, ())
+
+
+def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
+    roster = joined_roster()
+
+    assert roster.read_batch(b"1-1", {}) == ("", 0)
+    assert roster.read_batch(b"1-2", {wire.HEADER: b"\xff"}) == ("", 0)
+    assert len(roster.notes) == 2
+    assert roster.read_batch(b"1-3", batch(FINISHED)) == ("inc1", 1)
+
+
+def test_a_node_whose_events_are_unreadable_is_lost():
+    roster = joined_roster()
+
+    assert roster.read_batch(b"1-1", {**batch(FINISHED), wire.EVENTS: b"\xc1"}) == ("", 0)
+    (lost,) = roster.facts
+    assert isinstance(lost, m.NodeLost)
+    assert "cannot be read" in lost.reason
+
+
+@pytest.mark.parametrize(
+    ("field", "theirs", "ours"),
+    [
+        ("protocol", 99, str(m.PROTOCOL_VERSION)),
+        ("python", "2.7.18", f"{sys.version_info.major}.{sys.version_info.minor}"),
+        ("cloudpickle", "0.1", cloudpickle.__version__),
+    ],
+)
+def test_a_node_of_another_version_is_refused_and_both_versions_are_named(field, theirs, ours):
+    roster = Roster(term=1)
+    introduce(roster, **{field: theirs})
+
+    (note,) = roster.notes
+    assert "Node n is refused" in note
+    assert str(theirs)[:3] in note
+    assert ours in note
+    assert roster.nodes == {}
+
+
+def test_a_newer_protocol_is_named_even_if_its_hello_has_other_fields():
+    with pytest.raises(WireError, match=r"Node n is refused: it has version 7 of TuneMQ's protocol"):
+        read_hello(msgspec.msgpack.encode(["NodeHello", 7, "n", {"new": "field"}]))
+
+
+def test_an_introduction_that_is_none_is_ignored_with_a_note():
+    with pytest.raises(WireError, match="cannot be read"):
+        read_hello(b"")

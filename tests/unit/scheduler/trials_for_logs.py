@@ -1,0 +1,40 @@
+"""Trials and results as loggers and displays see them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+class FakeTrial:
+    """Has what a `TrialView` has, and can be changed at will."""
+
+    def __init__(self, number: int = 0, folder: str | Path = "", **config: Any) -> None:
+        self.number = number
+        self.trial_id = f"ab12_{number:05d}"
+        self.trial_name = f"train_{self.trial_id}"
+        self.local_path = os.path.join(folder, self.trial_name)
+        self.config: dict[str, Any] = config or {"lr": 0.1, "act": "relu"}
+        self.evaluated_params = dict(self.config)
+        self.status = "RUNNING"
+        self.last_result: dict[str, Any] = {}
+        self.epoch = 1
+        self.hostname = "node-a"
+
+    def __str__(self) -> str:
+        return self.trial_name
+
+    def result(self, step: int = 1, **metrics: Any) -> dict[str, Any]:
+        """A complete result, which also becomes its last."""
+        self.last_result = {
+            **metrics,
+            "training_iteration": step,
+            "time_total_s": 0.5 * step,
+            "timesteps_total": None,
+            "done": False,
+            "trial_id": self.trial_id,
+            "hostname": self.hostname,
+            "config": self.config,
+        }
+        return self.last_result

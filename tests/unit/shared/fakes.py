@@ -1,0 +1,131 @@
+"""A trial's surroundings in memory: a channel, a checkpoint sink, and a session made of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from pathlib import Path
+
+from tunemq_shared.channel import Channel
+from tunemq_shared.conditions import TO_THE_END, Condition, Horizon
+from tunemq_shared.messages import (
+    BlobRef,
+    CheckpointCommitted,
+    CheckpointRef,
+    Environment,
+    HostOrder,
+    HostStart,
+    NodeEvent,
+    ResultReported,
+    TrialFailed,
+    decode_node_event,
+    encode,
+)
+from tunemq_shared.trial_session import TrialSession
+
+
+class MemoryChannel(Channel):
+    """Keeps what is sent, as it comes out of the wire, and gives out the orders it was given."""
+
+    def __init__(self) -> None:
+        self.sent: list[NodeEvent] = []
+        self.news: deque[HostOrder] = deque()
+        self.waited_for: deque[HostOrder] = deque()
+
+    def send(self, event: NodeEvent) -> None:
+        self.sent.append(decode_node_event(encode(event)))
+
+    def poll(self) -> HostOrder | None:
+        return self.news.popleft() if self.news else None
+
+    def wait(self) -> HostOrder:
+        if not self.waited_for:
+            raise EOFError("the trial waits for an order that will not come")
+        return self.waited_for.popleft()
+
+    @property
+    def kinds(self) -> list[str]:
+        return [type(event).__name__ for event in self.sent]
+
+    @property
+    def results(self) -> list[ResultReported]:
+        return [event for event in self.sent if isinstance(event, ResultReported)]
+
+    @property
+    def checkpoints(self) -> list[CheckpointCommitted]:
+        return [event for event in self.sent if isinstance(event, CheckpointCommitted)]
+
+    @property
+    def failure(self) -> TrialFailed:
+        (failed,) = (event for event in self.sent if isinstance(event, TrialFailed))
+        return failed
+
+
+class MemorySink:
+    """Copies checkpoints below ``root``; ``error`` is raised instead if there is one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.states: dict[str, dict] = {}
+        self.metrics: dict[str, dict] = {}
+        self.error: Exception | None = None
+
+    def save(self, source, *, epoch, n, step, state, metrics) -> CheckpointCommitted:
+        if self.error is not None:
+            raise self.error
+        key = f"trial/{epoch}-{n}"
+        shutil.copytree(source, self.root / key)
+        self.states[key], self.metrics[key] = state, metrics
+        return CheckpointCommitted("t1", epoch, n, step, key, "sha", 1)
+
+    def open(self, ref: CheckpointRef):
+        if self.error is not None:
+            raise self.error
+        return self.root / ref.key, self.states[ref.key]
+
+
+def start(folder: Path, **changes) -> HostStart:
+    folder.mkdir(parents=True, exist_ok=True)
+    fields = {
+        "experiment": "exp",
+        "events_key": "tunemq:events:exp",
+        "trial_name": "train_00000",
+        "trial_number": 0,
+        "folder": str(folder),
+        "code": BlobRef("sha", 0, ""),
+        "config": b"",
+        "resources": {"cpu": 1.0},
+        "environment": Environment("python", (), {}, ()),
+        "store": "",
+    }
+    return HostStart(**(fields | changes))
+
+
+class World:
+    """One trial's surroundings; `session` begins an epoch of it with what the last one kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.channel = MemoryChannel()
+        self.sink = MemorySink(folder / "store")
+        self.epoch = 0
+
+    def session(
+        self, config: dict | None = None, run_until: Horizon = TO_THE_END, **changes
+    ) -> TrialSession:
+        self.epoch += 1
+        began = start(self.folder / "trial", **changes)
+        order = HostOrder("t1", self.epoch, run_until, start=began)
+        return TrialSession(order, config or {}, self.channel, self.sink)
+
+    def restored(self, **changes) -> TrialSession:
+        newest = self.channel.checkpoints[-1]
+        ref = CheckpointRef(newest.key, newest.sha256, newest.step)
+        return self.session(restore=ref, **changes)
+
+    def order(self, run_until: Horizon = TO_THE_END, *, stop: bool = False) -> HostOrder:
+        return HostOrder("t1", self.epoch, run_until, stop=stop)
+
+
+def up_to(step: int) -> Horizon:
+    return (Condition("training_iteration", step),)

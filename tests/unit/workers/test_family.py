@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import eventually
+from tunemq_workers.family import Families, children_of
+from tunemq_workers.forkserver_messages import FamilyGone, HostExited
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc with a process 10 of two threads, whose children are 20, 30 and 40, and one other."""
+    for pid, parent in [(10, 1), (20, 10), (30, 10), (40, 10), (50, 20)]:
+        folder = tmp_path / str(pid)
+        (folder / "task" / str(pid)).mkdir(parents=True)
+        (folder / "stat").write_text(f"{pid} (a) b (c) S {parent} 1 1 0")
+    (tmp_path / "10" / "task" / "11").mkdir()
+    (tmp_path / "self").mkdir()
+    return tmp_path
+
+
+def test_children_are_found_without_the_kernels_list(proc):
+    assert sorted(children_of(10, str(proc))) == [20, 30, 40]
+
+
+def test_the_kernels_list_is_read_for_every_thread(proc):
+    (proc / "10/task/10/children").write_text("20 30 ")
+    (proc / "10/task/11/children").write_text("60 ")
+
+    assert sorted(children_of(10, str(proc))) == [20, 30, 60]
+
+
+def test_a_process_that_ends_during_the_search_is_no_child(proc):
+    (proc / "30" / "stat").unlink()
+
+    assert sorted(children_of(10, str(proc))) == [20, 40]
+
+
+def test_the_children_of_a_real_process_are_found():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in children_of(os.getpid())
+        child.communicate(b"\n")
+
+
+def asleep() -> int:
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    return pid
+
+
+def test_a_child_that_is_nobodys_family_is_left_alone():
+    own = asleep()
+    families = Families(own=children_of(os.getpid()))
+    host = asleep()
+    families.add("h", host)
+    os.kill(host, signal.SIGKILL)
+    reports = []
+
+    eventually(lambda: reports.extend(families.reap()) or len(reports) == 2)
+
+    assert reports == [HostExited("h", host, signal.SIGKILL, None), FamilyGone("h")]
+    assert not families
+    os.kill(own, signal.SIGKILL)
+    assert os.waitpid(own, 0)[1] == signal.SIGKILL
+
+
+def test_commands_about_a_host_that_is_gone_are_ignored():
+    families = Families()
+
+    families.term("h")
+    families.kill("h")
+    families.kill_all()
+
+    assert families.reap() == []

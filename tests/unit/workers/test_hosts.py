@@ -1,0 +1,392 @@
+"""What a node does with assignments, and what it says of its hosts; without any process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunemq_shared.conditions import TO_THE_END, next_result
+from tunemq_shared.messages import (
+    BlobRef,
+    Environment,
+    HostDied,
+    HostFreed,
+    HostOrder,
+    HostStart,
+    TrialFailed,
+    TrialFinished,
+    decode_node_event,
+    encode,
+)
+from tunemq_workers import frames
+from tunemq_workers.hosts import PARKED_S, TERM_GRACE_S, Hosts
+
+
+class Clock:
+    """Timers that are due when a test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.timers = []
+
+    def after(self, delay_s, call):
+        timer = Timer(self.now + delay_s, call)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, seconds):
+        self.now += seconds
+        due = [timer for timer in self.timers if timer.at <= self.now]
+        self.timers = [timer for timer in self.timers if timer.at > self.now]
+        for timer in due:
+            if timer.call is not None:
+                timer.call()
+
+
+class Timer:
+    def __init__(self, at, call):
+        self.at, self.call = at, call
+
+    def cancel(self):
+        self.call = None
+
+
+class FakeLink:
+    def __init__(self):
+        self.sent = []
+        self.unread = []
+        self.is_held = self.is_closed = False
+        self.on_event = None
+
+    def send(self, kind, payload):
+        self.sent.append((kind, frames_order(payload)))
+
+    def hold(self, is_held):
+        self.is_held = is_held
+
+    def drain(self):
+        for event in self.unread:
+            self.on_event(encode(event))
+
+    def close(self):
+        self.is_closed = True
+
+
+def frames_order(payload):
+    import msgspec
+
+    return msgspec.msgpack.decode(payload, type=HostOrder)
+
+
+class FakeForkservers:
+    def __init__(self):
+        self.started = {}
+        self.links = {}
+        self.done = []
+        self.refuses = False
+
+    def start(self, host, order, hosts):
+        if self.refuses:
+            raise FileNotFoundError(2, "No such file or directory", "/no/python")
+        self.started[host] = order
+        link = self.links[host] = FakeLink()
+        return link
+
+    def term(self, host):
+        self.done.append(("term", host))
+
+    def kill(self, host):
+        self.done.append(("kill", host))
+
+
+class Node:
+    """The hosts of a node, and everything around them that a test moves."""
+
+    def __init__(self):
+        self.clock = Clock()
+        self.forkservers = FakeForkservers()
+        self.said = []
+        self.hosts = Hosts(
+            self.clock,
+            self.forkservers,
+            lambda key, event: self.said.append((key, decode_node_event(event))),
+        )
+
+    @property
+    def events(self):
+        return [event for _, event in self.said]
+
+    @property
+    def started(self):
+        return [order.trial for order in self.forkservers.started.values()]
+
+    @property
+    def done(self):
+        return self.forkservers.done
+
+    def sent(self, host):
+        return self.forkservers.links[host].sent
+
+    def begin(self, trial="t", name="h1", **how):
+        """Host a trial whose host runs."""
+        self.hosts.obey([order(trial, start(**how))])
+        self.hosts.forked(name, 100)
+
+    def finish(self, name, trial):
+        self.hosts.said(name, frames.ENDING, encode(TrialFinished(trial, 1)))
+
+    def end(self, name, *, signal=None, exit_code=0):
+        self.hosts.exited(name, signal, exit_code)
+        self.hosts.gone(name)
+
+
+@pytest.fixture
+def node():
+    return Node()
+
+
+def start(*, sha="s", reuse=False, cpu=1.0, preload=(), key="events"):
+    return HostStart(
+        experiment="e",
+        events_key=key,
+        trial_name="t",
+        trial_number=0,
+        folder="/f",
+        code=BlobRef(sha, 1, "/b"),
+        config=b"",
+        resources={"cpu": cpu},
+        environment=Environment("python", preload, {}, ()),
+        store="/s",
+        reuse=reuse,
+        stop_grace_s=5.0,
+    )
+
+
+def order(trial, begin=None, *, epoch=1, run_until=TO_THE_END, stop=False):
+    return HostOrder(trial, epoch, run_until, stop, begin)
+
+
+def test_what_is_listed_and_not_hosted_is_started(node):
+    node.hosts.obey([order("a", start()), order("b", start())])
+    assert node.started == ["a", "b"]
+
+
+def test_what_is_listed_and_hosted_is_left_alone(node):
+    node.begin("a")
+    node.hosts.obey([order("a", start())])
+    node.hosts.obey([order("a")])
+    assert node.started == ["a"]
+    assert node.done == node.sent("h1") == []
+
+
+def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
+    node.begin("a")
+    node.hosts.obey([])
+    node.hosts.obey([])
+    assert node.done == [("kill", "h1")]
+    node.end("h1", signal=9)
+    assert node.events == [HostFreed("a", 1)]
+
+
+def test_another_epoch_is_another_host(node):
+    node.begin("a")
+    node.hosts.obey([order("a", start(), epoch=2)])
+    assert node.done == [("kill", "h1")]
+    assert [o.epoch for o in node.forkservers.started.values()] == [1, 2]
+
+
+def test_a_horizon_that_grew_is_told_without_the_start(node):
+    node.begin("a")
+    node.hosts.obey([order("a", start(), run_until=next_result(4))])
+    assert node.sent("h1") == [(frames.ORDER, order("a", run_until=next_result(4)))]
+
+
+def test_stopping_is_asked_then_term_then_kill(node):
+    node.begin("a")
+    node.hosts.obey([order("a", stop=True)])
+    assert node.sent("h1") == [(frames.ORDER, order("a", stop=True))]
+    node.clock.advance(4.9)
+    assert node.done == []
+    node.clock.advance(0.2)
+    assert node.done == [("term", "h1")]
+    node.clock.advance(TERM_GRACE_S)
+    assert node.done == [("term", "h1"), ("kill", "h1")]
+
+
+def test_a_stop_that_is_listed_again_does_not_start_its_grace_anew(node):
+    node.begin("a")
+    node.hosts.obey([order("a", stop=True)])
+    node.clock.advance(4)
+    node.hosts.obey([order("a", stop=True)])
+    node.clock.advance(1.1)
+    assert node.done == [("term", "h1")]
+    assert len(node.sent("h1")) == 1
+
+
+def test_a_host_that_leaves_when_asked_is_not_reported_as_dead(node):
+    node.begin("a")
+    node.hosts.obey([order("a", stop=True)])
+    node.end("h1")
+    assert node.events == [HostFreed("a", 1)]
+    node.clock.advance(60)
+    assert node.done == []
+
+
+def test_a_stop_for_a_trial_that_was_never_hosted_frees_its_slot(node):
+    node.hosts.obey([order("a", start(), stop=True)])
+    node.hosts.obey([order("a", start(), stop=True)])
+    assert node.started == []
+    assert node.events == [HostFreed("a", 1)]
+
+
+def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node):
+    node.begin("a")
+    node.forkservers.links["h1"].unread = [TrialFailed("a", 1, "user", "e", "", 0.0)]
+    node.hosts.exited("h1", 11, None)
+    failed, died = node.events
+    assert isinstance(failed, TrialFailed)
+    assert isinstance(died, HostDied)
+    assert (died.trial, died.epoch, died.pid, died.signal, died.exit_code) == ("a", 1, 100, 11, None)
+    assert node.forkservers.links["h1"].is_closed
+    node.hosts.gone("h1")
+    assert node.events[2:] == [HostFreed("a", 1)]
+
+
+def test_a_host_that_said_its_trial_ended_is_only_freed(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.end("h1")
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+
+
+def test_a_host_that_lingers_after_its_trial_is_ended(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.clock.advance(5)
+    node.clock.advance(TERM_GRACE_S)
+    assert node.done == [("term", "h1"), ("kill", "h1")]
+
+
+def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.end("h1")
+    node.hosts.obey([order("a", start())])
+    assert node.started == ["a"]
+
+
+def test_a_host_that_closes_its_socket_and_stays_is_killed(node):
+    node.begin("a")
+    node.hosts.closed("h1")
+    assert node.done == []
+    node.clock.advance(1)
+    assert node.done == [("kill", "h1")]
+    node.end("h1", signal=9)
+    assert isinstance(node.events[0], HostDied)
+
+
+def test_a_host_that_sends_nonsense_is_killed(node):
+    node.begin("a")
+    node.hosts.said("h1", ord("?"), b"")
+    assert node.done == [("kill", "h1")]
+
+
+def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
+    node.hosts.obey([order("a", start())])
+    node.hosts.not_started("h1", "fork: no memory")
+    node.hosts.gone("h1")
+    failed, freed = node.events
+    assert failed.kind == "load"
+    assert "fork: no memory" in failed.error
+    assert freed == HostFreed("a", 1)
+
+
+def test_an_environment_that_cannot_be_started_fails_its_trial_once(node):
+    node.forkservers.refuses = True
+    node.hosts.obey([order("a", start())])
+    node.hosts.obey([order("a", start())])
+    failed, freed = node.events
+    assert "/no/python" in failed.error
+    assert freed == HostFreed("a", 1)
+    assert len(node.hosts) == 0
+
+
+def parked(node, **how):
+    node.begin("a", reuse=True, **how)
+    node.finish("h1", "a")
+    node.hosts.said("h1", frames.IDLE, b"")
+
+
+def test_a_parked_host_has_freed_its_slot(node):
+    parked(node)
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    node.clock.advance(60)
+    assert node.done == []
+
+
+def test_a_parked_host_gets_the_next_trial_that_fits(node):
+    parked(node)
+    node.hosts.obey([order("b", start(reuse=True, key="other"))])
+    assert node.started == ["a"]
+    (kind, told), *_ = node.sent("h1")
+    assert (kind, told.trial, told.start.events_key) == (frames.NEXT, "b", "other")
+    node.forkservers.links["h1"].on_event(encode(TrialFinished("b", 1)))
+    assert node.said[-1] == ("other", TrialFinished("b", 1))
+    node.end("h1", signal=9)
+    assert node.events[-1] == HostFreed("b", 1)
+
+
+@pytest.mark.parametrize(
+    "other", [{"sha": "z"}, {"cpu": 2.0}, {"preload": ("numpy",)}, {"reuse": False}]
+)
+def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
+    parked(node)
+    node.hosts.obey([order("b", start(**{"reuse": True, **other}))])
+    assert node.done == [("kill", "h1")]
+    assert node.started == ["a"]  # not before the parked host's memory is free
+    node.end("h1", signal=9)
+    assert node.started == ["a", "b"]
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+
+
+def test_parked_hosts_end_a_while_after_the_last_trial(node):
+    parked(node)
+    node.hosts.obey([])
+    node.clock.advance(PARKED_S)
+    assert node.done == [("kill", "h1")]
+
+
+def test_parked_hosts_stay_while_there_are_trials(node):
+    parked(node)
+    node.hosts.obey([])
+    node.clock.advance(PARKED_S - 1)
+    node.hosts.obey([order("b", start(reuse=True))])
+    node.clock.advance(60)
+    assert node.done == []
+
+
+def test_a_stopped_host_may_be_parked(node):
+    node.begin("a", reuse=True)
+    node.hosts.obey([order("a", stop=True)])
+    node.hosts.said("h1", frames.IDLE, b"")
+    node.clock.advance(60)
+    assert node.done == []
+    assert node.events == [HostFreed("a", 1)]
+    node.hosts.obey([order("b", start(reuse=True))])
+    assert node.sent("h1")[-1][0] == frames.NEXT
+
+
+def test_hosts_are_held_while_the_outbox_is_full(node):
+    node.begin("a")
+    node.hosts.hold(True)
+    node.hosts.obey([order("a"), order("b", start())])
+    assert [link.is_held for link in node.forkservers.links.values()] == [True, True]
+    node.hosts.hold(False)
+    assert not any(link.is_held for link in node.forkservers.links.values())
+
+
+def test_a_node_that_ends_kills_all_and_starts_none(node):
+    node.begin("a")
+    node.hosts.kill_all()
+    node.hosts.obey([order("a"), order("b", start())])
+    assert node.done == [("kill", "h1")]
+    assert node.started == ["a"]

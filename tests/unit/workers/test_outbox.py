@@ -1,0 +1,238 @@
+"""The outbox: numbered, kept, sent again, on disk when memory is short."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tunemq_shared.messages import HostFreed, decode_node_events, encode
+from tunemq_workers.outbox import BLOCK_BYTES, BLOCK_EVENTS, Outbox
+from tunemq_workers.spool import Spool
+
+
+class MemorySpool:
+    """A spool that can be made to fail."""
+
+    def __init__(self):
+        self.pieces = {}
+        self.made = 0
+        self.is_full = False
+
+    def write(self, data):
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.made += 1
+        self.pieces[self.made] = bytes(data)
+        return self.made
+
+    def read(self, place):
+        return self.pieces[place]
+
+    def free(self, place):
+        del self.pieces[place]
+
+
+@pytest.fixture
+def spool():
+    return MemorySpool()
+
+
+def event(n):
+    return encode(HostFreed(f"t{n}", n))
+
+
+def numbers(batches):
+    """What is in batches, by number; each event of these tests carries its own."""
+    found = []
+    for batch in batches:
+        events = decode_node_events(batch.payload)
+        assert [e.epoch for e in events] == list(range(batch.first, batch.first + batch.count))
+        found += [e.epoch for e in events]
+    return found
+
+
+def fill(outbox, count, key="s"):
+    for _ in range(count):
+        outbox.add(key, event(outbox.last + 1))
+
+
+def test_events_are_numbered_from_one(spool):
+    outbox = Outbox(spool)
+    assert [outbox.add("s", event(n)) for n in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_what_was_handed_out_is_not_handed_out_again(spool):
+    outbox = Outbox(spool)
+    fill(outbox, 3)
+    assert numbers(outbox.take(9)) == [1, 2, 3]
+    assert not outbox.has_unsent
+    assert outbox.take(9) == []
+    fill(outbox, 2)
+    assert numbers(outbox.take(9)) == [4, 5]
+
+
+def test_a_lone_event_travels_in_a_batch_of_its_own(spool):
+    outbox = Outbox(spool)
+    for n in range(1, 6):
+        fill(outbox, 1)
+        assert numbers(outbox.take(1)) == [n]
+
+
+def test_batches_end_at_their_size_and_at_another_stream(spool):
+    outbox = Outbox(spool)
+    fill(outbox, BLOCK_EVENTS + 1, "a")
+    fill(outbox, 1, "b")
+    batches = outbox.take(9)
+    assert [(batch.key, batch.count) for batch in batches] == [("a", BLOCK_EVENTS), ("a", 1)]
+    assert [batch.key for batch in outbox.take(9)] == ["b"]
+
+
+def test_a_large_event_ends_its_batch(spool):
+    outbox = Outbox(spool)
+    outbox.add("s", encode("x" * BLOCK_BYTES))
+    outbox.add("s", encode("y"))
+    assert [batch.count for batch in outbox.take(9)] == [1, 1]
+
+
+def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
+    outbox = Outbox(spool)
+    fill(outbox, 3 * BLOCK_EVENTS)
+    outbox.take(99)
+    outbox.release(BLOCK_EVENTS)
+    outbox.rewind()
+    assert numbers(outbox.take(99)) == list(range(BLOCK_EVENTS + 1, 3 * BLOCK_EVENTS + 1))
+
+
+def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
+    outbox = Outbox(spool)
+    fill(outbox, 2 * BLOCK_EVENTS)
+    outbox.rewind(BLOCK_EVENTS + 5)
+    assert outbox.take(1)[0].first == 1
+    outbox.take(1)
+    outbox.rewind(BLOCK_EVENTS + 5)
+    assert outbox.take(1)[0].first <= BLOCK_EVENTS + 5
+
+
+def test_released_events_take_no_room(spool):
+    outbox = Outbox(spool)
+    fill(outbox, 5 * BLOCK_EVENTS)
+    outbox.release(outbox.last)
+    assert outbox.size == 0
+    assert not outbox.has_unsent
+    fill(outbox, 1)
+    assert numbers(outbox.take(1)) == [5 * BLOCK_EVENTS + 1]
+
+
+def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
+    outbox = Outbox(spool, memory_bytes=100_000)
+    fill(outbox, 20 * BLOCK_EVENTS)
+    assert spool.pieces
+    assert sum(map(len, spool.pieces.values())) > outbox.size - 200_000
+    assert numbers(outbox.take(99)) == list(range(1, 20 * BLOCK_EVENTS + 1))
+    outbox.release(outbox.last)
+    assert not spool.pieces
+
+
+def test_a_full_outbox_says_so_until_something_is_journalled(spool):
+    outbox = Outbox(spool, memory_bytes=10_000, limit_bytes=100_000)
+    while not outbox.is_full:
+        fill(outbox, 100)
+    assert 100_000 <= outbox.size < 110_000
+    fill(outbox, 1)  # what must be kept is kept all the same
+    outbox.release(BLOCK_EVENTS)
+    assert not outbox.is_full
+
+
+def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
+    spool.is_full = True
+    outbox = Outbox(spool, memory_bytes=50_000)
+    while not outbox.is_full:
+        fill(outbox, 100)
+    assert outbox.size < 50_000 + 2 * BLOCK_BYTES
+    assert numbers(outbox.take(99)) == list(range(1, outbox.last + 1))
+    spool.is_full = False
+    fill(outbox, BLOCK_EVENTS)
+    assert spool.pieces
+    assert not outbox.is_full
+
+
+class SentAndReleased(RuleBasedStateMachine):
+    """Whatever happens in whatever order, nothing is skipped, and all that was not released can be sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.spool = MemorySpool()
+        self.outbox = Outbox(self.spool, memory_bytes=3_000, limit_bytes=10**9)
+        self.journalled = 0
+        self.next = 1  # what a receiver that has read all batches waits for
+
+    @rule(count=st.integers(1, 2_500), key=st.sampled_from("ab"))
+    def add(self, count, key):
+        fill(self.outbox, count, key)
+
+    @rule(most=st.integers(1, 4))
+    def take(self, most):
+        for batch in self.outbox.take(most):
+            assert batch.first <= self.next, "a gap"
+            numbers([batch])
+            self.next = max(self.next, batch.first + batch.count)
+
+    @rule(share=st.floats(0, 1))
+    def release(self, share):
+        reached = self.journalled + int(share * (self.next - 1 - self.journalled))
+        self.journalled = max(self.journalled, reached)
+        self.outbox.release(self.journalled)
+
+    @rule(share=st.floats(0, 1))
+    def rewind(self, share):
+        self.outbox.rewind(self.journalled + 1 + int(share * (self.outbox.last - self.journalled)))
+
+    @rule()
+    def rewind_all(self):
+        """The wire was wiped: the receiver has what is journalled, no more."""
+        self.outbox.rewind()
+        self.next = self.journalled + 1
+
+    @rule(is_full=st.booleans())
+    def disk(self, is_full):
+        self.spool.is_full = is_full
+
+    @invariant()
+    def sizes_add_up(self):
+        assert self.outbox.size >= 0
+        assert self.outbox._in_memory >= 0
+        if self.journalled == self.outbox.last:
+            assert self.outbox.size == 0
+
+    def teardown(self):
+        self.outbox.rewind()
+        self.next = self.journalled + 1
+        while self.outbox.has_unsent:
+            self.take(4)
+        assert self.next == self.outbox.last + 1
+
+
+TestSentAndReleased = SentAndReleased.TestCase
+TestSentAndReleased.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=30))
+def test_the_spool_gives_back_what_it_was_given(tmp_path_factory, pieces):
+    spool = Spool(str(tmp_path_factory.mktemp("spool")), segment_bytes=100)
+    places = [spool.write(piece) for piece in pieces]
+    assert [spool.read(place) for place in places] == pieces
+    for place in places:
+        spool.free(place)
+    assert spool.size == 0
+
+
+def test_the_spool_leaves_no_file_behind(tmp_path):
+    spool = Spool(str(tmp_path))
+    spool.write(b"something")
+    assert list(tmp_path.iterdir()) == []
+    spool.close()
+    assert spool.size == 0

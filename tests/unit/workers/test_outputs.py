@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tunemq_workers import outputs
+
+
+def lines(count):
+    return b"".join(b"line %06d\n" % n for n in range(count))
+
+
+def test_a_file_below_the_limit_stays_as_it_is(tmp_path):
+    path = tmp_path / "stdout"
+    path.write_bytes(lines(100))
+
+    outputs.cap(str(path), 1200)
+
+    assert path.read_bytes() == lines(100)
+
+
+def test_a_file_above_the_limit_keeps_its_newest_half_in_whole_lines(tmp_path):
+    path = tmp_path / "stdout"
+    path.write_bytes(lines(1000))
+
+    outputs.cap(str(path), 1200)
+
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    assert rest == lines(1000).splitlines(keepends=True)[-len(rest) :]
+    assert len(b"".join(rest)) <= 600
+    assert first == b"[%d bytes of older output dropped]\n" % (12000 - len(b"".join(rest)))
+
+
+def test_whoever_writes_to_a_shortened_file_goes_on_at_its_end(tmp_path):
+    path = tmp_path / "stdout"
+    with open(path, "ab", buffering=0) as writer:
+        writer.write(lines(1000))
+        outputs.cap(str(path), 1200)
+        size = path.stat().st_size
+        writer.write(b"more\n")
+
+    assert path.stat().st_size == size + 5
+    assert path.read_bytes().endswith(b"\nmore\n")
+
+
+def test_one_endless_line_is_shortened_too(tmp_path):
+    path = tmp_path / "stdout"
+    path.write_bytes(b"x" * 5000)
+
+    outputs.cap(str(path), 1200)
+
+    assert path.stat().st_size < 1200
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        outputs.cap(os.path.join(tmp_path, "stdout"))

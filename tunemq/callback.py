@@ -1,0 +1,7 @@
+"""Ray Tune's ``tune.callback``."""
+
+from __future__ import annotations
+
+from tunemq_scheduler.callback import Callback
+
+__all__ = ["Callback"]

@@ -1,0 +1,7 @@
+"""Ray Tune's ``tune.error``."""
+
+from __future__ import annotations
+
+from tunemq_shared.errors import TuneError
+
+__all__ = ["TuneError"]

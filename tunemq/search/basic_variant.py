@@ -1,0 +1,7 @@
+"""Ray Tune's ``tune.search.basic_variant``."""
+
+from __future__ import annotations
+
+from tunemq_scheduler.search.basic_variant import BasicVariantGenerator
+
+__all__ = ["BasicVariantGenerator"]

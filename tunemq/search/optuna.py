@@ -1,0 +1,7 @@
+"""Ray Tune's ``tune.search.optuna``; needs the extra ``tunemq[optuna]``."""
+
+from __future__ import annotations
+
+from tunemq_scheduler.search.optuna_search import OptunaSearch
+
+__all__ = ["OptunaSearch"]

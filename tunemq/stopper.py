@@ -1,0 +1,21 @@
+"""Ray Tune's ``tune.stopper``: when a trial or the whole search has gone far enough."""
+
+from __future__ import annotations
+
+from tunemq_scheduler.stopper import (
+    CombinedStopper,
+    FunctionStopper,
+    MaximumIterationStopper,
+    NoopStopper,
+    Stopper,
+    TimeoutStopper,
+)
+
+__all__ = [
+    "CombinedStopper",
+    "FunctionStopper",
+    "MaximumIterationStopper",
+    "NoopStopper",
+    "Stopper",
+    "TimeoutStopper",
+]

@@ -1,0 +1,1 @@
+"""Runs: the node process, its ear, its forkservers and the trial hosts."""

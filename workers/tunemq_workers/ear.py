@@ -1,0 +1,146 @@
+"""The ear: a Celery worker that hears a node's mail and hands it on, unread.
+
+It is a process of its own because Celery's worker wants the main thread and may go deaf. It holds
+nothing, so every trouble has one cure: it ends, and its node starts another. It ends when its
+connection to Redis breaks (Celery's own back-off can be 9 s late), when its event loop has had no
+socket for a second, when its node closes the socket pair, and with its node.
+
+On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's argument.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import select
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, Final
+
+# Celery would rather have the user's broker, settings and Django than ours; it looks at import.
+for _name in [name for name in os.environ if name.startswith(("CELERY", "DJANGO_", "KOMBU_"))]:
+    del os.environ[_name]
+# A node waits for this import, and a collection that finds nothing is 5 % of it.
+gc.disable()
+
+from celery import Celery, signals  # noqa: E402
+from celery.exceptions import SecurityWarning  # noqa: E402
+from kombu import Exchange, Queue  # noqa: E402
+
+from tunemq_shared import wire  # noqa: E402
+from tunemq_workers.ear_process import MAIL, READY  # noqa: E402
+from tunemq_workers.frames import frame  # noqa: E402
+from tunemq_workers.prctl import die_with_parent  # noqa: E402
+from tunemq_workers.redis_address import parse_address  # noqa: E402
+
+gc.freeze()
+gc.enable()
+
+#: An event loop without a socket for so long is deaf.
+_DEAF_AFTER_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.5
+#: What an ear that was found deaf ends with.
+_EXIT_DEAF: Final = 70
+
+
+def main() -> None:
+    """Be the ear of the node incarnation named on the command line, until something breaks."""
+    parser = argparse.ArgumentParser(prog="tunemq_workers.ear")
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--incarnation", required=True)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--node-pid", type=int, required=True)
+    options = parser.parse_args()
+    die_with_parent(options.node_pid)
+    # Celery warns root of pickles in messages; only JSON is accepted here.
+    warnings.simplefilter("ignore", SecurityWarning)
+    node = socket.socket(fileno=options.fd)
+    app = make_app(options.redis, wire.queue(options.incarnation), node.sendall)
+    worker = app.Worker(
+        hostname=f"ear@{options.incarnation}",
+        pool="solo",
+        concurrency=1,
+        loglevel="WARNING",
+        redirect_stdouts=False,
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    threading.Thread(target=_watch, args=(node, worker), name="watch", daemon=True).start()
+    signals.worker_ready.connect(lambda **_: node.sendall(frame(READY)), weak=False)
+    worker.start()
+    raise SystemExit(worker.exitcode)
+
+
+def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celery:
+    """The Celery application that consumes ``queue`` and sends each task's argument to the node."""
+    app = Celery("tunemq", set_as_current=False, loader="app", fixups=[])
+    app.conf.update(
+        broker_url=parse_address(redis_url).celery_url(),
+        broker_transport_options={
+            "socket_timeout": 10,
+            "socket_connect_timeout": 2,
+            "socket_keepalive": True,
+            "retry_on_timeout": False,
+            "health_check_interval": 5,
+            "polling_interval": 5,
+            "priority_steps": [0],
+            # Nothing is ever unacknowledged, so there is nothing to look for.
+            "unacked_restore_interval": 86_400,
+        },
+        # A new ear is there sooner than Celery's second attempt.
+        broker_connection_retry=False,
+        broker_connection_retry_on_startup=False,
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_create_missing_queues=False,
+        task_default_queue=queue,
+        # Neither the exchange nor the queue is declared: that would leave binding keys for ever.
+        task_queues=[
+            Queue(
+                queue,
+                exchange=Exchange("", no_declare=True),
+                routing_key=queue,
+                no_declare=True,
+                no_ack=True,
+            )
+        ],
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+    )
+
+    @app.task(name=wire.TASK)  # type: ignore[untyped-decorator]
+    def run_steps(payload: str) -> None:
+        send(frame(MAIL, payload.encode()))
+
+    return app
+
+
+def _watch(node: socket.socket, worker: Any) -> None:
+    """End the process once the node has closed its end or the worker's event loop is deaf."""
+    deaf_since: float | None = None
+    while True:
+        if select.select([node], [], [], _LOOK_EVERY_S)[0]:
+            os._exit(0)  # the node never writes: this is the end of its socket
+        hub = getattr(worker, "hub", None)
+        has_started = worker.consumer is not None and worker.consumer.restart_count > 0
+        if hub is None or hub.readers or not has_started:
+            deaf_since = None
+        elif deaf_since is None:
+            deaf_since = time.monotonic()
+        elif time.monotonic() - deaf_since >= _DEAF_AFTER_S:
+            os._exit(_EXIT_DEAF)
+
+
+if __name__ == "__main__":
+    main()

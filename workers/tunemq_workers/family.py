@@ -1,0 +1,198 @@
+"""Who belongs to a host, and how all of them are killed.
+
+The forkserver is the hosts' parent and a subreaper; every host is a subreaper too. So what a
+living host's descendants leave behind stays below that host, and when a host ends, everything
+below it, whatever its session or group, becomes a child of the forkserver. Hence the rule: *a
+child of the forkserver that is not a living host belonged to a dead one*. It is killed; its
+children become the forkserver's in turn; the last round finds nobody. Only children that were not
+waited for yet are signalled, so no pid can have been reused.
+
+A host is *gone* when none of its orphans is left. An orphan is its host's when its process group
+or session is the host's, or the host's mark stands in its environment; one that shows neither
+counts for every host that was dying when it turned up.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from tunemq_workers.forkserver_messages import FamilyGone, HostExited, Report, Warned
+
+#: A host's name stands in this variable of its environment, and of whatever it executes.
+MARK: Final = "TUNEMQ_HOST"
+
+
+def children_of(pid: int, proc: str = "/proc") -> list[int]:
+    """The children of a process, zombies included.
+
+    The kernel's own list (CONFIG_PROC_CHILDREN) may lack some while others are ending: look again
+    after every end of a child. Without it every process is looked at.
+    """
+    children: list[int] = []
+    try:
+        for thread in os.listdir(f"{proc}/{pid}/task"):
+            with open(f"{proc}/{pid}/task/{thread}/children", "rb") as file:
+                children += map(int, file.read().split())
+    except FileNotFoundError:
+        return [child for child in _all_pids(proc) if _parent_of(child, proc) == pid]
+    return children
+
+
+def _all_pids(proc: str) -> Iterator[int]:
+    return (int(name) for name in os.listdir(proc) if name.isdigit())
+
+
+def _parent_of(pid: int, proc: str) -> int | None:
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything.
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:  # it has just ended
+        return None
+
+
+def _mark_of(pid: int) -> str | None:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:  # ended, or not ours to read
+        return None
+    prefix = MARK.encode() + b"="
+    return next((v[len(prefix) :].decode() for v in variables if v.startswith(prefix)), None)
+
+
+class Families:
+    """The living hosts below this process, and the remains of dead ones.
+
+    Args:
+        own: children of this process that belong to nobody's family and are left alone.
+    """
+
+    def __init__(self, own: Iterable[int] = ()) -> None:
+        self._own = set(own)
+        self._pids: dict[str, int] = {}
+        self._hosts: dict[int, str] = {}
+        self._dying: dict[str, int] = {}
+        self._orphans: dict[int, frozenset[str]] = {}
+        self._immune: set[int] = set()
+
+    def __bool__(self) -> bool:
+        """Whether anything of any host is left."""
+        return bool(self._pids or self._dying)
+
+    def add(self, host: str, pid: int) -> None:
+        """A host was forked."""
+        self._pids[host] = pid
+        self._hosts[pid] = host
+
+    def term(self, host: str) -> None:
+        """Send SIGTERM to the host's process group, if it lives."""
+        if (pid := self._pids.get(host)) is not None:
+            _signal_group(pid, signal.SIGTERM)
+
+    def kill(self, host: str) -> None:
+        """Kill the host and its process group, if it lives; `reap` does the rest of the family."""
+        if (pid := self._pids.get(host)) is not None:
+            os.kill(pid, signal.SIGKILL)
+            _signal_group(pid, signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """Kill every host."""
+        for host in self._pids:
+            self.kill(host)
+
+    def reap(self) -> list[Report]:
+        """Take note of children that ended, kill what dead hosts left, and say what changed.
+
+        To be called after every SIGCHLD: each killed orphan sends another until none is left.
+        """
+        reports: list[Report] = []
+        while True:
+            while (ended := _ended_child()) is not None:
+                self._bury(ended, reports)
+            if not self._dying:
+                return reports
+            self._sweep(reports)
+            # Whoever ended during the sweep may have left orphans that it did not see.
+            if _ended_child() is None:
+                break
+        remaining = frozenset[str]().union(*self._orphans.values())
+        for host in [host for host in self._dying if host not in remaining]:
+            del self._dying[host]
+            reports.append(FamilyGone(host))
+        return reports
+
+    def _bury(self, ended: os.waitid_result, reports: list[Report]) -> None:
+        pid = ended.si_pid
+        host = self._hosts.pop(pid, None)
+        if host is not None:
+            # Until it is waited for, its pid, and so its group's, is nobody else's.
+            _signal_group(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        self._own.discard(pid)
+        self._orphans.pop(pid, None)
+        self._immune.discard(pid)
+        if host is None:
+            return
+        del self._pids[host]
+        self._dying[host] = pid
+        status = ended.si_status
+        if ended.si_code == os.CLD_EXITED:
+            reports.append(HostExited(host, pid, None, status))
+        else:
+            reports.append(HostExited(host, pid, status, None))
+
+    def _sweep(self, reports: list[Report]) -> None:
+        """Kill every child that is not a living host."""
+        spared = {os.getpgrp(), *self._hosts}
+        for pid in children_of(os.getpid()):
+            if pid in self._hosts or pid in self._own:
+                continue
+            if pid not in self._orphans:
+                self._orphans[pid] = self._hosts_of(pid)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except PermissionError:
+                self._say_immune(pid, reports)
+                continue
+            # Its group too: what it has just forked need not wait for the next round.
+            if (group := os.getpgid(pid)) not in spared:
+                _signal_group(group, signal.SIGKILL)
+
+    def _hosts_of(self, orphan: int) -> frozenset[str]:
+        """The dying hosts that this orphan may have come from."""
+        leaders = {os.getpgid(orphan), os.getsid(orphan)}
+        for host, pid in self._dying.items():
+            if pid in leaders:
+                return frozenset({host})
+        mark = _mark_of(orphan)
+        return frozenset({mark} if mark in self._dying else self._dying)
+
+    def _say_immune(self, pid: int, reports: list[Report]) -> None:
+        if pid not in self._immune:
+            self._immune.add(pid)
+            hosts = ", ".join(sorted(self._orphans[pid]))
+            reports.append(
+                Warned(
+                    f"process {pid}, left by {hosts}, runs as another user and cannot be killed; "
+                    "its slot stays taken until it ends."
+                )
+            )
+
+
+def _ended_child() -> os.waitid_result | None:
+    """A child that ended and was not waited for yet; it stays so."""
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+
+
+def _signal_group(group: int, number: int) -> None:
+    # No such group: its members have ended. Not permitted: no member is ours.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)

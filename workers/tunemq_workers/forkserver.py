@@ -1,0 +1,235 @@
+"""The process that trial hosts are forked from: ``python -P -m tunemq_workers.forkserver FD BOOT``.
+
+FD is a SEQPACKET socket to the node, BOOT the JSON of a `Boot`. It imports what hosts need,
+preloads what the experiment asks for, and then does three things: forks a host when told to, says
+when one ended, and kills what a dead one left. It has one thread, imports no client of any
+service, and never runs a trial's code; so it is there when a host dies, whatever the host did.
+When the node's end of the socket closes it kills all families and ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Final
+
+from tunemq_workers import host
+from tunemq_workers.family import Families, children_of
+from tunemq_workers.forkserver_messages import (
+    COMMAND,
+    MAX_PACKET_BYTES,
+    Boot,
+    FamilyGone,
+    HostExited,
+    HostForked,
+    KillHost,
+    Preloading,
+    Ready,
+    Report,
+    StartHost,
+    TermHost,
+    Warned,
+    decode_boot,
+    decode_command,
+    encode,
+    encode_boot,
+)
+from tunemq_workers.prctl import adopt_orphans, die_with_parent, set_name
+from tunemq_workers.preload import PreloadRefused, preload
+from tunemq_workers.threads import LoadedLibraries
+
+#: How long the last families may take to end once the node is gone; what is left then dies with
+#: this process.
+_FAREWELL_S: Final = 5.0
+
+
+class Forkserver:
+    """Serves one node over ``control`` until that is closed.
+
+    Args:
+        control: The socket to the node.
+        node: The node's pid.
+        families: Knows the children that are nobody's family.
+        sys_path: What hosts import from.
+        libraries: What was preloaded and has threads to limit.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        node: int,
+        families: Families,
+        sys_path: list[str],
+        libraries: LoadedLibraries,
+    ) -> None:
+        self._control = control
+        self._node = node
+        self._families = families
+        self._sys_path = sys_path
+        self._libraries = libraries
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._deadline: float | None = None
+        self._is_terminated = False
+
+    def serve(self) -> host.HostTask | None:
+        """Work until the node is gone; in a child that is to be a host, returns its task."""
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _only_wake)
+        signal.signal(signal.SIGTERM, self._terminate)
+        # From now on the node's death is a request: there may be families that only this process
+        # can kill.
+        die_with_parent(self._node, signal.SIGTERM)
+        poller = select.poll()
+        poller.register(self._woken, select.POLLIN)
+        poller.register(self._control, select.POLLIN)
+        while not self._is_over():
+            for fd, _ in poller.poll(None if self._deadline is None else 100):
+                if fd == self._woken.fileno():
+                    self._woken.recv(4096)
+                elif self._deadline is not None:
+                    poller.unregister(self._control)
+                elif (task := self._obey_next()) is not None:
+                    return task
+            if self._is_terminated:
+                self._end()
+            self._tell(self._families.reap())
+        return None
+
+    def _is_over(self) -> bool:
+        return self._deadline is not None and (
+            not self._families or time.monotonic() > self._deadline
+        )
+
+    def _terminate(self, _signal: int, _frame: FrameType | None) -> None:
+        self._is_terminated = True
+
+    def _end(self) -> None:
+        """Kill everything; `serve` ends when it is gone."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _FAREWELL_S
+            self._families.kill_all()
+
+    def _obey_next(self) -> host.HostTask | None:
+        """Read one command and do it."""
+        try:
+            data, fds, _, _ = socket.recv_fds(
+                self._control, MAX_PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            data, fds = b"", []
+        if not data:
+            self._end()
+            return None
+        command = decode_command(data)
+        if isinstance(command, StartHost):
+            return self._fork(command.host, *fds)
+        if isinstance(command, TermHost):
+            self._families.term(command.host)
+        elif isinstance(command, KillHost):
+            self._families.kill(command.host)
+        return None
+
+    def _fork(self, name: str, line: int, spec: int) -> host.HostTask | None:
+        """Fork a host; returns its task in the child."""
+        me = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            text = f"{name} could not be started: fork: {error.strerror}."
+            self._tell([Warned(text), HostExited(name, None, None, None), FamilyGone(name)])
+            pid = -1
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for end in (self._control, self._woken, self._waker):
+                end.close()
+            return host.HostTask(name, me, line, spec, self._sys_path, self._libraries)
+        os.close(line)
+        os.close(spec)
+        if pid > 0:
+            # The child does so too: whoever comes second finds it done.
+            with suppress(OSError):
+                os.setpgid(pid, pid)
+            self._families.add(name, pid)
+            self._tell([HostForked(name, pid)])
+        return None
+
+    def _tell(self, reports: list[Report]) -> None:
+        for report in reports:
+            _tell(self._control, report)
+
+
+def _only_wake(_signal: int, _frame: FrameType | None) -> None:
+    """For a signal whose byte in the wakeup socket says all."""
+
+
+def _tell(control: socket.socket, report: Report) -> None:
+    try:
+        control.send(encode(report))
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the node is gone: `serve` reads the end of the socket
+
+
+def _preloaded(boot: Boot, control: socket.socket) -> tuple[str, ...]:
+    """Preload; if that breaks hosts, start this program again without the module at fault."""
+    environment = dict(os.environ)
+    try:
+        return preload(
+            [module for module in boot.preload if module not in boot.without],
+            announce=lambda module: _tell(control, Preloading(module)),
+            warn=lambda text: _tell(control, Warned(text)),
+        )
+    except PreloadRefused as refused:
+        _tell(
+            control,
+            Warned(
+                f"{refused.module} is not preloaded: {refused.reason}. "
+                "Each trial imports it by itself, which takes longer."
+            ),
+        )
+        again = Boot(boot.node, boot.preload, boot.sys_path, (*boot.without, refused.module))
+        os.set_inheritable(control.fileno(), True)
+        os.execve(  # noqa: S606 - this program, with arguments of ours
+            sys.executable,
+            [sys.executable, *COMMAND, str(control.fileno()), encode_boot(again).decode()],
+            environment,
+        )
+
+
+def main() -> None:
+    """Serve; in a child, run a trial."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    boot = decode_boot(sys.argv[2])
+    # Until there are hosts to kill, the kernel may end this process however it is stuck.
+    die_with_parent(boot.node)
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_name("tunemq-fork")
+    # The user's entries first, as in the script; then where this interpreter and TuneMQ are, if
+    # not there.
+    sys_path = [*boot.sys_path, *(entry for entry in sys.path if entry not in boot.sys_path)]
+    sys.path[:] = sys_path
+    preloaded = _preloaded(boot, control)
+    families = Families(own=children_of(os.getpid()))
+    server = Forkserver(control, boot.node, families, sys_path, LoadedLibraries())
+    # Hosts share the pages of what is loaded as long as no garbage collection writes to them.
+    gc.collect()
+    gc.freeze()
+    _tell(control, Ready(preloaded))
+    task = server.serve()
+    if task is None:
+        os._exit(0)
+    host.run(task)
+
+
+if __name__ == "__main__":
+    main()

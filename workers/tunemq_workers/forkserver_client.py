@@ -1,0 +1,259 @@
+"""A node's handle on one forkserver: starts it, gives it commands, reads what it says about hosts.
+
+Nothing here blocks: the node's loop watches `fileno` and calls `read`. Commands that do not fit
+into the socket, because the forkserver is still preloading, wait in order and go out after the
+next report.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from tunemq_shared.messages import Environment, HostOrder
+from tunemq_workers import threads
+from tunemq_workers.forkserver_messages import (
+    COMMAND,
+    MAX_PACKET_BYTES,
+    Boot,
+    Command,
+    FamilyGone,
+    HostExited,
+    HostForked,
+    HostSpec,
+    KillHost,
+    Preloading,
+    Ready,
+    Report,
+    StartHost,
+    TermHost,
+    decode_report,
+    encode,
+    encode_boot,
+)
+
+#: How long hosts may take to die with their forkserver, which the kernel sees to.
+_DEATH_S: Final = 1.0
+
+
+class ForkserverLost(Exception):
+    """The forkserver ended by itself; all its hosts are dead.
+
+    Args:
+        text: What is known about it, for the user.
+        reports: What it, or its death, says about hosts; to be handled first.
+    """
+
+    def __init__(self, text: str, reports: list[Report]) -> None:
+        self.reports = reports
+        super().__init__(text)
+
+
+class ForkserverClient:
+    """One forkserver process, as seen by the node that started it.
+
+    To be made and used by the thread that runs as long as the node does: the kernel ends a
+    forkserver with the thread that started it.
+
+    Args:
+        environment: What its hosts are forked from.
+        log: The file that its own output is appended to.
+        hostname: This machine's name, which trials report.
+        node_ip: This machine's address, likewise.
+    """
+
+    def __init__(self, environment: Environment, *, log: str, hostname: str, node_ip: str) -> None:
+        self.environment = environment
+        self.is_ready = False
+        self._hostname, self._node_ip = hostname, node_ip
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._hosts: set[str] = set()
+        self._exited: set[str] = set()
+        self._pidfds: dict[str, int] = {}
+        self._log = log
+        self._preloading: str | None = None
+        boot = Boot(os.getpid(), environment.preload, environment.sys_path)
+        with theirs, open(log, "ab") as output:
+            self._process = subprocess.Popen(
+                [environment.python, *COMMAND, str(theirs.fileno()), encode_boot(boot).decode()],
+                env=_variables(environment.variables),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The forkserver's process."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """What to watch for reading."""
+        return self._control.fileno()
+
+    def start(self, host: str, order: HostOrder, gpus: Sequence[str] = ()) -> socket.socket:
+        """Have a host forked for ``order``, which has its ``start``.
+
+        ``host`` is a name that was not used before. ``gpus`` are the devices that it may see.
+        Returns the node's end of the host's socket.
+        """
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        spec = HostSpec(order, self._hostname, self._node_ip, tuple(gpus))
+        self._hosts.add(host)
+        self._send(StartHost(host), [theirs.detach(), _memory_file(encode(spec))])
+        return ours
+
+    def term(self, host: str) -> None:
+        """Send SIGTERM to the host's process group; one that is gone is ignored."""
+        self._send(TermHost(host))
+
+    def kill(self, host: str) -> None:
+        """Kill the host's family; one that is gone is ignored. `FamilyGone` says when."""
+        self._send(KillHost(host))
+
+    def read(self) -> list[Report]:
+        """What the forkserver has said since the last call.
+
+        Raises:
+            ForkserverLost: it has ended. This handle is of no further use.
+        """
+        reports: list[Report] = []
+        while True:
+            try:
+                packet = self._control.recv(MAX_PACKET_BYTES)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                # It died with commands unread. This is said once, and before what it had sent.
+                continue
+            if not packet:
+                raise self._lost(reports)
+            report = decode_report(packet)
+            self._note(report)
+            reports.append(report)
+        if reports:
+            self._send_waiting()
+        return reports
+
+    def close(self, within_s: float = 6.0) -> None:
+        """Kill all hosts and end the forkserver; waits for it up to ``within_s`` seconds."""
+        self._forget()
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _note(self, report: Report) -> None:
+        if isinstance(report, HostForked):
+            # By this descriptor the host can be killed should the forkserver die, whoever has its
+            # pid then. If it has ended already, HostExited is on its way.
+            with suppress(ProcessLookupError):
+                self._pidfds[report.host] = os.pidfd_open(report.pid)
+        elif isinstance(report, HostExited):
+            self._exited.add(report.host)
+            _close(self._pidfds.pop(report.host, None))
+        elif isinstance(report, FamilyGone):
+            self._hosts.discard(report.host)
+            self._exited.discard(report.host)
+        elif isinstance(report, Preloading):
+            self._preloading = report.module
+        elif isinstance(report, Ready):
+            self.is_ready, self._preloading = True, None
+
+    def _send(self, command: Command, fds: Iterable[int] = ()) -> None:
+        self._waiting.append((encode(command), list(fds)))
+        if len(self._waiting) == 1:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while self._waiting:
+            packet, fds = self._waiting[0]
+            try:
+                socket.send_fds(self._control, [packet], fds)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                return  # `read` will find out
+            self._waiting.popleft()
+            _close(*fds)
+
+    def _lost(self, reports: list[Report]) -> ForkserverLost:
+        """What to raise, after the last host is dead."""
+        deadline = time.monotonic() + _DEATH_S
+        for pidfd in self._pidfds.values():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        for pidfd in self._pidfds.values():
+            select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
+        for host in self._hosts:
+            if host not in self._exited:
+                reports.append(HostExited(host, None, signal.SIGKILL, None))
+            reports.append(FamilyGone(host))
+        self._forget()
+        try:
+            end = f"ended with {self._process.wait(_DEATH_S)}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            end = f"closed its socket and ended with {self._process.wait()}"
+        if self._preloading is not None:
+            end += f" while it preloaded {self._preloading}"
+        return ForkserverLost(f"the forkserver {self.pid} {end}; see {self._log}.", reports)
+
+    def _forget(self) -> None:
+        _close(*self._pidfds.values(), *(fd for _, fds in self._waiting for fd in fds))
+        self._pidfds.clear()
+        self._waiting.clear()
+        self._hosts.clear()
+        self._control.close()
+
+
+def _variables(given: Mapping[str, str]) -> dict[str, str]:
+    """The forkserver's own environment; its hosts get ``given``."""
+    variables = {n: v for n, v in given.items() if not n.startswith("TUNEMQ_")} | threads.SINGLE
+    path = [*_our_roots(), *filter(None, [given.get("PYTHONPATH")])]
+    if path:
+        variables["PYTHONPATH"] = os.pathsep.join(path)
+    return variables
+
+
+def _our_roots() -> list[str]:
+    """Where the interpreter of an environment finds TuneMQ when it is not installed there."""
+    specs = [find_spec(name) for name in ("tunemq", "tunemq_shared", "tunemq_workers")]
+    files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
+    roots = dict.fromkeys(str(Path(file).parent.parent) for file in files)
+    # One where packages are installed would bring all of them along, for another interpreter.
+    return [root for root in roots if Path(root).name not in {"site-packages", "dist-packages"}]
+
+
+def _memory_file(content: bytes) -> int:
+    """A descriptor to read ``content`` from."""
+    file = os.memfd_create("tunemq-host")
+    with open(file, "wb", buffering=0, closefd=False) as writer:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[writer.write(rest) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _close(*descriptors: int | None) -> None:
+    for descriptor in descriptors:
+        if descriptor is not None:
+            os.close(descriptor)

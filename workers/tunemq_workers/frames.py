@@ -1,0 +1,67 @@
+"""Frames on the stream socket between a trial host and its node.
+
+A frame is a 4-byte big-endian length of what follows, one byte that says what it is, and a payload:
+
+    host -> node   E  a NodeEvent (msgpack), which the node hands on without decoding it
+                   F  the last event of a trial: TrialFinished or TrialFailed
+                   I  no payload: the trial is over and the host waits to be reused
+    node -> host   O  a HostOrder (msgpack); the newest counts
+                   N  a HostOrder with its ``start``: the next trial of a host that waits
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from tunemq_shared.errors import WireError
+
+EVENT: Final = ord("E")
+ENDING: Final = ord("F")
+IDLE: Final = ord("I")
+ORDER: Final = ord("O")
+NEXT: Final = ord("N")
+
+#: Longer frames are refused by both ends: a host whose code writes to a stray descriptor must not
+#: make its node wait for gigabytes that never come.
+MAX_FRAME_BYTES: Final = 32 * 2**20
+
+_HEADER: Final = struct.Struct(">IB")
+_pack_header = _HEADER.pack
+_unpack_header = _HEADER.unpack_from
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    """One frame, ready to be sent."""
+    return _pack_header(len(payload) + 1, kind) + payload
+
+
+class FrameDecoder:
+    """Cuts a stream of bytes, in whatever pieces it arrives, into frames."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The (kind, payload) of every frame that ``data`` completes, in order.
+
+        Raises:
+            WireError: a length that no frame has; the stream cannot be read any further.
+        """
+        if self._rest:
+            data = self._rest + data
+        frames = []
+        offset, end = 0, len(data)
+        while end - offset >= _HEADER.size:
+            length, kind = _unpack_header(data, offset)
+            if not 0 < length <= MAX_FRAME_BYTES:
+                raise WireError(
+                    f"a frame says that it has {length} bytes; 1 to {MAX_FRAME_BYTES} are possible."
+                )
+            after = offset + 4 + length
+            if after > end:
+                break
+            frames.append((kind, data[offset + _HEADER.size : after]))
+            offset = after
+        self._rest = data[offset:] if offset else data
+        return frames

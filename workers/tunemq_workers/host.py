@@ -1,0 +1,144 @@
+"""What a forked child of the forkserver does: run one trial, or several in turn, and end.
+
+It ends by `os._exit`: what user libraries do while Python shuts down (GPU contexts, forgotten
+threads) may hang or crash, and must not hold the trial's slot. Only handlers registered with
+`atexit` are run, since loggers rely on them, and an alarm bounds them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import time
+import traceback
+from typing import Any, Final, NamedTuple, NoReturn
+
+import cloudpickle  # noqa: F401 - every trial's code needs it: children find it imported
+
+from tunemq_shared.failures import one_line, traceback_text
+from tunemq_shared.local_store import LocalStore
+from tunemq_shared.messages import HostOrder, TrialFailed, TrialStarted
+from tunemq_shared.packing import unpack_config
+from tunemq_shared.run_trial import TrialProgram
+from tunemq_shared.session import TrialSession
+from tunemq_shared.shipping import load
+from tunemq_shared.store_sink import StoreSink
+from tunemq_workers import outputs
+from tunemq_workers.forkserver_messages import HostSpec, decode_host_spec
+from tunemq_workers.host_channel import HostChannel
+from tunemq_workers.surroundings import leave_the_forkserver, prepare
+from tunemq_workers.threads import LoadedLibraries
+
+#: How long handlers registered with `atexit` may take together.
+EXIT_GRACE_S: Final = 4
+
+#: The exit code of a host that failed by our fault.
+_SOFTWARE: Final = 70
+
+
+class HostTask(NamedTuple):
+    """What a child takes along from its forkserver."""
+
+    name: str
+    forkserver: int
+    line: int
+    spec: int
+    sys_path: list[str]
+    libraries: LoadedLibraries
+
+
+def run(task: HostTask) -> NoReturn:
+    """Become the host, run its trials, and end the process."""
+    code = _SOFTWARE
+    try:
+        leave_the_forkserver(task.forkserver)
+        with open(task.spec, "rb", buffering=0) as file:
+            spec = decode_host_spec(file.readall())
+        _Host(task, spec, HostChannel(socket.socket(fileno=task.line))).run()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the exit code tells the node, this the log
+        traceback.print_exc()
+    finally:
+        outputs.flush()
+        os._exit(code)
+
+
+class _Host:
+    """Runs the trials of one host, one after another."""
+
+    def __init__(self, task: HostTask, spec: HostSpec, channel: HostChannel) -> None:
+        self._task, self._spec, self._channel = task, spec, channel
+        self._program = TrialProgram()
+        self._trainable: Any = None
+        self._code = ""
+
+    def run(self) -> None:
+        """Run the first trial, and while hosts are to be reused, the next ones."""
+        order = self._spec.order
+        while self._run_trial(order):
+            order = self._channel.wait_for_next_trial()
+        # SIGALRM's default action ends the process, whatever hangs and whoever holds the GIL.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(EXIT_GRACE_S)
+        self._program.close()
+        atexit._run_exitfuncs()  # noqa: SLF001 - what else runs them without ending Python
+
+    def _run_trial(self, order: HostOrder) -> bool:
+        """Run one trial to its end; whether another one may follow."""
+        if order.start is None:
+            raise ValueError(f"the order for {order.trial} lacks its start")
+        self._channel.send(self._started(order))
+        session = self._prepared(order)
+        if session is None:
+            return False
+        self._program.run(self._trainable, session)
+        outputs.flush()
+        return order.start.reuse and not self._channel.has_failed
+
+    def _started(self, order: HostOrder) -> TrialStarted:
+        spec = self._spec
+        return TrialStarted(
+            order.trial,
+            order.epoch,
+            os.getpid(),
+            spec.hostname,
+            spec.node_ip,
+            time.time(),
+            spec.gpus,
+        )
+
+    def _prepared(self, order: HostOrder) -> TrialSession | None:
+        """The trial's session, all set up; None when that failed and the failure was sent."""
+        start = order.start
+        assert start is not None
+        task = self._task
+        try:
+            prepare(
+                start,
+                host=task.name,
+                gpus=self._spec.gpus,
+                sys_path=task.sys_path,
+                libraries=task.libraries,
+            )
+        except OSError as error:
+            self._fail(order, "storage", error)
+            return None
+        try:
+            if start.code.sha256 != self._code:
+                self._trainable = load(start.code)
+                self._code = start.code.sha256
+            config = unpack_config(start.config)
+        except BaseException as error:  # noqa: BLE001 - any code runs here; it is sent
+            self._fail(order, "load", error)
+            return None
+        store = LocalStore(start.store)
+        sink = StoreSink(store, order.trial, os.path.basename(start.folder))
+        return TrialSession(order, config, self._channel, sink)
+
+    def _fail(self, order: HostOrder, kind: str, error: BaseException) -> None:
+        text = traceback_text(error)
+        self._channel.send(
+            TrialFailed(order.trial, order.epoch, kind, one_line(error), text, time.time())
+        )

@@ -1,0 +1,122 @@
+"""The node's end of a trial host's socket."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from tunemq_shared.errors import WireError
+from tunemq_workers.frames import EVENT, FrameDecoder, frame
+from tunemq_workers.reactor import READ, WRITE, Reactor
+
+_RECEIVE_BYTES: Final = 256 * 2**10
+
+_log = logging.getLogger(__name__)
+
+
+class HostLink:
+    """Reads a host's frames and sends it orders, never waiting.
+
+    Args:
+        reactor: calls back.
+        sock: the socket; owned from now on.
+        on_event: takes each event, undecoded.
+        on_other: takes the kind and payload of every other frame.
+        on_end: the host closed its end, or sent what no frame is.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        *,
+        on_event: Callable[[bytes], object],
+        on_other: Callable[[int, bytes], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._reactor, self._sock = reactor, sock
+        self.on_event = on_event
+        self._on_other, self._on_end = on_other, on_end
+        self._decoder = FrameDecoder()
+        self._unsent = b""
+        self._is_held = False
+        self._is_open = True
+        sock.setblocking(False)
+        self._watch()
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """Send a frame as soon as the host has room for it."""
+        self._unsent += frame(kind, payload)
+        self._flush()
+
+    def hold(self, is_held: bool) -> None:
+        """Stop reading, so that the host waits when its socket is full; or go on."""
+        if self._is_held != is_held:
+            self._is_held = is_held
+            self._watch()
+
+    def drain(self) -> None:
+        """Take in all that a dead host has sent."""
+        while self._receive():
+            pass
+
+    def close(self) -> None:
+        """Close the socket; again is allowed."""
+        if self._is_open:
+            self._is_open = False
+            self._reactor.unwatch(self._sock)
+            self._sock.close()
+
+    def _watch(self) -> None:
+        if not self._is_open:
+            return
+        events = (0 if self._is_held else READ) | (WRITE if self._unsent else 0)
+        if events:
+            self._reactor.watch(self._sock, self._ready, events)
+        else:
+            self._reactor.unwatch(self._sock)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if events & READ:
+            self._receive()
+
+    def _flush(self) -> None:
+        had_waited = len(self._unsent)
+        try:
+            while self._is_open and self._unsent:
+                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is dying: its forkserver tells
+            self._unsent = b""
+        if had_waited or self._unsent:
+            self._watch()
+
+    def _receive(self) -> bool:
+        """Take in what one receive gives; whether there may be more."""
+        if not self._is_open:
+            return False
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+            frames = self._decoder.feed(data)
+        except BlockingIOError:
+            return False
+        except ConnectionError:  # it ended with orders unread
+            data, frames = b"", []
+        except WireError as problem:
+            _log.error("host.unreadable problem=%r", str(problem))
+            data, frames = b"", []
+        on_event = self.on_event
+        for kind, payload in frames:
+            if kind == EVENT:
+                on_event(payload)
+            else:
+                self._on_other(kind, payload)
+        if not data:
+            self.close()
+            self._on_end()
+        return bool(data)

@@ -1,0 +1,373 @@
+"""The hosts of a node: does what the newest assignment says, and says what becomes of them.
+
+An assignment is compared with what is, entry by entry, so that a lost, doubled or late one does no
+harm. The forkservers do what takes processes, the links what takes sockets; here are only decisions.
+
+A host's way: forked, told where to stop, ended (it said so, or died), freed when its family is gone.
+One that may be reused is *parked* instead of ending: its slot is free, it waits for a trial that could
+have been forked in its place, and makes room for one that could not.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, TypeAlias
+
+from tunemq_shared.messages import HostDied, HostFreed, HostOrder, HostStart, TrialFailed, encode
+from tunemq_workers.frames import ENDING, IDLE, NEXT, ORDER
+from tunemq_workers.reactor import Reactor, Timer
+
+#: Between asking a process group with SIGTERM and killing the family.
+TERM_GRACE_S: Final = 1.0
+#: A host that has closed its socket and does not end is killed.
+_CLOSED_GRACE_S: Final = 1.0
+#: Parked hosts are kept so long after their node's last trial.
+PARKED_S: Final = 5.0
+
+Key: TypeAlias = tuple[str, int]
+
+_log = logging.getLogger(__name__)
+
+
+class Link(Protocol):
+    """The node's end of a host's socket: `tunemq_workers.host_link.HostLink`."""
+
+    #: Takes each event, undecoded.
+    on_event: Callable[[bytes], object]
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """Send a frame; never waits."""
+        ...
+
+    def hold(self, is_held: bool) -> None:
+        """Stop reading, or go on."""
+        ...
+
+    def drain(self) -> None:
+        """Take in all that a dead host has sent."""
+        ...
+
+    def close(self) -> None:
+        """Close the socket; again is allowed."""
+        ...
+
+
+class Forkservers(Protocol):
+    """Starts and ends hosts: `tunemq_workers.forkservers.ForkserverPool`."""
+
+    def start(self, host: str, order: HostOrder, hosts: Hosts) -> Link:
+        """Begin to fork a host for ``order``, whose ``start`` is given.
+
+        What becomes of it is said to ``hosts``, later: `forked`, then `said` and `closed`, then
+        `exited`; or `not_started` instead of these. At the end, in any case, `gone`.
+
+        Raises:
+            OSError: the environment has no forkserver and none can be started.
+        """
+        ...
+
+    def term(self, host: str) -> None:
+        """Send SIGTERM to the host's process group."""
+        ...
+
+    def kill(self, host: str) -> None:
+        """Kill the host's family."""
+        ...
+
+    def close(self) -> None:
+        """End all forkservers, and with them all hosts."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """One host, and what it was told."""
+
+    name: str
+    order: HostOrder
+    start: HostStart
+    link: Link
+    pid: int = 0
+    has_ended: bool = False  # it said that the trial has
+    is_given_up: bool = False  # it was stopped or killed on order
+    is_killed: bool = False
+    is_parked: bool = False
+    timer: Timer | None = None
+
+    @property
+    def key(self) -> Key:
+        """The trial and epoch that it hosts, or hosted last."""
+        return self.order.trial, self.order.epoch
+
+
+class Hosts:
+    """The table of hosts. Owned by the node's loop.
+
+    Args:
+        reactor: for timers.
+        forkservers: start and end processes.
+        emit: takes (events stream, encoded event).
+    """
+
+    def __init__(
+        self, reactor: Reactor, forkservers: Forkservers, emit: Callable[[str, bytes], object]
+    ) -> None:
+        self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
+        self._hosts: dict[str, Host] = {}
+        self._hosting: dict[Key, Host] = {}
+        self._wanted: dict[Key, HostOrder] = {}
+        self._starts: dict[Key, HostStart] = {}
+        self._over: set[Key] = set()
+        self._names = 0
+        self._is_held = False
+        self._is_closed = False
+        self._parked_until: Timer | None = None
+
+    def __len__(self) -> int:
+        """Hosts of which something is left."""
+        return len(self._hosts)
+
+    # --- what the scheduler wants ------------------------------------------------------------------
+
+    def obey(self, orders: Iterable[HostOrder]) -> None:
+        """Make what is what ``orders`` say."""
+        self._wanted = {(order.trial, order.epoch): order for order in orders}
+        self._over &= self._wanted.keys()
+        self._starts = {key: start for key, start in self._starts.items() if key in self._wanted}
+        for key, host in list(self._hosting.items()):
+            if key not in self._wanted:
+                self._kill(host)
+        for key, order in self._wanted.items():
+            if order.start is not None:
+                self._starts[key] = order.start
+            if (host := self._hosting.get(key)) is not None:
+                self._tell(host, order)
+        self._start_missing()
+        self._limit_parking()
+
+    def kill_all(self) -> None:
+        """Kill every host and start no more."""
+        self._is_closed = True
+        for host in self._hosts.values():
+            self._kill(host)
+
+    def hold(self, is_held: bool) -> None:
+        """Stop reading from hosts, or go on."""
+        self._is_held = is_held
+        for host in self._hosts.values():
+            host.link.hold(is_held)
+
+    # --- what hosts say ----------------------------------------------------------------------------
+
+    def said(self, name: str, kind: int, payload: bytes) -> None:
+        """A frame came from a host that is no plain event."""
+        host = self._hosts[name]
+        if kind == ENDING:
+            self._emit(host.start.events_key, payload)
+            host.has_ended = True
+            self._over.add(host.key)
+            if not host.is_given_up:
+                self._escalate(host, host.start.stop_grace_s)
+        elif kind == IDLE and host.start.reuse and not host.is_killed:
+            self._park(host)
+        elif kind != IDLE:
+            _log.error("host.unknown_frame host=%s kind=%d", name, kind)
+            self._kill(host)
+
+    def closed(self, name: str) -> None:
+        """A host closed its socket: it has ended, or can no longer be told anything."""
+        host = self._hosts.get(name)
+        if host is not None and not host.is_killed:
+            self._set_timer(host, _CLOSED_GRACE_S, partial(self._forkservers.kill, name))
+
+    # --- what forkservers say ----------------------------------------------------------------------
+
+    def forked(self, name: str, pid: int) -> None:
+        """A host exists."""
+        self._hosts[name].pid = pid
+
+    def is_forked(self, name: str) -> bool:
+        """Whether the host ever existed."""
+        return self._hosts[name].pid > 0
+
+    def not_started(self, name: str, reason: str) -> None:
+        """A host could not be forked."""
+        host = self._hosts[name]
+        host.link.close()
+        self._set_timer(host, None)
+        if not host.is_given_up:
+            self._say_not_started(host.key, host.start, reason)
+
+    def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
+        """A host ended."""
+        host = self._hosts[name]
+        host.link.drain()  # its last words come before the news of its death,
+        host.link.close()  # and its children's would come behind
+        self._set_timer(host, None)
+        if not (host.has_ended or host.is_given_up or host.is_parked):
+            trial, epoch = host.key
+            died = HostDied(trial, epoch, host.pid, signal, exit_code, time.time())
+            self._emit(host.start.events_key, encode(died))
+        self._over.add(host.key)
+
+    def gone(self, name: str) -> None:
+        """Nothing is left of a host."""
+        host = self._hosts.pop(name)
+        if not host.is_parked:
+            self._free(host)
+        self._start_missing()
+
+    # --- decisions ---------------------------------------------------------------------------------
+
+    def _tell(self, host: Host, order: HostOrder) -> None:
+        before, host.order = host.order, order
+        if host.has_ended or host.is_given_up:
+            return
+        if order.stop:
+            host.is_given_up = True
+            host.link.send(ORDER, _encoded(order))
+            self._escalate(host, host.start.stop_grace_s)
+        elif order.run_until != before.run_until:
+            host.link.send(ORDER, _encoded(order))
+
+    def _escalate(self, host: Host, grace_s: float) -> None:
+        """Give a host that should end by itself so long; then SIGTERM, then the end."""
+
+        def term() -> None:
+            _log.warning("host.term host=%s trial=%s", host.name, host.order.trial)
+            self._forkservers.term(host.name)
+            self._set_timer(host, TERM_GRACE_S, partial(self._forkservers.kill, host.name))
+
+        self._set_timer(host, grace_s, term)
+
+    def _kill(self, host: Host) -> None:
+        if not host.is_killed:
+            host.is_given_up = host.is_killed = True
+            self._set_timer(host, None)
+            self._forkservers.kill(host.name)
+
+    def _park(self, host: Host) -> None:
+        host.is_parked = True
+        self._over.add(host.key)
+        self._set_timer(host, None)
+        self._free(host)
+        self._start_missing()
+        self._limit_parking()
+
+    def _free(self, host: Host) -> None:
+        self._hosting.pop(host.key, None)
+        self._over.add(host.key)
+        self._say_freed(host.key, host.start.events_key)
+
+    def _say_freed(self, key: Key, events_key: str) -> None:
+        self._emit(events_key, encode(HostFreed(*key)))
+
+    def _say_not_started(self, key: Key, start: HostStart, reason: str) -> None:
+        _log.error("host.not_started trial=%s reason=%r", key[0], reason)
+        failed = TrialFailed(*key, "load", f"The trial's process could not start: {reason}", "", time.time())
+        self._emit(start.events_key, encode(failed))
+
+    def _start_missing(self) -> None:
+        """Start what is wanted, not hosted and not over."""
+        if self._is_closed:
+            return
+        missing = [
+            order
+            for key, order in self._wanted.items()
+            if key not in self._hosting and key not in self._over and key in self._starts
+        ]
+        to_fork = [order for order in missing if not self._is_settled_without_fork(order)]
+        if not to_fork:
+            return
+        # What is parked holds what a new host needs; it goes, and the host comes when it has gone.
+        for host in self._parked():
+            self._kill(host)
+        if any(host.is_parked for host in self._hosts.values()):
+            return
+        for order in to_fork:
+            self._fork(order)
+
+    def _is_settled_without_fork(self, order: HostOrder) -> bool:
+        key = order.trial, order.epoch
+        start = self._starts[key]
+        if order.stop:  # it is over before it began, and somebody waits for its slot
+            self._over.add(key)
+            self._say_freed(key, start.events_key)
+            return True
+        host = next((host for host in self._parked() if _could_run(host, start)), None)
+        if host is None:
+            return False
+        host.order, host.start = order, start
+        host.has_ended = host.is_given_up = host.is_parked = False
+        host.link.on_event = partial(self._emit, start.events_key)
+        host.link.send(NEXT, _encoded(order, start))
+        self._hosting[key] = host
+        return True
+
+    def _fork(self, order: HostOrder) -> None:
+        key = order.trial, order.epoch
+        start = self._starts[key]
+        self._names += 1
+        name = f"h{self._names}"
+        try:
+            link = self._forkservers.start(name, _with_start(order, start), self)
+        except OSError as problem:
+            self._over.add(key)
+            self._say_not_started(key, start, f"its environment cannot be started: {problem}")
+            self._say_freed(key, start.events_key)
+            return
+        link.on_event = partial(self._emit, start.events_key)
+        link.hold(self._is_held)
+        self._hosts[name] = self._hosting[key] = Host(name, order, start, link)
+
+    def _parked(self) -> list[Host]:
+        return [host for host in self._hosts.values() if host.is_parked and not host.is_killed]
+
+    def _limit_parking(self) -> None:
+        """Parked hosts outlive the node's last trial by `PARKED_S`."""
+        if self._parked_until is not None:
+            self._parked_until.cancel()
+            self._parked_until = None
+        if not self._wanted and self._parked():
+            self._parked_until = self._reactor.after(PARKED_S, self._end_parking)
+
+    def _end_parking(self) -> None:
+        for host in self._parked():
+            self._kill(host)
+
+    def _set_timer(
+        self, host: Host, delay_s: float | None, call: Callable[[], None] | None = None
+    ) -> None:
+        if host.timer is not None:
+            host.timer.cancel()
+        host.timer = None
+        if delay_s is not None and call is not None:
+            host.timer = self._reactor.after(delay_s, call)
+
+
+def _could_run(host: Host, start: HostStart) -> bool:
+    """Whether a parked host is as good as a new one."""
+    was = host.start
+    return (
+        start.reuse
+        and was.code.sha256 == start.code.sha256
+        and was.environment == start.environment
+        and was.resources == start.resources
+        and was.experiment == start.experiment
+    )
+
+
+def _with_start(order: HostOrder, start: HostStart) -> HostOrder:
+    return HostOrder(order.trial, order.epoch, order.run_until, order.stop, start)
+
+
+def _encoded(order: HostOrder, start: HostStart | None = None) -> bytes:
+    return encode(_with_start(order, start) if start else _without_start(order))
+
+
+def _without_start(order: HostOrder) -> HostOrder:
+    return HostOrder(order.trial, order.epoch, order.run_until, order.stop)

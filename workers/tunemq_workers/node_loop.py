@@ -1,0 +1,285 @@
+"""A node: one loop that owns the hosts, the outbox and what is known of the wire.
+
+Three things bring work: the ear (mail), the hosts' sockets (events), the pump (facts about Redis).
+After each round the outbox's news go to the pump, if that is idle: while a batch is under way the next
+one grows, so a lone event waits for nothing and a flood travels in large pieces.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from tunemq_shared.messages import PROTOCOL_VERSION, BatchHeader, encode
+from tunemq_workers.ear_link import EarLink
+from tunemq_workers.ear_process import EarProcess
+from tunemq_workers.hosts import Forkservers, Hosts
+from tunemq_workers.mail import Mailbox
+from tunemq_workers.outbox import BLOCK_BYTES, Outbox
+from tunemq_workers.pump import (
+    Append,
+    Appended,
+    Fact,
+    HelloSaid,
+    LookNow,
+    NotAppended,
+    OutOfReach,
+    Pump,
+    SayGoodbye,
+    SayHello,
+    Seen,
+)
+from tunemq_workers.reactor import Reactor, Timer
+from tunemq_workers.redis_address import RedisAddress
+
+#: What a node that was fenced ends with (EX_TEMPFAIL): a new incarnation may start.
+EXIT_FENCED: Final = 75
+#: Batches under way at a time.
+_PIPELINED: Final = 4
+_RETRY_S: Final = (0.05, 1.0)
+#: Until then the pump looks often for a scheduler that is about to start.
+_EXPECTING_S: Final = 5.0
+#: An assignment that the scheduler announces and that does not come for so long: the ear is deaf.
+_OVERDUE_S: Final = (2.0, 60.0)
+#: At the end: for the families to go and the last events to be sent, then for the goodbye.
+_ENDING_S: Final = 3.0
+_GOODBYE_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Wire:
+    """What is known of Redis."""
+
+    is_up: bool = True
+    generation: bytes | None = None
+    #: Since when the generation is what it is, by the monotonic clock.
+    since: float = field(default_factory=time.monotonic)
+    #: The generations in which this node was, or is being, introduced.
+    introduced: bytes | None = None
+    introducing: bytes | None = None
+    #: The first event of what is under way.
+    sending: int | None = None
+    failures: int = 0
+    retry: Timer | None = None
+
+
+class NodeLoop:
+    """Runs a node until it is told to stop; `run` returns the exit code.
+
+    Args:
+        incarnation: this node's.
+        hello: its encoded NodeHello.
+        redis: where Redis is.
+        reactor: not running yet.
+        outbox: empty.
+        forkservers: what starts hosts.
+        start_ear: starts an ear process.
+        ear: one that was started already.
+    """
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        hello: bytes,
+        redis: RedisAddress,
+        reactor: Reactor,
+        outbox: Outbox,
+        forkservers: Forkservers,
+        start_ear: Callable[[], EarProcess],
+        ear: EarProcess,
+    ) -> None:
+        self._incarnation, self._hello, self._outbox = incarnation, hello, outbox
+        self._reactor, self._forkservers = reactor, forkservers
+        self._pump = Pump(redis, incarnation, lambda fact: reactor.post(partial(self._heard, fact)))
+        self._hosts = Hosts(reactor, forkservers, outbox.add)
+        self._mail = Mailbox(incarnation)
+        self._wire = _Wire()
+        self._is_held = False
+        self._announced = (0, 0)
+        self._overdue: Timer | None = None
+        self._overdue_in_a_row = 0
+        self._ending: Timer | None = None
+        self._exit_code = 0
+        self._has_heard = False
+        self._ear = EarLink(
+            reactor,
+            start_ear,
+            ear,
+            on_ready=self._ear_is_ready,
+            on_mail=self._obey,
+            on_death=lambda: self._pump.order(LookNow()),
+        )
+
+    def run(self) -> int:
+        """Serve until `stop` or `abandon`."""
+        self._pump.start()
+        self._reactor.run(self._after_round)
+        self._ear.close()
+        if self._ending is not None:
+            self._forkservers.close()
+        return self._exit_code
+
+    def stop(self, reason: str, exit_code: int = 0) -> None:
+        """Kill the hosts, send what they said, say goodbye, end; again is allowed."""
+        if self._ending is None:
+            _log.info("node.stopping reason=%r hosts=%d", reason, len(self._hosts))
+            self._exit_code = exit_code
+            self._hosts.kill_all()
+            self._ending = self._reactor.after(_ENDING_S, self._say_goodbye)
+
+    def abandon(self, reason: str, exit_code: int = 0) -> None:
+        """End at once, without a goodbye; the forkservers notice, and kill what is left."""
+        _log.info("node.abandoned reason=%r hosts=%d", reason, len(self._hosts))
+        self._exit_code = exit_code
+        self._reactor.stop()
+
+    def _say_goodbye(self) -> None:
+        self._pump.order(SayGoodbye())
+        self._pump.join(_GOODBYE_S)
+        self._reactor.stop()
+
+    # --- mail --------------------------------------------------------------------------------------
+
+    def _ear_is_ready(self) -> None:
+        self._has_heard = True
+        self._introduce()
+
+    def _obey(self, mail: bytes) -> None:
+        assignment = self._mail.open(mail)
+        if assignment is None or self._ending is not None:
+            return
+        self._pump.taken = self._mail.taken
+        self._overdue_in_a_row = 0
+        self._hosts.obey(assignment.orders)
+        self._expect_mail()
+
+    def _expect_mail(self) -> None:
+        """Have the ear replaced if what the scheduler announced does not come."""
+        if self._announced <= self._mail.taken:
+            if self._overdue is not None:
+                self._overdue.cancel()
+            self._overdue = None
+        elif self._overdue is None:
+            low, high = _OVERDUE_S
+            delay_s = min(high, low * 2 ** min(self._overdue_in_a_row, 10))
+            self._overdue = self._reactor.after(delay_s, self._mail_is_overdue)
+
+    def _mail_is_overdue(self) -> None:
+        self._overdue = None
+        self._overdue_in_a_row += 1
+        self._ear.restart(f"assignment {self._announced} was announced and did not come")
+
+    # --- the wire ----------------------------------------------------------------------------------
+
+    def _heard(self, fact: Fact) -> None:
+        wire = self._wire
+        match fact:
+            case Seen():
+                self._seen(fact)
+            case HelloSaid():
+                wire.introduced, wire.introducing = wire.introducing, None
+                _log.info("node.introduced generation=%s", wire.introduced)
+            case Appended():
+                wire.sending, wire.failures = None, 0
+            case NotAppended(reason):
+                self._not_appended(reason)
+            case OutOfReach(reason):
+                _log.warning("wire.out_of_reach reason=%r", reason)
+                wire.is_up, wire.introducing = False, None
+
+    def _seen(self, seen: Seen) -> None:
+        wire = self._wire
+        self._outbox.release(seen.journalled)
+        if seen.generation != wire.generation:
+            _log.info("wire.generation old=%s new=%s", wire.generation, seen.generation)
+            wire.generation, wire.since = seen.generation, time.monotonic()
+            # Whatever was sent in the generation before may have gone with it.
+            self._outbox.rewind()
+            self._retry_now()
+        was_up, wire.is_up = wire.is_up, True
+        if self._ending is not None:
+            return
+        if was_up:
+            self._ear.start_if_none()
+        else:
+            self._ear.restart("Redis is back")
+        self._introduce()
+        self._announced = seen.announced
+        self._expect_mail()
+        if seen.is_fenced:
+            self.stop("fenced", EXIT_FENCED)
+
+    def _introduce(self) -> None:
+        """Say hello, once a generation, when the answer can be heard."""
+        wire = self._wire
+        if (
+            self._has_heard
+            and wire.is_up
+            and wire.generation is not None
+            and wire.generation not in {wire.introduced, wire.introducing}
+        ):
+            wire.introducing = wire.generation
+            self._pump.order(SayHello(self._hello))
+
+    def _not_appended(self, reason: str) -> None:
+        wire = self._wire
+        if wire.sending is not None:
+            self._outbox.rewind(wire.sending)
+        wire.sending = None
+        low, high = _RETRY_S
+        delay_s = min(high, low * 2.0 ** min(wire.failures, 10))
+        wire.failures += 1
+        if wire.failures == 1:
+            _log.warning("wire.not_appended reason=%r", reason)
+        wire.retry = self._reactor.after(delay_s, self._retry_now)
+
+    def _retry_now(self) -> None:
+        if self._wire.retry is not None:
+            self._wire.retry.cancel()
+        self._wire.retry = None
+
+    # --- after each round --------------------------------------------------------------------------
+
+    def _after_round(self) -> None:
+        self._send()
+        outbox, wire = self._outbox, self._wire
+        if outbox.is_full is not self._is_held:
+            self._is_held = outbox.is_full
+            self._hosts.hold(self._is_held)
+        is_expecting = wire.generation is None and time.monotonic() < wire.since + _EXPECTING_S
+        self._pump.is_hurried = outbox.size > BLOCK_BYTES or is_expecting
+        if self._ending is not None and not self._hosts:
+            is_settled = not outbox.has_unsent and wire.sending is None
+            if is_settled or not wire.is_up:
+                self._ending.cancel()
+                self._say_goodbye()
+
+    def _send(self) -> None:
+        """Hand the outbox's news to the pump, if it is idle and Redis would take them."""
+        wire = self._wire
+        if wire.sending is not None or wire.retry is not None or not wire.is_up:
+            return
+        if wire.generation is None or wire.introduced != wire.generation:
+            return
+        batches = self._outbox.take(_PIPELINED)
+        if not batches:
+            return
+        wire.sending = batches[0].first
+        self._pump.order(
+            Append(
+                batches[0].key,
+                wire.generation,
+                tuple((self._header(batch.first), batch.payload) for batch in batches),
+            )
+        )
+
+    def _header(self, first: int) -> bytes:
+        taken = self._mail.taken
+        return encode(BatchHeader(PROTOCOL_VERSION, self._incarnation, first, taken))

@@ -1,0 +1,155 @@
+"""Puts a node together from its command line, and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import platform
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import cloudpickle
+import msgspec
+
+from tunemq_shared.errors import ConfigError
+from tunemq_shared.messages import PROTOCOL_VERSION, Environment, NodeHello, encode
+from tunemq_workers import machine
+from tunemq_workers.ear_process import EarProcess
+from tunemq_workers.forkservers import ForkserverPool
+from tunemq_workers.node_loop import NodeLoop
+from tunemq_workers.outbox import Outbox
+from tunemq_workers.prctl import set_name
+from tunemq_workers.reactor import Reactor
+from tunemq_workers.redis_address import parse_address
+from tunemq_workers.spool import Spool
+
+#: A part of the node broke (EX_SOFTWARE).
+EXIT_BROKEN: Final = 70
+
+_log = logging.getLogger(__name__)
+
+
+def run_node(
+    options: argparse.Namespace,
+    incarnation: str,
+    start_ear: Callable[[], EarProcess],
+    ear: EarProcess,
+    watched: int | None,
+) -> int:
+    """Run a node with the options of `tunemq_workers.node`; the exit code.
+
+    Args:
+        options: the command line.
+        incarnation: what this run of the node is called.
+        start_ear: starts an ear.
+        ear: the first one.
+        watched: a pidfd; when its process ends the node ends at once.
+
+    Raises:
+        ConfigError: an option has a value that is not usable.
+    """
+    resources = machine.offered(_cpus(options.cpus), _resources(options.resources))
+    prewarmed = _environment(options.prewarm)
+    set_name("tunemq-node")
+    _open_log(options.workdir)
+    redis = parse_address(options.redis)
+    hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
+    hello = NodeHello(
+        PROTOCOL_VERSION,
+        options.name,
+        incarnation,
+        hostname,
+        node_ip,
+        os.getpid(),
+        resources,
+        platform.python_version(),
+        cloudpickle.__version__,
+    )
+    reactor = Reactor()
+    pool = ForkserverPool(reactor, folder=options.workdir, hostname=hostname, node_ip=node_ip)
+    loop = NodeLoop(
+        incarnation=incarnation,
+        hello=encode(hello),
+        redis=redis,
+        reactor=reactor,
+        outbox=Outbox(Spool(options.workdir)),
+        forkservers=pool,
+        start_ear=start_ear,
+        ear=ear,
+    )
+    _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, partial(_on_signal, reactor, loop))
+    threading.excepthook = partial(_on_thread_death, reactor, loop)
+    if watched is not None:
+        reactor.watch(watched, lambda _: loop.abandon("the process that it belongs to has ended"))
+    if prewarmed is not None:
+        _prewarm(pool, prewarmed)
+    try:
+        return loop.run()
+    except BaseException:
+        # The process boundary: whoever started the node sees only its exit code.
+        _log.critical("node.broken", exc_info=True)
+        return EXIT_BROKEN
+
+
+def _on_signal(reactor: Reactor, loop: NodeLoop, number: int, _frame: object) -> None:
+    reactor.post(partial(loop.stop, signal.Signals(number).name))
+
+
+def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHookArgs) -> None:
+    """A node without its pump would be half alive: it ends."""
+    name = death.thread.name if death.thread else "?"
+    problem = (death.exc_type, death.exc_value or death.exc_type(), death.exc_traceback)
+    _log.critical("thread.broken name=%s", name, exc_info=problem)
+    reactor.post(partial(loop.abandon, f"thread {name} broke", EXIT_BROKEN))
+
+
+def _prewarm(pool: ForkserverPool, environment: Environment) -> None:
+    try:
+        pool.prewarm(environment)
+    except OSError as problem:  # the first trial that needs it will say so
+        _log.error("forkserver.not_prewarmed problem=%r", str(problem))
+
+
+def _open_log(folder: str) -> None:
+    logging.basicConfig(
+        filename=os.path.join(folder, "node.log"),
+        level=logging.INFO,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+
+
+def _cpus(given: float | None) -> float | None:
+    if given is not None and not (math.isfinite(given) and given >= 0):
+        raise ConfigError(f"--cpus is {given}; give a number of processors, such as 4.")
+    return given
+
+
+def _resources(text: str) -> dict[str, float]:
+    try:
+        amounts = msgspec.json.decode(text, type=dict[str, float])
+    except msgspec.DecodeError as problem:
+        raise ConfigError(
+            f"--resources is {text!r}: {problem}; "
+            """give a JSON object of names and amounts, such as '{"gpu": 2}'."""
+        ) from problem
+    for name, amount in amounts.items():
+        if amount < 0:
+            raise ConfigError(f"--resources offers {amount} of {name!r}; give at least 0.")
+    return amounts
+
+
+def _environment(text: str | None) -> Environment | None:
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Environment)
+    except msgspec.DecodeError as problem:
+        raise ConfigError(f"--prewarm is no Environment: {problem}.") from problem

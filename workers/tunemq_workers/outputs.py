@@ -1,0 +1,72 @@
+"""A trial's standard output and error: two files in its folder, appended to and kept below a size.
+
+The host writes them directly, so nothing is lost when it dies and no pipe can block it. No limit
+of the operating system fits (RLIMIT_FSIZE would hit checkpoints too), so the node calls `cap`
+every few seconds; between two calls a file may be larger.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final, TextIO, cast
+
+STDOUT: Final = "stdout"
+STDERR: Final = "stderr"
+
+#: The size above which `cap` shortens a file.
+LIMIT_BYTES: Final = 64 * 2**20
+
+
+def redirect(folder: str) -> None:
+    """Append what this process and its children print to the two files in ``folder``, line by line.
+
+    Raises:
+        OSError: one of them cannot be opened.
+    """
+    flush()
+    for name, descriptor in ((STDOUT, 1), (STDERR, 2)):
+        file = os.open(
+            os.path.join(folder, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+        os.dup2(file, descriptor)
+        os.close(file)
+    # What was printed is to be there when a segmentation fault ends the process, whatever the
+    # locale.
+    sys.stdout, sys.stderr = _line_buffered(sys.__stdout__), _line_buffered(sys.__stderr__)
+
+
+def _line_buffered(stream: Any) -> TextIO:
+    stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    return cast(TextIO, stream)
+
+
+def flush() -> None:
+    """Write out what Python still holds; a full disk loses it."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+
+
+def cap(path: str, limit: int = LIMIT_BYTES) -> None:
+    """Shorten a file above ``limit`` bytes to its newest half, saying so in its first line.
+
+    Its writers may go on: they append. What they write in this very moment may be lost.
+
+    Raises:
+        OSError: the file is not there, or cannot be read or written.
+    """
+    if os.stat(path).st_size <= limit:
+        return
+    with open(path, "rb") as file:
+        dropped = file.seek(-limit // 2, os.SEEK_END)
+        dropped += len(file.readline())  # half a line
+        newest = file.read()
+    with open(path, "ab", buffering=0) as file:
+        file.truncate(0)
+        file.write(b"[%d bytes of older output dropped]\n" % dropped)
+        rest = memoryview(newest)
+        while rest:
+            rest = rest[file.write(rest) :]

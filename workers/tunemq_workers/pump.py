@@ -1,0 +1,258 @@
+"""The pump: the thread that owns the node's connection to Redis.
+
+The loop hands it orders and reads its facts; the pump holds nothing of the node's state, so a lost
+connection costs nothing but time. Once a second (every 50 ms when events pile up) it renews the lease
+and reads what the scheduler replies. It tries for ever to reach Redis, and while it cannot it answers
+orders with `NotAppended`.
+
+A batch is appended by a script that looks at the wire's generation first: an event behind a gap in a
+stream that was made anew would be worse than none, and a script is done whole or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from tunemq_shared import wire
+from tunemq_shared.errors import WireUnavailable
+from tunemq_workers.redis_address import RedisAddress
+from tunemq_workers.redis_client import Command, RedisClient, Refused, Reply
+
+#: The lease's period while the scheduler's reply is what holds the node up.
+HURRIED_PERIOD_S: Final = 0.05
+_RETRY_S: Final = (0.1, 1.0)
+_APPEND: Final = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'the wire was reset' end
+for i = 2, #ARGV, 2 do
+  if not redis.call('XADD', KEYS[2], 'NOMKSTREAM', '*', 'h', ARGV[i], 'e', ARGV[i + 1]) then
+    return 'the stream is missing'
+  end
+end
+return 1
+"""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Order: append batches (header, events) to a stream, in a generation of the wire, all or none."""
+
+    key: str
+    generation: bytes
+    batches: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SayHello:
+    """Order: introduce this node."""
+
+    hello: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LookNow:
+    """Order: renew the lease and read the reply at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SayGoodbye:
+    """Order: give the lease back, remove the queue, and end."""
+
+
+Order: TypeAlias = Append | SayHello | LookNow | SayGoodbye
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Fact: the batches are in the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotAppended:
+    """Fact: the batches may or may not be in the stream."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HelloSaid:
+    """Fact: the node is introduced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Fact: Redis answered.
+
+    ``announced`` is the newest assignment's (term, version), ``journalled`` an event's number.
+    """
+
+    generation: bytes | None
+    announced: tuple[int, int]
+    journalled: int
+    is_fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfReach:
+    """Fact: Redis does not answer; said once an outage."""
+
+    reason: str
+
+
+Fact: TypeAlias = Appended | NotAppended | HelloSaid | Seen | OutOfReach
+
+
+class Pump:
+    """Start it with `start`, give it orders with `order`; it posts facts from its own thread.
+
+    Args:
+        address: of Redis.
+        incarnation: whose lease is renewed.
+        post: takes facts; called in the pump's thread, must not block.
+    """
+
+    def __init__(
+        self, address: RedisAddress, incarnation: str, post: Callable[[Fact], None]
+    ) -> None:
+        #: Set by the loop: the assignment (term, version) taken, and whether replies are wanted often.
+        self.taken = (0, 0)
+        self.is_hurried = True
+        self._address, self._incarnation, self._post = address, incarnation, post
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
+        self._client: RedisClient | None = None
+        self._lease = (wire.lease(incarnation), wire.reply(incarnation))
+        self._renewals = 0
+        self._looked_at = float("-inf")
+        self._failures = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def order(self, order: Order) -> None:
+        """Queue an order."""
+        self._orders.put(order)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end, which `SayGoodbye` brings about."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        order: Order | None = None
+        while not isinstance(order, SayGoodbye):
+            try:
+                order = self._orders.get(timeout=self._pause())
+            except queue.Empty:
+                order = None
+            try:
+                self._turn(order)
+            except WireUnavailable as problem:
+                self._lost(order, str(problem))
+
+    def _pause(self) -> float:
+        """Seconds until the pump has something to do by itself."""
+        if self._failures:
+            low, high = _RETRY_S
+            jitter = 0.5 + os.urandom(1)[0] / 512
+            return min(high, low * 2 ** min(self._failures - 1, 10)) * jitter
+        period = HURRIED_PERIOD_S if self.is_hurried else wire.LEASE_PERIOD_S
+        return max(0.0, self._looked_at + period - time.monotonic())
+
+    def _turn(self, order: Order | None) -> None:
+        """Do ``order``, and renew the lease if that is due, in one round trip."""
+        if self._client is None:
+            self._client = RedisClient(self._address)
+            self._looked_at = float("-inf")
+        commands = list(self._commands(order))
+        asked = len(commands)
+        period = HURRIED_PERIOD_S if self.is_hurried else wire.LEASE_PERIOD_S
+        now = time.monotonic()
+        looks = isinstance(order, LookNow) or now >= self._looked_at + period
+        if looks and not isinstance(order, SayGoodbye):
+            self._looked_at = now
+            commands += self._lease_commands()
+        if not commands:
+            return
+        replies = self._client.pipeline(commands)
+        self._failures = 0
+        if len(commands) > asked:
+            self._tell_seen(replies[asked:])
+        self._tell_done(order, replies[:asked])
+
+    def _commands(self, order: Order | None) -> tuple[Command, ...]:
+        match order:
+            case Append(key, generation, batches):
+                flat = [part for batch in batches for part in batch]
+                return (["EVAL", _APPEND, 2, wire.GENERATION, key, generation, *flat],)
+            case SayHello(hello):
+                return (["XADD", wire.NODES, "*", wire.HELLO, hello],)
+            case SayGoodbye():
+                keys = (*self._lease, wire.queue(self._incarnation))
+                return (["DEL", *keys],)
+            case _:
+                return ()
+
+    def _lease_commands(self) -> tuple[Command, ...]:
+        self._renewals += 1
+        term, version = self.taken
+        lease, reply = self._lease
+        value = f"{self._renewals}:{term}:{version}"
+        ttl_ms = int(wire.LEASE_TTL_S * 1_000)
+        return (
+            ["SET", lease, value, "PX", ttl_ms],
+            ["GET", wire.GENERATION],
+            ["HMGET", reply, "v", "j", "f"],
+        )
+
+    def _tell_seen(self, replies: list[Reply]) -> None:
+        _, generation, fields = replies
+        for reply in replies:
+            if isinstance(reply, Refused):
+                raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
+        assert isinstance(generation, bytes | None)  # what GET answers
+        assert isinstance(fields, list)  # what HMGET answers
+        announced, journalled, fenced = (field or b"" for field in fields)
+        term, _, version = announced.rpartition(b":")
+        self._post(
+            Seen(
+                generation,
+                (int(term or self.taken[0]), int(version or 0)),
+                int(journalled or 0),
+                fenced not in {b"", b"0"},
+            )
+        )
+
+    def _tell_done(self, order: Order | None, replies: list[Reply]) -> None:
+        if not replies:
+            return
+        reply = replies[0]
+        if isinstance(order, Append):
+            self._post(Appended() if reply == 1 else NotAppended(_text(reply)))
+        elif isinstance(order, SayHello):
+            if isinstance(reply, Refused):
+                raise WireUnavailable(f"Redis at {self._address} refuses the hello: {reply}")
+            self._post(HelloSaid())
+
+    def _lost(self, order: Order | None, reason: str) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._failures += 1
+        if self._failures == 1:
+            _log.warning("pump.out_of_reach reason=%r", reason)
+            self._post(OutOfReach(reason))
+        if isinstance(order, Append):
+            self._post(NotAppended(reason))
+
+
+def _text(reply: Reply) -> str:
+    return reply.decode() if isinstance(reply, bytes) else str(reply)

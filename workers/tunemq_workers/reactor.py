@@ -1,0 +1,111 @@
+"""The node's selector loop: sockets, timers, and facts posted by other threads or signal handlers."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+READ: Final = selectors.EVENT_READ
+WRITE: Final = selectors.EVENT_WRITE
+
+
+class HasFileno(Protocol):
+    """A socket or file."""
+
+    def fileno(self) -> int:
+        """Its descriptor."""
+        ...
+
+
+@dataclass(slots=True, order=True)
+class Timer:
+    """A call that is due at a time; `cancel` it or let it happen."""
+
+    at: float
+    order: int
+    call: Callable[[], None] | None = field(compare=False)
+
+    def cancel(self) -> None:
+        """Do not call; again, or too late, is allowed."""
+        self.call = None
+
+
+class Reactor:
+    """Calls back when a descriptor is ready, a timer is due or a call was posted; one thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[Timer] = []
+        self._orders = itertools.count()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._selector.register(self._wake, READ, self._woken)
+        self._is_running = False
+
+    def watch(
+        self, source: int | HasFileno, call: Callable[[int], None], events: int = READ
+    ) -> None:
+        """Call ``call(ready events)`` whenever ``source`` is ready; replaces an earlier call."""
+        try:
+            self._selector.modify(source, events, call)
+        except KeyError:
+            self._selector.register(source, events, call)
+
+    def unwatch(self, source: int | HasFileno) -> None:
+        """Forget ``source``; do that before closing it. One that is not watched is ignored."""
+        try:
+            self._selector.unregister(source)
+        except KeyError:
+            return
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Call once, ``delay_s`` from now."""
+        timer = Timer(time.monotonic() + delay_s, next(self._orders), call)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have the loop call; for any thread and for signal handlers."""
+        self._posted.append(call)
+        os.eventfd_write(self._wake, 1)
+
+    def run(self, after_round: Callable[[], None]) -> None:
+        """Go round until `stop`; call ``after_round`` after each round of callbacks."""
+        self._is_running = True
+        while self._is_running:
+            for key, events in self._selector.select(self._until_due()):
+                # A callback before this one may have stopped watching it.
+                if self._selector.get_map().get(key.fd) is key:
+                    key.data(events)
+            self._call_due()
+            after_round()
+
+    def stop(self) -> None:
+        """End `run` after this round."""
+        self._is_running = False
+
+    def _woken(self, _events: int) -> None:
+        os.eventfd_read(self._wake)
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
+
+    def _until_due(self) -> float | None:
+        while self._timers and self._timers[0].call is None:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return None
+        return max(0.0, self._timers[0].at - time.monotonic())
+
+    def _call_due(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0].at <= now:
+            call = heapq.heappop(self._timers).call
+            if call is not None:
+                call()

@@ -1,0 +1,115 @@
+"""A Redis client of the node's size: one connection, pipelines, no retry that nobody asked for.
+
+redis-py would cost a node 70 ms of its start and 15 MiB for good, and since its version 8 it repeats
+commands whose reply was lost; the pump has to know which those are. The six commands that a node
+uses need no more than this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import BinaryIO, Final, TypeAlias
+
+from tunemq_shared.errors import WireError, WireUnavailable
+from tunemq_workers.redis_address import RedisAddress
+
+Argument: TypeAlias = bytes | bytearray | str | int
+Command: TypeAlias = Sequence[Argument]
+
+_CONNECT_TIMEOUT_S: Final = 2.0
+#: A reply that takes longer is an outage.
+_REPLY_TIMEOUT_S: Final = 5.0
+
+
+class Refused(WireError):
+    """Redis answered a command with an error; the connection goes on."""
+
+
+Reply: TypeAlias = "bytes | int | None | list[Reply] | Refused"
+
+
+class RedisClient:
+    """One connection. After any error other than a `Refused` reply it is closed; open another.
+
+    Raises:
+        WireUnavailable: Redis cannot be reached at ``address``, or does not let us in.
+    """
+
+    def __init__(self, address: RedisAddress) -> None:
+        self._address = address
+        try:
+            self._sock = address.connect(_CONNECT_TIMEOUT_S)
+        except OSError as problem:
+            raise WireUnavailable(f"Redis at {address} cannot be reached: {problem}.") from problem
+        self._sock.settimeout(_REPLY_TIMEOUT_S)
+        self._replies: BinaryIO = self._sock.makefile("rb")
+        self._introduce()
+
+    def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send all commands, then read all replies; a refused command is a `Refused` in its place.
+
+        Raises:
+            WireUnavailable: the connection broke or a reply is overdue; some commands may be done.
+        """
+        try:
+            self._sock.sendall(pack(commands))
+            return [self._read() for _ in commands]
+        except OSError as problem:
+            self.close()
+            raise WireUnavailable(f"Redis at {self._address} was lost: {problem}.") from problem
+
+    def close(self) -> None:
+        """Close the connection; again is allowed."""
+        with contextlib.suppress(OSError):
+            self._replies.close()
+            self._sock.close()
+
+    def _introduce(self) -> None:
+        address, commands = self._address, list[Command]()
+        if address.password:
+            who = [address.user] if address.user else []
+            commands.append(["AUTH", *who, address.password])
+        if address.database:
+            commands.append(["SELECT", address.database])
+        for reply in self.pipeline(commands) if commands else ():
+            if isinstance(reply, Refused):
+                self.close()
+                raise WireUnavailable(f"Redis at {address} refused us: {reply}") from reply
+
+    def _read(self) -> Reply:
+        line = self._replies.readline()
+        if not line.endswith(b"\r\n"):
+            raise ConnectionResetError("it closed the connection")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"$":
+            return self._read_bytes(int(rest))
+        if kind == b":":
+            return int(rest)
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            return Refused(rest.decode(errors="replace"))
+        if kind == b"*":
+            count = int(rest)
+            return None if count < 0 else [self._read() for _ in range(count)]
+        raise ConnectionAbortedError(f"it speaks another protocol ({line[:40]!r})")
+
+    def _read_bytes(self, size: int) -> bytes | None:
+        if size < 0:
+            return None
+        data = self._replies.read(size + 2)
+        if len(data) != size + 2:
+            raise ConnectionResetError("it closed the connection")
+        return data[:-2]
+
+
+def pack(commands: Sequence[Command]) -> bytes:
+    """The bytes of ``commands`` on the wire."""
+    parts: list[bytes | bytearray] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for argument in command:
+            raw = argument if isinstance(argument, bytes | bytearray) else str(argument).encode()
+            parts += (b"$%d\r\n" % len(raw), raw, b"\r\n")
+    return b"".join(parts)

@@ -1,0 +1,95 @@
+"""The random numbers of a trial: different in each trial, the same in each run of the experiment.
+
+Two forks of one process would otherwise draw the same numbers. `random` is seeded at once; numpy
+and torch are seeded too, those that are imported later in the moment in which their import ends.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Final
+
+
+class _Seeds:
+    """The seeds of one trial, each of the width that its library takes."""
+
+    def __init__(self, experiment_seed: int, trial_number: int) -> None:
+        # Seeding from a string goes through SHA-512, so neighbouring trials have nothing in
+        # common, and is the same in every version of Python.
+        source = random.Random(f"tunemq {experiment_seed} {trial_number}")
+        self.python = source.getrandbits(64)
+        self.numpy = source.getrandbits(32)
+        self.torch = source.getrandbits(63)
+
+
+def _seed_numpy(module: ModuleType, seeds: _Seeds) -> None:
+    module.seed(seeds.numpy)
+
+
+def _seed_torch(module: ModuleType, seeds: _Seeds) -> None:
+    # Covers CUDA as well, without touching it before the trial does.
+    module.manual_seed(seeds.torch)
+
+
+#: numpy imports its random module only when it is used.
+_SEEDERS: Final[dict[str, Callable[[ModuleType, _Seeds], None]]] = {
+    "numpy.random": _seed_numpy,
+    "torch": _seed_torch,
+}
+
+
+def seed_trial(experiment_seed: int, trial_number: int) -> None:
+    """Seed `random`, numpy and torch for a trial, whether or not they are imported yet."""
+    seeds = _Seeds(experiment_seed, trial_number)
+    random.seed(seeds.python)
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, _SeedOnImport)]:
+        sys.meta_path.remove(finder)
+    later = {}
+    for name, seeder in _SEEDERS.items():
+        module = sys.modules.get(name)
+        if module is None:
+            later[name] = seeder
+        else:
+            seeder(module, seeds)
+    if later:
+        sys.meta_path.insert(0, _SeedOnImport(seeds, later))
+
+
+class _SeedOnImport:
+    """A finder that lets the other finders find, and seeds the module after its code has run."""
+
+    def __init__(
+        self, seeds: _Seeds, seeders: dict[str, Callable[[ModuleType, _Seeds], None]]
+    ) -> None:
+        self._seeds = seeds
+        self._seeders = seeders
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        seeder = self._seeders.pop(name, None)
+        if seeder is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    self._seed_after(spec.loader, seeder)
+                return spec
+        self._seeders[name] = seeder  # not installed now; perhaps later
+        return None
+
+    def _seed_after(self, loader: Any, seeder: Callable[[ModuleType, _Seeds], None]) -> None:
+        # The loader stays what it is, because others look at its type and ask it for sources.
+        execute = loader.exec_module
+
+        def execute_and_seed(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            seeder(module, self._seeds)
+
+        loader.exec_module = execute_and_seed

@@ -1,0 +1,94 @@
+"""What a trial's code finds around it, from its process group to its random numbers."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+from types import FrameType, ModuleType
+
+from tunemq_shared.messages import HostStart
+from tunemq_workers import outputs, seeding, threads
+from tunemq_workers.family import MARK
+from tunemq_workers.prctl import adopt_orphans, die_with_parent, set_name
+
+
+def leave_the_forkserver(forkserver: int) -> None:
+    """Make a process of its own of a fork of the forkserver, which has this pid."""
+    with contextlib.suppress(OSError):  # the parent was faster
+        os.setpgid(0, 0)
+    adopt_orphans()
+    die_with_parent(forkserver)
+    # Short of memory, the kernel is to take a trial, and neither the forkserver nor the node.
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
+        file.write(b"500")
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C is for the script. A handler that does nothing, and not SIG_IGN, because programs
+    # that the trial executes would inherit that.
+    signal.signal(signal.SIGINT, _ignore)
+    # multiprocessing would import the forkserver again as the main module of its children.
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+
+
+def _ignore(_signal: int, _frame: FrameType | None) -> None:
+    pass
+
+
+def prepare(
+    start: HostStart,
+    *,
+    host: str,
+    gpus: tuple[str, ...],
+    sys_path: list[str],
+    libraries: threads.LoadedLibraries,
+) -> None:
+    """Set up everything for the trial ``start``, the first or the next of this process.
+
+    Args:
+        start: The trial.
+        host: This host's name, which marks what it executes.
+        gpus: The devices that it may see.
+        sys_path: Where it imports from.
+        libraries: What was preloaded and has threads to limit.
+
+    Raises:
+        OSError: its folder or output files cannot be made.
+    """
+    os.makedirs(start.folder, exist_ok=True)
+    os.chdir(start.folder)
+    outputs.redirect(start.folder)
+    faulthandler.enable(file=2)
+    given = start.environment.variables
+    limit = threads.for_resources(start.resources)
+    _set_variables(_variables(start, host, gpus) | threads.variables(limit, given))
+    sys.path[:] = sys_path
+    sys.argv[:] = [start.trial_name]
+    set_name(start.trial_name)
+    libraries.limit(limit, given)
+    seeding.seed_trial(start.seed, start.trial_number)
+
+
+def _variables(start: HostStart, host: str, gpus: tuple[str, ...]) -> dict[str, str]:
+    given = start.environment.variables
+    variables = {name: value for name, value in given.items() if not name.startswith("TUNEMQ_")}
+    variables[MARK] = host
+    if gpus:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    elif not start.resources.get("gpu"):
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    return variables
+
+
+def _set_variables(wanted: dict[str, str]) -> None:
+    """Make ``wanted`` the whole environment, by as few calls into C as it takes."""
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
