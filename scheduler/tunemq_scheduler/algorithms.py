@@ -1,7 +1,7 @@
 """The algorithms of a search, asked by the loop; what they answer becomes fact in the journal.
 
-Searchers, trial schedulers and stoppers are other people's code: one that raises ends its experiment
-with `SearchFailed`, never the process (DESIGN: the core).
+Searchers, trial schedulers and stoppers are other people's code: one that raises ends its
+experiment with `SearchFailed`, never the process (DESIGN: the core).
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
 from tunemq_scheduler.search.search_algorithm import (
-    EXHAUSTED,
-    WAIT,
     NoSuggestion,
     SearchAlgorithm,
     Suggestion,
@@ -58,8 +56,8 @@ class Algorithms:
         scheduler: decides about trials at their horizons.
         stopper: ends trials or the experiment; None for none.
         metric, mode: what is optimised, ``min`` or ``max``; None where nobody needs it.
-        worst_for_nonfinite: show NaN and infinite values of the metric to the algorithms as the worst
-            possible value.
+        worst_for_nonfinite: show NaN and infinite values of the metric to the algorithms as the
+            worst possible value.
         lock_step: ask about every result, whatever horizons say (used to check a journal).
     """
 
@@ -88,7 +86,7 @@ class Algorithms:
         """Whether anybody learns from results on the way (see `told`)."""
         return self.search.wants_results
 
-    # --- suggestions --------------------------------------------------------------------------------
+    # --- suggestions ------------------------------------------------------------------------------
 
     def suggest(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
         """The ``n``-th configuration; `WAIT` or `EXHAUSTED` where there is none."""
@@ -104,10 +102,12 @@ class Algorithms:
         self.view.offered = waiting
         chosen = self._ask("trial scheduler", self.scheduler.choose_trial_to_run, self.view)
         if chosen is not None and chosen not in waiting:
-            raise SearchFailed(f"the trial scheduler chose {chosen!r}, which is not waiting for a slot.")
+            raise SearchFailed(
+                f"the trial scheduler chose {chosen!r}, which is not waiting for a slot."
+            )
         return chosen
 
-    # --- results ------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     def told(self, trial: TrialView, result: dict[str, Any]) -> None:
         """A result is recorded: the search algorithm may learn from it."""
@@ -139,7 +139,9 @@ class Algorithms:
         told = self._ask("trial scheduler", scheduler.on_trial_result, self.view, trial, result)
         verdict = read_verdict(scheduler, told)
         if verdict == PAUSE:
-            raise SearchFailed(f"{type(scheduler).__name__} decided PAUSE; trials cannot be paused yet.")
+            raise SearchFailed(
+                f"{type(scheduler).__name__} decided PAUSE; trials cannot be paused yet."
+            )
         if verdict != STOP:
             return ""
         self._stopped_by_scheduler.add(trial.trial_id)
@@ -163,12 +165,14 @@ class Algorithms:
         elif not started:
             self._ask("trial scheduler", scheduler.on_trial_remove, self.view, trial)
         else:
-            self._ask("trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {})
+            self._ask(
+                "trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {}
+            )
         self._ask(
             "search algorithm", self.search.told_complete, trial.trial_id, result, error, early
         )
 
-    # --- small things -------------------------------------------------------------------------------
+    # --- small things -----------------------------------------------------------------------------
 
     def _horizon(self, trial: TrialView, step: int) -> Horizon:
         """How far the trial may go before any of those who decide must be asked."""
@@ -197,4 +201,6 @@ class Algorithms:
             raise
         except Exception as error:  # plug-in boundary: recorded as the end of the experiment
             told = traceback.format_exc()
-            raise SearchFailed(f"the {who} raised {type(error).__name__}: {error}\n{told}") from error
+            raise SearchFailed(
+                f"the {who} raised {type(error).__name__}: {error}\n{told}"
+            ) from error

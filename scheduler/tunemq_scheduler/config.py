@@ -1,4 +1,4 @@
-"""What users set: `TuneConfig`, `RunConfig`, `CheckpointConfig`, `FailureConfig`; each checks itself."""
+"""What users set: how to search, to run, to keep checkpoints, to fail; each checks itself."""
 
 from __future__ import annotations
 
@@ -28,13 +28,16 @@ class TuneConfig:
         mode: ``"min"`` or ``"max"``; ``"max"`` where only a metric is given.
         search_alg: a search algorithm, or its name; random and grid search by default.
         scheduler: a trial scheduler, or its name; first in, first out by default.
-        num_samples: how often the search space is sampled (a grid is walked as often); -1 is endless.
-        max_concurrent_trials: how many trials may run at once; as many as there are slots by default.
-        time_budget_s: seconds (or a timedelta) after which the search is stopped, however far it is.
+        num_samples: how often the search space is sampled (a grid is walked as often); -1 is
+            endless.
+        max_concurrent_trials: how many trials may run at once; as many as there are slots by
+            default.
+        time_budget_s: seconds (or a timedelta) after which the search is stopped, however far it
+            is.
         reuse_actors: let a trial's process run the next trial too, where the trainable allows it.
         seed: of everything random in this search: the configurations, and each trial's generators.
-        nonfinite: what a NaN or infinite value of the metric means: ``"error"`` fails the trial at its
-            report, ``"worst"`` ranks it last.
+        nonfinite: what a NaN or infinite value of the metric means: ``"error"`` fails the trial at
+            its report, ``"worst"`` ranks it last.
     """
 
     metric: str | None = None
@@ -125,8 +128,8 @@ class FailureConfig:
 
     Attributes:
         max_failures: how often it is tried again, from its last checkpoint; -1 is for ever.
-        fail_fast: True ends the search with the first trial in ERROR; ``"raise"`` also raises its error
-            from ``fit``.
+        fail_fast: True ends the search with the first trial in ERROR; ``"raise"`` also raises its
+            error from ``fit``.
     """
 
     max_failures: int = 0
@@ -156,7 +159,8 @@ class RunConfig:
     """How the experiment is run, and where its files go.
 
     Attributes:
-        name: of the experiment and its folder; made of the trainable's name and the time by default.
+        name: of the experiment and its folder; made of the trainable's name and the time by
+            default.
         storage_path: the folder above it; ``$TUNEMQ_RESULTS`` or ``~/tunemq_results`` by default.
         stop: when a trial ends: ``{"key": bound}`` (reached when at least the bound, nested keys as
             ``outer/inner``), a function of (trial id, result), a `Stopper`, or a list of those.
@@ -184,7 +188,10 @@ class RunConfig:
         Raises:
             ConfigError: naming the field, its value and what it may be.
         """
-        for name, kind in (("failure_config", FailureConfig), ("checkpoint_config", CheckpointConfig)):
+        for name, kind in (
+            ("failure_config", FailureConfig),
+            ("checkpoint_config", CheckpointConfig),
+        ):
             if not isinstance(getattr(self, name), kind):
                 raise _bad("RunConfig", name, getattr(self, name), f"give a {kind.__name__}")
         _check("RunConfig", "verbose", self.verbose, (0, 1, 2, 3))

@@ -23,9 +23,10 @@ class TrialExecutor(ABC):
 
     **Thread safety.** All methods but `wake` are called by the thread that runs the loop.
 
-    **Order.** `perform` is called once a turn, after the turn stands in the journal, with the orders in
-    the order in which the runner gave them. `poll` returns facts in the order in which each node stated
-    them; a node's events come as one `BatchRead` followed by them. `release` follows the journal.
+    **Order.** `perform` is called once a turn, after the turn stands in the journal, with the
+    orders in the order in which the runner gave them. `poll` returns facts in the order in which
+    each node stated them; a node's events come as one `BatchRead` followed by them. `release`
+    follows the journal.
 
     **Idempotence.** An executor may state a fact twice (the loop drops numbers it has); it may not
     leave one out.

@@ -96,7 +96,7 @@ class Experiment:
                 try:
                     executor.open(plan)
                     loop.run(until=lambda: len(loop.runner.finished) > 0)
-                except BaseException as error:  # raised again by the thread that serves
+                except BaseException as error:  # noqa: BLE001  raised by the thread that serves
                     failed.append(error)
                 finally:
                     executor.close()
@@ -109,7 +109,7 @@ class Experiment:
                 raise failed[0]
             return self._results(loop, records)
 
-    # --- the parts ----------------------------------------------------------------------------------
+    # --- the parts --------------------------------------------------------------------------------
 
     def _plan(self, blobs: BlobFolder) -> ExperimentPlan:
         prepared = self.prepared

@@ -1,8 +1,8 @@
 """`InProcessExecutor`: runs trials in the script's own process, for ``fit(debug=True)``.
 
-The loop turns in a thread of its own; the trial runs in the thread that called `serve`, which is the main
-one, so that pdb and breakpoints have the terminal. There is no node, no Redis and nothing that could
-kill a trial: a step that hangs, hangs the script.
+The loop turns in a thread of its own; the trial runs in the thread that called `serve`, which is
+the main one, so that pdb and breakpoints have the terminal. There is no node, no Redis and nothing
+that could kill a trial: a step that hangs, hangs the script.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class InProcessExecutor(TrialExecutor):
         while (order := self._starts.get()) is not None:
             self._host(order)
 
-    # --- the loop's side ----------------------------------------------------------------------------
+    # --- the loop's side --------------------------------------------------------------------------
 
     def start_trial(self, order: StartTrial) -> None:
         """Hand the trial to `serve`."""
@@ -98,7 +98,7 @@ class InProcessExecutor(TrialExecutor):
         del now  # there is nobody else to kill it
         self._starts.put(None)
 
-    # --- the trial's side ---------------------------------------------------------------------------
+    # --- the trial's side -------------------------------------------------------------------------
 
     def _host(self, order: m.HostOrder) -> None:
         start = order.start

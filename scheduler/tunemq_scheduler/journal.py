@@ -1,8 +1,8 @@
 """The journal: what happened, in order, on disk before anything is done about it.
 
-A journal is a file of frames: length (4 bytes, big endian), CRC-32 of the payload (4 bytes), payload
-(msgpack). The first frame is the `JournalHeader`; each other frame is one turn of the loop, a list of
-entries. A turn is therefore there as a whole or not at all, and costs one fsync.
+A journal is a file of frames: length (4 bytes, big endian), CRC-32 of the payload (4 bytes),
+payload (msgpack). The first frame is the `JournalHeader`; each other frame is one turn of the loop,
+a list of entries. A turn is therefore there as a whole or not at all, and costs one fsync.
 """
 
 from __future__ import annotations
@@ -60,12 +60,14 @@ class Journal:
         try:
             self._fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise JournalError(f"the journal {path} cannot be written: {error.strerror}.") from error
+            raise JournalError(
+                f"the journal {path} cannot be written: {error.strerror}."
+            ) from error
         self._write(encode(header))
         _sync_folder(path.parent)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Write one turn; when this returns, the turn survives the death of the process and the machine.
+        """Write one turn; when this returns, it survives the death of the process and the machine.
 
         Raises:
             JournalError: the disk refuses it. Nothing of the turn may be acted upon then.
@@ -82,7 +84,10 @@ class Journal:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -111,7 +116,8 @@ def read_header(path: Path) -> JournalHeader:
         header = _decode_header(payload)
         if header.version != JOURNAL_VERSION:
             raise JournalError(
-                f"{path} was written by journal version {header.version}, this is {JOURNAL_VERSION}."
+                f"{path} was written by journal version {header.version}, this is "
+                f"{JOURNAL_VERSION}."
             )
         return header
     raise JournalCorrupt(str(path), 0, "it has no header")
@@ -146,7 +152,9 @@ def _frames(path: Path) -> Iterator[tuple[int, bytes]]:
         payload = _payload_at(data, offset)
         if payload is None:
             if _whole_frame_behind(data, offset):
-                raise JournalCorrupt(str(path), offset, "its length or CRC is wrong, whole turns follow")
+                raise JournalCorrupt(
+                    str(path), offset, "its length or CRC is wrong, whole turns follow"
+                )
             return
         yield offset, payload
         offset += _FRAME.size + len(payload)

@@ -1,8 +1,8 @@
 """`ExperimentLoop`: one turn after another, until the search is over.
 
-A turn: read a batch of events; ask the algorithms; let the runner handle each; write the events and the
-answers to the journal, one fsync; only then carry out the runner's orders, and tell the nodes what they
-need not keep any longer.
+A turn: read a batch of events; ask the algorithms; let the runner handle each; write the events and
+the answers to the journal, one fsync; only then carry out the runner's orders, and tell the nodes
+what they need not keep any longer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tunemq_shared import messages as m
 from tunemq_shared.errors import ResourceError, WireError
 from tunemq_shared.packing import pack_config
 
-#: How long a turn waits for the first event where nothing else is due: the table is redrawn that often.
+#: How long a turn waits for the first event where nothing else is due: the table is redrawn that
+#: often.
 POLL_S: Final = 0.5
 #: How long hosts get to end by themselves when the search is interrupted.
 INTERRUPT_GRACE_S: Final = 1.0
@@ -58,8 +59,8 @@ class ExperimentLoop:
         trial_prefix: the first part of all trial ids.
         clock: seconds for which a scheduler has run this experiment, earlier runs included.
         time_budget_s: when so many have passed, everything is stopped.
-        nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or is
-            an error (embedded).
+        nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or
+            is an error (embedded).
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class ExperimentLoop:
         self._entries: list[m.Entry] = []
         self._commands: list[c.Command] = []
 
-    # --- what callers do ----------------------------------------------------------------------------
+    # --- what callers do --------------------------------------------------------------------------
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Turn until the search is over, or was interrupted and its hosts are gone or out of time.
@@ -121,7 +122,7 @@ class ExperimentLoop:
         self.executor.wake()
 
     def interrupt(self, reason: str) -> None:
-        """End now and leave every trial where it is, to be resumed; may be called from a signal handler."""
+        """End now and leave every trial where it is, to be resumed; for signal handlers too."""
         self._requests.append(m.Interrupted(reason))
         self.executor.wake()
 
@@ -147,7 +148,7 @@ class ExperimentLoop:
         self._entries, self._commands = [], []
         self._records.turn_ended()
 
-    # --- events -------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def _patience(self) -> float:
         due = self.runner.next_wake()
@@ -167,18 +168,21 @@ class ExperimentLoop:
             elif type(event) is m.ResultReported:
                 self._take_result(event)
             else:
-                if type(event) is m.TrialStarted and self.runner.is_current(event.trial, event.epoch):
+                if type(event) is m.TrialStarted and self.runner.is_current(
+                    event.trial, event.epoch
+                ):
                     self.trials[event.trial].started(event)
                 self._take(event)
 
     def _open_batch(self, batch: m.BatchRead) -> int:
-        """Note a batch; returns how many of its first events are known already (or from a dead node)."""
+        """Note a batch; returns how many of its first events are known, or of a dead node."""
         if batch.incarnation not in self.runner.nodes:
             return batch.last - batch.first + 1
         expected = self.runner.accepted.get(batch.incarnation, 0) + 1
         if batch.first > expected:
             raise WireError(
-                f"node {batch.incarnation} sent event {batch.first}, {expected} is missing before it."
+                f"node {batch.incarnation} sent event {batch.first}, {expected} is missing before "
+                "it."
             )
         if batch.last < expected:
             return batch.last - batch.first + 1
@@ -221,7 +225,7 @@ class ExperimentLoop:
         if budget is not None and self.runner.elapsed >= budget and not self.runner.stopping:
             self._take(m.StopRequested(None, f"the time budget of {budget:g} s is used up"))
 
-    # --- new trials ---------------------------------------------------------------------------------
+    # --- new trials -------------------------------------------------------------------------------
 
     def _fill_slots(self) -> None:
         self._place_waiting()
@@ -240,7 +244,8 @@ class ExperimentLoop:
         resources = self._resources_for(suggestion.config)
         if not self._nodes_may_come and (why := self.runner.placement.why_never(resources)):
             raise ResourceError(
-                f"{why}. Ask for less with with_resources(trainable, ...), or use a machine that has it."
+                f"{why}. Ask for less (with_resources(trainable, ...)), or use a machine that has "
+                "it."
             )
         config = pack_config(suggestion.config)
         event = m.ConfigSuggested(n, trial_id, config, suggestion.tag, resources)
@@ -257,7 +262,7 @@ class ExperimentLoop:
             self._take(m.TrialChosen(chosen.trial_id))
             chosen.follow(self.runner.live[chosen.trial_id])
 
-    # --- carrying out -------------------------------------------------------------------------------
+    # --- carrying out -----------------------------------------------------------------------------
 
     def _perform(self) -> None:
         records: list[c.RecordCommand] = []
@@ -270,8 +275,13 @@ class ExperimentLoop:
         if orders:
             # First, so that hosts work while the records are written.
             self.executor.perform(orders)
+        over: set[str] = set()
         for record in records:
             self._record(record)
+            if record.trial not in self.runner.live:
+                over.add(record.trial)
+        for trial in over:
+            self.trials.pop(trial, None)
 
     def _record(self, command: c.RecordCommand) -> None:
         view = self.trials.get(command.trial)
@@ -290,5 +300,3 @@ class ExperimentLoop:
             case _:
                 pass
         self._records.record(command, view)
-        if live is None:
-            self.trials.pop(command.trial, None)

@@ -66,8 +66,10 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def environment(self, preload: tuple[str, ...]) -> Environment:
-        """What hosts are forked from: this interpreter, with the script's own path and variables."""
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        """What hosts are forked from: this interpreter, with the script's path and variables."""
+        variables = {
+            name: value for name, value in os.environ.items() if not name.startswith(_OURS)
+        }
         path = tuple(os.path.abspath(entry) if entry == "" else entry for entry in sys.path)
         return Environment(sys.executable, preload, variables, path)
 
@@ -122,7 +124,8 @@ def prepare(
 def _named(trainable: Any) -> Any:
     if isinstance(trainable, str):
         raise ConfigError(
-            f"the trainable {trainable!r} is a name; give the function or the Trainable class itself."
+            f"the trainable {trainable!r} is a name; give the function or the Trainable class "
+            "itself."
         )
     return trainable
 
@@ -132,7 +135,8 @@ def _space(param_space: Any) -> dict[str, Any]:
         return {}
     if not isinstance(param_space, dict):
         raise ConfigError(
-            f"param_space={param_space!r} is not usable: give a dict of names to values and domains."
+            f"param_space={param_space!r} is not usable: give a dict of names to values and "
+            "domains."
         )
     return param_space
 

@@ -1,7 +1,7 @@
 """`Records`: facts on their way to loggers, callbacks, the display and the store.
 
-All of these come after the journal: nothing here can lose a fact, at worst a file lacks what the journal
-has.
+All of these come after the journal: nothing here can lose a fact, at worst a file lacks what the
+journal has.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Records:
         self._sign = sign_of(mode) if metric is not None else 0
         self._iteration = 0
 
-    # --- what the loop tells -------------------------------------------------------------------------
+    # --- what the loop tells ----------------------------------------------------------------------
 
     def record(self, command: c.RecordCommand, trial: TrialView) -> None:
         """One thing happened to a trial.
@@ -88,7 +88,9 @@ class Records:
             case c.RecordFailure():
                 self._failure(command, trial)
             case c.RecordEnd():
-                self._tell("on_trial_error" if command.status == "ERROR" else "on_trial_complete", trial)
+                self._tell(
+                    "on_trial_error" if command.status == "ERROR" else "on_trial_complete", trial
+                )
                 self._display.trial_ended(trial, command.reason)
             case c.DeleteCheckpoint():
                 self._store.delete_checkpoint(command.key)
@@ -113,7 +115,7 @@ class Records:
         for callback in self._callbacks:
             self._call(callback, "on_experiment_end", trials=trials)
 
-    # --- small things -------------------------------------------------------------------------------
+    # --- small things -----------------------------------------------------------------------------
 
     def _result(self, command: c.RecordResult, trial: TrialView) -> None:
         result = trial.full_result(command.result)
@@ -171,7 +173,9 @@ class Records:
         except Exception as error:  # plug-in boundary: recorded as the end of the experiment
             name = type(callback).__name__
             told = traceback.format_exc()
-            raise SearchFailed(f"{name}.{hook} raised {type(error).__name__}: {error}\n{told}") from error
+            raise SearchFailed(
+                f"{name}.{hook} raised {type(error).__name__}: {error}\n{told}"
+            ) from error
 
 
 def _overrides(callback: Callback, hook: str) -> bool:

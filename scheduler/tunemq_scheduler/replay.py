@@ -1,9 +1,9 @@
 """Checking a journal: the same events, handed to fresh algorithms one result at a time.
 
-`replay` asks nobody and gives the state that the live runner had. `replay_lock_step` asks the algorithms
-about *every* result, in the order in which results stand in the journal, as if no trial had ever run
-ahead; decisions, recorded results and kept checkpoints must come out the same (DESIGN: steps, and running
-ahead, "exact").
+`replay` asks nobody and gives the state that the live runner had. `replay_lock_step` asks the
+algorithms about *every* result, in the order in which results stand in the journal, as if no trial
+had ever run ahead; decisions, recorded results and kept checkpoints must come out the same (DESIGN:
+steps, and running ahead, "exact").
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
-from tunemq_shared.errors import InvariantBroken
+from tunemq_shared.errors import BugError, InvariantBroken
 from tunemq_shared.packing import pack_config
 
 
@@ -55,7 +55,9 @@ class Outcome(msgspec.Struct):
         for command in commands:
             match command:
                 case c.RecordResult():
-                    self.records.append((command.trial, command.result.step, command.result.metrics))
+                    self.records.append(
+                        (command.trial, command.result.step, command.result.metrics)
+                    )
                 case c.RecordEnd():
                     self.ends.append((command.trial, command.status))
                 case c.RecordCheckpoint():
@@ -88,6 +90,9 @@ def replay_lock_step(
 
     Args:
         algorithms: fresh ones, made as those of the run, with ``lock_step=True``.
+
+    Raises:
+        InvariantBroken: the events cannot have come from a run with these decisions.
     """
     runner, seen = TrialRunner(settings), Outcome()
     views: dict[str, TrialView] = {}
@@ -101,7 +106,12 @@ def replay_lock_step(
             views[event.trial].started(event)
         elif isinstance(event, m.ResultReported):
             answers = tuple(_asked_again(runner, algorithms, views, event))
-        commands = runner.handle(event, answers)
+        try:
+            commands = runner.handle(event, answers)
+        except BugError as error:
+            raise InvariantBroken(
+                f"what happened does not fit what is decided in lock-step: {error}"
+            ) from error
         for command in commands:
             if isinstance(command, c.RecordEnd):
                 ended = views.pop(command.trial)
@@ -128,9 +138,13 @@ def compare(live: Outcome, again: Outcome) -> None:
         ours, theirs = getattr(live, field), getattr(again, field)
         for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
             if one != other:
-                raise InvariantBroken(f"{field}[{place}]: the run has {one}, in lock-step it is {other}")
+                raise InvariantBroken(
+                    f"{field}[{place}]: the run has {one}, in lock-step it is {other}"
+                )
         if len(ours) != len(theirs):
-            raise InvariantBroken(f"the run has {len(ours)} {field}, in lock-step there are {len(theirs)}")
+            raise InvariantBroken(
+                f"the run has {len(ours)} {field}, in lock-step there are {len(theirs)}"
+            )
     kept = {trial: keys for trial, keys in live.kept.items() if keys}
     again_kept = {trial: keys for trial, keys in again.kept.items() if keys}
     if kept != again_kept:
@@ -143,7 +157,10 @@ def _suggested_again(algorithms: Algorithms, event: m.ConfigSuggested) -> bytes:
 
 
 def _asked_again(
-    runner: TrialRunner, algorithms: Algorithms, views: dict[str, TrialView], event: m.ResultReported
+    runner: TrialRunner,
+    algorithms: Algorithms,
+    views: dict[str, TrialView],
+    event: m.ResultReported,
 ) -> list[m.Answer]:
     review = runner.review(event)
     if review is Review.STALE or review is Review.REPEATED:

@@ -12,18 +12,19 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """For the length of a ``with`` block: signals ask the search to end instead of ending the script.
+    """While its ``with`` block runs, signals ask the search to end instead of ending the script.
 
-    The first SIGINT or SIGTERM calls ``request_stop``; a second SIGINT calls ``stop_now``; a third one
-    raises KeyboardInterrupt where the script is. Behind the block the user's own handlers are back, and
-    the signal has its usual meaning: KeyboardInterrupt is raised for SIGINT, SIGTERM is raised again.
+    The first SIGINT or SIGTERM calls ``request_stop``; a second SIGINT calls ``stop_now``; a third
+    one raises KeyboardInterrupt where the script is. Behind the block the user's own handlers are
+    back, and the signal has its usual meaning: KeyboardInterrupt is raised for SIGINT, SIGTERM is
+    raised again.
 
     Nothing is done outside the main thread (Python calls handlers there only), about a signal that
     the script ignores, or whose handler Python cannot restore.
 
     Args:
-        request_stop: gets the signal's name; runs in a signal handler: it must not block, take a lock
-            or raise.
+        request_stop: gets the signal's name; runs in a signal handler: it must not block, take a
+            lock or raise.
         stop_now: likewise.
     """
 
@@ -32,6 +33,8 @@ class StopSignals:
         self._stop_now = stop_now
         self._restored: dict[signal.Signals, Any] = {}
         self._interrupts = 0
+        #: Whether everything was killed; an error of the search is then no news.
+        self._was_impatient = False
         #: The first signal that came, if any.
         self.received: signal.Signals | None = None
 
@@ -53,8 +56,8 @@ class StopSignals:
         self._restored.clear()
         if self.received is signal.SIGTERM:
             signal.raise_signal(signal.SIGTERM)
-        elif self.received is signal.SIGINT and error is None:
-            raise KeyboardInterrupt
+        elif self.received is signal.SIGINT and (error is None or self._was_impatient):
+            raise KeyboardInterrupt from error
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         received = signal.Signals(number)
@@ -68,4 +71,5 @@ class StopSignals:
             impatience = self._interrupts + (self.received is signal.SIGTERM)
             if impatience > 2:
                 raise KeyboardInterrupt
+            self._was_impatient = True
             self._stop_now()

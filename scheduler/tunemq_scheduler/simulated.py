@@ -1,7 +1,7 @@
 """`SimulatedTrialExecutor`: a backend in virtual time, with latency and dying nodes.
 
-It is a real backend, not a mock: the same loop, runner and algorithms run on it, thousands of nodes wide.
-Nothing waits: the clock jumps to the next thing that happens.
+It is a real backend, not a mock: the same loop, runner and algorithms run on it, thousands of nodes
+wide. Nothing waits: the clock jumps to the next thing that happens.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -59,7 +59,17 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
 class _Host:
     """A simulated trial host: steps in virtual time until told otherwise."""
 
-    __slots__ = ("alive", "config", "elapsed", "epoch", "node", "order", "run_until", "step", "waits")
+    __slots__ = (
+        "alive",
+        "config",
+        "elapsed",
+        "epoch",
+        "node",
+        "order",
+        "run_until",
+        "step",
+        "waits",
+    )
 
     def __init__(self, order: StartTrial, config: dict[str, Any]) -> None:
         self.order = order
@@ -95,7 +105,7 @@ class SimulatedTrialExecutor(TrialExecutor):
         self._stop = plan.stop
         self._checkpoint_frequency = plan.checkpoint_frequency
         self._checkpoint_at_end = plan.checkpoint_at_end
-        rng = random.Random(f"{self.settings.seed}/deaths")  # noqa: S311  a simulation
+        rng = random.Random(f"{self.settings.seed}/deaths")
         for number in range(self.settings.nodes):
             self._join(f"node-{number:05d}", 1)
             if rng.random() < self.settings.deaths:
@@ -105,7 +115,7 @@ class SimulatedTrialExecutor(TrialExecutor):
         """The virtual time in seconds."""
         return self.now
 
-    # --- orders: they arrive one latency later -------------------------------------------------------
+    # --- orders: they arrive one latency later ----------------------------------------------------
 
     def start_trial(self, order: StartTrial) -> None:
         """Host the trial when the order arrives."""
@@ -125,10 +135,10 @@ class SimulatedTrialExecutor(TrialExecutor):
     def drop_node(self, order: DropNode) -> None:
         """The node is dead already."""
 
-    # --- facts --------------------------------------------------------------------------------------
+    # --- facts ------------------------------------------------------------------------------------
 
     def poll(self, timeout: float) -> list[m.Event]:
-        """What happens next, at one moment; an empty list after ``timeout`` virtual seconds of quiet."""
+        """What happens next, at one moment; nothing after ``timeout`` virtual seconds of quiet."""
         limit = self.now + timeout
         while not self._arrived:
             if not self._happenings or self._happenings[0][0] > limit:
@@ -161,7 +171,7 @@ class SimulatedTrialExecutor(TrialExecutor):
     def _arrive(self, *events: m.Event) -> None:
         self._arrived.extend(events)
 
-    # --- hosts --------------------------------------------------------------------------------------
+    # --- hosts ------------------------------------------------------------------------------------
 
     def _start(self, order: StartTrial) -> None:
         if order.incarnation not in self._numbers:
@@ -241,7 +251,7 @@ class SimulatedTrialExecutor(TrialExecutor):
         del self._hosts[host.order.trial, host.epoch]
         return m.HostFreed(host.order.trial, host.epoch)
 
-    # --- nodes --------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------
 
     def _join(self, node: str, life: int) -> None:
         incarnation = f"{node}.{life}"

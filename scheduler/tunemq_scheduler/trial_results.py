@@ -76,7 +76,7 @@ class TrialResults(Sequence[Result]):
 
 
 class _Checkpoints(Sequence[tuple[Checkpoint, dict[str, Any]]]):
-    """A trial's kept checkpoints, each with its result, which is read from its manifest when asked."""
+    """A trial's kept checkpoints, each with its result, read from its manifest when asked."""
 
     def __init__(self, folder: str, kept: Sequence[CheckpointCommitted]) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""A trial as searchers, trial schedulers, loggers and callbacks see it: to read, never to change."""
+"""A trial as searchers, trial schedulers, loggers and callbacks see it; never to be changed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 from tunemq_scheduler.core.trial import PENDING, Trial
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.errors import BugError
-from tunemq_shared.messages import CheckpointCommitted, ConfigSuggested, ResultReported, TrialStarted
+from tunemq_shared.messages import (
+    CheckpointCommitted,
+    ConfigSuggested,
+    ResultReported,
+    TrialStarted,
+)
 from tunemq_shared.packing import unpack_config
 from tunemq_shared.results import ResultFrame, full_result
 

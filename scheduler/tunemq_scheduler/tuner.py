@@ -39,8 +39,8 @@ class Tuner:
     def fit(self, *, debug: bool = False) -> ResultGrid:
         """Run the search, and return when it is over.
 
-        Redis, a worker and everything else it needs are started for this script, stay warm for the next
-        search, and end with it.
+        Redis, a worker and everything else it needs are started for this script, stay warm for the
+        next search, and end with it.
 
         Args:
             debug: run only the first trial, in this process, so that breakpoints and pdb work.
@@ -50,9 +50,7 @@ class Tuner:
             KeyboardInterrupt: Ctrl-C; everything was saved before.
             TuneError: the search could not go on.
         """
-        prepared = prepare(
-            self._trainable, self._param_space, self._tune_config, self._run_config
-        )
+        prepared = prepare(self._trainable, self._param_space, self._tune_config, self._run_config)
         experiment = new_experiment(prepared)
         self._results = experiment.run_here() if debug else experiment.run()
         return self._results

@@ -1,9 +1,9 @@
 """Predicates on a result: stop criteria, and the horizon up to which a trial may run ahead.
 
 A *condition* is ``(key, bound)``: true of a result whose value at ``key`` is at least ``bound``. A
-*horizon* is a tuple of conditions of which any one suffices; the empty tuple is the end of the trial
-(only its stop criteria end it). The host and the scheduler evaluate the same code on the same numbers,
-so they agree on the exact step (DESIGN: steps, and running ahead).
+*horizon* is a tuple of conditions of which any one suffices; the empty tuple is the end of the
+trial (only its stop criteria end it). The host and the scheduler evaluate the same code on the same
+numbers, so they agree on the exact step (DESIGN: steps, and running ahead).
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def next_result(step: int) -> Horizon:
     return (Condition(TRAINING_ITERATION, step + 1),)
 
 
-def first_that_holds(conditions: Iterable[Condition], result: Mapping[str, Any]) -> Condition | None:
+def first_that_holds(
+    conditions: Iterable[Condition], result: Mapping[str, Any]
+) -> Condition | None:
     """The first of ``conditions`` that ``result`` has reached, if any."""
     for condition in conditions:
         if condition.holds(result):

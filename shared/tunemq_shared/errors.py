@@ -4,14 +4,14 @@
     ├─ UserError                               bad input: says the field, the value and the fix
     │   ├─ ConfigError                         an option of Tuner, TuneConfig, RunConfig, ...
     │   ├─ SearchSpaceError                    a search space that cannot be sampled
-    │   ├─ MetricError                         a reported metric that is missing or not a finite number
-    │   ├─ TrainableError                      a trainable that cannot be run or shipped
+    │   ├─ MetricError                         a reported metric that is missing or not a finite
+    number │   ├─ TrainableError                      a trainable that cannot be run or shipped
     │   ├─ ResourceError                       more than any node has
     │   └─ CheckpointError                     a checkpoint that is not one
     ├─ TrialError                              a trial ended in ERROR; carries its failures
     ├─ SearchFailed                            a search algorithm or trial scheduler raised
-    ├─ WireError                               Redis cannot be reached, or what came from it cannot be read
-    │   └─ WireUnavailable                     ... for so many seconds, at that address
+    ├─ WireError                               Redis cannot be reached, or what came from it cannot
+    be read │   └─ WireUnavailable                     ... for so many seconds, at that address
     ├─ StoreError                              a checkpoint cannot be written or read
     │   └─ CheckpointCorrupt                   sizes or hashes do not match the manifest
     ├─ JournalError                            the experiment's journal cannot be written or read
@@ -21,7 +21,8 @@
         ├─ IllegalTransition                   a trial was told to do what its state forbids
         └─ InvariantBroken                     two parts of the state disagree
 
-Errors that callers of a builtin would expect (``ValueError``, ``RuntimeError``) inherit from it too.
+Errors that callers of a builtin would expect (``ValueError``, ``RuntimeError``) inherit from it
+too.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class IllegalTransition(BugError):
     def __init__(self, trial: str, start: str, finish: str, story: Sequence[str] = ()) -> None:
         self.trial, self.start, self.finish, self.story = trial, start, finish, tuple(story)
         told = "".join(f"\n  {line}" for line in self.story)
-        super().__init__(f"trial {trial} cannot go from {start} to {finish}; its last events:{told}")
+        super().__init__(
+            f"trial {trial} cannot go from {start} to {finish}; its last events:{told}"
+        )
 
     def __reduce__(self) -> tuple[type[IllegalTransition], tuple[str, str, str, tuple[str, ...]]]:
         return type(self), (self.trial, self.start, self.finish, self.story)

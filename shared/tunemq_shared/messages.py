@@ -1,12 +1,13 @@
 """What scheduler and node tell each other: facts in the past tense, and orders.
 
-Everything is a small frozen struct, written as a msgpack array (tag first), because JSON would turn NaN
-into null. Facts from nodes and facts made by the scheduler itself share one union, `Event`: the journal
-holds both, in the order in which they were handled. What an algorithm answered about an event is a
-fact too, an `Answer`, journalled beside the event (DESIGN: the core).
+Everything is a small frozen struct, written as a msgpack array (tag first), because JSON would turn
+NaN into null. Facts from nodes and facts made by the scheduler itself share one union, `Event`: the
+journal holds both, in the order in which they were handled. What an algorithm answered about an
+event is a fact too, an `Answer`, journalled beside the event (DESIGN: the core).
 
-Units: times are seconds; ``at`` and ``timestamp`` are Unix time on the machine that says them and are
-shown, never compared. Names: ``trial`` is a trial's id, ``epoch`` one incarnation of it on one host.
+Units: times are seconds; ``at`` and ``timestamp`` are Unix time on the machine that says them and
+are shown, never compared. Names: ``trial`` is a trial's id, ``epoch`` one incarnation of it on one
+host.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     """The base of all that travels."""
 
 
-# --- facts that nodes report -------------------------------------------------------------------------
+# --- facts that nodes report ----------------------------------------------------------------------
 
 
 class TrialStarted(Message, frozen=True, tag="started"):
@@ -43,8 +44,8 @@ class TrialStarted(Message, frozen=True, tag="started"):
 class ResultReported(Message, frozen=True, tag="result"):
     """The trainable reported; ``step`` is its training_iteration, from 1.
 
-    ``metrics`` holds what the user reported, already checked and plain (nested dicts of numbers, strings,
-    booleans, None, lists). The automatic keys are made from the other fields by
+    ``metrics`` holds what the user reported, already checked and plain (nested dicts of numbers,
+    strings, booleans, None, lists). The automatic keys are made from the other fields by
     `tunemq_shared.results.full_result`, so that they do not travel with every result.
     """
 
@@ -66,7 +67,8 @@ class ResultReported(Message, frozen=True, tag="result"):
 class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
     """A checkpoint's files and manifest are in the store; it contains the result of ``step``.
 
-    ``key`` is its folder in the experiment's store, ``<trial>/<epoch>-<n>``; ``sha256`` is its manifest's.
+    ``key`` is its folder in the experiment's store, ``<trial>/<epoch>-<n>``; ``sha256`` is its
+    manifest's.
     """
 
     trial: str
@@ -79,7 +81,7 @@ class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
 
 
 class TrialFinished(Message, frozen=True, tag="finished"):
-    """The trainable ended by itself or reached a stop criterion; its last result is the final one."""
+    """The trainable ended by itself or at a stop criterion; its last result is the final one."""
 
     trial: str
     epoch: int
@@ -88,8 +90,9 @@ class TrialFinished(Message, frozen=True, tag="finished"):
 class TrialFailed(Message, frozen=True, tag="failed"):
     """The trainable raised, or could not be loaded or restored.
 
-    ``kind`` is one of ``user`` (its code), ``metric`` (what it reported), ``load`` (its code or parameters
-    could not be read), ``restore`` (its checkpoint could not), ``storage`` (a checkpoint could not be kept).
+    ``kind`` is one of ``user`` (its code), ``metric`` (what it reported), ``load`` (its code or
+    parameters could not be read), ``restore`` (its checkpoint could not), ``storage`` (a checkpoint
+    could not be kept).
     """
 
     trial: str
@@ -128,11 +131,11 @@ NodeEvent = (
     | HostFreed
 )
 
-# --- facts that the scheduler makes ------------------------------------------------------------------
+# --- facts that the scheduler makes ---------------------------------------------------------------
 
 
 class Tick(Message, frozen=True, tag="tick"):
-    """Time went on: ``elapsed`` seconds in which a scheduler ran this experiment, all runs together."""
+    """Time went on: a scheduler ran this experiment for ``elapsed`` seconds, all runs together."""
 
     elapsed: float
 
@@ -155,7 +158,7 @@ class NodeLost(Message, frozen=True, tag="lost"):
 
 
 class BatchRead(Message, frozen=True, tag="batch"):
-    """Events ``first`` to ``last`` of an incarnation follow; the stream was read as far as ``cursor``."""
+    """Events ``first`` to ``last`` of an incarnation follow; ``cursor`` is their stream entry."""
 
     incarnation: str
     first: int
@@ -194,7 +197,7 @@ class StopRequested(Message, frozen=True, tag="stop"):
 
 
 class Interrupted(Message, frozen=True, tag="interrupted"):
-    """The person or the system ended the scheduler: hosts stop, trials stay where they are, to be resumed."""
+    """The scheduler was told to end: hosts stop, trials stay where they are, to be resumed."""
 
     reason: str
 
@@ -212,7 +215,7 @@ Event = (
     | Interrupted
 )
 
-# --- what algorithms answered about an event ---------------------------------------------------------
+# --- what algorithms answered about an event ------------------------------------------------------
 
 #: No Decided record means CONTINUE.
 CONTINUE, PAUSE, STOP = "CONTINUE", "PAUSE", "STOP"
@@ -250,7 +253,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     answers: tuple[Answer, ...] = ()
 
 
-# --- orders to a node --------------------------------------------------------------------------------
+# --- orders to a node -----------------------------------------------------------------------------
 
 
 class BlobRef(Message, frozen=True):
@@ -306,8 +309,8 @@ class HostStart(Message, frozen=True):
 class HostOrder(Message, frozen=True):
     """What a node is to do about one trial. A trial that it hosts and that is not listed is killed.
 
-    ``run_until``: how far the trial may go before the scheduler has to be heard. ``stop``: end now, saving
-    if that is due. ``start`` is left out once the node has confirmed a version that held it.
+    ``run_until``: how far the trial may go before the scheduler has to be heard. ``stop``: end now,
+    saving if that is due. ``start`` is left out once the node has confirmed a version that held it.
     """
 
     trial: str
@@ -318,7 +321,7 @@ class HostOrder(Message, frozen=True):
 
 
 class Assignment(Message, frozen=True):
-    """A node's mail: all that it is to host. The newest (term, version) counts, older ones are ignored."""
+    """A node's mail: all that it is to host; the newest (term, version) counts."""
 
     protocol: int
     incarnation: str
@@ -342,7 +345,7 @@ class NodeHello(Message, frozen=True):
 
 
 class BatchHeader(Message, frozen=True):
-    """Stands before a batch of events: from whom, the number of its first event, the assignment taken."""
+    """Stands before a batch: from whom, the number of its first event, the assignment taken."""
 
     protocol: int
     incarnation: str

@@ -1,11 +1,11 @@
 """Names of everything of ours in Redis, in one place, so that nothing there is without an owner.
 
-    tunemq:generation          random; gone or changed: the wire was reset (scheduler sets it)
-    tunemq:nodes               stream: NodeHello of every incarnation (nodes append, scheduler reads)
-    tunemq:lease:<inc>         counter that a node raises every second; expires after LEASE_TTL_S
-    tunemq:reply:<inc>         hash for that node: v newest assignment version, j journalled up to, f fenced
-    tunemq:events:<exp>        stream of event batches (scheduler creates, nodes append with NOMKSTREAM)
-    tunemq.node.<inc>          Celery queue of that incarnation
+tunemq:generation          random; gone or changed: the wire was reset (scheduler sets it)
+tunemq:nodes               stream: NodeHello of every incarnation (nodes append, scheduler reads)
+tunemq:lease:<inc>         counter that a node raises every second; expires after LEASE_TTL_S
+tunemq:reply:<inc>         hash for that node: v newest assignment version, j journalled up to, f
+fenced tunemq:events:<exp>        stream of event batches (scheduler creates, nodes append with
+NOMKSTREAM) tunemq.node.<inc>          Celery queue of that incarnation
 """
 
 from __future__ import annotations

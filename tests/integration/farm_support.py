@@ -1,4 +1,4 @@
-"""Real processes for tests of the node's side: a Redis that can be killed, a node, and its scheduler.
+"""Real processes for tests of the node's side: a Redis that can be killed, a node, a scheduler.
 
 The scheduler here is no more than the wire's other end: it publishes assignments with Celery, reads
 events, and says what is journalled.
@@ -174,7 +174,7 @@ class Scheduler:
         self.client.hset(wire.reply(incarnation), "v", f"1:{version}")
 
     def lease(self, incarnation: str) -> list[int]:
-        """The lease's counter, and the (term, version) that it says was taken; empty without one."""
+        """The lease's counter, and the term and version that were taken; empty without one."""
         value = self.client.get(wire.lease(incarnation))
         return [int(part) for part in value.split(b":")] if value else []
 
@@ -202,6 +202,10 @@ class Node:
             if b"tunemq_workers.ear" in _command_line(pid):
                 return pid
         return None
+
+    def forkserver_of(self, host: int) -> int:
+        """The forkserver that a host was forked from."""
+        return next(pid for pid in children_of(self.process.pid) if host in children_of(pid))
 
     def end(self) -> None:
         """End it, whatever became of it."""

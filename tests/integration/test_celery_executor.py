@@ -310,7 +310,7 @@ def test_while_redis_is_away_a_person_is_told_and_the_loop_goes_on(farm):
     executor.open(PLAN)
     farm.stop()
 
-    turn_until(executor, lambda: executor.notes())
+    turn_until(executor, executor.notes)
     assert "Redis has been away for" in executor.notes()[0]
     executor.perform([START])
     executor.release({"inc1": 1})
@@ -321,8 +321,7 @@ def test_an_embedded_farm_that_will_not_come_back_is_an_error(farm, executor):
     farm.stop()
 
     with pytest.raises(WireUnavailable, match="keeper process ended"):
-        for _ in range(100):
-            executor.poll(0.05)
+        turn_until(executor, lambda: False)
 
 
 def test_a_wake_up_ends_a_poll_at_once(executor):

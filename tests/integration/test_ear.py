@@ -116,6 +116,7 @@ def test_an_ear_ends_when_redis_does(ear, server):
 
 
 def test_an_ear_ends_when_its_connection_is_cut(ear, server):
+    eventually(lambda: server.client.info("clients")["blocked_clients"])
     server.client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     eventually(ear.ended, within=2)
 
@@ -151,7 +152,8 @@ def test_an_ear_whose_event_loop_has_no_socket_ends():
 import socket
 from types import SimpleNamespace
 from tunemq_workers import ear
-worker = SimpleNamespace(hub=SimpleNamespace(readers={{}}), consumer=SimpleNamespace(restart_count=1))
+hub, consumer = SimpleNamespace(readers={{}}), SimpleNamespace(restart_count=1)
+worker = SimpleNamespace(hub=hub, consumer=consumer)
 ear._watch(socket.socket(fileno={theirs.fileno()}), worker)
 """
     with ours, theirs:

@@ -44,7 +44,7 @@ def farm() -> Iterator[EmbeddedFarm]:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Warm farms whose nodes are none; they end with the test."""
-    monkeypatch.setattr(warm, "EmbeddedFarm", lambda cpus: start_farm("exec sleep 600"))
+    monkeypatch.setattr(warm, "EmbeddedFarm", lambda cpus, **_: start_farm("exec sleep 600"))
     yield
     warm.stop_all()
 
@@ -115,7 +115,7 @@ def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
     farm = EmbeddedFarm(
         1, make_node_command=lambda *_: ["/bin/sh", "-c", "echo no such module >&2; exit 3"]
     )
-    eventually(lambda: farm.trouble(), within=10.0)
+    eventually(farm.trouble, within=10.0)
 
     assert "its node ends as soon as it is started (exit code 3, 6 times" in farm.trouble()
     assert "it said: no such module" in farm.trouble()
@@ -124,7 +124,7 @@ def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
 
 def test_a_command_that_does_not_exist_is_given_up_and_named():
     farm = EmbeddedFarm(1, make_node_command=lambda *_: ["/no/such/python"])
-    eventually(lambda: farm.trouble(), within=10.0)
+    eventually(farm.trouble, within=10.0)
 
     assert "cannot start /no/such/python" in farm.trouble()
     farm.stop()
@@ -146,7 +146,7 @@ def test_a_folder_that_a_killed_keeper_left_is_removed_by_the_next_one():
     farm = start_farm("exec sleep 600")
     eventually(lambda: os.path.exists(os.path.join(farm.folder, "lock")))
     os.kill(farm.keeper_pid, signal.SIGKILL)
-    eventually(lambda: farm.trouble())
+    eventually(farm.trouble)
     other = start_farm()
 
     eventually(lambda: not os.path.exists(farm.folder))
@@ -168,7 +168,7 @@ def test_a_second_search_finds_the_farm_warm(stand_in):
 def test_a_farm_whose_keeper_died_is_replaced(stand_in):
     with embedded_farm(1) as first:
         os.kill(first.keeper_pid, signal.SIGKILL)
-        eventually(lambda: first.trouble())
+        eventually(first.trouble)
     with embedded_farm(1) as second:
         assert second is not first
         assert second.trouble() is None
@@ -231,7 +231,7 @@ def test_the_keeper_ends_everything_when_it_is_terminated(farm):
     running = descendants(farm)
     os.kill(farm.keeper_pid, signal.SIGTERM)
 
-    eventually(lambda: farm.trouble())
+    eventually(farm.trouble)
     assert not any(process.is_running() for process in running)
     assert not os.path.exists(farm.folder)
 

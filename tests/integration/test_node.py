@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.integration.farm_support import (
@@ -21,8 +22,10 @@ from tests.integration.farm_support import (
     order,
 )
 from tests.support import eventually
+from tunemq_shared import wire
 from tunemq_shared.conditions import next_result
 from tunemq_shared.messages import (
+    Environment,
     HostDied,
     HostFreed,
     ResultReported,
@@ -172,8 +175,7 @@ def test_a_host_that_is_killed_is_reported_after_its_last_words(node, scheduler)
 
 
 def test_a_trial_whose_interpreter_is_missing_fails_with_the_reason(node, scheduler):
-    start = scheduler.start(three_results)
-    environment = type(start.environment)("/no/such/python", (), {}, ())
+    environment = Environment("/no/such/python", (), {}, ())
     start = scheduler.start(three_results, environment=environment)
     scheduler.assign(node.incarnation, order("t1", start))
     eventually(lambda: scheduler.said(HostFreed), message=node.log)
@@ -196,9 +198,7 @@ def test_a_host_is_used_again_for_the_next_trial_of_the_same_code(node, schedule
 
 
 def test_a_parked_host_makes_room_for_a_trial_of_other_code(node, scheduler):
-    scheduler.assign(
-        node.incarnation, order("t1", scheduler.start(three_results, reuse=True))
-    )
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results, reuse=True)))
     eventually(lambda: scheduler.said(HostFreed), message=node.log)
     scheduler.assign(
         node.incarnation, order("t2", scheduler.start(without_end, reuse=True, trial_number=1))
@@ -241,7 +241,7 @@ def test_nothing_is_lost_while_redis_is_dead(node, scheduler, server):
     time.sleep(0.5)  # an outage, in which the trial goes on
     server.start()
     scheduler.introduce_wire()
-    eventually(lambda: scheduler.hellos(), within=2, message=node.log)
+    eventually(scheduler.hellos, within=2, message=node.log)
     eventually(lambda: len(scheduler.said(ResultReported)) > 60, message=node.log)
     steps = [event.step for event in scheduler.said(ResultReported)]
     assert steps == list(range(1, len(steps) + 1))
@@ -287,8 +287,6 @@ def test_events_wait_while_the_stream_is_missing(node, scheduler):
 
 
 def test_a_node_without_a_generation_waits_with_its_hello(server, scheduler, tmp_path):
-    from tunemq_shared import wire
-
     scheduler.client.delete(wire.GENERATION)
     folder = tmp_path / "early"
     command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", server.url]
@@ -325,6 +323,44 @@ def test_a_killed_node_leaves_nothing_running(node, scheduler):
     eventually(lambda: not any(map(is_alive, family)), within=2)
 
 
+@pytest.mark.faults
+def test_a_forkserver_that_dies_takes_its_hosts_and_is_replaced(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    host = scheduler.said(TrialStarted)[0].pid
+    os.kill(node.forkserver_of(host), signal.SIGKILL)
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    assert scheduler.said(HostDied)[0].signal == 9
+    assert not is_alive(host)
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    eventually(lambda: scheduler.said(TrialFinished), message=node.log)
+
+
+@pytest.mark.faults
+def test_a_preload_that_ends_its_process_fails_the_trial_with_the_reason(node, scheduler, tmp_path):
+    (tmp_path / "deadly_module.py").write_text("import os; os._exit(3)")
+    environment = Environment(sys.executable, ("deadly_module",), {}, (str(tmp_path),))
+    start = scheduler.start(three_results, environment=environment)
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    failed = scheduler.said(TrialFailed)[0]
+    assert failed.kind == "load"
+    assert "deadly_module" in failed.error
+
+
+def test_a_prewarmed_forkserver_serves_the_first_trial(server, scheduler, tmp_path):
+    start = scheduler.start(three_results)
+    prewarm = msgspec.json.encode(start.environment).decode()
+    node = Node(server, scheduler, tmp_path / "warm", "--prewarm", prewarm)
+    try:
+        eventually(lambda: "forkserver.ready" in node.log())
+        scheduler.assign(node.incarnation, order("t1", start))
+        eventually(lambda: scheduler.said(TrialFinished), message=node.log)
+        assert node.log().count("forkserver.started") == 1
+    finally:
+        node.end()
+
+
 def test_a_node_ends_with_the_process_that_it_watches(server, scheduler, tmp_path):
     owner = subprocess.Popen(["sleep", "60"])
     node = Node(server, scheduler, tmp_path / "owned", "--watch-pid", str(owner.pid))
@@ -341,8 +377,6 @@ def test_a_node_ends_with_the_process_that_it_watches(server, scheduler, tmp_pat
 
 
 def test_a_fenced_node_kills_its_hosts_and_ends(node, scheduler):
-    from tunemq_shared import wire
-
     scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
     family = family_of(node.process.pid)

@@ -40,6 +40,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 def look_around(config):
     import os
     import sys
+    from pathlib import Path
 
     from tunemq_shared.session import report
 
@@ -53,6 +54,7 @@ def look_around(config):
             "variables": dict(os.environ),
             "leads_its_group": os.getpgrp() == os.getpid(),
             "stdin": sys.stdin.read(),
+            "oom_score": Path("/proc/self/oom_score_adj").read_text(),
             "main": sorted(vars(sys.modules["__main__"])),
             "heavy": [m for m in ("celery", "redis", "minio", "numpy") if m in sys.modules],
             "path": sys.path,
@@ -72,6 +74,7 @@ def test_a_trial_finds_a_clean_process_in_its_folder(serve):
     assert seen["argv"] == ["trial_0"]
     assert seen["leads_its_group"]
     assert not seen["stdin"]
+    assert seen["oom_score"] == "500\n"
     assert "main" not in seen["main"]
     assert seen["heavy"] == []
     assert seen["path"][: len(server.environment.sys_path)] == list(server.environment.sys_path)
@@ -88,6 +91,18 @@ def test_a_trial_finds_a_clean_process_in_its_folder(serve):
     }
     # Standard input, output and error, the line to the node, and the listing itself.
     assert len(seen["descriptors"]) == 5
+
+
+def test_what_a_preloaded_module_changes_is_changed_for_trials(serve, tmp_path):
+    (tmp_path / "changing.py").write_text(
+        "import os, sys\nos.environ['SET_AT_IMPORT'] = '1'\nsys.path.append('/added/at/import')\n"
+    )
+    host = serve(preload=["changing"], sys_path=[str(tmp_path)]).start(look_around)
+    seen = host.result()
+    host.gone()
+
+    assert seen["variables"]["SET_AT_IMPORT"] == "1"
+    assert "/added/at/import" in seen["path"]
 
 
 def test_output_of_a_trial_and_its_programs_is_in_its_folder(serve):

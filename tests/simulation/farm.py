@@ -55,7 +55,7 @@ class NoRecords:
 
 
 class Search:
-    """One simulated search: ``max_t`` steps a trial at most, curves that differ in height and speed."""
+    """One simulated search: up to ``max_t`` steps a trial, curves of different height and speed."""
 
     def __init__(
         self,

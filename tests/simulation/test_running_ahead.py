@@ -1,17 +1,17 @@
-"""Running ahead of the scheduler changes nothing: decisions, records and kept checkpoints are exact."""
+"""Running ahead changes nothing: decisions, records and kept checkpoints are exact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import pytest
+
+from tests.simulation.farm import Search
 from tunemq_scheduler.replay import compare
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_scheduler.simulated import SimulationSettings
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import InvariantBroken
-
-from tests.simulation.farm import Search
 
 SEEDS = 200
 MAX_T = 9

@@ -5,7 +5,8 @@ nothing, so every trouble has one cure: it ends, and its node starts another. It
 connection to Redis breaks (Celery's own back-off can be 9 s late), when its event loop has had no
 socket for a second, when its node closes the socket pair, and with its node.
 
-On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's argument.
+On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's
+argument.
 """
 
 from __future__ import annotations

@@ -62,17 +62,19 @@ class EarLink:
         """Start an ear unless there is one; after several that died young, not at once."""
         if self._ear is not None or self._pending is not None:
             return
-        low, high = _BACK_OFF_S
-        delay_s = low * 2.0 ** min(self._deaths_in_a_row - 2, 10) if self._deaths_in_a_row > 1 else 0
-        if delay_s:
-            self._pending = self._reactor.after(min(high, delay_s), self._start_now)
-        else:
+        if self._deaths_in_a_row <= 1:
             self._start_now()
+            return
+        low, high = _BACK_OFF_S
+        delay_s = min(high, low * 2.0 ** min(self._deaths_in_a_row - 2, 10))
+        self._pending = self._reactor.after(delay_s, self._start_now)
 
     def restart(self, reason: str) -> None:
         """Put another ear in the place of this one."""
         _log.info("ear.restart reason=%r", reason)
         self._drop()
+        if self._pending is not None:
+            self._pending.cancel()
         self._start_now()
 
     def close(self) -> None:
@@ -83,8 +85,15 @@ class EarLink:
 
     def _start_now(self) -> None:
         self._pending = None
-        if self._ear is None:
-            self._attend(self._start())
+        if self._ear is not None:
+            return
+        try:
+            ear = self._start()
+        except OSError as problem:  # no process is to be had now; one that dies frees one
+            _log.error("ear.not_started problem=%r", str(problem))
+            self._pending = self._reactor.after(_BACK_OFF_S[1], self._start_now)
+        else:
+            self._attend(ear)
 
     def _attend(self, ear: EarProcess) -> None:
         self._ear, self._is_ready = ear, False
@@ -134,7 +143,7 @@ class EarLink:
         ear, self._ear = self._ear, None
         self._reactor.unwatch(ear.sock)
         ear.sock.close()
-        os.kill(ear.pid, signal.SIGKILL)  # it is our child and was not waited for: the pid is its own
+        os.kill(ear.pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
         pidfd = os.pidfd_open(ear.pid)
         self._reactor.watch(pidfd, lambda _: self._reap(pidfd, ear.pid))
 

@@ -1,4 +1,4 @@
-"""Starting an ear, and the frames that it sends; apart from `ear`, since a node must not import Celery.
+"""Starting an ear, and the frames that it sends; apart from `ear`, which imports Celery.
 
 Imported before everything else of a node, so it imports next to nothing.
 """

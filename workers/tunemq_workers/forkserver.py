@@ -20,7 +20,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final
 
-from tunemq_workers import host
+from tunemq_workers import host, outputs
 from tunemq_workers.family import Families, children_of
 from tunemq_workers.forkserver_messages import (
     COMMAND,
@@ -43,6 +43,7 @@ from tunemq_workers.forkserver_messages import (
 )
 from tunemq_workers.prctl import adopt_orphans, die_with_parent, set_name
 from tunemq_workers.preload import PreloadRefused, preload
+from tunemq_workers.surroundings import Surroundings, changed_variables
 from tunemq_workers.threads import LoadedLibraries
 
 #: How long the last families may take to end once the node is gone; what is left then dies with
@@ -57,8 +58,7 @@ class Forkserver:
         control: The socket to the node.
         node: The node's pid.
         families: Knows the children that are nobody's family.
-        sys_path: What hosts import from.
-        libraries: What was preloaded and has threads to limit.
+        surroundings: What hosts find.
     """
 
     def __init__(
@@ -66,14 +66,12 @@ class Forkserver:
         control: socket.socket,
         node: int,
         families: Families,
-        sys_path: list[str],
-        libraries: LoadedLibraries,
+        surroundings: Surroundings,
     ) -> None:
         self._control = control
         self._node = node
         self._families = families
-        self._sys_path = sys_path
-        self._libraries = libraries
+        self._surroundings = surroundings
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
@@ -151,7 +149,7 @@ class Forkserver:
             signal.set_wakeup_fd(-1)
             for end in (self._control, self._woken, self._waker):
                 end.close()
-            return host.HostTask(name, me, line, spec, self._sys_path, self._libraries)
+            return host.HostTask(name, me, line, spec, self._surroundings)
         os.close(line)
         os.close(spec)
         if pid > 0:
@@ -214,13 +212,18 @@ def main() -> None:
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("tunemq-fork")
-    # The user's entries first, as in the script; then where this interpreter and TuneMQ are, if
-    # not there.
-    sys_path = [*boot.sys_path, *(entry for entry in sys.path if entry not in boot.sys_path)]
-    sys.path[:] = sys_path
+    # The user's entries first, as in the script; then where this interpreter and TuneMQ are.
+    sys.path[:] = [*boot.sys_path, *(entry for entry in sys.path if entry not in boot.sys_path)]
+    before = dict(os.environ)
     preloaded = _preloaded(boot, control)
+    outputs.flush()
+    surroundings = Surroundings(
+        sys_path=list(sys.path),
+        variables=changed_variables(before),
+        libraries=LoadedLibraries(),
+    )
     families = Families(own=children_of(os.getpid()))
-    server = Forkserver(control, boot.node, families, sys_path, LoadedLibraries())
+    server = Forkserver(control, boot.node, families, surroundings)
     # Hosts share the pages of what is loaded as long as no garbage collection writes to them.
     gc.collect()
     gc.freeze()

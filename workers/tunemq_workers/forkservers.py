@@ -18,8 +18,8 @@ from tunemq_workers.forkserver_messages import (
     Report,
     Warned,
 )
+from tunemq_workers.host_contracts import Link, Listener
 from tunemq_workers.host_link import HostLink
-from tunemq_workers.hosts import Hosts, Link
 from tunemq_workers.reactor import Reactor
 
 #: Idle forkservers end within milliseconds; this is for one that is stuck.
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 class _Hosted(NamedTuple):
     server: ForkserverClient
-    hosts: Hosts
+    listener: Listener
 
 
 class ForkserverPool:
@@ -59,17 +59,17 @@ class ForkserverPool:
         """
         self._server_for(environment)
 
-    def start(self, host: str, order: HostOrder, hosts: Hosts) -> Link:
-        """Begin to fork a host for ``order``; see `tunemq_workers.hosts.Forkservers`."""
+    def start(self, host: str, order: HostOrder, listener: Listener) -> Link:
+        """Begin to fork a host for ``order``; see `Forkservers.start`."""
         assert order.start is not None  # the protocol says so
         server = self._server_for(order.start.environment)
-        self._hosted[host] = _Hosted(server, hosts)
+        self._hosted[host] = _Hosted(server, listener)
         return HostLink(
             self._reactor,
             server.start(host, order),
             on_event=_nobody_listens,
-            on_other=partial(hosts.said, host),
-            on_end=partial(hosts.closed, host),
+            on_other=partial(listener.said, host),
+            on_end=partial(listener.closed, host),
         )
 
     def term(self, host: str) -> None:
@@ -129,15 +129,15 @@ class ForkserverPool:
     def _pass_on(self, report: Report) -> None:
         match report:
             case HostForked(host, pid):
-                self._hosted[host].hosts.forked(host, pid)
+                self._hosted[host].listener.forked(host, pid)
             case HostExited(host, pid, signal, exit_code):
-                hosts = self._hosted[host].hosts
-                if pid is None and not hosts.is_forked(host):
-                    hosts.not_started(host, self._why)
+                listener = self._hosted[host].listener
+                if pid is None and not listener.is_forked(host):
+                    listener.not_started(host, self._why)
                 else:
-                    hosts.exited(host, signal, exit_code)
+                    listener.exited(host, signal, exit_code)
             case FamilyGone(host):
-                self._hosted.pop(host).hosts.gone(host)
+                self._hosted.pop(host).listener.gone(host)
             case Warned(text):
                 self._why = text
                 _log.warning("forkserver.warned text=%r", text)

@@ -28,8 +28,7 @@ from tunemq_shared.store_sink import StoreSink
 from tunemq_workers import outputs
 from tunemq_workers.forkserver_messages import HostSpec, decode_host_spec
 from tunemq_workers.host_channel import HostChannel
-from tunemq_workers.surroundings import leave_the_forkserver, prepare
-from tunemq_workers.threads import LoadedLibraries
+from tunemq_workers.surroundings import Surroundings, leave_the_forkserver
 
 #: How long handlers registered with `atexit` may take together.
 EXIT_GRACE_S: Final = 4
@@ -45,8 +44,7 @@ class HostTask(NamedTuple):
     forkserver: int
     line: int
     spec: int
-    sys_path: list[str]
-    libraries: LoadedLibraries
+    surroundings: Surroundings
 
 
 def run(task: HostTask) -> NoReturn:
@@ -113,15 +111,8 @@ class _Host:
         """The trial's session, all set up; None when that failed and the failure was sent."""
         start = order.start
         assert start is not None
-        task = self._task
         try:
-            prepare(
-                start,
-                host=task.name,
-                gpus=self._spec.gpus,
-                sys_path=task.sys_path,
-                libraries=task.libraries,
-            )
+            self._task.surroundings.prepare(start, host=self._task.name, gpus=self._spec.gpus)
         except OSError as error:
             self._fail(order, "storage", error)
             return None

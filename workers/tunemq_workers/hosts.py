@@ -1,11 +1,11 @@
 """The hosts of a node: does what the newest assignment says, and says what becomes of them.
 
 An assignment is compared with what is, entry by entry, so that a lost, doubled or late one does no
-harm. The forkservers do what takes processes, the links what takes sockets; here are only decisions.
+harm. The forkservers do what takes processes, the links what takes sockets; here are decisions.
 
-A host's way: forked, told where to stop, ended (it said so, or died), freed when its family is gone.
-One that may be reused is *parked* instead of ending: its slot is free, it waits for a trial that could
-have been forked in its place, and makes room for one that could not.
+A host's way: forked, told where to stop, ended (it said so, or died), freed when its family is
+gone. One that may be reused is *parked* instead of ending: its slot is free, it waits for a trial
+that could have been forked in its place, and makes room for one that could not.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from typing import Final
 
 from tunemq_shared.messages import HostDied, HostFreed, HostOrder, HostStart, TrialFailed, encode
 from tunemq_workers.frames import ENDING, IDLE, NEXT, ORDER
+from tunemq_workers.host_contracts import Forkservers, Host, Key
 from tunemq_workers.reactor import Reactor, Timer
 
 #: Between asking a process group with SIGTERM and killing the family.
@@ -28,80 +28,7 @@ _CLOSED_GRACE_S: Final = 1.0
 #: Parked hosts are kept so long after their node's last trial.
 PARKED_S: Final = 5.0
 
-Key: TypeAlias = tuple[str, int]
-
 _log = logging.getLogger(__name__)
-
-
-class Link(Protocol):
-    """The node's end of a host's socket: `tunemq_workers.host_link.HostLink`."""
-
-    #: Takes each event, undecoded.
-    on_event: Callable[[bytes], object]
-
-    def send(self, kind: int, payload: bytes) -> None:
-        """Send a frame; never waits."""
-        ...
-
-    def hold(self, is_held: bool) -> None:
-        """Stop reading, or go on."""
-        ...
-
-    def drain(self) -> None:
-        """Take in all that a dead host has sent."""
-        ...
-
-    def close(self) -> None:
-        """Close the socket; again is allowed."""
-        ...
-
-
-class Forkservers(Protocol):
-    """Starts and ends hosts: `tunemq_workers.forkservers.ForkserverPool`."""
-
-    def start(self, host: str, order: HostOrder, hosts: Hosts) -> Link:
-        """Begin to fork a host for ``order``, whose ``start`` is given.
-
-        What becomes of it is said to ``hosts``, later: `forked`, then `said` and `closed`, then
-        `exited`; or `not_started` instead of these. At the end, in any case, `gone`.
-
-        Raises:
-            OSError: the environment has no forkserver and none can be started.
-        """
-        ...
-
-    def term(self, host: str) -> None:
-        """Send SIGTERM to the host's process group."""
-        ...
-
-    def kill(self, host: str) -> None:
-        """Kill the host's family."""
-        ...
-
-    def close(self) -> None:
-        """End all forkservers, and with them all hosts."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class Host:
-    """One host, and what it was told."""
-
-    name: str
-    order: HostOrder
-    start: HostStart
-    link: Link
-    pid: int = 0
-    has_ended: bool = False  # it said that the trial has
-    is_given_up: bool = False  # it was stopped or killed on order
-    is_killed: bool = False
-    is_parked: bool = False
-    timer: Timer | None = None
-
-    @property
-    def key(self) -> Key:
-        """The trial and epoch that it hosts, or hosted last."""
-        return self.order.trial, self.order.epoch
 
 
 class Hosts:
@@ -131,7 +58,7 @@ class Hosts:
         """Hosts of which something is left."""
         return len(self._hosts)
 
-    # --- what the scheduler wants ------------------------------------------------------------------
+    # --- what the scheduler wants ---------------------------------------------------------------
 
     def obey(self, orders: Iterable[HostOrder]) -> None:
         """Make what is what ``orders`` say."""
@@ -144,8 +71,8 @@ class Hosts:
         for key, order in self._wanted.items():
             if order.start is not None:
                 self._starts[key] = order.start
-            if (host := self._hosting.get(key)) is not None:
-                self._tell(host, order)
+            if key in self._hosting:
+                self._tell(self._hosting[key], order)
         self._start_missing()
         self._limit_parking()
 
@@ -161,7 +88,7 @@ class Hosts:
         for host in self._hosts.values():
             host.link.hold(is_held)
 
-    # --- what hosts say ----------------------------------------------------------------------------
+    # --- what hosts say -------------------------------------------------------------------------
 
     def said(self, name: str, kind: int, payload: bytes) -> None:
         """A frame came from a host that is no plain event."""
@@ -184,7 +111,7 @@ class Hosts:
         if host is not None and not host.is_killed:
             self._set_timer(host, _CLOSED_GRACE_S, partial(self._forkservers.kill, name))
 
-    # --- what forkservers say ----------------------------------------------------------------------
+    # --- what forkservers say -------------------------------------------------------------------
 
     def forked(self, name: str, pid: int) -> None:
         """A host exists."""
@@ -221,7 +148,7 @@ class Hosts:
             self._free(host)
         self._start_missing()
 
-    # --- decisions ---------------------------------------------------------------------------------
+    # --- decisions ------------------------------------------------------------------------------
 
     def _tell(self, host: Host, order: HostOrder) -> None:
         before, host.order = host.order, order
@@ -268,7 +195,8 @@ class Hosts:
 
     def _say_not_started(self, key: Key, start: HostStart, reason: str) -> None:
         _log.error("host.not_started trial=%s reason=%r", key[0], reason)
-        failed = TrialFailed(*key, "load", f"The trial's process could not start: {reason}", "", time.time())
+        error = f"The trial's process could not start: {reason}"
+        failed = TrialFailed(*key, "load", error, "", time.time())
         self._emit(start.events_key, encode(failed))
 
     def _start_missing(self) -> None:

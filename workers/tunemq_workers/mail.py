@@ -22,7 +22,10 @@ class Mailbox:
         self.taken = (0, 0)
 
     def open(self, mail: bytes) -> Assignment | None:
-        """The assignment in ``mail``, base64 of msgpack; None, and a line in the log, if it does not count."""
+        """The assignment in ``mail``, base64 of msgpack; None if it does not count.
+
+        Why one does not is logged, unless it is only an old one.
+        """
         try:
             assignment = decode_assignment(base64.b64decode(mail, validate=True))
         except (binascii.Error, msgspec.DecodeError) as problem:
@@ -30,9 +33,8 @@ class Mailbox:
             return None
         version = (assignment.term, assignment.version)
         if assignment.protocol != PROTOCOL_VERSION:
-            _log.error(
-                "mail.refused reason=protocol theirs=%d ours=%d", assignment.protocol, PROTOCOL_VERSION
-            )
+            theirs = assignment.protocol
+            _log.error("mail.refused reason=protocol theirs=%d ours=%d", theirs, PROTOCOL_VERSION)
         elif assignment.incarnation != self._incarnation:
             _log.warning("mail.refused reason=incarnation theirs=%s", assignment.incarnation)
         elif version > self.taken:

@@ -1,8 +1,11 @@
-"""The process of a node: ``python -P -m tunemq_workers.node --redis URL --name NAME --workdir DIR``.
+"""The process of a node.
 
-It reads the command line, starts the ear before it imports anything else (Celery takes longest to load),
-and leaves the rest to `tunemq_workers.node_setup`. All logs are in the working folder: ``node.log``,
-``ear.log`` and one for each forkserver; the node writes nothing to its own output but why it cannot start.
+    python -P -m tunemq_workers.node --redis URL --name NAME --workdir DIR
+
+It reads the command line, starts the ear before it imports anything else (Celery takes longest to
+load), and leaves the rest to `tunemq_workers.node_setup`. All logs are in the working folder:
+``node.log``, ``ear.log`` and one for each forkserver. To its own output the node writes only why it
+cannot start.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parse_address(options.redis)
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
     except ConfigError as problem:
-        print(problem, file=sys.stderr)
+        sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE
     except ProcessLookupError:
         return 0  # the process that this node belongs to has ended already
@@ -43,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run_node(options, incarnation, start, ear, watched)
     except ConfigError as problem:
-        print(problem, file=sys.stderr)
+        sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE
 
 
@@ -52,9 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--redis", required=True, metavar="URL", help="where Redis is")
     parser.add_argument("--name", required=True, help="this node's name, the same after a restart")
     parser.add_argument("--workdir", required=True, metavar="DIR", help="for logs and what spills")
-    parser.add_argument("--cpus", type=float, help="how many to offer; default: those that it may use")
     parser.add_argument(
-        "--resources", default="{}", metavar="JSON", help="further resources to offer, name to amount"
+        "--cpus", type=float, help="how many to offer; default: those that it may use"
+    )
+    parser.add_argument(
+        "--resources",
+        default="{}",
+        metavar="JSON",
+        help="further resources to offer, name to amount",
     )
     parser.add_argument(
         "--watch-pid", type=int, metavar="PID", help="end at once when this process ends"

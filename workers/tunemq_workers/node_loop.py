@@ -1,8 +1,8 @@
 """A node: one loop that owns the hosts, the outbox and what is known of the wire.
 
 Three things bring work: the ear (mail), the hosts' sockets (events), the pump (facts about Redis).
-After each round the outbox's news go to the pump, if that is idle: while a batch is under way the next
-one grows, so a lone event waits for nothing and a flood travels in large pieces.
+After each round the outbox's news go to the pump, if that is idle: while a batch is under way the
+next one grows, so a lone event waits for nothing and a flood travels in large pieces.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Final
 from tunemq_shared.messages import PROTOCOL_VERSION, BatchHeader, encode
 from tunemq_workers.ear_link import EarLink
 from tunemq_workers.ear_process import EarProcess
-from tunemq_workers.hosts import Forkservers, Hosts
+from tunemq_workers.host_contracts import Forkservers
+from tunemq_workers.hosts import Hosts
 from tunemq_workers.mail import Mailbox
 from tunemq_workers.outbox import BLOCK_BYTES, Outbox
-from tunemq_workers.pump import (
+from tunemq_workers.pump import Pump
+from tunemq_workers.pump_messages import (
     Append,
     Appended,
     Fact,
@@ -28,7 +30,6 @@ from tunemq_workers.pump import (
     LookNow,
     NotAppended,
     OutOfReach,
-    Pump,
     SayGoodbye,
     SayHello,
     Seen,
@@ -106,6 +107,7 @@ class NodeLoop:
         self._overdue: Timer | None = None
         self._overdue_in_a_row = 0
         self._ending: Timer | None = None
+        self._has_said_goodbye = False
         self._exit_code = 0
         self._has_heard = False
         self._ear = EarLink(
@@ -141,11 +143,13 @@ class NodeLoop:
         self._reactor.stop()
 
     def _say_goodbye(self) -> None:
-        self._pump.order(SayGoodbye())
-        self._pump.join(_GOODBYE_S)
-        self._reactor.stop()
+        if not self._has_said_goodbye:
+            self._has_said_goodbye = True
+            self._pump.order(SayGoodbye())
+            self._pump.join(_GOODBYE_S)
+            self._reactor.stop()
 
-    # --- mail --------------------------------------------------------------------------------------
+    # --- mail -----------------------------------------------------------------------------------
 
     def _ear_is_ready(self) -> None:
         self._has_heard = True
@@ -176,7 +180,7 @@ class NodeLoop:
         self._overdue_in_a_row += 1
         self._ear.restart(f"assignment {self._announced} was announced and did not come")
 
-    # --- the wire ----------------------------------------------------------------------------------
+    # --- the wire -------------------------------------------------------------------------------
 
     def _heard(self, fact: Fact) -> None:
         wire = self._wire
@@ -245,7 +249,7 @@ class NodeLoop:
             self._wire.retry.cancel()
         self._wire.retry = None
 
-    # --- after each round --------------------------------------------------------------------------
+    # --- after each round -----------------------------------------------------------------------
 
     def _after_round(self) -> None:
         self._send()

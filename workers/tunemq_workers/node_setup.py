@@ -92,8 +92,7 @@ def run_node(
         _prewarm(pool, prewarmed)
     try:
         return loop.run()
-    except BaseException:
-        # The process boundary: whoever started the node sees only its exit code.
+    except BaseException:  # noqa: BLE001 - whoever started the node sees its exit code, this the log
         _log.critical("node.broken", exc_info=True)
         return EXIT_BROKEN
 

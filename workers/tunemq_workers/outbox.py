@@ -1,9 +1,9 @@
 """Events on their way to the scheduler: numbered, and kept until it has journalled them.
 
-The outbox is a log of events, packed into blocks. A cursor stands behind what was handed out; it goes
-back when a batch did not arrive or the wire was reset, so an event may be sent twice, never skipped.
-The oldest blocks move to disk when memory is used up; when the disk's share is used up too the outbox
-is *full*, and whoever fills it has to wait.
+The outbox is a log of events, packed into blocks. A cursor stands behind what was handed out; it
+goes back when a batch did not arrive or the wire was reset, so an event may be sent twice, never
+skipped. The oldest blocks move to disk when memory is used up; when the disk's share is used up too
+the outbox is *full*, and whoever fills it has to wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Consecutive events for one stream; ``events`` are their msgpack bytes, one after the other."""
+    """Consecutive events for one stream; ``events`` are their msgpack bytes, one behind another."""
 
     key: str
     first: int
@@ -74,7 +74,7 @@ class Outbox:
     Args:
         spool: takes what does not fit in ``memory_bytes``.
         memory_bytes: how much is held in memory, the block being filled not counted.
-        limit_bytes: from how much on the outbox is full; what is added beyond it is kept all the same.
+        limit_bytes: from how much on the outbox is full; what is added all the same is kept.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Outbox:
         return self.last
 
     def take(self, max_batches: int) -> list[Batch]:
-        """Hand out the next batches, all for one stream, oldest first; none when all was handed out."""
+        """Hand out the next batches, oldest first, all for one stream; none when all are out."""
         batches: list[Batch] = []
         cursor = self._cursor
         while self.has_unsent and len(batches) < max_batches:
@@ -168,7 +168,7 @@ class Outbox:
         return block
 
     def _pass(self, block: _Block) -> None:
-        """Move the cursor behind what ``block`` holds; into the next block if this one is finished."""
+        """Move the cursor behind what ``block`` holds, and into the next block if there is one."""
         cursor = self._cursor
         cursor.n, cursor.offset = block.last + 1, block.size
         if cursor.index + 1 < len(self._blocks):

@@ -1,12 +1,12 @@
 """The pump: the thread that owns the node's connection to Redis.
 
 The loop hands it orders and reads its facts; the pump holds nothing of the node's state, so a lost
-connection costs nothing but time. Once a second (every 50 ms when events pile up) it renews the lease
-and reads what the scheduler replies. It tries for ever to reach Redis, and while it cannot it answers
-orders with `NotAppended`.
+connection costs nothing but time. Once a second (every 50 ms when events pile up) it renews the
+lease and reads what the scheduler replies. It tries for ever to reach Redis, and while it cannot it
+answers orders with `NotAppended`.
 
-A batch is appended by a script that looks at the wire's generation first: an event behind a gap in a
-stream that was made anew would be worse than none, and a script is done whole or not at all.
+A batch is appended by a script that looks at the wire's generation first: an event behind a gap in
+a stream that was made anew would be worse than none, and a script is done whole or not at all.
 """
 
 from __future__ import annotations
@@ -17,17 +17,31 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
+from tunemq_workers.pump_messages import (
+    Append,
+    Appended,
+    Fact,
+    HelloSaid,
+    LookNow,
+    NotAppended,
+    Order,
+    OutOfReach,
+    SayGoodbye,
+    SayHello,
+    Seen,
+)
 from tunemq_workers.redis_address import RedisAddress
 from tunemq_workers.redis_client import Command, RedisClient, Refused, Reply
 
 #: The lease's period while the scheduler's reply is what holds the node up.
 HURRIED_PERIOD_S: Final = 0.05
 _RETRY_S: Final = (0.1, 1.0)
+#: How long mail of a node that died unheard stays in Redis.
+_UNREAD_MAIL_S: Final = 60
 _APPEND: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'the wire was reset' end
 for i = 2, #ARGV, 2 do
@@ -39,75 +53,6 @@ return 1
 """
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Order: append batches (header, events) to a stream, in a generation of the wire, all or none."""
-
-    key: str
-    generation: bytes
-    batches: tuple[tuple[bytes, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SayHello:
-    """Order: introduce this node."""
-
-    hello: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class LookNow:
-    """Order: renew the lease and read the reply at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class SayGoodbye:
-    """Order: give the lease back, remove the queue, and end."""
-
-
-Order: TypeAlias = Append | SayHello | LookNow | SayGoodbye
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """Fact: the batches are in the stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotAppended:
-    """Fact: the batches may or may not be in the stream."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class HelloSaid:
-    """Fact: the node is introduced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Fact: Redis answered.
-
-    ``announced`` is the newest assignment's (term, version), ``journalled`` an event's number.
-    """
-
-    generation: bytes | None
-    announced: tuple[int, int]
-    journalled: int
-    is_fenced: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfReach:
-    """Fact: Redis does not answer; said once an outage."""
-
-    reason: str
-
-
-Fact: TypeAlias = Appended | NotAppended | HelloSaid | Seen | OutOfReach
 
 
 class Pump:
@@ -122,14 +67,16 @@ class Pump:
     def __init__(
         self, address: RedisAddress, incarnation: str, post: Callable[[Fact], None]
     ) -> None:
-        #: Set by the loop: the assignment (term, version) taken, and whether replies are wanted often.
+        #: Set by the loop: the (term, version) of the assignment taken.
         self.taken = (0, 0)
+        #: Set by the loop: whether the scheduler's reply is wanted often.
         self.is_hurried = True
-        self._address, self._incarnation, self._post = address, incarnation, post
+        self._address, self._post = address, post
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
         self._client: RedisClient | None = None
-        self._lease = (wire.lease(incarnation), wire.reply(incarnation))
+        self._lease, self._reply = wire.lease(incarnation), wire.reply(incarnation)
+        self._queue = wire.queue(incarnation)
         self._renewals = 0
         self._looked_at = float("-inf")
         self._failures = 0
@@ -163,7 +110,7 @@ class Pump:
         if self._failures:
             low, high = _RETRY_S
             jitter = 0.5 + os.urandom(1)[0] / 512
-            return min(high, low * 2 ** min(self._failures - 1, 10)) * jitter
+            return min(high, low * 2.0 ** min(self._failures - 1, 10)) * jitter
         period = HURRIED_PERIOD_S if self.is_hurried else wire.LEASE_PERIOD_S
         return max(0.0, self._looked_at + period - time.monotonic())
 
@@ -196,31 +143,33 @@ class Pump:
             case SayHello(hello):
                 return (["XADD", wire.NODES, "*", wire.HELLO, hello],)
             case SayGoodbye():
-                keys = (*self._lease, wire.queue(self._incarnation))
-                return (["DEL", *keys],)
+                return (["DEL", self._lease, self._queue],)
             case _:
                 return ()
 
     def _lease_commands(self) -> tuple[Command, ...]:
         self._renewals += 1
         term, version = self.taken
-        lease, reply = self._lease
         value = f"{self._renewals}:{term}:{version}"
         ttl_ms = int(wire.LEASE_TTL_S * 1_000)
         return (
-            ["SET", lease, value, "PX", ttl_ms],
+            ["SET", self._lease, value, "PX", ttl_ms],
             ["GET", wire.GENERATION],
-            ["HMGET", reply, "v", "j", "f"],
+            ["HMGET", self._reply, "v", "j", "f"],
+            # Mail that waits for the ear does not outlive the node for ever.
+            ["PEXPIRE", self._queue, _UNREAD_MAIL_S * 1_000],
         )
 
     def _tell_seen(self, replies: list[Reply]) -> None:
-        _, generation, fields = replies
+        _, generation, fields, _ = replies
         for reply in replies:
             if isinstance(reply, Refused):
                 raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
         assert isinstance(generation, bytes | None)  # what GET answers
         assert isinstance(fields, list)  # what HMGET answers
-        announced, journalled, fenced = (field or b"" for field in fields)
+        announced, journalled, fenced = (
+            field if isinstance(field, bytes) else b"" for field in fields
+        )
         term, _, version = announced.rpartition(b":")
         self._post(
             Seen(

@@ -1,4 +1,4 @@
-"""The node's selector loop: sockets, timers, and facts posted by other threads or signal handlers."""
+"""The node's selector loop: sockets, timers, and what other threads and signal handlers post."""
 
 from __future__ import annotations
 

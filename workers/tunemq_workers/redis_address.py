@@ -14,7 +14,7 @@ _DEFAULT_PORT: Final = 6379
 class RedisAddress(NamedTuple):
     """A parsed ``unix://``, ``redis://`` or ``rediss://`` URL.
 
-    ``path`` is that of a unix socket, else empty. ``ca_file`` and ``verify`` matter with ``tls`` only.
+    ``path`` is that of a unix socket, else empty. ``ca_file`` and ``verify`` matter with ``tls``.
     """
 
     path: str
@@ -98,7 +98,7 @@ def parse_address(url: str) -> RedisAddress:
                 path=unquote(parts.path),
                 host="",
                 port=0,
-                database=int(options.get("db", 0)),
+                database=int(options.get("db", "0")),
                 user=unquote(parts.username or ""),
                 password=unquote(parts.password or options.get("password", "")),
             )
@@ -107,7 +107,7 @@ def parse_address(url: str) -> RedisAddress:
                 path="",
                 host=parts.hostname or "localhost",
                 port=parts.port or _DEFAULT_PORT,
-                database=int(parts.path.strip("/") or options.get("db", 0)),
+                database=int(parts.path.strip("/") or options.get("db", "0")),
                 user=unquote(parts.username or ""),
                 password=unquote(parts.password or ""),
                 tls=parts.scheme == "rediss",
@@ -115,7 +115,7 @@ def parse_address(url: str) -> RedisAddress:
                 ca_file=options.get("ssl_ca_certs", ""),
             )
     except ValueError as problem:
-        raise ConfigError(f"The address of Redis has a part that is no number: {problem}.") from None
+        raise ConfigError(f"The address of Redis has a part that is wrong: {problem}.") from None
     raise ConfigError(
         f"The address of Redis starts with {parts.scheme or 'no scheme'!r}; "
         "write redis://host:6379/0, rediss://host:6379/0 or unix:///path/of/socket."

@@ -1,8 +1,8 @@
 """A Redis client of the node's size: one connection, pipelines, no retry that nobody asked for.
 
-redis-py would cost a node 70 ms of its start and 15 MiB for good, and since its version 8 it repeats
-commands whose reply was lost; the pump has to know which those are. The six commands that a node
-uses need no more than this.
+redis-py would cost a node 70 ms of its start and 15 MiB for good, and since its version 8 it
+repeats commands whose reply was lost; the pump has to know which those are. The few commands that a
+node uses need no more than this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Refused(WireError):
     """Redis answered a command with an error; the connection goes on."""
 
 
-Reply: TypeAlias = "bytes | int | None | list[Reply] | Refused"
+Reply: TypeAlias = "bytes | int | list[Reply] | Refused | None"
 
 
 class RedisClient:

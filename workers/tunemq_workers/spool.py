@@ -1,7 +1,7 @@
 """The outbox's part on disk: what does not fit in memory, in files that nobody else can see.
 
-The files have no name (they are unlinked as soon as they are open), so a crash leaves nothing behind:
-what an outbox holds is of no use to anybody after its node.
+The files have no name (they are unlinked as soon as they are open), so a crash leaves nothing
+behind: what an outbox holds is of no use to anybody after its node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Place:
 
 
 class Spool:
-    """Keeps pieces of bytes in segments; a segment's room comes back when all of its pieces are freed.
+    """Keeps pieces of bytes in segments, whose room comes back when all their pieces are freed.
 
     Args:
         folder: where the segments are made.

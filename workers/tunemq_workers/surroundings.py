@@ -8,6 +8,8 @@ import faulthandler
 import os
 import signal
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from types import FrameType, ModuleType
 
 from tunemq_shared.messages import HostStart
@@ -40,49 +42,60 @@ def _ignore(_signal: int, _frame: FrameType | None) -> None:
     pass
 
 
-def prepare(
-    start: HostStart,
-    *,
-    host: str,
-    gpus: tuple[str, ...],
-    sys_path: list[str],
-    libraries: threads.LoadedLibraries,
-) -> None:
-    """Set up everything for the trial ``start``, the first or the next of this process.
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all hosts of a forkserver share.
 
     Args:
-        start: The trial.
-        host: This host's name, which marks what it executes.
-        gpus: The devices that it may see.
-        sys_path: Where it imports from.
+        sys_path: Where they import from.
+        variables: What preloaded modules have set in the environment.
         libraries: What was preloaded and has threads to limit.
-
-    Raises:
-        OSError: its folder or output files cannot be made.
     """
-    os.makedirs(start.folder, exist_ok=True)
-    os.chdir(start.folder)
-    outputs.redirect(start.folder)
-    faulthandler.enable(file=2)
-    given = start.environment.variables
-    limit = threads.for_resources(start.resources)
-    _set_variables(_variables(start, host, gpus) | threads.variables(limit, given))
-    sys.path[:] = sys_path
-    sys.argv[:] = [start.trial_name]
-    set_name(start.trial_name)
-    libraries.limit(limit, given)
-    seeding.seed_trial(start.seed, start.trial_number)
+
+    sys_path: list[str]
+    variables: dict[str, str]
+    libraries: threads.LoadedLibraries
+
+    def prepare(self, start: HostStart, *, host: str, gpus: tuple[str, ...]) -> None:
+        """Set up everything for the trial ``start``, the first or the next of this process.
+
+        ``host`` marks what the trial executes; ``gpus`` are the devices that it may see.
+
+        Raises:
+            OSError: its folder or output files cannot be made.
+        """
+        os.makedirs(start.folder, exist_ok=True)
+        os.chdir(start.folder)
+        outputs.redirect(start.folder)
+        faulthandler.enable(file=2)
+        given = start.environment.variables
+        limit = threads.for_resources(start.resources)
+        _set_variables(self._variables(start, host, gpus) | threads.variables(limit, given))
+        sys.path[:] = self.sys_path
+        sys.argv[:] = [start.trial_name]
+        set_name(start.trial_name)
+        self.libraries.limit(limit, given)
+        seeding.seed_trial(start.seed, start.trial_number)
+
+    def _variables(self, start: HostStart, host: str, gpus: tuple[str, ...]) -> dict[str, str]:
+        given = start.environment.variables
+        variables = {name: v for name, v in given.items() if not name.startswith("TUNEMQ_")}
+        variables |= self.variables
+        variables[MARK] = host
+        if gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        elif not start.resources.get("gpu"):
+            variables["CUDA_VISIBLE_DEVICES"] = ""
+        return variables
 
 
-def _variables(start: HostStart, host: str, gpus: tuple[str, ...]) -> dict[str, str]:
-    given = start.environment.variables
-    variables = {name: value for name, value in given.items() if not name.startswith("TUNEMQ_")}
-    variables[MARK] = host
-    if gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    elif not start.resources.get("gpu"):
-        variables["CUDA_VISIBLE_DEVICES"] = ""
-    return variables
+def changed_variables(before: Mapping[str, str]) -> dict[str, str]:
+    """What was set in this process's environment since; without the limits of threads, our own."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if before.get(name) != value and name not in threads.VARIABLES
+    }
 
 
 def _set_variables(wanted: dict[str, str]) -> None:

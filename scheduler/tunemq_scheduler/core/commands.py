@@ -1,7 +1,7 @@
 """Orders that the runner gives; the loop has them carried out after the turn is journalled.
 
-Orders to the executor say what a node is to host. Orders to the record keepers (loggers, callbacks, the
-table) say what has become a fact.
+Orders to the executor say what a node is to host. Orders to the record keepers (loggers, callbacks,
+the table) say what has become a fact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Command(msgspec.Struct, frozen=True):
     """The base of all orders."""
 
 
-# --- to the executor ---------------------------------------------------------------------------------
+# --- to the executor ------------------------------------------------------------------------------
 
 
 class StartTrial(Command, frozen=True):
@@ -73,7 +73,7 @@ class DropNode(Command, frozen=True):
 
 ExecutorCommand = StartTrial | ContinueTrial | StopTrial | ReleaseTrial | DropNode
 
-# --- to the record keepers ---------------------------------------------------------------------------
+# --- to the record keepers ------------------------------------------------------------------------
 
 
 class RecordTrialAdded(Command, frozen=True):

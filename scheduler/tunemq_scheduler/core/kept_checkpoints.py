@@ -32,10 +32,11 @@ class _Kept(msgspec.Struct, array_like=True):
 
 
 class KeptCheckpoints:
-    """The checkpoints of one trial, oldest first; their order is that of their arrival, not of steps.
+    """The checkpoints of one trial in the order of their arrival, which need not be that of steps.
 
     The newest is always kept, whatever its score, because a retry goes on from it: so up to
-    ``num_to_keep + 1`` exist. A checkpoint whose result lacks the score, or has NaN there, ranks last.
+    ``num_to_keep + 1`` exist. A checkpoint whose result lacks the score, or has NaN there, ranks
+    last.
     """
 
     __slots__ = ("_kept", "_next", "_rule")

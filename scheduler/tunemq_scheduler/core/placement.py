@@ -67,7 +67,9 @@ class Placement:
         """
         free = self._free[incarnation]
         if _left_over(free, request) is None:
-            raise InvariantBroken(f"node {incarnation} has {free} free, {dict(request)} was placed on it")
+            raise InvariantBroken(
+                f"node {incarnation} has {free} free, {dict(request)} was placed on it"
+            )
         self._change(incarnation, request, -1)
 
     def give_back(self, incarnation: str, request: Mapping[str, float]) -> None:
@@ -106,8 +108,10 @@ class Placement:
             del self._buckets[key]
 
 
-def _left_over(free: Mapping[str, float], request: Mapping[str, float]) -> tuple[float, float] | None:
-    """What would be left: first of what is scarce (GPUs and the like), then of CPUs; None: no fit."""
+def _left_over(
+    free: Mapping[str, float], request: Mapping[str, float]
+) -> tuple[float, float] | None:
+    """What would be left, of scarce things such as GPUs and of CPUs; None when it does not fit."""
     for name, amount in request.items():
         if amount > free.get(name, 0.0) + _TOLERANCE:
             return None

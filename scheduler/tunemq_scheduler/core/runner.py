@@ -2,12 +2,12 @@
 
     handle(event, answers) -> commands
 
-Nothing in here reads a clock, draws a random number, or does I/O. Algorithms are not in here either: the
-loop asks them, and what they answer comes in beside the event. So the same events and answers always
-give the same state and commands, and the journal is a complete account of both.
+Nothing in here reads a clock, draws a random number, or does I/O. Algorithms are not in here
+either: the loop asks them, and what they answer comes in beside the event. So the same events and
+answers always give the same state and commands, and the journal is a complete account of both.
 
-The cost of an event does not grow with the number of trials: only live ones are held as objects, finished
-ones are packed away, and nothing scans either.
+The cost of an event does not grow with the number of trials: only live ones are held as objects,
+finished ones are packed away, and nothing scans either.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from tunemq_scheduler.core.trial import (
     RUNNING,
     STATES,
     TERMINATED,
-    TrialSummary,
     Trial,
+    TrialSummary,
 )
 from tunemq_scheduler.core.values import reaches
 from tunemq_shared import messages as m
@@ -108,10 +108,10 @@ class TrialRunner:
             m.Interrupted: self._interrupted,
         }
 
-    # --- what the loop asks -------------------------------------------------------------------------
+    # --- what the loop asks -----------------------------------------------------------------------
 
     def handle(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> list[Command]:
-        """Take in one event with what the algorithms answered about it; returns what is to be done."""
+        """Take in an event and what was answered about it; returns what is to be done."""
         return self._handlers[type(event)](event, answers)
 
     @property
@@ -154,11 +154,12 @@ class TrialRunner:
             trial
             for trial in self._pending.values()
             if not self.interrupted
-            and trial.not_before <= self.elapsed and self.placement.fit(trial.resources) is not None
+            and trial.not_before <= self.elapsed
+            and self.placement.fit(trial.resources) is not None
         )
 
     def next_wake(self) -> float | None:
-        """Elapsed seconds at which a trial that waits before its next try may go on; None if none does."""
+        """When a trial that waits to be tried again may go on, in elapsed seconds."""
         due = [t.not_before for t in self._pending.values() if t.not_before > self.elapsed]
         return min(due, default=None)
 
@@ -195,9 +196,11 @@ class TrialRunner:
             )
         )
 
-    # --- results ------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
-    def _result_reported(self, event: m.ResultReported, answers: Sequence[m.Answer]) -> list[Command]:
+    def _result_reported(
+        self, event: m.ResultReported, answers: Sequence[m.Answer]
+    ) -> list[Command]:
         review = self.review(event)
         if review is Review.STALE:
             self.stale += 1
@@ -259,7 +262,7 @@ class TrialRunner:
         commands += [DeleteCheckpoint(event.trial, old.key) for old in dropped]
         return commands
 
-    # --- the life of a trial ------------------------------------------------------------------------
+    # --- the life of a trial ----------------------------------------------------------------------
 
     def _config_suggested(
         self, event: m.ConfigSuggested, answers: Sequence[m.Answer]
@@ -325,7 +328,9 @@ class TrialRunner:
         trial.story.append(event)
         return [RecordStart(event.trial, event)]
 
-    def _trial_finished(self, event: m.TrialFinished, _answers: Sequence[m.Answer]) -> list[Command]:
+    def _trial_finished(
+        self, event: m.TrialFinished, _answers: Sequence[m.Answer]
+    ) -> list[Command]:
         commands: list[Command] = []
         if self.is_current(event.trial, event.epoch):
             trial = self.live[event.trial]
@@ -350,13 +355,17 @@ class TrialRunner:
         if retried:
             self._try_again(trial)
         else:
-            self._end(trial, ERROR, f"failure {trial.num_failures} of at most {limit + 1}", commands)
+            self._end(
+                trial, ERROR, f"failure {trial.num_failures} of at most {limit + 1}", commands
+            )
             if self.settings.fail_fast:
                 self._stop_all(f"fail_fast: trial {trial.trial_id} failed", commands)
         return commands
 
     def _try_again(self, trial: Trial) -> None:
-        back_off = 0.0 if trial.fruitless == 0 else min(MAX_BACK_OFF_S, 2.0 ** (trial.fruitless - 1))
+        back_off = (
+            0.0 if trial.fruitless == 0 else min(MAX_BACK_OFF_S, 2.0 ** (trial.fruitless - 1))
+        )
         trial.fruitless += 1
         trial.not_before = self.elapsed + back_off
         self._move(trial, PENDING)
@@ -387,9 +396,11 @@ class TrialRunner:
             del self.live[trial.trial_id]
             self.finished[trial.trial_id] = m.encode(trial.summary())
 
-    # --- stopping -----------------------------------------------------------------------------------
+    # --- stopping ---------------------------------------------------------------------------------
 
-    def _stop_requested(self, event: m.StopRequested, _answers: Sequence[m.Answer]) -> list[Command]:
+    def _stop_requested(
+        self, event: m.StopRequested, _answers: Sequence[m.Answer]
+    ) -> list[Command]:
         commands: list[Command] = []
         if event.trial is None:
             self._stop_all(event.reason, commands)
@@ -418,7 +429,7 @@ class TrialRunner:
                 self._move(trial, PENDING)
         return commands
 
-    # --- nodes and the wire -------------------------------------------------------------------------
+    # --- nodes and the wire -----------------------------------------------------------------------
 
     def _node_joined(self, event: m.NodeJoined, _answers: Sequence[m.Answer]) -> list[Command]:
         if event.incarnation in self.nodes:
@@ -452,7 +463,7 @@ class TrialRunner:
         self.elapsed = event.elapsed
         return []
 
-    # --- small things -------------------------------------------------------------------------------
+    # --- small things -----------------------------------------------------------------------------
 
     def _move(self, trial: Trial, status: str) -> None:
         before = trial.status
@@ -472,7 +483,7 @@ class TrialRunner:
 
 
 def restarted(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
-    """The runner as it was when these entries had been handled; nobody is asked, nothing is ordered."""
+    """The runner as it was when these entries had been handled; nobody is asked again."""
     runner = TrialRunner(settings)
     for entry in entries:
         runner.handle(entry.event, entry.answers)

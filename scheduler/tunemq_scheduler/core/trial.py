@@ -26,8 +26,8 @@ ERROR: Final = "ERROR"
 STATES: Final = (PENDING, RUNNING, PAUSED, TERMINATED, ERROR)
 FINISHED: Final = frozenset((TERMINATED, ERROR))
 
-#: From a state to those that may follow it. PENDING waits for a slot (also to be tried again); a finished
-#: trial stays so.
+#: From a state to those that may follow it. PENDING waits for a slot (also to be tried again); a
+#: finished trial stays so.
 TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     PENDING: frozenset((RUNNING, TERMINATED, ERROR)),
     RUNNING: frozenset((PENDING, PAUSED, TERMINATED, ERROR)),
@@ -135,7 +135,9 @@ class Trial:
             IllegalTransition: with the trial's last events.
         """
         if status not in TRANSITIONS[self.status]:
-            raise IllegalTransition(self.trial_id, self.status, status, [repr(m) for m in self.story])
+            raise IllegalTransition(
+                self.trial_id, self.status, status, [repr(m) for m in self.story]
+            )
         self.status = status
 
     def summary(self) -> TrialSummary:

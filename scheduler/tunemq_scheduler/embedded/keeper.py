@@ -77,11 +77,12 @@ class Keeper:
 
     def run(self) -> None:
         """Keep the farm until the script ends or says ``stop``."""
-        lock = layout.take_lock(self._folder)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(self._bell, warn_on_full_buffer=False)
         try:
+            # Held until this process ends, when the folder is gone.
+            layout.take_lock(self._folder)
             self._start_due()
             layout.remove_abandoned(self._folder)
             poll = select.poll()
@@ -92,7 +93,6 @@ class Keeper:
                 self._look(ready)
         finally:
             self._end()
-            os.close(lock)
 
     def _on_signal(self, number: int, _frame: object) -> None:
         if number == signal.SIGTERM:

@@ -31,14 +31,12 @@ def take_lock(folder: str) -> int:
     """Mark a folder as in use for as long as the returned descriptor is open.
 
     Raises:
-        OSError: somebody else has marked it, or it is gone.
+        OSError: the folder is gone.
     """
-    descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
+    path = os.path.join(folder, _LOCK)
+    descriptor = os.open(path + ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.rename(path + ".new", path)  # nobody ever sees it unlocked
     return descriptor
 
 
@@ -56,12 +54,14 @@ def _is_abandoned(folder: str) -> bool:
         status = os.lstat(folder)
         if status.st_uid != os.getuid() or not os.path.isdir(folder):
             return False
-        if not os.path.exists(os.path.join(folder, _LOCK)):
+        try:
+            descriptor = os.open(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
             return time.time() - status.st_mtime > _YOUNG_S
-        descriptor = take_lock(folder)
-    except OSError:  # in use, or just being removed
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+    except OSError:  # in use, or being removed just now
         return False
-    # Kept until here so that two keepers do not remove it at once; whoever comes later finds
-    # nothing.
-    os.close(descriptor)
     return True

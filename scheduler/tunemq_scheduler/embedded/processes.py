@@ -16,6 +16,11 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
+#: How often in a row no child must be seen before there is none.
+_QUIET_LOOKS = 3
+#: Attempts to remove a folder into which somebody may still write.
+_REMOVALS = 5
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -30,8 +35,8 @@ def become_subreaper(name: bytes) -> None:
 def start(argv: Sequence[str], environ: Mapping[str, str], log: str) -> int:
     """Start a process in a session of its own that is killed when this one ends; returns its pid.
 
-    Its standard input is ``/dev/null``; its output goes to the file ``log``, emptied first. Must be called
-    by a thread that lives as long as the process does: PDEATHSIG follows the thread.
+    Its standard input is ``/dev/null``; its output goes to the file ``log``, emptied first. Must be
+    called by a thread that lives as long as the process does: PDEATHSIG follows the thread.
     """
     parent = os.getpid()
     pid = os.fork()
@@ -82,14 +87,18 @@ def kill_children(
     """
     deadline = time.monotonic() + within_s
     pause = 0.0005
-    while targets := children().difference(spared):
+    quiet_looks = 0
+    # The kernel's list may leave out a child when another one ends while it is read.
+    while quiet_looks < _QUIET_LOOKS:
+        targets = children().difference(spared)
         for pid in targets:
             os.kill(pid, signal.SIGKILL)
         ended = reap()
         for pid, status in ended:
             if on_end is not None:
                 on_end(pid, status)
-        if not ended:
+        quiet_looks = 0 if targets or ended else quiet_looks + 1
+        if targets and not ended:
             if time.monotonic() > deadline:
                 return
             time.sleep(pause)  # there is no event for "an orphan has arrived"
@@ -136,15 +145,27 @@ def how_it_ended(status: int) -> str:
 
 def remove_tree(path: str) -> None:
     """Delete a folder and all in it; what cannot be deleted is named on standard error."""
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    remove_tree(entry.path)
-                else:
-                    os.unlink(entry.path)
-        os.rmdir(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        sys.stderr.write(f"left behind: {error}\n")
+    for _ in range(_REMOVALS):
+        try:
+            _remove_entries(path)
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            reason = error
+        else:
+            return
+    sys.stderr.write(f"left behind: {reason}\n")
+
+
+def _remove_entries(path: str) -> None:
+    with os.scandir(path) as listed:
+        entries = list(listed)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(entry.path)
+        else:
+            try:
+                os.unlink(entry.path)
+            except FileNotFoundError:  # somebody else is removing it, too
+                continue

@@ -7,9 +7,11 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from tunemq_scheduler.embedded.command_lines import default_cpus
+from tunemq_scheduler.embedded.command_lines import default_cpus, node_command
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_shared.messages import Environment
 
 _lock = threading.Lock()
 _idle: list[EmbeddedFarm] = []
@@ -17,23 +19,29 @@ _busy: list[EmbeddedFarm] = []
 
 
 @contextmanager
-def embedded_farm(cpus: int | None = None) -> Iterator[EmbeddedFarm]:
+def embedded_farm(
+    cpus: int | None = None, *, prewarm: Environment | None = None
+) -> Iterator[EmbeddedFarm]:
     """This script's farm for the length of one experiment: the warm one, or a new one.
 
     A node serves one experiment at a time, so searches that run side by side, in threads, get a
     farm each. Warm farms end with the script. Redis may still be starting: see `EmbeddedFarm`.
 
+    Args:
+        cpus: what the node offers; see `EmbeddedFarm`.
+        prewarm: what the first trials will need; a new farm gets ready for it meanwhile.
+
     Raises:
         ConfigError: see `EmbeddedFarm`.
     """
-    farm = _take(cpus if cpus is not None else default_cpus())
+    farm = _take(cpus if cpus is not None else default_cpus(), prewarm)
     try:
         yield farm
     finally:
         _give_back(farm)
 
 
-def _take(cpus: int) -> EmbeddedFarm:
+def _take(cpus: int, prewarm: Environment | None) -> EmbeddedFarm:
     with _lock:
         while _idle:
             farm = _idle.pop()
@@ -41,7 +49,8 @@ def _take(cpus: int) -> EmbeddedFarm:
                 break
             farm.stop()
         else:
-            farm = EmbeddedFarm(cpus)
+            command = partial(node_command, prewarm=prewarm)
+            farm = EmbeddedFarm(cpus, make_node_command=command)
         _busy.append(farm)
         return farm
 

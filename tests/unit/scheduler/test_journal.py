@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.journal import (
     JOURNAL_VERSION,
@@ -25,7 +26,10 @@ HEADER = JournalHeader(
     settings=RunnerSettings(max_failures=3),
 )
 TURNS = [
-    [m.Entry(m.Tick(float(turn))), m.Entry(m.HostFreed("a", turn), (m.Decided("a", 1, "STOP", "why"),))]
+    [
+        m.Entry(m.Tick(float(turn))),
+        m.Entry(m.HostFreed("a", turn), (m.Decided("a", 1, "STOP", "why"),)),
+    ]
     for turn in range(4)
 ]
 

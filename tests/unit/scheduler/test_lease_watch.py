@@ -12,7 +12,7 @@ def watch(*nodes: str) -> LeaseWatch:
 
 
 def silence(leases: LeaseWatch, start: float, seconds: int, *silent: str, awake: str = "") -> float:
-    """Look once a second; ``silent`` do not renew, ``awake`` does. When the first is lost, or inf."""
+    """Look once a second; ``silent`` do not renew, ``awake`` does. When one is lost, or inf."""
     for passed in range(seconds + 1):
         values: dict[str, bytes | None] = dict.fromkeys(silent, b"0:0:0")
         values[awake] = f"{start + passed}:0:0".encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tunemq_scheduler.core.placement import Placement
 from tunemq_shared.errors import InvariantBroken
 
@@ -29,7 +30,10 @@ def test_a_request_that_can_never_be_met_names_the_resource_and_the_most_there_i
     placement.add_node("one", {"cpu": 2.0})
     placement.add_node("two", {"cpu": 4.0, "gpu": 1.0})
     assert placement.why_never({"cpu": 4.0, "gpu": 1.0}) is None
-    assert placement.why_never({"cpu": 8.0}) == "a trial asks for cpu=8, the most that any node has is 4"
+    assert (
+        placement.why_never({"cpu": 8.0})
+        == "a trial asks for cpu=8, the most that any node has is 4"
+    )
     assert "gpu=2, the most that any node has is 1" in str(placement.why_never({"gpu": 2.0}))
 
 

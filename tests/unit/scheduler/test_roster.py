@@ -14,7 +14,14 @@ from tunemq_shared.errors import WireError
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 HELLO = m.NodeHello(
-    m.PROTOCOL_VERSION, "n", "inc1", "host", "127.0.0.1", 1, {"cpu": 2.0}, PYTHON,
+    m.PROTOCOL_VERSION,
+    "n",
+    "inc1",
+    "host",
+    "127.0.0.1",
+    1,
+    {"cpu": 2.0},
+    PYTHON,
     cloudpickle.__version__,
 )
 JOINED = m.NodeJoined("inc1", "n", "host", "127.0.0.1", {"cpu": 2.0})
@@ -147,7 +154,9 @@ def test_a_node_of_another_version_is_refused_and_both_versions_are_named(field,
 
 
 def test_a_newer_protocol_is_named_even_if_its_hello_has_other_fields():
-    with pytest.raises(WireError, match=r"Node n is refused: it has version 7 of TuneMQ's protocol"):
+    with pytest.raises(
+        WireError, match=r"Node n is refused: it has version 7 of TuneMQ's protocol"
+    ):
         read_hello(msgspec.msgpack.encode(["NodeHello", 7, "n", {"new": "field"}]))
 
 

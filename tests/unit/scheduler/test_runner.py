@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import Review, TrialRunner, restarted
@@ -45,7 +46,13 @@ class Story:
         return order
 
     def report(
-        self, trial: str, step: int, *answers: m.Answer, epoch: int = 1, done: bool = False, **metrics: Any
+        self,
+        trial: str,
+        step: int,
+        *answers: m.Answer,
+        epoch: int = 1,
+        done: bool = False,
+        **metrics: Any,
     ) -> list[c.Command]:
         return self.tell(result(trial, step, epoch=epoch, done=done, **metrics), *answers)
 
@@ -56,9 +63,13 @@ class Story:
         return self.tell(m.HostFreed(trial, epoch))
 
 
-def result(trial: str, step: int, *, epoch: int = 1, done: bool = False, **metrics: Any) -> m.ResultReported:
+def result(
+    trial: str, step: int, *, epoch: int = 1, done: bool = False, **metrics: Any
+) -> m.ResultReported:
     seconds = float(step)
-    return m.ResultReported(trial, epoch, step, metrics, 0.0, 1.0, seconds, seconds, step, done=done)
+    return m.ResultReported(
+        trial, epoch, step, metrics, 0.0, 1.0, seconds, seconds, step, done=done
+    )
 
 
 def kinds(commands: Sequence[c.Command]) -> list[str]:
@@ -189,11 +200,15 @@ def test_what_an_older_incarnation_says_changes_nothing() -> None:
     assert story.report("a", 1, epoch=1) == []
     assert story.die("a", epoch=1) == []
     assert story.tell(m.TrialFinished("a", 1)) == []
-    assert story.tell(m.CheckpointCommitted("a", 1, 1, 1, "k", "h", 1)) == [c.DeleteCheckpoint("a", "k")]
+    assert story.tell(m.CheckpointCommitted("a", 1, 1, 1, "k", "h", 1)) == [
+        c.DeleteCheckpoint("a", "k")
+    ]
     assert story.runner.live["a"].status == "RUNNING"
 
 
-def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing_new_comes() -> None:
+def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing_new_comes() -> (
+    None
+):
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
     waits = []

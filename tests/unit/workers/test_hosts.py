@@ -245,7 +245,13 @@ def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node)
     failed, died = node.events
     assert isinstance(failed, TrialFailed)
     assert isinstance(died, HostDied)
-    assert (died.trial, died.epoch, died.pid, died.signal, died.exit_code) == ("a", 1, 100, 11, None)
+    assert (died.trial, died.epoch, died.pid, died.signal, died.exit_code) == (
+        "a",
+        1,
+        100,
+        11,
+        None,
+    )
     assert node.forkservers.links["h1"].is_closed
     node.hosts.gone("h1")
     assert node.events[2:] == [HostFreed("a", 1)]

@@ -17,7 +17,9 @@ def mail(term=1, version=1, *, protocol=PROTOCOL_VERSION, incarnation="me"):
 
 def test_only_newer_assignments_are_let_through():
     box = Mailbox("me")
-    opened = [box.open(mail(*v)) is not None for v in [(1, 2), (1, 2), (1, 1), (1, 3), (2, 1), (1, 9)]]
+    opened = [
+        box.open(mail(*v)) is not None for v in [(1, 2), (1, 2), (1, 1), (1, 3), (2, 1), (1, 9)]
+    ]
     assert opened == [True, False, False, True, True, False]
     assert box.taken == (2, 1)
 

@@ -161,7 +161,7 @@ def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
 
 
 class SentAndReleased(RuleBasedStateMachine):
-    """Whatever happens in whatever order, nothing is skipped, and all that was not released can be sent."""
+    """Whatever happens in whatever order, nothing is skipped and what is not released is kept."""
 
     def __init__(self):
         super().__init__()

@@ -1,0 +1,118 @@
+"""Every search that a test runs in its own process leaves a journal that stands up to a check.
+
+Replayed, the journal must give the state that the live runner had; and the same results, handed in
+the same order to fresh algorithms that are asked about each, must come to the same decisions,
+records and kept checkpoints.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.experiment import Experiment
+from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.prepare import Prepared
+from tunemq_scheduler.replay import compare, outcome, replay, replay_lock_step
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
+from tunemq_scheduler.search import BasicVariantGenerator
+from tunemq_shared.messages import Entry
+
+MakeAlgorithms = Callable[[], Algorithms]
+
+
+class Ended(NamedTuple):
+    """A search that is over."""
+
+    experiment: Experiment
+    loop: ExperimentLoop
+    #: Gives fresh algorithms like those of the run; None where that cannot be exact.
+    make_algorithms: MakeAlgorithms | None
+
+
+def check_journal(
+    folder: Path,
+    live: TrialRunner,
+    *,
+    unwritten: list[Entry] | None = None,
+    plan: ExperimentPlan | None = None,
+    make_algorithms: MakeAlgorithms | None = None,
+) -> None:
+    """Check the journal of the experiment in ``folder`` against the runner that wrote it.
+
+    Args:
+        unwritten: what was handled in the last turn, which a plug-in that raised cut short.
+        plan: of the experiment, for the replay in lock-step.
+        make_algorithms: gives fresh ones that ask about every result; None leaves lock-step out.
+    """
+    path = folder / FILE_NAME
+    settings = read_header(path).settings
+    entries = list(read_entries(path))
+    handled = entries if _ends_with(entries, unwritten or []) else entries + (unwritten or [])
+    assert replay(settings, handled).snapshot() == live.snapshot()
+    if plan is not None and make_algorithms is not None:
+        again = replay_lock_step(settings, plan, make_algorithms(), entries)
+        compare(outcome(settings, entries), again)
+
+
+@pytest.fixture(autouse=True)
+def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
+    """Check the journal of each search that the test ran in this process."""
+    ended: list[Ended] = []
+    make_loop = Experiment._loop
+
+    def watched(self, plan, executor):
+        make_algorithms = _fresh_algorithms(self.prepared)
+        loop, *rest = make_loop(self, plan, executor)
+        ended.append(Ended(self, loop, make_algorithms))
+        return loop, *rest
+
+    monkeypatch.setattr(Experiment, "_loop", watched)
+    yield ended
+    for search in ended:
+        check_journal(
+            Path(search.experiment.folder),
+            search.loop.runner,
+            unwritten=search.loop._entries,
+            plan=search.loop.plan,
+            make_algorithms=search.make_algorithms,
+        )
+
+
+def _fresh_algorithms(prepared: Prepared) -> MakeAlgorithms | None:
+    """Makes what `Prepared.algorithms` makes, of copies from before the run.
+
+    Stoppers and callbacks of users may depend on anything, so lock-step is for searches whose
+    answers depend on results alone.
+    """
+    exact = (
+        isinstance(prepared.search, BasicVariantGenerator)
+        and type(prepared.scheduler) in {FIFOScheduler, ASHAScheduler}
+        and prepared.stopper is None
+    )
+    if not exact:
+        return None
+    kept = copy.deepcopy((prepared.search, prepared.scheduler))
+
+    def make() -> Algorithms:
+        search, scheduler = copy.deepcopy(kept)
+        algorithms = msgspec.structs.replace(
+            prepared, search=search, scheduler=scheduler
+        ).algorithms()
+        algorithms._lock_step = True
+        return algorithms
+
+    return make
+
+
+def _ends_with(entries: list[Entry], tail: list[Entry]) -> bool:
+    return not tail or entries[-len(tail) :] == tail

@@ -1,0 +1,125 @@
+"""What a node knows of a host, and what its decisions need of sockets and processes.
+
+`tunemq_workers.hosts` decides; `HostLink` and `ForkserverPool` are the real things behind the
+contracts here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from tunemq_shared.messages import HostOrder, HostStart
+from tunemq_workers.reactor import Timer
+
+#: A trial and its epoch.
+Key: TypeAlias = tuple[str, int]
+
+
+class Link(Protocol):
+    """The node's end of a host's socket: `tunemq_workers.host_link.HostLink`."""
+
+    #: Takes each event, undecoded.
+    on_event: Callable[[bytes], object]
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """Send a frame; never waits."""
+        ...
+
+    def hold(self, is_held: bool) -> None:
+        """Stop reading, or go on."""
+        ...
+
+    def drain(self) -> None:
+        """Take in all that a dead host has sent."""
+        ...
+
+    def close(self) -> None:
+        """Close the socket; again is allowed."""
+        ...
+
+
+class Listener(Protocol):
+    """Hears what becomes of hosts: `tunemq_workers.hosts.Hosts`.
+
+    Of each host: `forked`, then `said` and `closed` any number of times, then `exited`; or
+    `not_started` instead of all these. At the end, in any case, `gone`.
+    """
+
+    def said(self, name: str, kind: int, payload: bytes) -> None:
+        """A frame came from a host that is no plain event."""
+        ...
+
+    def closed(self, name: str) -> None:
+        """A host closed its socket."""
+        ...
+
+    def forked(self, name: str, pid: int) -> None:
+        """A host exists."""
+        ...
+
+    def is_forked(self, name: str) -> bool:
+        """Whether the host ever existed."""
+        ...
+
+    def not_started(self, name: str, reason: str) -> None:
+        """A host could not be forked."""
+        ...
+
+    def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
+        """A host ended, by a signal or with an exit code."""
+        ...
+
+    def gone(self, name: str) -> None:
+        """Nothing is left of a host."""
+        ...
+
+
+class Forkservers(Protocol):
+    """Starts and ends hosts: `tunemq_workers.forkservers.ForkserverPool`."""
+
+    def start(self, host: str, order: HostOrder, listener: Listener) -> Link:
+        """Begin to fork a host for ``order``, whose ``start`` is given.
+
+        ``listener`` hears of it, but never before this has returned.
+
+        Raises:
+            OSError: the environment has no forkserver and none can be started.
+        """
+        ...
+
+    def term(self, host: str) -> None:
+        """Send SIGTERM to the host's process group; one that is gone is ignored."""
+        ...
+
+    def kill(self, host: str) -> None:
+        """Kill the host's family; one that is gone is ignored."""
+        ...
+
+    def close(self) -> None:
+        """End all forkservers, and with them all hosts."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """One host, and what it was told."""
+
+    name: str
+    order: HostOrder
+    start: HostStart
+    link: Link
+    pid: int = 0
+    #: It said that its trial has ended.
+    has_ended: bool = False
+    #: It was stopped or killed on order: its end is no news.
+    is_given_up: bool = False
+    is_killed: bool = False
+    is_parked: bool = False
+    timer: Timer | None = None
+
+    @property
+    def key(self) -> Key:
+        """What it hosts, or hosted last."""
+        return self.order.trial, self.order.epoch

@@ -1,0 +1,75 @@
+"""What the node's loop tells the pump to do, and what the pump tells the loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Order: append batches (header, events) to a stream of this generation, all or none."""
+
+    key: str
+    generation: bytes
+    batches: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SayHello:
+    """Order: introduce this node."""
+
+    hello: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LookNow:
+    """Order: renew the lease and read the reply at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SayGoodbye:
+    """Order: give the lease back, remove the queue, and end."""
+
+
+Order: TypeAlias = Append | SayHello | LookNow | SayGoodbye
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Fact: the batches are in the stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotAppended:
+    """Fact: the batches may or may not be in the stream."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HelloSaid:
+    """Fact: the node is introduced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Fact: Redis answered.
+
+    ``announced`` is the newest assignment's (term, version), ``journalled`` an event's number.
+    """
+
+    generation: bytes | None
+    announced: tuple[int, int]
+    journalled: int
+    is_fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfReach:
+    """Fact: Redis does not answer; said once an outage."""
+
+    reason: str
+
+
+Fact: TypeAlias = Appended | NotAppended | HelloSaid | Seen | OutOfReach
