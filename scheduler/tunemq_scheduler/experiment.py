@@ -88,14 +88,14 @@ class Experiment:
             blobs = BlobFolder(Path(self.folder) / ".debug")
             plan = self._plan(blobs)
             executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
-            loop, records, display = self._loop(plan, executor)
+            loop, records, display = self._loop(plan, executor, max_trials=1)
             stack.enter_context(self._shown(display, _View(self, loop, records), loop, records))
             failed: list[BaseException] = []
 
             def turn() -> None:
                 try:
                     executor.open(plan)
-                    loop.run(until=lambda: len(loop.runner.finished) > 0)
+                    loop.run()
                 except BaseException as error:  # noqa: BLE001  raised by the thread that serves
                     failed.append(error)
                 finally:
@@ -135,7 +135,7 @@ class Experiment:
         )
 
     def _loop(
-        self, plan: ExperimentPlan, executor: TrialExecutor
+        self, plan: ExperimentPlan, executor: TrialExecutor, max_trials: int | None = None
     ) -> tuple[ExperimentLoop, Records, Display]:
         prepared, tune = self.prepared, self.prepared.tune
         display = display_for(prepared.run.progress_reporter, verbose=prepared.run.verbose)
@@ -164,6 +164,7 @@ class Experiment:
             trial_prefix=self._id[:5],
             clock=self.elapsed,
             time_budget_s=tune.budget_s,
+            max_trials=max_trials,
         )
         records.trials = loop.trials.values
         return loop, records, display

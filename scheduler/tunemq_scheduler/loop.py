@@ -59,6 +59,7 @@ class ExperimentLoop:
         trial_prefix: the first part of all trial ids.
         clock: seconds for which a scheduler has run this experiment, earlier runs included.
         time_budget_s: when so many have passed, everything is stopped.
+        max_trials: how many trials there are at most; None leaves it to the search algorithm.
         nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or
             is an error (embedded).
     """
@@ -76,6 +77,7 @@ class ExperimentLoop:
         trial_prefix: str,
         clock: Callable[[], float],
         time_budget_s: float | None = None,
+        max_trials: int | None = None,
         nodes_may_come: bool = False,
     ) -> None:
         self.runner = runner
@@ -91,6 +93,7 @@ class ExperimentLoop:
         self._trial_prefix = trial_prefix
         self._clock = clock
         self._time_budget_s = time_budget_s
+        self._max_trials = max_trials
         self._nodes_may_come = nodes_may_come
         self._requests: deque[m.Event] = deque()
         self._entries: list[m.Entry] = []
@@ -231,6 +234,9 @@ class ExperimentLoop:
         self._place_waiting()
         while self.runner.wants_config():
             n = self.runner.suggested
+            if n == self._max_trials:
+                self._take(m.SearchExhausted())
+                return
             trial_id = f"{self._trial_prefix}_{n:05d}"
             suggestion = self.algorithms.suggest(n, trial_id)
             if isinstance(suggestion, NoSuggestion):

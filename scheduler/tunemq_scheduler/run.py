@@ -1,0 +1,103 @@
+"""`run`: a search in one call, with the arguments of `Tuner`'s configs side by side."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tunemq_scheduler.callback import Callback
+from tunemq_scheduler.config import (
+    CheckpointConfig,
+    FailureConfig,
+    Mode,
+    RunConfig,
+    Stop,
+    TuneConfig,
+)
+from tunemq_scheduler.experiment_analysis import ExperimentAnalysis
+from tunemq_scheduler.report.reporter import ProgressReporter
+from tunemq_scheduler.schedulers import TrialScheduler
+from tunemq_scheduler.search import SearchAlgorithm, Searcher
+from tunemq_scheduler.stopper import Stopper
+from tunemq_scheduler.tuner import Tuner
+from tunemq_shared.errors import TrialError
+from tunemq_shared.resources import Request, with_resources
+
+
+def run(
+    run_or_experiment: Any,
+    *,
+    name: str | None = None,
+    metric: str | None = None,
+    mode: Mode | None = None,
+    stop: Stop | Stopper | Sequence[Stop | Stopper] | None = None,
+    time_budget_s: float | dt.timedelta | None = None,
+    config: dict[str, Any] | None = None,
+    resources_per_trial: Request | None = None,
+    num_samples: int = 1,
+    storage_path: str | None = None,
+    search_alg: Searcher | SearchAlgorithm | str | None = None,
+    scheduler: TrialScheduler | str | None = None,
+    checkpoint_config: CheckpointConfig | None = None,
+    verbose: int = 1,
+    progress_reporter: ProgressReporter | None = None,
+    max_failures: int = 0,
+    fail_fast: bool | Literal["raise"] = False,
+    callbacks: Sequence[Callback] | None = None,
+    reuse_actors: bool = False,
+    max_concurrent_trials: int | None = None,
+    raise_on_failed_trial: bool = True,
+    seed: int | None = None,
+    debug: bool = False,
+) -> ExperimentAnalysis:
+    """Search for the best configuration of a trainable, and return when the search is over.
+
+    Args:
+        run_or_experiment: the trainable: a function of a configuration, or a `Trainable` class.
+        config: the search space.
+        resources_per_trial: what each trial gets; instead of `with_resources`.
+        raise_on_failed_trial: raise when the search is over and a trial is in ERROR.
+        name, metric, mode, stop, time_budget_s, num_samples, storage_path, search_alg, scheduler,
+            checkpoint_config, verbose, progress_reporter, max_failures, fail_fast, callbacks,
+            reuse_actors, max_concurrent_trials, seed: see `TuneConfig` and `RunConfig`.
+        debug: see `Tuner.fit`.
+
+    Raises:
+        UserError: something in the search is not usable; nothing was started.
+        TrialError: a trial is in ERROR; its first failures are in the message.
+        KeyboardInterrupt: Ctrl-C; everything was saved before.
+    """
+    trainable = run_or_experiment
+    if resources_per_trial is not None:
+        trainable = with_resources(trainable, resources_per_trial)
+    tuner = Tuner(
+        trainable,
+        param_space=config,
+        tune_config=TuneConfig(
+            metric=metric,
+            mode=mode,
+            search_alg=search_alg,
+            scheduler=scheduler,
+            num_samples=num_samples,
+            max_concurrent_trials=max_concurrent_trials,
+            time_budget_s=time_budget_s,
+            reuse_actors=reuse_actors,
+            seed=seed,
+        ),
+        run_config=RunConfig(
+            name=name,
+            storage_path=storage_path,
+            stop=stop,
+            failure_config=FailureConfig(max_failures=max_failures, fail_fast=fail_fast),
+            checkpoint_config=checkpoint_config or CheckpointConfig(),
+            callbacks=callbacks,
+            progress_reporter=progress_reporter,
+            verbose=verbose,
+        ),
+    )
+    grid = tuner.fit(debug=debug)
+    if raise_on_failed_trial and grid.num_errors:
+        first = "\n".join(str(error) for error in grid.errors[:3])
+        raise TrialError(f"{grid.num_errors} of {len(grid)} trials are in ERROR.\n{first}")
+    return ExperimentAnalysis(grid)
