@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tunemq_scheduler.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.embedded.warm import embedded_farm
 from tunemq_scheduler.executor import TrialExecutor
@@ -62,8 +61,10 @@ class Experiment:
             TuneError: the search could not go on; what it had is saved.
         """
         with embedded_farm() as farm:
-            blobs = BlobFolder(Path(farm.folder) / "blobs")
-            plan = self._plan(blobs)
+            # Celery takes 0.1 s to import: meanwhile the farm starts.
+            from tunemq_scheduler.celery_executor import CeleryTrialExecutor
+
+            plan = self._plan(BlobFolder(Path(farm.folder) / "blobs"))
             farm.wait_until_ready()
             executor = CeleryTrialExecutor(farm.url, term=farm.new_term(), backing=farm)
             loop, records, display = self._loop(plan, executor)

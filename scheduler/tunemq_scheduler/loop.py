@@ -20,7 +20,7 @@ from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
-from tunemq_shared.errors import ResourceError, WireError
+from tunemq_shared.errors import ResourceError, SearchFailed, WireError
 from tunemq_shared.packing import pack_config
 
 #: How long a turn waits for the first event where nothing else is due: the table is redrawn that
@@ -28,6 +28,8 @@ from tunemq_shared.packing import pack_config
 POLL_S: Final = 0.5
 #: How long hosts get to end by themselves when the search is interrupted.
 INTERRUPT_GRACE_S: Final = 1.0
+#: How long a search algorithm may have nothing to suggest while no trial runs.
+SEARCH_PATIENCE_S: Final = 600.0
 
 
 class TurnLog(Protocol):
@@ -94,7 +96,10 @@ class ExperimentLoop:
         self._clock = clock
         self._time_budget_s = time_budget_s
         self._max_trials = max_trials
+        self._waits_since: float | None = None
         self._nodes_may_come = nodes_may_come
+        #: Trials that are over and whose hosts may not be gone yet.
+        self._leaving: set[str] = set()
         self._requests: deque[m.Event] = deque()
         self._entries: list[m.Entry] = []
         self._commands: list[c.Command] = []
@@ -181,7 +186,9 @@ class ExperimentLoop:
         """Note a batch; returns how many of its first events are known, or of a dead node."""
         if batch.incarnation not in self.runner.nodes:
             return batch.last - batch.first + 1
-        expected = self.runner.accepted.get(batch.incarnation, 0) + 1
+        # A node numbers its events for as long as it lives; the first that this search hears of
+        # need not be its first.
+        expected = self.runner.accepted.get(batch.incarnation, batch.first - 1) + 1
         if batch.first > expected:
             raise WireError(
                 f"node {batch.incarnation} sent event {batch.first}, {expected} is missing before "
@@ -214,6 +221,7 @@ class ExperimentLoop:
 
     def _tell_end(self, end: c.RecordEnd, *, by_algorithm: bool) -> None:
         view = self.trials[end.trial]
+        self._leaving.add(end.trial)
         started = view.epoch > 0
         view.status = end.status
         self.algorithms.ended(
@@ -239,12 +247,28 @@ class ExperimentLoop:
                 return
             trial_id = f"{self._trial_prefix}_{n:05d}"
             suggestion = self.algorithms.suggest(n, trial_id)
+            if suggestion is NoSuggestion.WAIT:
+                self._check_patience()
+                return
+            self._waits_since = None
             if isinstance(suggestion, NoSuggestion):
-                if suggestion is NoSuggestion.EXHAUSTED:
-                    self._take(m.SearchExhausted())
+                self._take(m.SearchExhausted())
                 return
             self._add_trial(n, trial_id, suggestion)
             self._place_waiting()
+
+    def _check_patience(self) -> None:
+        """A search algorithm may wait for results; with no trial left there will be none."""
+        if self.runner.live:
+            self._waits_since = None
+            return
+        if self._waits_since is None:
+            self._waits_since = self.runner.elapsed
+        if self.runner.elapsed - self._waits_since > SEARCH_PATIENCE_S:
+            raise SearchFailed(
+                f"the search algorithm has had no configuration for {SEARCH_PATIENCE_S:g} s, "
+                "and no trial runs whose results it could wait for."
+            )
 
     def _add_trial(self, n: int, trial_id: str, suggestion: Suggestion) -> None:
         resources = self._resources_for(suggestion.config)
@@ -281,13 +305,12 @@ class ExperimentLoop:
         if orders:
             # First, so that hosts work while the records are written.
             self.executor.perform(orders)
-        over: set[str] = set()
         for record in records:
             self._record(record)
-            if record.trial not in self.runner.live:
-                over.add(record.trial)
-        for trial in over:
-            self.trials.pop(trial, None)
+        # A trial's end may be recorded turns before its host is gone; until then facts about it come.
+        for trial in self._leaving - self.runner.live.keys():
+            self._leaving.discard(trial)
+            del self.trials[trial]
 
     def _record(self, command: c.RecordCommand) -> None:
         view = self.trials.get(command.trial)

@@ -1,12 +1,14 @@
-"""A search that is told by its arguments what to do, for tests that kill parts of it.
+"""A search that does what its arguments say, for tests that kill parts of it.
 
-``search.py FOLDER OPTIONS``: FOLDER gets what the trials did, besides what TuneMQ writes; OPTIONS is
-the JSON of a `Options`. Each trial writes a line into ``FOLDER/steps/<trial>`` when a step begins:
-its number and its process.
+``search.py FOLDER OPTIONS``: FOLDER gets what the trials did, besides what TuneMQ writes; OPTIONS
+is the JSON of an `Options`. When a step begins, its trial appends a line to
+``FOLDER/steps/<number of the trial>``: the step, the process. When the search is over, its state
+is in ``FOLDER/snapshot``.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -16,6 +18,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+import tunemq_scheduler.experiment as parts
+
 import tunemq as tune
 
 
@@ -24,12 +29,12 @@ class Options:
     """What to do.
 
     Attributes:
-        trials, steps, step_s: how many, how many each, and how long each takes at least.
+        trials, steps, step_s: how many, how many in each, and how long each takes at least.
         save_every: a checkpoint belongs to every so many steps; 0 for none.
         lock_step: every step waits for the scheduler.
-        kind: of trial, a function below.
-        ending: of the script, a key of `ENDINGS`.
-        fails_at: where ``ending`` wants a failing callback: the step.
+        kind: of trial: the name of a function below.
+        ending: of the script: the name of a function below.
+        stop_grace_s: as in `ExperimentPlan`.
     """
 
     trials: int = 2
@@ -40,37 +45,30 @@ class Options:
     lock_step: bool = False
     kind: str = "plain"
     ending: str = "returns"
-    fails_at: int = 3
+    stop_grace_s: float = 5.0
 
 
 FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
 
 
-# --- trials -----------------------------------------------------------------------------------------
+# --- trials ---------------------------------------------------------------------------------------
 
 
-def run_steps(config, at_step=lambda step: None):
-    options, trial = config["options"], tune.get_context().get_trial_id()
-    first = 1
+def plain(config, in_step=lambda step: None):
+    number, first = config["number"], 1
     if (checkpoint := tune.get_checkpoint()) is not None:
         first = 1 + int((Path(checkpoint.path) / "step").read_text(encoding="ascii"))
-    steps = os.open(config["folder"] / "steps" / trial, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for step in range(first, options["steps"] + 1):
-        os.write(steps, b"%d %d\n" % (step, os.getpid()))
-        time.sleep(options["step_s"])
-        at_step(step)
-        metrics = {"value": 1000 * config["number"] + step}
-        if options["save_every"] and step % options["save_every"] == 0:
-            folder = Path(f"to_keep_{os.getpid()}")
-            folder.mkdir(exist_ok=True)
-            (folder / "step").write_text(str(step), encoding="ascii")
-            tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(str(folder)))
-        else:
-            tune.report(metrics)
-
-
-def plain(config):
-    run_steps(config)
+    log = os.open(FOLDER / "steps" / str(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for step in range(first, OPTIONS.steps + 1):
+        os.write(log, b"%d %d\n" % (step, os.getpid()))
+        in_step(step)
+        time.sleep(OPTIONS.step_s)
+        checkpoint = None
+        if OPTIONS.save_every and step % OPTIONS.save_every == 0:
+            Path("to_keep").mkdir(exist_ok=True)
+            Path("to_keep", "step").write_text(str(step), encoding="ascii")
+            checkpoint = tune.Checkpoint.from_directory("to_keep")
+        tune.report({"value": 1000 * number + step}, checkpoint=checkpoint)
 
 
 def family(config):
@@ -78,54 +76,41 @@ def family(config):
     pids = []
     for is_daemon in (False, False, True):
         reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            if is_daemon and (os.setsid(), os.fork())[1]:
-                os._exit(0)
-            os.write(writing, b"%d" % os.getpid())
+        if os.fork() == 0:
+            if is_daemon:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
+            os.write(writing, b"%d" % os.getpid())
             while True:
                 time.sleep(60)
         pids.append(int(os.read(reading, 20)))
-    trial = tune.get_context().get_trial_id()
-    file = config["folder"] / "families" / f"{trial}_{os.getpid()}"
-    file.with_suffix(".new").write_text(" ".join(map(str, pids)), encoding="ascii")
-    file.with_suffix(".new").rename(file)
-    run_steps(config)
+    members = FOLDER / "families" / f"{config['number']}_{os.getpid()}"
+    members.with_suffix(".new").write_text(" ".join(map(str, pids)), encoding="ascii")
+    members.with_suffix(".new").rename(members)
+    plain(config)
 
 
 def stubborn(config):
-    """Ignores whatever asks it to end, and holds the GIL."""
-    import ctypes
-
+    """Ignores whatever asks it to end, and does not let go of the GIL."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    run_steps(config, lambda step: step == 2 and ctypes.PyDLL(None).sleep(60))
+    plain(config, lambda step: step == 2 and ctypes.PyDLL(None).sleep(30))
 
 
 def first_holds_the_gil(config):
-    """The first trial, in its third step, does not let go of the GIL for 30 s; the others go on."""
-    import ctypes
-
-    def at_step(step):
-        if config["number"] == 0 and step == 3:
-            ctypes.PyDLL(None).sleep(30)
-
-    run_steps(config, at_step)
+    """The third step of the first trial does not let go of the GIL; the others are as always."""
+    holds = config["number"] == 0
+    plain(config, lambda step: holds and step == 3 and ctypes.PyDLL(None).sleep(30))
 
 
-# --- the script -------------------------------------------------------------------------------------
-
-
-class FailingCallback(tune.Callback):
-    def on_trial_result(self, iteration, trials, trial, result, **info):
-        if result["training_iteration"] == OPTIONS.fails_at:
-            raise ValueError("the callback fails")
+# --- the search -----------------------------------------------------------------------------------
 
 
 class AsksAtEveryResult(tune.Stopper):
-    """Never stops anything, and declares no horizon: so every step waits for the scheduler."""
+    """Stops nothing and declares no horizon, so that every step waits for the scheduler."""
 
     def __call__(self, trial_id, result):
         return False
@@ -134,16 +119,39 @@ class AsksAtEveryResult(tune.Stopper):
         return False
 
 
-def search(callbacks=None):
+class FailingCallback(tune.Callback):
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        if result["training_iteration"] == 3:
+            raise ValueError("the callback fails")
+
+
+class WatchedLoop(parts.ExperimentLoop):
+    """Leaves its state behind, and stops trials by number: one in each line of standard input."""
+
+    def __init__(self, **given):
+        given["plan"] = msgspec.structs.replace(given["plan"], stop_grace_s=OPTIONS.stop_grace_s)
+        super().__init__(**given)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        while line := os.read(0, 100).decode():
+            for trial in [trial for trial in self.trials if int(trial[-5:]) == int(line)]:
+                self.request_stop("a test asked for it", trial)
+
+    def close(self):
+        (FOLDER / "snapshot").write_bytes(self.runner.snapshot())
+        super().close()
+
+
+parts.ExperimentLoop = WatchedLoop
+
+
+def search(*callbacks):
     for name in ("steps", "families"):
         (FOLDER / name).mkdir(exist_ok=True)
-    results = tune.Tuner(
+    return tune.Tuner(
         globals()[OPTIONS.kind],
-        param_space={
-            "number": tune.grid_search(list(range(OPTIONS.trials))),
-            "options": vars(OPTIONS),
-            "folder": FOLDER,
-        },
+        param_space={"number": tune.grid_search(list(range(OPTIONS.trials)))},
         tune_config=tune.TuneConfig(metric="value", mode="max", seed=1),
         run_config=tune.RunConfig(
             name="search",
@@ -153,8 +161,55 @@ def search(callbacks=None):
             failure_config=tune.FailureConfig(max_failures=OPTIONS.max_failures),
         ),
     ).fit()
-    print(json.dumps({"done": [[r.trial_id, r.status, str(r.error)] for r in results]}))
-    return results
 
 
-search()
+# --- endings --------------------------------------------------------------------------------------
+
+
+def returns():
+    search()
+
+
+def raises_in_a_callback():
+    search(FailingCallback())
+
+
+def raises_afterwards():
+    search()
+    raise ValueError("the script fails")
+
+
+def in_a_thread():
+    thread = threading.Thread(target=search)
+    thread.start()
+    thread.join()
+
+
+def with_handlers_of_its_own():
+    """Says after each search whether the script's handlers are back, and which signals they got."""
+    got = []
+
+    def note(number, frame):
+        got.append(number)
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        signal.signal(number, note)
+    try:
+        search()
+    except KeyboardInterrupt:
+        print("KeyboardInterrupt")
+    print("handlers are back:", all(signal.getsignal(number) is note for number in numbers), got)
+
+
+def again_after_ctrl_c():
+    try:
+        search()
+    except KeyboardInterrupt:
+        print("once more", flush=True)
+        OPTIONS.steps, OPTIONS.kind = 2, "plain"
+        search()
+
+
+if __name__ == "__main__":
+    globals()[OPTIONS.ending]()

@@ -1,0 +1,140 @@
+"""One search, on TuneMQ or on Ray Tune, which prints what it measured as a line of JSON.
+
+The same code runs on both: a peer is the module that is imported. It is started as a script by an
+interpreter that has that peer, so it imports nothing of this package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import tempfile
+import time
+from typing import Any
+
+#: What this process prints its figures behind, since libraries print lines of their own.
+MARK = "MEASURED "
+
+
+def one_result(config: dict[str, Any]) -> None:
+    tune.report({"loss": config["x"]})
+
+
+def one_result_of_a_model(config: dict[str, Any]) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    tune.report({"loss": LogisticRegression(C=1 + config["x"]).C})
+
+
+def many_results(config: dict[str, Any]) -> None:
+    began = time.time()
+    for step in range(config["results"]):
+        tune.report({"loss": 1 / (step + 1), "accuracy": step * 1e-5, "lr": 0.1, "began": began})
+
+
+def sleeper(config: dict[str, Any]) -> None:
+    while True:
+        tune.report({"loss": config["x"]})
+        time.sleep(3600)
+
+
+TRAINABLES = {
+    "one": one_result,
+    "model": one_result_of_a_model,
+    "many": many_results,
+    "sleep": sleeper,
+}
+
+
+def watcher() -> Any:
+    class Watcher(tune.Callback):
+        """Notes when trials end, and what their last results say about their beginning."""
+
+        def __init__(self) -> None:
+            self.ends: list[float] = []
+            self.began: list[float] = []
+
+        def on_trial_complete(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
+            self.ends.append(time.time())
+            self.began.append(trial.last_result.get("began", 0.0))
+
+    class EagerWatcher(Watcher):
+        """Notes the first result too; apart, because to be told of each costs something."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.results = 0
+
+        def on_trial_result(
+            self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any
+        ) -> None:
+            self.results += 1
+            if self.results == options.announce:
+                print(MARK + json.dumps({"first_result": time.time()}), flush=True)
+
+    return EagerWatcher() if options.announce else Watcher()
+
+
+def decides_about_every_result() -> Any:
+    """A trial scheduler that has to be asked about every result."""
+    if options.peer == "ray":  # there each one is
+        return tune.schedulers.FIFOScheduler()
+
+    class Asked(tune.schedulers.TrialScheduler):
+        pass
+
+    return Asked()
+
+
+def search(storage: str) -> dict[str, Any]:
+    watch = watcher()
+    config: dict[str, Any] = {"x": tune.uniform(0, 1), "results": options.results}
+    run_config: dict[str, Any] = {"storage_path": storage, "callbacks": [watch], "name": "bench"}
+    tuner = tune.Tuner(
+        TRAINABLES[options.trainable],
+        param_space=config,
+        tune_config=tune.TuneConfig(
+            metric="loss",
+            mode="min",
+            num_samples=options.trials,
+            reuse_actors=options.reuse,
+            scheduler=decides_about_every_result() if options.lock_step else None,
+        ),
+        run_config=tune.RunConfig(**run_config),
+    )
+    begin = time.time()
+    tuner.fit()
+    return {"begin": begin, "end": time.time(), "ends": watch.ends, "began": min(watch.began)}
+
+
+def load_peer(name: str) -> Any:
+    if name == "ray":
+        import ray
+
+        ray.init(num_cpus=options.cpus, include_dashboard=False)
+        return importlib.import_module("ray.tune")
+    os.environ["TUNEMQ_CPUS"] = str(options.cpus)
+    return importlib.import_module("tunemq")
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--peer", choices=["tunemq", "ray"], required=True)
+parser.add_argument("--trainable", choices=TRAINABLES, default="one")
+parser.add_argument("--trials", type=int, default=1)
+parser.add_argument("--results", type=int, default=1, help="of each trial")
+parser.add_argument("--cpus", type=int, default=2)
+parser.add_argument("--reuse", action="store_true")
+parser.add_argument("--lock-step", action="store_true")
+parser.add_argument("--announce", type=int, default=0, help="say when so many results are in")
+parser.add_argument("--stay", action="store_true", help="wait for a line of input at the end")
+options = parser.parse_args()
+tune = load_peer(options.peer)
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="tunemq-bench-") as folder:
+        figures = search(folder)
+        print(MARK + json.dumps(figures), flush=True)
+        if options.stay:
+            input()

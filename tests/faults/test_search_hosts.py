@@ -1,0 +1,127 @@
+"""kill -9 of a trial's process in the middle of a search."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.search_support import RunningSearch, is_alive, searches
+from tests.support import eventually
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+Start = Callable[..., RunningSearch]
+
+KILLS = 20
+#: Medians of `KILLS`: from the kill to its record, and to the next result of the trial.
+KNOWN_WITHIN_S, BACK_WITHIN_S = 0.1, 0.5
+FAMILY_GONE_WITHIN_S = 1.0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    yield from searches(tmp_path)
+
+
+def once_each(steps: int) -> list[int]:
+    return list(range(1, steps + 1))
+
+
+@pytest.mark.parametrize("kind", ["plain", "family"])
+def test_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notices(start, kind):
+    search = start(kind=kind, trials=3, steps=12, save_every=3, max_failures=1)
+    killed = search.wait_for_step(1, step=8)
+    search.wait_for(m.ResultReported, trial=search.trial(1), step=7)
+    relatives = family_of(search, 1, killed)
+    os.kill(killed, signal.SIGKILL)
+    gone_after = seconds_until_dead([killed, *relatives])
+    assert search.ends() == 0, search
+
+    steps = [step for step, _ in search.steps(1)]
+    again = steps[steps.index(8) + 1 :]
+    assert steps[:8] == once_each(8)
+    assert again == list(range(7, 13)), "from the checkpoint of step 6"
+    assert gone_after < FAMILY_GONE_WITHIN_S
+    (died,) = search.all_of(m.HostDied)
+    assert (died.pid, died.signal, died.trial) == (killed, signal.SIGKILL, search.trial(1))
+    for number in (0, 2):
+        assert [step for step, _ in search.steps(number)] == once_each(12)
+    for number in range(3):
+        assert search.recorded(number) == [(n, 1000 * number + n) for n in once_each(12)]
+    search.journal_gives_the_state()
+    search.leaves_nothing()
+
+
+@pytest.mark.parametrize("kind", ["plain", "family"])
+def test_without_further_attempts_a_killed_trial_ends_in_error_that_names_the_signal(start, kind):
+    search = start(kind=kind, trials=3, steps=8, max_failures=0)
+    killed = search.wait_for_step(1, step=4)
+    relatives = family_of(search, 1, killed)
+    os.kill(killed, signal.SIGKILL)
+    gone_after = seconds_until_dead([killed, *relatives])
+    assert search.ends() == 0, search
+
+    assert gone_after < FAMILY_GONE_WITHIN_S
+    (error,) = search.folder.glob("search/*_00001/error.txt")
+    assert "SIGKILL" in error.read_text(encoding="utf-8")
+    said = search.said.decode()
+    assert "SIGKILL" in said
+    assert "1 ERROR" in said
+    assert "2 TERMINATED" in said
+    for number in (0, 2):
+        assert [step for step, _ in search.steps(number)] == once_each(8)
+        assert [step for step, _ in search.recorded(number)] == once_each(8)
+    search.journal_gives_the_state()
+    search.leaves_nothing()
+
+
+def test_a_death_is_journalled_within_a_tenth_and_made_good_within_half_a_second(
+    start, record_property
+):
+    search = start(trials=2, steps=600, step_s=0.03, save_every=1, max_failures=-1, cpus=2)
+    trial = search.trial(0)
+    known, back = [], []
+    for epoch in range(1, KILLS + 1):
+        pid = search.wait_for(m.TrialStarted, trial=trial, epoch=epoch).event.pid
+        search.wait_for(m.CheckpointCommitted, trial=trial, epoch=epoch)
+        before = len(search.journal.seen)
+        killed_at = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        died = search.wait_for(m.HostDied, after=before, trial=trial, epoch=epoch)
+        known.append(died.at - killed_at)
+        result = search.wait_for(m.ResultReported, after=before, trial=trial, epoch=epoch + 1)
+        back.append(result.at - killed_at)
+
+    record_property("known_s", statistics.median(known))
+    record_property("back_s", statistics.median(back))
+    print(f"known {sorted(known)}\nback {sorted(back)}")
+    assert statistics.median(known) < KNOWN_WITHIN_S, sorted(known)
+    assert statistics.median(back) < BACK_WITHIN_S, sorted(back)
+    steps = [step for step, _ in search.steps(0)]
+    assert len(steps) - len(set(steps)) <= KILLS, "at most one step is repeated for each kill"
+    other = [step for step, _ in search.steps(1)]
+    assert other == once_each(len(other))
+
+
+def family_of(search: RunningSearch, number: int, pid: int) -> list[int]:
+    """The members of the family of a trial's process, if it has one; all of them run."""
+    members = search.folder / "families" / f"{number}_{pid}"
+    if not members.exists():
+        return []
+    pids = [int(pid) for pid in members.read_text(encoding="ascii").split()]
+    assert len(pids) == 3
+    assert all(map(is_alive, pids))
+    return pids
+
+
+def seconds_until_dead(pids: list[int]) -> float:
+    started = time.monotonic()
+    eventually(lambda: not any(map(is_alive, pids)), message="they live on")
+    return time.monotonic() - started

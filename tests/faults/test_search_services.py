@@ -1,0 +1,126 @@
+"""kill -9 of the node, of its ear and of the private Redis in the middle of a search."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.search_support import (
+    EAR,
+    GONE_WITHIN_S,
+    KEEPER,
+    NODE,
+    REDIS,
+    RunningSearch,
+    is_alive,
+    searches,
+)
+from tests.support import eventually
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+Start = Callable[..., RunningSearch]
+
+#: Of each kind of service so many are killed.
+EARS, REDISES = 10, 3
+#: The median time until a command has its effect when the ear was killed just before.
+HEARS_AGAIN_WITHIN_S = 1.0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    yield from searches(tmp_path)
+
+
+def all_is_recorded(search: RunningSearch, trials: int, steps: int) -> None:
+    for number in range(trials):
+        expected = [(step, 1000 * number + step) for step in range(1, steps + 1)]
+        assert search.recorded(number) == expected
+    assert f"{trials} TERMINATED in" in search.said.decode()
+    search.journal_gives_the_state()
+
+
+@pytest.mark.parametrize("kind", ["plain", "family"])
+def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(start, kind):
+    search = start(kind=kind, trials=3, steps=15, save_every=2, cpus=2)
+    search.wait_for_step(0, step=6)
+    search.wait_for_step(1, step=6)
+    node = search.one(NODE)
+    its_own = {child.pid for child in node.children(recursive=True)} | search.families()
+    assert len(its_own) >= 2 + 2 * (4 if kind == "family" else 1), "ear, forkserver, hosts"
+    node.kill()
+    killed_at = time.monotonic()
+    eventually(lambda: not any(map(is_alive, its_own)), within=GONE_WITHIN_S)
+    gone_s = time.monotonic() - killed_at
+    lost = search.wait_for(m.NodeLost)
+    again = search.wait_for(m.TrialStarted, epoch=2)
+    print(f"gone {gone_s:.3f} lost {lost.at - killed_at:.3f} back {again.at - killed_at:.3f}")
+    assert search.ends() == 0, search
+
+    all_is_recorded(search, trials=3, steps=15)
+    for number in range(2):  # the last checkpoint that was committed may be that of step 4
+        steps = [step for step, _ in search.steps(number)]
+        assert len(steps) - 15 <= 3, steps
+    assert [step for step, _ in search.steps(2)] == list(range(1, 16))
+    assert not search.all_of(m.HostDied)
+    search.leaves_nothing()
+
+
+def test_no_trial_notices_that_the_ear_is_killed_ten_times_and_commands_come_soon(start):
+    # Each step waits for a command, so the next result shows that one was heard.
+    search = start(trials=2, steps=40, step_s=0.02, lock_step=True)
+    heard_after = []
+    for n in range(EARS):
+        search.wait_for_step(0, step=2 + 3 * n)
+        ear = search.one(EAR)
+        before = len(search.journal.read())
+        ear.kill()
+        killed_at = time.monotonic()
+        eventually(lambda ear=ear: not ear.is_running() or ear.status() == psutil.STATUS_ZOMBIE)
+        reported = search.wait_for(m.ResultReported, after=before, step=2 + 3 * n + 1)
+        heard_after.append(reported.at - killed_at)
+    assert search.ends() == 0, search
+
+    print(f"heard {sorted(heard_after)}")
+    assert statistics.median(heard_after) < HEARS_AGAIN_WITHIN_S, sorted(heard_after)
+    for number in range(2):
+        assert [step for step, _ in search.steps(number)] == list(range(1, 41))
+    assert not [*search.all_of(m.HostDied), *search.all_of(m.TrialFailed)]
+    all_is_recorded(search, trials=2, steps=40)
+    search.leaves_nothing()
+
+
+@pytest.mark.parametrize("lock_step", [False, True])
+def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
+    search = start(trials=3, steps=30, step_s=0.04, lock_step=lock_step, cpus=2)
+    for n in range(REDISES):
+        search.wait_for_step(1, step=4 + 8 * n)
+        search.one(REDIS).kill()
+    assert search.ends() == 0, search
+
+    for number in range(3):
+        assert [step for step, _ in search.steps(number)] == list(range(1, 31)), "nobody noticed"
+    assert not [*search.all_of(m.HostDied), *search.all_of(m.NodeLost)]
+    all_is_recorded(search, trials=3, steps=30)
+    search.leaves_nothing()
+
+
+@pytest.mark.parametrize("kind", ["plain", "family"])
+def test_without_its_keeper_a_search_ends_with_an_error_and_leaves_nothing(start, kind):
+    search = start(kind=kind, trials=2, steps=600, cpus=2)
+    search.wait_for_step(0, step=4)
+    search.wait_for_step(1, step=4)
+    search.one(KEEPER).kill()
+    assert search.ends() == 1, search
+
+    assert "its keeper process ended (-9)" in search.said.decode()
+    assert search.recorded(0)[:2] == [(1, 1), (2, 2)]
+    search.journal_gives_the_state()
+    search.leaves_nothing()
+    assert not any(map(is_alive, search.families()))

@@ -1,0 +1,301 @@
+"""A search in a script of its own, to be killed from outside: what it did, what is left of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support import eventually
+from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
+from tunemq_scheduler.replay import replay
+from tunemq_shared import messages as m
+
+SCRIPT = Path(__file__).parent / "faults" / "scripts" / "search.py"
+#: Whatever the script starts inherits this variable, wherever it goes.
+MARK = "SEARCH_TEST_MARK"
+#: What stands in the command lines of the farm's processes, and in no other's.
+KEEPER, REDIS = "embedded.keeper", "redis-server"
+NODE, EAR = "tunemq_workers.node", "tunemq_workers.ear"
+#: However a script ends, nothing of it is left after so long.
+GONE_WITHIN_S = 2.0
+_FRAME = struct.Struct(">II")
+
+
+@dataclass
+class Seen:
+    """An entry of the journal: when it was seen there, and when its turn was by the search's clock."""
+
+    at: float
+    elapsed: float
+    event: m.Event
+
+
+class JournalTail:
+    """Reads a journal while it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._elapsed = path, 0, 0.0
+        self.seen: list[Seen] = []
+
+    def read(self) -> list[Seen]:
+        """All that has been seen, the newest included."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._path).st_size > self._offset:
+                self._read_new(time.monotonic())
+        return self.seen
+
+    def _read_new(self, now: float) -> None:
+        with open(self._path, "rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        while len(data) >= _FRAME.size:
+            length, _ = _FRAME.unpack_from(data)
+            frame, data = data[_FRAME.size : _FRAME.size + length], data[_FRAME.size + length :]
+            if len(frame) < length:
+                return
+            if self._offset:  # the first one is the header
+                for entry in m.decode_entries(frame):
+                    if isinstance(entry.event, m.Tick):
+                        self._elapsed = entry.event.elapsed
+                    self.seen.append(Seen(now, self._elapsed, entry.event))
+            self._offset += _FRAME.size + length
+
+
+class RunningSearch:
+    """The script, running ``options`` (see `tests.faults.scripts.search.Options`).
+
+    Args:
+        folder: for what it writes.
+        at_terminal: it has a terminal, of which it is the foreground; else its output is a pipe.
+        shell: a command line in which ``"$@"`` is the script.
+        cpus: how many trials run at a time.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        at_terminal: bool = False,
+        shell: str | None = None,
+        cpus: int = 4,
+        **options: Any,
+    ) -> None:
+        self.folder, self.mark = folder, uuid.uuid4().hex
+        self.runtime = Path(tempfile.mkdtemp(prefix="tq-", dir="/tmp"))  # short, for the socket
+        self.journal = JournalTail(folder / "search" / FILE_NAME)
+        self.said = b""
+        command = [sys.executable, str(SCRIPT), str(folder), json.dumps(options)]
+        if shell is not None:
+            command = ["sh", "-c", shell, "sh", *command]
+        self._ours, theirs = os.openpty() if at_terminal else os.pipe()
+        self.process = subprocess.Popen(
+            command,
+            stdin=theirs if at_terminal else subprocess.PIPE,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=_take_terminal if at_terminal else None,
+            env={
+                **os.environ,
+                MARK: self.mark,
+                "XDG_RUNTIME_DIR": str(self.runtime),
+                "TUNEMQ_CPUS": str(cpus),
+                "TERM": "xterm",
+                "COLUMNS": "120",
+            },
+        )
+        os.close(theirs)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        # A terminal whose last holder has gone answers with an error.
+        with contextlib.suppress(OSError):
+            while data := os.read(self._ours, 65536):
+                self.said += data
+
+    # --- what it does -----------------------------------------------------------------------------
+
+    def wait_for(
+        self, kind: type[Any], within: float = 10.0, after: int = 0, **fields: Any
+    ) -> Seen:
+        """The first event of a kind with these fields in the journal, behind ``after`` entries."""
+        found: list[Seen] = []
+
+        def is_there() -> bool:
+            found[:] = [
+                seen
+                for seen in self.journal.read()[after:]
+                if isinstance(seen.event, kind)
+                and all(getattr(seen.event, name) == value for name, value in fields.items())
+            ]
+            return bool(found)
+
+        eventually(is_there, within=within, message=lambda: f"no {kind.__name__}{fields}{self}")
+        return found[0]
+
+    def all_of(self, kind: type[Any]) -> list[Any]:
+        """All events of a kind in the journal."""
+        return [seen.event for seen in self.journal.read() if isinstance(seen.event, kind)]
+
+    def trial(self, number: int) -> str:
+        """A trial's id."""
+        return self.wait_for(m.ConfigSuggested, n=number).event.trial
+
+    def steps(self, number: int) -> list[tuple[int, int]]:
+        """The steps that a trial has begun: number and process."""
+        with contextlib.suppress(FileNotFoundError):
+            text = (self.folder / "steps" / str(number)).read_text(encoding="ascii")
+            lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+            return [(int(step), int(pid)) for step, pid in map(str.split, lines)]
+        return []
+
+    def wait_for_step(self, number: int, step: int, after: int = 0) -> int:
+        """The process of a trial that begins a step, once it does; ``after`` lines are ignored."""
+        found: list[int] = []
+
+        def has_begun() -> bool:
+            found[:] = [pid for begun, pid in self.steps(number)[after:] if begun == step]
+            return bool(found)
+
+        eventually(has_begun, within=15, message=lambda: f"trial {number}, step {step}{self}")
+        return found[0]
+
+    def recorded(self, number: int) -> list[tuple[int, int]]:
+        """What a trial's result.json holds: step and value."""
+        (file,) = self.folder.glob(f"search/*_{number:05d}/result.json")
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return [(line["training_iteration"], line["value"]) for line in lines]
+
+    # --- what runs --------------------------------------------------------------------------------
+
+    def processes(self, part: str = "") -> list[psutil.Process]:
+        """What the script has started, in any way, whose command line has ``part`` in it."""
+        return [
+            process
+            for process in psutil.process_iter()
+            if process.pid not in {self.process.pid, os.getpid()} and self._is_ours(process, part)
+        ]
+
+    def _is_ours(self, process: psutil.Process, part: str) -> bool:
+        try:
+            if process.environ().get(MARK) != self.mark:
+                return False
+            line = " ".join(process.cmdline())
+            # The command lines of all services are arguments of the keeper.
+            return part in line and (KEEPER not in line or part in {"", KEEPER})
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            return False
+
+    def one(self, part: str) -> psutil.Process:
+        """The one process whose command line has ``part`` in it, once there is one."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            found[:] = self.processes(part)
+            return len(found) == 1
+
+        eventually(is_there, within=10, message=lambda: f"{part}: {found}{self}")
+        return found[0]
+
+    def families(self) -> set[int]:
+        """The pids that trials of kind ``family`` have started."""
+        files = (self.folder / "families").glob("*[0-9]")
+        return {int(pid) for file in files for pid in file.read_text(encoding="ascii").split()}
+
+    def left(self) -> list[str]:
+        """What is left of its farm: processes, sockets, folders."""
+        return [*map(str, self.processes()), *map(str, self.runtime.rglob("*"))]
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    def ends(self, within: float = 20.0) -> int:
+        """Wait for the script's end, read what it said to the end; returns its exit code."""
+        try:
+            code = self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the script does not end{self}") from None
+        self._reader.join(GONE_WITHIN_S)
+        assert not self._reader.is_alive(), "somebody holds the script's output"
+        return code
+
+    def leaves_nothing(self, within: float = GONE_WITHIN_S) -> float:
+        """Wait until nothing of its farm is left; returns how many seconds that took."""
+        started = time.monotonic()
+        eventually(
+            lambda: not self.left(), within=within, message=lambda: f"left: {self.left()}{self}"
+        )
+        return time.monotonic() - started
+
+    def journal_gives_the_state(self) -> None:
+        """Check that a replay of the journal gives the state that the script had at its end."""
+        path = self.folder / "search" / FILE_NAME
+        again = replay(read_header(path).settings, read_entries(path)).snapshot()
+        assert again == (self.folder / "snapshot").read_bytes()
+
+    def close(self) -> None:
+        """Kill all of it."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._reader.join(5)
+        os.close(self._ours)
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        with contextlib.suppress(OSError):
+            self.runtime.rmdir()
+
+    def type(self, keys: bytes) -> None:
+        """Type at its terminal."""
+        os.write(self._ours, keys)
+
+    def __str__(self) -> str:
+        events = [seen.event for seen in self.journal.read()[-30:]]
+        return "\n" + self.said.decode(errors="replace") + "\n".join(map(str, events))
+
+
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def searches(folder: Path) -> Iterator[Callable[..., RunningSearch]]:
+    """For a fixture: starts searches below ``folder``, and ends them with the test."""
+    running: list[RunningSearch] = []
+
+    def start(**given: Any) -> RunningSearch:
+        below = folder / str(len(running))
+        below.mkdir()
+        running.append(RunningSearch(below, **given))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.close()

@@ -1,0 +1,319 @@
+"""A turn of the loop: what is asked, what is journalled first, what is carried out after it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.executor import TrialExecutor
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
+from tunemq_scheduler.search import (
+    WAIT,
+    BasicVariantGenerator,
+    SearchAlgorithm,
+    SearchSetup,
+    Suggestion,
+)
+from tunemq_shared import messages as m
+from tunemq_shared.errors import JournalError, ResourceError, SearchFailed, WireError
+
+NODE = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})
+PLAN = ExperimentPlan(
+    experiment="x",
+    experiment_id="0",
+    events_key="",
+    folder="/nowhere",
+    trainable_name="train",
+    code=m.BlobRef("", 0, ""),
+    environment=m.Environment("", (), {}, ()),
+)
+
+
+class ScriptedExecutor(TrialExecutor):
+    """States what the test gives it, and writes down what it is told, with the journal's length."""
+
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self.facts: deque[list[m.Event]] = deque()
+        self.log = log
+
+    def poll(self, timeout: float) -> list[m.Event]:
+        return self.facts.popleft() if self.facts else []
+
+    def start_trial(self, order: c.StartTrial) -> None:
+        self.log.append(("start", order.trial, order.epoch))
+
+    def continue_training(self, order: c.ContinueTrial) -> None:
+        self.log.append(("continue", order.trial))
+
+    def stop_trial(self, order: c.StopTrial) -> None:
+        self.log.append(("stop", order.trial))
+
+    def release(self, accepted: dict[str, int]) -> None:
+        self.log.append(("release", dict(accepted)))
+
+
+class LoggedJournal:
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self.log = log
+        self.entries: list[m.Entry] = []
+        self.is_full = False
+
+    def append(self, entries):
+        if self.is_full:
+            raise JournalError("no space")
+        self.entries += entries
+        self.log.append(("journal", len(entries)))
+
+    def close(self) -> None:
+        pass
+
+
+class LoggedRecords:
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self.log = log
+
+    def record(self, command, trial) -> None:
+        self.log.append((type(command).__name__, command.trial))
+
+    def turn_ended(self) -> None:
+        pass
+
+
+class Loop:
+    """A loop, and the log of all that it did, in order."""
+
+    def __init__(
+        self,
+        *,
+        search: SearchAlgorithm | None = None,
+        scheduler: TrialScheduler | None = None,
+        resources: dict[str, float] | None = None,
+        trials: int = 2,
+        **options: Any,
+    ) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.now = 0.0
+        search = search or BasicVariantGenerator()
+        search.set_up(SearchSetup({"x": 1}, trials))
+        self.executor = ScriptedExecutor(self.log)
+        self.journal = LoggedJournal(self.log)
+        self.runner = TrialRunner(RunnerSettings(request=resources or {"cpu": 1.0}))
+        self.loop = ExperimentLoop(
+            runner=self.runner,
+            plan=PLAN,
+            algorithms=Algorithms(search=search, scheduler=scheduler or FIFOScheduler()),
+            executor=self.executor,
+            journal=self.journal,
+            records=LoggedRecords(self.log),
+            resources_for=lambda _config: resources or {"cpu": 1.0},
+            trial_prefix="t",
+            clock=lambda: self.now,
+            **options,
+        )
+
+    def turn(self, *facts: m.Event) -> list[tuple[Any, ...]]:
+        """One turn with these facts; returns what was done in it."""
+        self.executor.facts.append(list(facts))
+        before = len(self.log)
+        self.loop.step()
+        return self.log[before:]
+
+    def batch(self, first: int, *events: m.NodeEvent) -> list[tuple[Any, ...]]:
+        read = m.BatchRead("n.1", first, first + len(events) - 1, f"{first}-0")
+        return self.turn(read, *events)
+
+
+def started(trial: str = "t_00000") -> m.TrialStarted:
+    return m.TrialStarted(trial, 1, 1, "host", "127.0.0.1", 0.0)
+
+
+def result(step: int, trial: str = "t_00000", *, done: bool = False) -> m.ResultReported:
+    return m.ResultReported(trial, 1, step, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, step, done=done)
+
+
+def recorded(log: list[tuple[Any, ...]]) -> int:
+    return sum(line[0] == "RecordResult" for line in log)
+
+
+def test_a_turn_is_journalled_before_any_order_leaves_and_released_after_it() -> None:
+    loop = Loop()
+    log = loop.turn(NODE)
+    assert [line[0] for line in log] == ["journal", "start", "RecordTrialAdded", "release"]
+
+
+def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
+    loop = Loop()
+    loop.journal.is_full = True
+    with pytest.raises(JournalError):
+        loop.turn(NODE)
+    assert loop.log == []
+
+
+def test_a_turn_in_which_nothing_happened_writes_nothing() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    assert loop.turn() == []
+
+
+def test_events_that_came_before_are_dropped_by_their_numbers() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    assert recorded(loop.batch(1, started(), result(1))) == 0
+    assert recorded(loop.batch(2, result(1), result(2))) == 1
+    assert loop.runner.accepted == {"n.1": 3}
+    assert loop.runner.repeated == 0, "numbers, not steps, told them apart"
+
+
+def test_a_gap_in_the_numbers_is_an_error() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    with pytest.raises(WireError, match="sent event 4, 3 is missing"):
+        loop.batch(4, result(3))
+
+
+def test_what_a_node_says_that_is_lost_is_not_heard() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.turn(m.NodeLost("n.1", "its lease ran out"))
+    assert recorded(loop.batch(3, result(2))) == 0
+
+
+def test_several_results_of_a_trial_that_ends_in_the_same_turn_are_all_recorded() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    log = loop.batch(1, started(), result(1), result(2), result(3, done=True), *last)
+    assert recorded(log) == 3
+    assert ("RecordEnd", "t_00000") in log
+    assert ("start", "t_00001", 1) in log
+
+
+def test_the_search_ends_when_the_last_host_is_gone() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1, done=True), m.TrialFinished("t_00000", 1))
+    assert not loop.runner.is_finished
+    loop.batch(4, m.HostFreed("t_00000", 1))
+    loop.turn()
+    assert loop.runner.is_finished
+
+
+def test_more_than_any_node_has_is_an_error_where_no_node_may_come() -> None:
+    loop = Loop(resources={"cpu": 8.0})
+    loop.runner.settings = RunnerSettings(request=None)
+    with pytest.raises(ResourceError, match="cpu=8, the most that any node has is 1"):
+        loop.turn(NODE)
+
+
+def test_more_than_any_node_has_waits_where_nodes_may_come() -> None:
+    loop = Loop(resources={"cpu": 8.0}, nodes_may_come=True)
+    loop.runner.settings = RunnerSettings(request=None)
+    loop.turn(NODE)
+    big = m.NodeJoined("big.1", "big", "host", "127.0.0.1", {"cpu": 8.0})
+    assert ("start", "t_00000", 1) in loop.turn(big)
+
+
+def test_the_time_budget_stops_what_runs() -> None:
+    loop = Loop(time_budget_s=60.0)
+    loop.turn(NODE)
+    loop.now = 60.0
+    assert ("stop", "t_00000") in loop.turn()
+    assert loop.runner.stopping == "the time budget of 60 s is used up"
+
+
+def test_a_request_to_stop_one_trial_leaves_the_others() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.loop.request_stop("somebody said so", trial="t_00000")
+    assert ("stop", "t_00000") in loop.turn()
+    assert ("start", "t_00001", 1) in loop.batch(1, m.HostFreed("t_00000", 1))
+
+
+def test_an_interrupted_search_ends_without_new_trials() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.loop.interrupt("SIGINT")
+    assert ("stop", "t_00000") in loop.turn()
+    loop.batch(1, m.HostFreed("t_00000", 1))
+    assert loop.runner.is_finished
+    assert not any(line[:2] == ("start", "t_00001") for line in loop.log)
+
+
+def test_a_limit_on_trials_ends_an_endless_search() -> None:
+    loop = Loop(trials=-1, max_trials=1)
+    loop.turn(NODE)
+    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    loop.batch(1, started(), result(1, done=True), *last)
+    assert loop.runner.is_finished
+    assert len(loop.runner.finished) == 1
+
+
+class Reluctant(BasicVariantGenerator):
+    """Has a configuration only when told to."""
+
+    is_ready = False
+
+    def next_config(self, n: int, trial_id: str) -> Any:
+        return super().next_config(n, trial_id) if self.is_ready else WAIT
+
+
+def test_a_search_algorithm_that_waits_is_asked_again() -> None:
+    search = Reluctant()
+    loop = Loop(search=search)
+    assert not any(line[0] == "start" for line in loop.turn(NODE))
+    search.is_ready = True
+    assert ("start", "t_00000", 1) in loop.turn()
+
+
+def test_a_search_algorithm_that_waits_for_nothing_is_given_up() -> None:
+    loop = Loop(search=Reluctant())
+    loop.turn(NODE)
+    loop.now = 599.0
+    loop.turn()
+    loop.now = 601.0
+    with pytest.raises(SearchFailed, match="no configuration for 600 s"):
+        loop.turn()
+
+
+class Raising(BasicVariantGenerator):
+    def next_config(self, n: int, trial_id: str) -> Suggestion:
+        raise ZeroDivisionError("in my searcher")
+
+
+def test_an_algorithm_that_raises_ends_the_search_with_its_traceback() -> None:
+    loop = Loop(search=Raising())
+    with pytest.raises(SearchFailed, match="(?s)ZeroDivisionError: in my searcher.*Traceback"):
+        loop.turn(NODE)
+
+
+class Confused(TrialScheduler):
+    def on_trial_result(self, runner, trial, result):
+        return "MAYBE"
+
+
+def test_an_answer_that_is_no_decision_is_refused_by_name() -> None:
+    loop = Loop(scheduler=Confused())
+    loop.turn(NODE)
+    with pytest.raises(SearchFailed, match="Confused.on_trial_result returned 'MAYBE'"):
+        loop.batch(1, started(), result(1))
+
+
+class Impatient(TrialScheduler):
+    def choose_trial_to_run(self, runner):
+        return object()
+
+
+def test_a_trial_that_does_not_wait_cannot_be_chosen() -> None:
+    loop = Loop(scheduler=Impatient())
+    with pytest.raises(SearchFailed, match="not waiting for a slot"):
+        loop.turn(NODE)
