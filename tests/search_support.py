@@ -196,9 +196,10 @@ class RunningSearch:
 
     def _is_ours(self, process: psutil.Process, part: str) -> bool:
         try:
-            if process.environ().get(MARK) != self.mark:
-                return False
             line = " ".join(process.cmdline())
+            # Redis writes its title over its environment, and its socket's path into the title.
+            if str(self.runtime) not in line and process.environ().get(MARK) != self.mark:
+                return False
             # The command lines of all services are arguments of the keeper.
             return part in line and (KEEPER not in line or part in {"", KEEPER})
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):

@@ -23,8 +23,6 @@ def one_result(config: dict[str, Any]) -> None:
 
 
 def one_result_of_a_model(config: dict[str, Any]) -> None:
-    from sklearn.linear_model import LogisticRegression
-
     tune.report({"loss": LogisticRegression(C=1 + config["x"]).C})
 
 
@@ -131,6 +129,8 @@ parser.add_argument("--announce", type=int, default=0, help="say when so many re
 parser.add_argument("--stay", action="store_true", help="wait for a line of input at the end")
 options = parser.parse_args()
 tune = load_peer(options.peer)
+if options.trainable == "model":  # at the top, where it is found and preloaded
+    from sklearn.linear_model import LogisticRegression
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="tunemq-bench-") as folder:

@@ -32,7 +32,7 @@ from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.errors import TrialError
-from tunemq_shared.shipping import preload_of, ship
+from tunemq_shared.shipping import ship
 from tunemq_shared.stores import open_store
 
 
@@ -60,7 +60,7 @@ class Experiment:
             KeyboardInterrupt: Ctrl-C; everything is saved.
             TuneError: the search could not go on; what it had is saved.
         """
-        with embedded_farm() as farm:
+        with embedded_farm(prewarm=self.prepared.environment()) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
             from tunemq_scheduler.celery_executor import CeleryTrialExecutor
 
@@ -114,9 +114,7 @@ class Experiment:
 
     def _plan(self, blobs: BlobFolder) -> ExperimentPlan:
         prepared = self.prepared
-        code = ship(prepared.trainable, blobs)
-        preload = prepared.run.preload
-        environment = prepared.environment(preload_of(code) if preload is None else tuple(preload))
+        code = ship(prepared.trainable, blobs, code=prepared.code)
         checkpoints = prepared.run.checkpoint_config
         return ExperimentPlan(
             experiment=self.name,
@@ -125,7 +123,7 @@ class Experiment:
             folder=self.folder,
             trainable_name=prepared.trainable_name,
             code=code,
-            environment=environment,
+            environment=prepared.environment(code),
             stop=prepared.stop,
             required_metrics=prepared.required_metrics,
             finite_metrics=prepared.finite_metrics,

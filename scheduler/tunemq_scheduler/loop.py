@@ -307,7 +307,7 @@ class ExperimentLoop:
             self.executor.perform(orders)
         for record in records:
             self._record(record)
-        # A trial's end may be recorded turns before its host is gone; until then facts about it come.
+        # An end may be recorded turns before the host is gone; facts about the trial come till then.
         for trial in self._leaving - self.runner.live.keys():
             self._leaving.discard(trial)
             del self.trials[trial]

@@ -14,16 +14,18 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.folders import safe_name
 from tunemq_scheduler.schedulers import TrialScheduler, make_scheduler
 from tunemq_scheduler.search import SearchAlgorithm, SearchSetup, make_search_algorithm
 from tunemq_scheduler.search.objective import metric_names
 from tunemq_scheduler.stopper import Stopper, make_stopping
 from tunemq_shared.attached import attached_to
-from tunemq_shared.code import trainable_name
+from tunemq_shared.code import modules_of, trainable_name
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.messages import Environment
+from tunemq_shared.messages import BlobRef, Environment
 from tunemq_shared.resources import resources_of
+from tunemq_shared.shipping import pickle_code, preload_of
 from tunemq_shared.trainable import Trainable, validate_trainable
 
 #: Variables of ours that are none of a trial's business.
@@ -34,6 +36,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     """A search whose input was checked, ready to be run.
 
     Attributes:
+        trainable_name: safe in names of folders.
+        code: the trainable's code, pickled.
         resources_for: what a trial of a configuration asks for.
         seed: of everything random; drawn here when none was given.
         trials: how many there will be, None where that is open.
@@ -41,6 +45,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     trainable: Any
     trainable_name: str
+    code: bytes
     tune: TuneConfig
     run: RunConfig
     search: SearchAlgorithm
@@ -65,8 +70,16 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             worst_for_nonfinite=self.tune.nonfinite == "worst",
         )
 
-    def environment(self, preload: tuple[str, ...]) -> Environment:
-        """What hosts are forked from: this interpreter, with the script's path and variables."""
+    def environment(self, shipped: BlobRef | None = None) -> Environment:
+        """What hosts are forked from: this interpreter, with the script's path and variables.
+
+        Args:
+            shipped: the trainable's blob; without it, what bound objects need is not known.
+        """
+        if self.run.preload is not None:
+            preload = tuple(self.run.preload)
+        else:
+            preload = modules_of(self.code) if shipped is None else preload_of(shipped)
         variables = {
             name: value for name, value in os.environ.items() if not name.startswith(_OURS)
         }
@@ -95,7 +108,8 @@ def prepare(
     required = tuple(dict.fromkeys(needed))
     return Prepared(
         trainable=trainable,
-        trainable_name=trainable_name(trainable),
+        trainable_name=safe_name(trainable_name(trainable), "trial"),
+        code=pickle_code(trainable),
         tune=tune,
         run=run,
         search=search,

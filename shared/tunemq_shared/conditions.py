@@ -20,7 +20,8 @@ class Condition(msgspec.Struct, frozen=True, array_like=True):
     """True of a result with ``result[key] >= bound``; nested keys are written ``outer/inner``."""
 
     key: str
-    bound: float
+    #: A whole number stays one on the way through the journal, so that a replay gives equal bytes.
+    bound: int | float
 
     def holds(self, result: Mapping[str, Any]) -> bool:
         """Whether ``result`` has reached the bound; a missing key or NaN has not."""

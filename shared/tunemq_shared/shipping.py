@@ -31,23 +31,39 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     parameters: BlobRef | None
 
 
-def ship(trainable: Any, blobs: BlobFolder) -> BlobRef:
+_decode = msgspec.msgpack.Decoder(_Shipment).decode
+
+
+def pickle_code(trainable: Any) -> bytes:
+    """The trainable's own code, without what `with_parameters` bound to it.
+
+    Raises:
+        TrainableError: it cannot be pickled; the message names what.
+    """
+    return pickle_trainable(attached_to(trainable).original)
+
+
+def ship(trainable: Any, blobs: BlobFolder, *, code: bytes | None = None) -> BlobRef:
     """Write the trainable to the folder; what workers need to `load` it is in the reference.
 
     The objects of `with_parameters` are written with the first call for a wrapper; later calls link
     to what was written then.
 
+    Args:
+        trainable: what `with_parameters` bound to it is written too.
+        blobs: the folder.
+        code: its `pickle_code`, where that was made before.
+
     Raises:
         TrainableError: it, or an object bound to it, cannot be pickled; the message names what.
         StoreError: the folder cannot be written.
     """
-    attached = attached_to(trainable)
     shipment = _Shipment(
         version=_VERSION,
         python=_python(),
         cloudpickle=_cloudpickle(),
-        code=pickle_trainable(attached.original),
-        parameters=_shipped(attached.parameters, blobs),
+        code=pickle_code(trainable) if code is None else code,
+        parameters=_shipped(attached_to(trainable).parameters, blobs),
     )
     return blobs.put(msgspec.msgpack.encode(shipment))
 
@@ -86,7 +102,7 @@ def preload_of(ref: BlobRef) -> tuple[str, ...]:
 
 def _opened(ref: BlobRef) -> _Shipment:
     try:
-        shipment = msgspec.msgpack.decode(read_blob(ref), type=_Shipment)
+        shipment = _decode(read_blob(ref))
     except msgspec.DecodeError as error:
         raise StoreError(f"the blob {ref.path} does not hold a trainable: {error}.") from error
     if shipment.version != _VERSION:

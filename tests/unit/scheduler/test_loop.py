@@ -6,6 +6,7 @@ from collections import deque
 from typing import Any
 
 import pytest
+
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
@@ -292,7 +293,7 @@ class Raising(BasicVariantGenerator):
 
 def test_an_algorithm_that_raises_ends_the_search_with_its_traceback() -> None:
     loop = Loop(search=Raising())
-    with pytest.raises(SearchFailed, match="(?s)ZeroDivisionError: in my searcher.*Traceback"):
+    with pytest.raises(SearchFailed, match=r"(?s)ZeroDivisionError: in my searcher.*Traceback"):
         loop.turn(NODE)
 
 
@@ -304,7 +305,7 @@ class Confused(TrialScheduler):
 def test_an_answer_that_is_no_decision_is_refused_by_name() -> None:
     loop = Loop(scheduler=Confused())
     loop.turn(NODE)
-    with pytest.raises(SearchFailed, match="Confused.on_trial_result returned 'MAYBE'"):
+    with pytest.raises(SearchFailed, match=r"Confused.on_trial_result returned 'MAYBE'"):
         loop.batch(1, started(), result(1))
 
 
