@@ -11,14 +11,11 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from tunemq_scheduler.callback import Callback
+    from tunemq_scheduler.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from tunemq_scheduler.result import Result
     from tunemq_scheduler.result_grid import ResultGrid
     from tunemq_scheduler.run import run
-    from tunemq_scheduler.stopper import Stopper
-    from tunemq_scheduler.tuner import Tuner
-
-    from tunemq_scheduler.callback import Callback
-    from tunemq_scheduler.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from tunemq_scheduler.schedulers import create_scheduler
     from tunemq_scheduler.search import create_searcher
     from tunemq_scheduler.search.domains import (
@@ -36,6 +33,8 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
     )
+    from tunemq_scheduler.stopper import Stopper
+    from tunemq_scheduler.tuner import Tuner
     from tunemq_shared.checkpoint import Checkpoint
     from tunemq_shared.errors import TuneError
     from tunemq_shared.parameters import with_parameters

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.runner import Review, TrialRunner
+from tunemq_scheduler.core.review import Review
+from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
@@ -307,7 +308,7 @@ class ExperimentLoop:
             self.executor.perform(orders)
         for record in records:
             self._record(record)
-        # An end may be recorded turns before the host is gone; facts about the trial come till then.
+        # A trial may end turns before its host is gone; facts about it come until then.
         for trial in self._leaving - self.runner.live.keys():
             self._leaving.discard(trial)
             del self.trials[trial]

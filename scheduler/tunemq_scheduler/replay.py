@@ -15,7 +15,8 @@ import msgspec
 
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.runner import Review, TrialRunner, restarted
+from tunemq_scheduler.core.review import Review
+from tunemq_scheduler.core.runner import TrialRunner, restarted
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion

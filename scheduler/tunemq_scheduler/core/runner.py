@@ -12,7 +12,6 @@ finished ones are packed away, and nothing scans either.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -35,6 +34,7 @@ from tunemq_scheduler.core.commands import (
 )
 from tunemq_scheduler.core.kept_checkpoints import KeptCheckpoints
 from tunemq_scheduler.core.placement import Placement
+from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.trial import (
     ERROR,
@@ -53,16 +53,6 @@ from tunemq_shared.errors import BugError
 
 #: Seconds to wait before the next try: at once, then growing while no new result comes.
 MAX_BACK_OFF_S: Final = 60.0
-
-
-class Review(enum.Enum):
-    """What a reported result means to the search, before anybody is asked about it."""
-
-    STALE = "of an older incarnation, or behind the trial's end: dropped"
-    REPEATED = "a step that is recorded already: dropped"
-    PASSING = "before the horizon: recorded, nobody is asked"
-    DUE = "at the horizon: the algorithms decide"
-    FINAL = "the trial's last: recorded, the algorithms are told"
 
 
 class TrialRunner:

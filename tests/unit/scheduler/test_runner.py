@@ -9,7 +9,8 @@ import pytest
 
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
-from tunemq_scheduler.core.runner import Review, TrialRunner, restarted
+from tunemq_scheduler.core.review import Review
+from tunemq_scheduler.core.runner import TrialRunner, restarted
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition

@@ -1,0 +1,15 @@
+"""What a reported result means to a search, before anybody is asked about it."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Review(enum.Enum):
+    """Whether a result counts, and whom it concerns."""
+
+    STALE = "of an older incarnation, or behind the trial's end: dropped"
+    REPEATED = "a step that is recorded already: dropped"
+    PASSING = "before the horizon: recorded, nobody is asked"
+    DUE = "at the horizon: the algorithms decide"
+    FINAL = "the trial's last: recorded, the algorithms are told"
