@@ -49,6 +49,9 @@ class RecordKeeper(Protocol):
     def record(self, command: c.RecordCommand, trial: TrialView) -> None:
         """One thing happened to a trial."""
 
+    def delete_checkpoint(self, key: str) -> None:
+        """A checkpoint is no longer kept."""
+
     def turn_ended(self) -> None:
         """The turn's records have all been given."""
 
@@ -298,16 +301,21 @@ class ExperimentLoop:
     def _perform(self) -> None:
         records: list[c.RecordCommand] = []
         orders: list[c.ExecutorCommand] = []
+        condemned: list[str] = []
         for command in self._commands:
             if isinstance(command, c.RecordCommand):
                 records.append(command)
             elif isinstance(command, c.ExecutorCommand):
                 orders.append(command)
+            elif isinstance(command, c.DeleteCheckpoint):
+                condemned.append(command.key)
         if orders:
             # First, so that hosts work while the records are written.
             self.executor.perform(orders)
         for record in records:
             self._record(record)
+        for key in condemned:
+            self._records.delete_checkpoint(key)
         # A trial may end turns before its host is gone; facts about it come until then.
         for trial in self._leaving - self.runner.live.keys():
             self._leaving.discard(trial)

@@ -92,8 +92,10 @@ class Records:
                     "on_trial_error" if command.status == "ERROR" else "on_trial_complete", trial
                 )
                 self._display.trial_ended(trial, command.reason)
-            case c.DeleteCheckpoint():
-                self._store.delete_checkpoint(command.key)
+
+    def delete_checkpoint(self, key: str) -> None:
+        """A checkpoint is no longer kept."""
+        self._store.delete_checkpoint(key)
 
     def turn_ended(self) -> None:
         """The turn's records have all been given."""

@@ -50,6 +50,9 @@ class NoRecords:
     def record(self, command: c.RecordCommand, trial: TrialView) -> None:
         pass
 
+    def delete_checkpoint(self, key: str) -> None:
+        pass
+
     def turn_ended(self) -> None:
         pass
 

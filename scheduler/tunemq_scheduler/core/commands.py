@@ -121,19 +121,15 @@ class RecordEnd(Command, frozen=True):
     reason: str
 
 
+RecordCommand = (
+    RecordTrialAdded | RecordStart | RecordResult | RecordCheckpoint | RecordFailure | RecordEnd
+)
+
+# --- to the store ---------------------------------------------------------------------------------
+
+
 class DeleteCheckpoint(Command, frozen=True):
     """A checkpoint is no longer kept; its folder may go."""
 
     trial: str
     key: str
-
-
-RecordCommand = (
-    RecordTrialAdded
-    | RecordStart
-    | RecordResult
-    | RecordCheckpoint
-    | RecordFailure
-    | RecordEnd
-    | DeleteCheckpoint
-)

@@ -168,7 +168,11 @@ class TrialRunner:
         return self.live[trial].summary() if packed is None else _unpack_summary(packed)
 
     def snapshot(self) -> bytes:
-        """The whole state in one canonical form: equal states give equal bytes."""
+        """The whole state in one canonical form: equal states give equal bytes.
+
+        `elapsed` is left out: it is the clock's, and turns in which nothing happened move it on
+        without a trace in the journal.
+        """
         live = [
             (t.trial_id, t.summary(), t.run_until, t.fruitless, t.repeated, t.not_before)
             for t in self.live.values()
@@ -181,7 +185,7 @@ class TrialRunner:
                 [(node, self.accepted.get(node)) for node in sorted(self.nodes)],
                 sorted((trial, epoch, node) for (trial, epoch), (node, _) in self._slots.items()),
                 list(self._pending),
-                (self.elapsed, self.suggested, self.exhausted, self.stopping, self.interrupted),
+                (self.suggested, self.exhausted, self.stopping, self.interrupted),
                 (self.stale, self.repeated, self.cursor),
             )
         )

@@ -83,6 +83,9 @@ class LoggedRecords:
     def record(self, command, trial) -> None:
         self.log.append((type(command).__name__, command.trial))
 
+    def delete_checkpoint(self, key) -> None:
+        pass
+
     def turn_ended(self) -> None:
         pass
 
