@@ -26,7 +26,11 @@ def answer(payload: str) -> None:
 
 
 if __name__ == "__main__":
-    app.worker_main(
-        ["worker", "--pool=solo", "--loglevel=ERROR", "--quiet"]
-        + ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    )
+    app.Worker(
+        pool="solo",
+        loglevel="ERROR",
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    ).start()

@@ -249,6 +249,15 @@ class _View:
         return self._records.best
 
     @property
+    def outcome(self) -> str:
+        runner = self._loop.runner
+        if runner.interrupted:
+            return f"was interrupted ({runner.interrupted}); what is PENDING was not finished"
+        if runner.stopping:
+            return f"was stopped: {runner.stopping}"
+        return "is over" if runner.is_finished else "broke off"
+
+    @property
     def notes(self) -> Sequence[str]:
         return self._loop.executor.notes()
 

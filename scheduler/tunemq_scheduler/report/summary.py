@@ -145,4 +145,4 @@ def _where(view: SearchView, rows: Sequence[Row], metric: str | None) -> Section
     if metric and rows and all(score(row.result, metric, None) is None for row in rows):
         lines.append(f"no trial reported a finite value of {clean(metric)}")
     lines += [clean(note) for note in view.notes]
-    return Section(title=f"{clean(view.name)} is over", lines=lines)
+    return Section(title=f"{clean(view.name)} {clean(view.outcome, 300)}", lines=lines)

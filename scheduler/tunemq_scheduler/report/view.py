@@ -58,6 +58,10 @@ class SearchView(Protocol):
         """The best trial so far: its id, its value and its configuration."""
 
     @property
+    def outcome(self) -> str:
+        """How the search ended, to be read behind its name: ``is over``, ``was interrupted``."""
+
+    @property
     def notes(self) -> Sequence[str]:
         """What people should know now, such as why a trial waits."""
 

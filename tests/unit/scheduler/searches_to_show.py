@@ -24,6 +24,7 @@ class FakeSearch:
         self.mode: str | None = "min"
         self.best: tuple[str, float, dict[str, Any]] | None = None
         self.notes: list[str] = []
+        self.outcome = "is over"
         self.log = FailureLog()
 
     @property
