@@ -59,7 +59,7 @@ class _Table:
         """The row of a result of scalars and its configuration; None for any other.
 
         A row with ``null`` in it holds a NaN, an infinity or that word, and is left to the slow way
-        too.
+        too; so is an empty one, whose only cell has to be quoted to be a row at all.
         """
         config = result.get("config")
         if config is not self.config:
@@ -74,8 +74,8 @@ class _Table:
             return None
         for index in plan.words:
             values[index] = cell(values[index])
-        row = _encode(plan.pick([*values, EMPTY, *self.cells.values()]))
-        return None if b"null" in row else row[1:-2]
+        row = _encode(plan.pick([*values, EMPTY, *self.cells.values()]))[1:-2]
+        return None if b"null" in row or not row else row
 
     def _take(self, config: Any) -> None:
         flat = flatten({"config": config}) if isinstance(config, dict) else {}
