@@ -3,9 +3,10 @@
     python docs/parity.py            write it
     python docs/parity.py --check    exit 1 where it is not up to date
 
-The items and their titles are in ``parity.toml``; what shows that one holds is a test marked with
-``@pytest.mark.parity(12, 13)``, or a whole file with ``pytestmark = pytest.mark.parity(...)``.
-The tests are read, not imported, so this takes no time and needs no service.
+The items and their titles are in ``parity.toml``, and so is what replaces one or what one still
+lacks. What shows that one holds is a test marked with ``@pytest.mark.parity(12, 13)``, or a whole
+file with ``pytestmark = pytest.mark.parity(...)``. The tests are read, not imported, so this takes
+no time and needs no service.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ HEAD = """\
 
 One line for each of the {count} things that Ray Tune's function runner, trial runner, trial, trial
 executor and syncer do, or were meant to do, over the years. Shown by a test: {shown}. Replaced by
-something else: {replaced}. Not yet: {open}.
+something else: {replaced}. Not yet, or only in part: {open}.
 
 Written by `python docs/parity.py` from the markers in the tests; not to be edited by hand.
 """
@@ -68,23 +69,27 @@ def page() -> str:
     table = tomllib.loads((HERE / "parity.toml").read_text(encoding="utf-8"))
     titles = {int(item): title for item, title in table["titles"].items()}
     instead = {int(item): text for item, text in table["instead"].items()}
+    lacking = {int(item): text for item, text in table["lacking"].items()}
     sections = {section["from"]: section["title"] for section in table["section"]}
     shown = evidence()
     if unknown := sorted(set(shown) - set(titles)):
         raise SystemExit(f"tests are marked with parity items that do not exist: {unknown}")
+    whole = set(shown) - set(lacking)
+    replaced = set(instead) - set(lacking) - whole
 
     lines = [
         HEAD.format(
             count=len(titles),
-            shown=len(shown),
-            replaced=len(set(instead) - set(shown)),
-            open=len(set(titles) - set(shown) - set(instead)),
+            shown=len(whole),
+            replaced=len(replaced),
+            open=len(titles) - len(whole) - len(replaced),
         )
     ]
     for item, title in sorted(titles.items()):
         if item in sections:
             lines += [f"## {sections[item]}\n", "| item | what | where |", "|--:|---|---|"]
-        parts = [f"replaced: {instead[item]}"] if item in instead else []
+        parts = [f"not yet: {lacking[item]}"] if item in lacking else []
+        parts += [f"instead: {instead[item]}"] if item in instead else []
         parts += shown.get(item, [])
         lines.append(f"| {item} | {title} | {'; '.join(parts) or 'not yet'} |")
         if item + 1 in sections:

@@ -70,9 +70,9 @@ def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
     ended: list[Ended] = []
     make_loop = Experiment._loop
 
-    def watched(self, plan, executor):
+    def watched(self, *args, **kwargs):
         make_algorithms = _fresh_algorithms(self.prepared)
-        loop, *rest = make_loop(self, plan, executor)
+        loop, *rest = make_loop(self, *args, **kwargs)
         ended.append(Ended(self, loop, make_algorithms))
         return loop, *rest
 

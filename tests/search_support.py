@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -11,11 +10,10 @@ import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +33,16 @@ KEEPER, REDIS = "embedded.keeper", "redis-server"
 NODE, EAR = "tunemq_workers.node", "tunemq_workers.ear"
 #: However a script ends, nothing of it is left after so long.
 GONE_WITHIN_S = 2.0
+#: A shell that becomes the script.
+_RUN = 'exec "$@"'
 _FRAME = struct.Struct(">II")
 
 
 @dataclass
 class Seen:
-    """An entry of the journal: when it was seen there, and when its turn was by the search's clock."""
+    """An event in the journal, and when it was seen there by the monotonic clock."""
 
     at: float
-    elapsed: float
     event: m.Event
 
 
@@ -51,7 +50,7 @@ class JournalTail:
     """Reads a journal while it grows."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset, self._elapsed = path, 0, 0.0
+        self._path, self._offset = path, 0
         self.seen: list[Seen] = []
 
     def read(self) -> list[Seen]:
@@ -71,10 +70,7 @@ class JournalTail:
             if len(frame) < length:
                 return
             if self._offset:  # the first one is the header
-                for entry in m.decode_entries(frame):
-                    if isinstance(entry.event, m.Tick):
-                        self._elapsed = entry.event.elapsed
-                    self.seen.append(Seen(now, self._elapsed, entry.event))
+                self.seen += [Seen(now, entry.event) for entry in m.decode_entries(frame)]
             self._offset += _FRAME.size + length
 
 
@@ -102,20 +98,23 @@ class RunningSearch:
         self.journal = JournalTail(folder / "search" / FILE_NAME)
         self.said = b""
         command = [sys.executable, str(SCRIPT), str(folder), json.dumps(options)]
+        self._ours, theirs = os.openpty() if at_terminal else os.pipe()
+        if at_terminal:
+            # The first terminal that the leader of a session opens becomes its terminal.
+            shell = f"exec <>{os.ttyname(theirs)} >&0 2>&1; {shell or _RUN}"
         if shell is not None:
             command = ["sh", "-c", shell, "sh", *command]
-        self._ours, theirs = os.openpty() if at_terminal else os.pipe()
         self.process = subprocess.Popen(
             command,
-            stdin=theirs if at_terminal else subprocess.PIPE,
+            stdin=subprocess.PIPE,
             stdout=theirs,
             stderr=theirs,
             start_new_session=True,
-            preexec_fn=_take_terminal if at_terminal else None,
             env={
                 **os.environ,
                 MARK: self.mark,
                 "XDG_RUNTIME_DIR": str(self.runtime),
+                "TMPDIR": str(self.runtime),
                 "TUNEMQ_CPUS": str(cpus),
                 "TERM": "xterm",
                 "COLUMNS": "120",
@@ -124,6 +123,8 @@ class RunningSearch:
         os.close(theirs)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
+        if at_terminal:
+            eventually(lambda: os.tcgetpgrp(self._ours) == self.process.pid)
 
     def _read(self) -> None:
         # A terminal whose last holder has gone answers with an error.
@@ -222,8 +223,8 @@ class RunningSearch:
         return {int(pid) for file in files for pid in file.read_text(encoding="ascii").split()}
 
     def left(self) -> list[str]:
-        """What is left of its farm: processes, sockets, folders."""
-        return [*map(str, self.processes()), *map(str, self.runtime.rglob("*"))]
+        """What is left of its farm: processes, and where its sockets and temporary files lie."""
+        return [*map(str, self.processes()), *os.listdir(self.runtime)]
 
     # --- its end ----------------------------------------------------------------------------------
 
@@ -237,13 +238,13 @@ class RunningSearch:
         assert not self._reader.is_alive(), "somebody holds the script's output"
         return code
 
-    def leaves_nothing(self, within: float = GONE_WITHIN_S) -> float:
-        """Wait until nothing of its farm is left; returns how many seconds that took."""
-        started = time.monotonic()
-        eventually(
-            lambda: not self.left(), within=within, message=lambda: f"left: {self.left()}{self}"
-        )
-        return time.monotonic() - started
+    def leaves_nothing(self, pids: Collection[int] = (), within: float = GONE_WITHIN_S) -> None:
+        """Wait until nothing of its farm is left, nor of the processes with these ``pids``."""
+
+        def left() -> list[str]:
+            return [*self.left(), *(str(pid) for pid in pids if is_alive(pid))]
+
+        eventually(lambda: not left(), within=within, message=lambda: f"left: {left()}{self}")
 
     def journal_gives_the_state(self) -> None:
         """Check that a replay of the journal gives the state that the script had at its end."""
@@ -266,6 +267,12 @@ class RunningSearch:
         with contextlib.suppress(OSError):
             self.runtime.rmdir()
 
+    def stop(self, number: int) -> None:
+        """Have the script stop a trial."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"%d\n" % number)
+        self.process.stdin.flush()
+
     def type(self, keys: bytes) -> None:
         """Type at its terminal."""
         os.write(self._ours, keys)
@@ -273,10 +280,6 @@ class RunningSearch:
     def __str__(self) -> str:
         events = [seen.event for seen in self.journal.read()[-30:]]
         return "\n" + self.said.decode(errors="replace") + "\n".join(map(str, events))
-
-
-def _take_terminal() -> None:
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def is_alive(pid: int) -> bool:

@@ -25,7 +25,9 @@ PAYLOAD = "x" * 300
 
 @contextmanager
 def redis_server(socket: str) -> Iterator[Redis]:
-    with subprocess.Popen(redis_command(find_redis_server(), socket), stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        redis_command(find_redis_server(), socket), stdout=subprocess.DEVNULL
+    ) as process:
         client = Redis(unix_socket_path=socket, socket_timeout=30)
         while True:
             try:

@@ -19,9 +19,9 @@ from tunemq_scheduler.search.search_algorithm import (
 )
 from tunemq_scheduler.stopper import Stopper
 from tunemq_scheduler.trial_view import TrialView
-from tunemq_shared.conditions import TO_THE_END, Horizon, next_result
+from tunemq_shared.conditions import TO_THE_END, Horizon, lookup, next_result
 from tunemq_shared.errors import SearchFailed, TuneError
-from tunemq_shared.messages import PAUSE, STOP, Answer, Decided, ExperimentStopped, HorizonSet
+from tunemq_shared.messages import PAUSE, STOP, Answer, Decided, HorizonSet, ResultReported
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,11 +81,6 @@ class Algorithms:
         self.view = RunnerView()
         self._stopped_by_scheduler: set[str] = set()
 
-    @property
-    def wants_results(self) -> bool:
-        """Whether anybody learns from results on the way (see `told`)."""
-        return self.search.wants_results
-
     # --- suggestions ------------------------------------------------------------------------------
 
     def suggest(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
@@ -109,22 +104,24 @@ class Algorithms:
 
     # --- results ----------------------------------------------------------------------------------
 
-    def told(self, trial: TrialView, result: dict[str, Any]) -> None:
-        """A result is recorded: the search algorithm may learn from it."""
-        shown = self._shown(result)
-        self._ask("search algorithm", self.search.told_result, trial.trial_id, shown)
+    def told(self, trial: TrialView, event: ResultReported, answers: Iterable[Answer]) -> None:
+        """A result is recorded: the search algorithm may learn from it.
+
+        Args:
+            answers: what was decided about it; of a trial's last result `ended` tells.
+        """
+        if self.search.wants_results and not any(isinstance(one, Decided) for one in answers):
+            shown = self._shown(trial.full_result(event))
+            self._ask("search algorithm", self.search.told_result, trial.trial_id, shown)
 
     def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[Answer]:
         """What is to become of a trial whose result reached the horizon."""
         result = self._shown(result)
         answers: list[Answer] = []
         reason = ""
-        if (stopper := self.stopper) is not None:
-            name = type(stopper).__name__
-            if self._ask("stopper", stopper, trial.trial_id, result):
-                reason = f"{name} stopped it"
-            if self._ask("stopper", stopper.stop_all):
-                answers.append(ExperimentStopped(f"{name} stopped the experiment"))
+        stopper = self.stopper
+        if stopper is not None and self._ask("stopper", stopper, trial.trial_id, result):
+            reason = f"{type(stopper).__name__} stopped it"
         if not reason:
             reason = self._scheduler_stops(trial, result)
         if reason:
@@ -132,6 +129,13 @@ class Algorithms:
         elif not self._lock_step:
             answers.append(HorizonSet(trial.trial_id, self._horizon(trial, step)))
         return answers
+
+    def enough(self) -> str:
+        """Why a stopper ends the whole experiment now; empty while it does not."""
+        stopper = self.stopper
+        if stopper is not None and self._ask("stopper", stopper.stop_all):
+            return f"{type(stopper).__name__} stopped the experiment"
+        return ""
 
     def _scheduler_stops(self, trial: TrialView, result: dict[str, Any]) -> str:
         """Why the trial scheduler stops the trial; empty when it does not."""
@@ -189,7 +193,7 @@ class Algorithms:
     def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
         if self._worst is None or self.metric is None:
             return result
-        value = result.get(self.metric)
+        value = lookup(result, self.metric)
         if isinstance(value, float) and not math.isfinite(value):
             return {**result, self.metric: self._worst}
         return result

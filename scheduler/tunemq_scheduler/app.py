@@ -55,9 +55,10 @@ class Publisher:
 
     def __init__(self, url: str) -> None:
         self._url = _celery_url(url)
-        # A script may have a Celery of its own, or Django: this app is nobody's default and reads
-        # neither CELERY_* variables (the broker is given explicitly below) nor settings.
-        self._app = Celery("tunemq", set_as_current=False, fixups=set())
+        # A script may have a Celery of its own, or Django: this app is nobody's default and takes
+        # nothing from CELERY_* variables (the loader is given here, the broker's URL to the
+        # connection below) or settings.
+        self._app = Celery("tunemq", set_as_current=False, loader="app", fixups=set())
         self._app.conf.update(
             task_serializer="json",
             accept_content=["json"],
@@ -120,6 +121,8 @@ class Publisher:
                     "socket_timeout": _SOCKET_TIMEOUT_S,
                     "socket_connect_timeout": _CONNECT_TIMEOUT_S,
                     "socket_keepalive": True,
+                    # One list for each queue, as the ear has it.
+                    "priority_steps": [0],
                 },
             )
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)

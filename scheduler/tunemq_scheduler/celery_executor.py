@@ -52,8 +52,8 @@ class Backing(Protocol):
     def trouble(self) -> str | None:
         """Why it will never work again, if so."""
 
-    def notes(self) -> list[str]:
-        """What happened that a person should know."""
+    def news(self) -> list[str]:
+        """What happened since the last call that a person should know."""
 
 
 class CeleryTrialExecutor(TrialExecutor):
@@ -102,6 +102,7 @@ class CeleryTrialExecutor(TrialExecutor):
             WireUnavailable: Redis cannot be reached for ``connect_within`` seconds.
         """
         self._plan = plan
+        self._roster.events_key = plan.events_key
         self._reader = StreamReader(self._reading_line, (plan.events_key, wire.NODES))
         started = time.monotonic()
         while True:
@@ -140,10 +141,13 @@ class CeleryTrialExecutor(TrialExecutor):
         told: list[str] = []
         for incarnation, node in self._roster.nodes.items():
             if not node.mailbox.is_empty or node.mailbox.is_outdated:
+                if not node.mailbox.is_empty:
+                    self._roster.over(incarnation)
                 node.mailbox.clear()
                 told.append(wire.queue(incarnation))
+        # Before the orders: a node looks whether its rest is wanted until its last host is gone.
+        self._post_commands()
         self.on_step_end()
-        # Not deleted: an event that is on its way would find no stream and hold up its node.
         self._roster.commands.append(("EXPIRE", plan.events_key, str(_EXPIRES_S)))
         self._post_commands()
         deadline = time.monotonic() + (0.0 if now else _GOODBYE_S)
@@ -286,11 +290,7 @@ class CeleryTrialExecutor(TrialExecutor):
 
     def release(self, accepted: dict[str, int]) -> None:
         """Tell nodes how far their events are journalled, and trim the stream."""
-        for incarnation, last in accepted.items():
-            node = self._roster.nodes.get(incarnation)
-            if node is not None and last > node.journalled:
-                node.journalled = last
-                self._roster.commands.append(("HSET", wire.reply(incarnation), "j", str(last)))
+        self._roster.journalled(accepted)
         self._trim(accepted)
         if self._away_since is None:
             try:
@@ -314,17 +314,17 @@ class CeleryTrialExecutor(TrialExecutor):
             )
 
     def notes(self) -> list[str]:
-        """What happened since the last call; and, while Redis is away, that it is."""
-        notes, self._roster.notes = self._roster.notes, []
-        if self._backing is not None:
-            notes += self._backing.notes()
-        if self._away_since is not None:
-            seconds = time.monotonic() - self._away_since
-            notes.append(
-                f"Redis has been away for {seconds:.0f} s ({self._away_because}) The trials go on;"
-                " their results come when it is back."
-            )
-        return notes
+        """While Redis is away, that it is."""
+        if self._away_since is None:
+            return []
+        seconds = time.monotonic() - self._away_since
+        away = f"Redis has been away for {seconds:.0f} s ({self._away_because})"
+        return [f"{away} The trials go on; their results come when it is back."]
+
+    def news(self) -> list[str]:
+        """What happened to nodes, and to an embedded farm, since the last call."""
+        news, self._roster.news = self._roster.news, []
+        return news + self._backing.news() if self._backing is not None else news
 
     # --- the link to Redis ------------------------------------------------------------------------
 
@@ -349,14 +349,11 @@ class CeleryTrialExecutor(TrialExecutor):
         self._opened_reader.ask()
 
     def _check_generation(self, generation: bytes | None) -> None:
-        if generation is None:
-            fresh = secrets.token_hex(8)
-            commands = [("SET", wire.GENERATION, fresh, "NX"), ("GET", wire.GENERATION)]
-            generation = self._line.ask(commands)[1]
-        if generation == self._generation:
+        if generation is not None and generation == self._generation:
             return
         # The wire is new to us: make the stream, read from the beginning, tell everybody
-        # everything.
+        # everything. The stream is there before the generation that nodes wait for, so that none
+        # finds it missing.
         key = self._opened_plan.events_key
         self._line.ask(
             [  # nodes append to existing streams only; this is how an empty one is made
@@ -364,6 +361,10 @@ class CeleryTrialExecutor(TrialExecutor):
                 ("XGROUP", "DESTROY", key, "maker"),
             ]
         )
+        if generation is None:
+            fresh = secrets.token_hex(8)
+            commands = [("SET", wire.GENERATION, fresh, "NX"), ("GET", wire.GENERATION)]
+            generation = self._line.ask(commands)[1]
         self._generation = generation
         self._unreleased.clear()
         self._opened_reader.rewind()

@@ -192,6 +192,8 @@ class RunConfig:
             ("failure_config", FailureConfig),
             ("checkpoint_config", CheckpointConfig),
         ):
+            if getattr(self, name) is None:  # what Ray Tune takes for the default
+                object.__setattr__(self, name, kind())
             if not isinstance(getattr(self, name), kind):
                 raise _bad("RunConfig", name, getattr(self, name), f"give a {kind.__name__}")
         _check("RunConfig", "verbose", self.verbose, (0, 1, 2, 3))

@@ -89,7 +89,11 @@ class TrialExecutor(ABC):
         """Make a waiting `poll` return soon; may be called from any thread or signal handler."""
 
     def notes(self) -> list[str]:
-        """Sentences for the person at the terminal, e.g. that Redis is away."""
+        """What holds now and a person should know, e.g. that Redis is away."""
+        return []
+
+    def news(self) -> list[str]:
+        """What happened since the last call and a person should know, e.g. a node's restart."""
         return []
 
     def close(self, *, now: bool = False) -> None:  # noqa: B027

@@ -31,7 +31,7 @@ from tunemq_scheduler.trial_results import TrialResults
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
-from tunemq_shared.errors import TrialError
+from tunemq_shared.errors import TrialError, WireUnavailable
 from tunemq_shared.shipping import ship
 from tunemq_shared.stores import open_store
 
@@ -79,6 +79,9 @@ class Experiment:
                 try:
                     executor.open(plan)
                     loop.run(until=lambda: self._killed)
+                except WireUnavailable:
+                    if not self._killed:  # else it went at our word, faster than the loop
+                        raise
                 finally:
                     executor.close(now=self._killed)
             return self._results(loop, records)
@@ -104,8 +107,13 @@ class Experiment:
 
             thread = threading.Thread(target=turn, name="experiment loop")
             thread.start()
-            executor.serve()
-            thread.join()
+            try:
+                executor.serve()
+            except BaseException:
+                loop.interrupt("the script's thread left its trial")
+                raise
+            finally:
+                thread.join()
             if failed:
                 raise failed[0]
             return self._results(loop, records)

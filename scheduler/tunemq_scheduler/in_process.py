@@ -43,6 +43,8 @@ class InProcessExecutor(TrialExecutor):
         self._plan: ExperimentPlan | None = None
         self._joined = False
         self._said = 0
+        #: The trial and epoch that were started last.
+        self._newest: tuple[str, int] | None = None
 
     def open(self, plan: ExperimentPlan) -> None:
         """Get ready for an experiment."""
@@ -58,6 +60,7 @@ class InProcessExecutor(TrialExecutor):
     def start_trial(self, order: StartTrial) -> None:
         """Hand the trial to `serve`."""
         if self._plan is not None:
+            self._newest = order.trial, order.epoch
             start = self._plan.host_start(order)
             self._starts.put(m.HostOrder(order.trial, order.epoch, order.run_until, start=start))
 
@@ -94,8 +97,10 @@ class InProcessExecutor(TrialExecutor):
         self._facts.put(None)
 
     def close(self, *, now: bool = False) -> None:
-        """Let `serve` return when the trial that runs is over."""
+        """Let `serve` return when the trial that runs is over, at its next report at the latest."""
         del now  # there is nobody else to kill it
+        if self._newest is not None:
+            self._news.put(m.HostOrder(*self._newest, (), stop=True))
         self._starts.put(None)
 
     # --- the trial's side -------------------------------------------------------------------------

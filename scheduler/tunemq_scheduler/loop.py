@@ -16,6 +16,7 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.trial import Trial
 from tunemq_scheduler.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
@@ -52,8 +53,14 @@ class RecordKeeper(Protocol):
     def delete_checkpoint(self, key: str) -> None:
         """A checkpoint is no longer kept."""
 
+    def turn_began(self) -> None:
+        """The loop looks for events again."""
+
     def turn_ended(self) -> None:
         """The turn's records have all been given."""
+
+    def news(self, text: str) -> None:
+        """Something happened, to no trial, that the person at the terminal should know."""
 
 
 class ExperimentLoop:
@@ -105,6 +112,8 @@ class ExperimentLoop:
         #: Trials that are over and whose hosts may not be gone yet.
         self._leaving: set[str] = set()
         self._requests: deque[m.Event] = deque()
+        #: What nodes warned of in this turn.
+        self._warnings: list[str] = []
         self._entries: list[m.Entry] = []
         self._commands: list[c.Command] = []
 
@@ -146,17 +155,22 @@ class ExperimentLoop:
             JournalError: the turn could not be made durable; nothing of it was acted upon.
             ResourceError: a trial asks for more than any node has.
         """
+        self._records.turn_began()
         events = self.executor.poll(self._patience())
         self._take(m.Tick(self._clock()))
         self._handle_all(events)
         while self._requests:
             self._take(self._requests.popleft())
         self._check_time_budget()
+        self._ask_whether_enough()
         self._fill_slots()
         if len(self._entries) > 1:
             self._journal.append(self._entries)
             self._perform()
             self.executor.release(self.runner.accepted)
+        for text in (*self._warnings, *self.executor.news()):
+            self._records.news(text)
+        self._warnings.clear()
         self._entries, self._commands = [], []
         self._records.turn_ended()
 
@@ -184,15 +198,15 @@ class ExperimentLoop:
                     event.trial, event.epoch
                 ):
                     self.trials[event.trial].started(event)
+                elif type(event) is m.NodeWarned:
+                    self._warnings.append(event.text)
                 self._take(event)
 
     def _open_batch(self, batch: m.BatchRead) -> int:
         """Note a batch; returns how many of its first events are known, or of a dead node."""
         if batch.incarnation not in self.runner.nodes:
             return batch.last - batch.first + 1
-        # A node numbers its events for as long as it lives; the first that this search hears of
-        # need not be its first.
-        expected = self.runner.accepted.get(batch.incarnation, batch.first - 1) + 1
+        expected = self.runner.accepted.get(batch.incarnation, 0) + 1
         if batch.first > expected:
             raise WireError(
                 f"node {batch.incarnation} sent event {batch.first}, {expected} is missing before "
@@ -209,10 +223,10 @@ class ExperimentLoop:
         if review is not Review.STALE and review is not Review.REPEATED:
             trial = self.trials[event.trial]
             trial.newest = event
-            if self.algorithms.wants_results and review is not Review.FINAL:
-                self.algorithms.told(trial, trial.full_result(event))
             if review is Review.DUE:
                 answers = self.algorithms.decide(trial, trial.full_result(event), event.step)
+            if review is not Review.FINAL:
+                self.algorithms.told(trial, event, answers)
         self._take(event, answers)
 
     def _take(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> None:
@@ -239,6 +253,12 @@ class ExperimentLoop:
         budget = self._time_budget_s
         if budget is not None and self.runner.elapsed >= budget and not self.runner.stopping:
             self._take(m.StopRequested(None, f"the time budget of {budget:g} s is used up"))
+
+    def _ask_whether_enough(self) -> None:
+        if self.runner.live and not (self.runner.stopping or self.runner.interrupted):
+            reason = self.algorithms.enough()
+            if reason:
+                self._take(m.StopRequested(None, reason))
 
     # --- new trials -------------------------------------------------------------------------------
 
@@ -289,12 +309,17 @@ class ExperimentLoop:
         self._take(event, self.algorithms.added(view))
 
     def _place_waiting(self) -> None:
-        while waiting := [self.trials[trial.trial_id] for trial in self.runner.waiting()]:
+        while waiting := [self._followed(trial) for trial in self.runner.waiting()]:
             chosen = self.algorithms.choose(waiting)
             if chosen is None:
                 return
             self._take(m.TrialChosen(chosen.trial_id))
             chosen.follow(self.runner.live[chosen.trial_id])
+
+    def _followed(self, trial: Trial) -> TrialView:
+        view = self.trials[trial.trial_id]
+        view.follow(trial)  # algorithms look at its state, which a lost host changed
+        return view
 
     # --- carrying out -----------------------------------------------------------------------------
 
@@ -317,7 +342,7 @@ class ExperimentLoop:
         for key in condemned:
             self._records.delete_checkpoint(key)
         # A trial may end turns before its host is gone; facts about it come until then.
-        for trial in self._leaving - self.runner.live.keys():
+        for trial in [one for one in self._leaving if one not in self.runner.live]:
             self._leaving.discard(trial)
             del self.trials[trial]
 

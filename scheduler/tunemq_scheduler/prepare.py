@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.callback import Callback
 from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.settings import RunnerSettings
@@ -98,6 +99,7 @@ def prepare(
     trainable = _named(trainable)
     validate_trainable(trainable)
     _check_checkpoints(trainable, run)
+    _check_callbacks(run.callbacks)
     seed = tune.seed if tune.seed is not None else random.SystemRandom().getrandbits(32)
     metric, mode = tune.metric, tune.direction
     setup = SearchSetup(_space(param_space), tune.num_samples, metric, mode, seed)
@@ -165,6 +167,22 @@ def _check_checkpoints(trainable: Any, run: RunConfig) -> None:
             raise ConfigError(
                 f"CheckpointConfig({field}={value!r}) is for class trainables; in a function call "
                 f"report(metrics, checkpoint=...) when one is due."
+            )
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    if callbacks is not None and not isinstance(callbacks, list | tuple):
+        raise ConfigError(f"RunConfig(callbacks={callbacks!r}) is not usable: give a list of them.")
+    for callback in callbacks or ():
+        if isinstance(callback, type):
+            raise ConfigError(
+                f"RunConfig(callbacks=...) has the class {callback.__name__}; make one: "
+                f"{callback.__name__}()."
+            )
+        if not isinstance(callback, Callback):
+            raise ConfigError(
+                f"RunConfig(callbacks=...) has {callback!r}, which is no tune.Callback: derive its "
+                "class from that."
             )
 
 

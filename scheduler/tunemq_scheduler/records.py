@@ -6,6 +6,7 @@ journal has.
 
 from __future__ import annotations
 
+import logging
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +23,10 @@ from tunemq_scheduler.report.display import Display
 from tunemq_scheduler.result import sign_of
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared.conditions import lookup
-from tunemq_shared.errors import SearchFailed, TuneError
+from tunemq_shared.errors import SearchFailed, StoreError, TuneError
 from tunemq_shared.store import Store
+
+logger = logging.getLogger(__name__)
 
 
 class Records:
@@ -54,10 +57,12 @@ class Records:
         #: Called at the end of each turn.
         self.show: Callable[[], None] = lambda: None
         self._callbacks = callbacks
+        self._early = [one for one in callbacks if _overrides(one, "on_step_begin")]
         self._hooked = [one for one in callbacks if _overrides(one, "on_step_end")]
         self._told = [one for one in callbacks if _overrides(one, "on_trial_result")]
-        self._loggers = [one for one in self._told if isinstance(one, LoggerCallback)]
-        self._others = [one for one in self._told if not isinstance(one, LoggerCallback)]
+        # A step less for those that have only the hook's other name; this is done for each result.
+        self._loggers = [one for one in self._told if _is_plain_logger(one)]
+        self._others = [one for one in self._told if not _is_plain_logger(one)]
         self._display = display
         self._store = store
         self._metric = metric
@@ -94,13 +99,28 @@ class Records:
                 self._display.trial_ended(trial, command.reason)
 
     def delete_checkpoint(self, key: str) -> None:
-        """A checkpoint is no longer kept."""
-        self._store.delete_checkpoint(key)
+        """A checkpoint is no longer kept; that its files cannot be removed ends no search."""
+        try:
+            self._store.delete_checkpoint(key)
+        except StoreError as error:
+            logger.warning("A checkpoint that is not kept is still there: %s", error)
+
+    def turn_began(self) -> None:
+        """The loop looks for events again."""
+        if self._early:
+            for callback in self._early:
+                self._call(
+                    callback, "on_step_begin", iteration=self._iteration, trials=self._live()
+                )
+
+    def news(self, text: str) -> None:
+        """Something happened to no trial."""
+        self._display.news(text)
 
     def turn_ended(self) -> None:
         """The turn's records have all been given."""
         if self._hooked:
-            trials = list(self.trials())
+            trials = self._live()
             for callback in self._hooked:
                 self._call(callback, "on_step_end", iteration=self._iteration, trials=trials)
         self._iteration += 1
@@ -178,6 +198,11 @@ class Records:
             raise SearchFailed(
                 f"{name}.{hook} raised {type(error).__name__}: {error}\n{told}"
             ) from error
+
+
+def _is_plain_logger(callback: Callback) -> bool:
+    is_logger = isinstance(callback, LoggerCallback)
+    return is_logger and type(callback).on_trial_result is LoggerCallback.on_trial_result
 
 
 def _overrides(callback: Callback, hook: str) -> bool:

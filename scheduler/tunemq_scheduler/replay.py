@@ -170,7 +170,6 @@ def _asked_again(
     view.newest = event
     if review is Review.FINAL:
         return []
-    result = view.full_result(event)
-    if algorithms.wants_results:
-        algorithms.told(view, result)
-    return algorithms.decide(view, result, event.step)
+    answers = algorithms.decide(view, view.full_result(event), event.step)
+    algorithms.told(view, event, answers)
+    return answers

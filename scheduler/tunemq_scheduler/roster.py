@@ -1,6 +1,6 @@
 """`Roster`: which node incarnations there are, from what they say and from what their leases say.
 
-No I/O: it is told what was read, and collects facts for the runner, commands for Redis and notes
+No I/O: it is told what was read, and collects facts for the runner, commands for Redis and news
 for the person at the terminal, which the executor takes from it.
 """
 
@@ -29,7 +29,7 @@ class Node(msgspec.Struct):
     Attributes:
         entry_id: of its introduction in the nodes' stream.
         is_joined: whether the runner was told; not before there is a sign of life.
-        journalled: the number of its last event that stands in the journal.
+        journalled: the number of its last event in our stream that stands in the journal.
     """
 
     hello: m.NodeHello
@@ -50,7 +50,9 @@ class Roster:
         self.nodes: dict[str, Node] = {}
         self.facts: list[m.Event] = []
         self.commands: list[Command] = []
-        self.notes: list[str] = []
+        self.news: list[str] = []
+        #: The key of our stream; set when the experiment is known.
+        self.events_key = ""
         self._term = term
         self._buried: set[str] = set()
         self._leases = LeaseWatch()
@@ -60,7 +62,7 @@ class Roster:
         try:
             hello = read_hello(data)
         except WireError as error:
-            self.notes.append(str(error))
+            self.news.append(str(error))
             self.commands.append(("XDEL", wire.NODES, entry_id))
             return []
         incarnation = hello.incarnation
@@ -87,7 +89,7 @@ class Roster:
         try:
             header = m.decode_header(fields.get(wire.HEADER, b""))
         except msgspec.DecodeError as error:
-            self.notes.append(f"A batch of events cannot be read ({error}); it is ignored.")
+            self.news.append(f"A batch of events cannot be read ({error}); it is ignored.")
             return "", 0
         incarnation = header.incarnation
         node = self.nodes.get(incarnation)
@@ -125,20 +127,24 @@ class Roster:
         for incarnation in lost:
             self.lose(incarnation, f"its lease was not renewed for {wire.LEASE_TTL_S:g} s")
 
+    def journalled(self, accepted: Mapping[str, int]) -> None:
+        """Tell nodes how far their events, by incarnation, are journalled."""
+        for incarnation, last in accepted.items():
+            node = self.nodes.get(incarnation)
+            if node is not None and last > node.journalled:
+                node.journalled = last
+                self.commands.append(self._reply(incarnation, last))
+
+    def over(self, incarnation: str) -> None:
+        """Tell a node that nobody wants what it still has to say of our experiment."""
+        self.commands.append(self._reply(incarnation, wire.EVERYTHING))
+
     def start_anew(self) -> None:
         """Redis was away: silence meanwhile proves nothing, and what we told may be forgotten."""
         self._leases.start_anew()
         for incarnation, node in self.nodes.items():
-            self.commands.append(
-                (
-                    "HSET",
-                    wire.reply(incarnation),
-                    "j",
-                    str(node.journalled),
-                    "v",
-                    node.mailbox.stamp,
-                )
-            )
+            journalled = self._reply(incarnation, node.journalled)
+            self.commands.append((*journalled, "v", node.mailbox.stamp))
 
     def lose(self, incarnation: str, reason: str) -> None:
         """An incarnation is gone: say so, and see to it that it stays so."""
@@ -168,6 +174,10 @@ class Roster:
         node.mailbox.is_changed = term > 0
         node.is_joined = True
         self.facts.append(joined(node.hello))
+
+    def _reply(self, incarnation: str, journalled: int) -> tuple[str, ...]:
+        field = wire.journalled(self.events_key)
+        return "HSET", wire.reply(incarnation), field, str(journalled)
 
     def _fence(self, incarnation: str, reason: str) -> None:
         reply = wire.reply(incarnation)

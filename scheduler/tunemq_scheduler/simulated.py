@@ -206,7 +206,8 @@ class SimulatedTrialExecutor(TrialExecutor):
         self._report(host.node, *events)
         if host.alive:
             shown["training_iteration"] -= self.settings.horizon_error
-            if first_that_holds(host.run_until, shown) is not None:
+            is_new = host.step > host.order.last_step  # nobody decides about a repeated step
+            if is_new and first_that_holds(host.run_until, shown) is not None:
                 host.waits = True
             else:
                 self._next_step(host)

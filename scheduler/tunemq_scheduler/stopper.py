@@ -33,7 +33,8 @@ class Stopper(ABC):
     **Threads.** One thread at a time calls it.
 
     **Order.** It is asked about a trial's results in the order in which the journal holds them, and
-    `stop_all` after each batch of events and each second.
+    `stop_all` in each turn of the loop, behind the results of that turn: at least each second while
+    there are trials.
 
     **Horizon.** As with trial schedulers: a stopper that declares a horizon need only be asked
     about results that reach it. It may be asked about others, too.

@@ -25,6 +25,7 @@ from tunemq_shared.checkpoint_folders import (
 )
 from tunemq_shared.errors import MetricError, TrainableError
 from tunemq_shared.metrics import UNNAMED
+from tunemq_shared.passing_checkpoints import is_temporary, make_permanent
 from tunemq_shared.progress import Progress
 from tunemq_shared.results import TRAINING_ITERATION
 from tunemq_shared.session import TrialSession, running
@@ -139,13 +140,21 @@ class FunctionRunner(Trainable):
             raise TrainableError(
                 "A function itself decides where its checkpoints are: give no path."
             )
+        return self._save_below(self.logdir)
+
+    def _save_below(self, parent: str) -> str:
+        """Copy the trial's newest checkpoint, or make a null one, below ``parent``."""
         kept = running("FunctionRunner.save").newest_checkpoint()
         if kept is None or kept.path is None:
-            folder = make_null_checkpoint(self.logdir)
+            folder = make_null_checkpoint(parent)
             write_notes(folder, Progress().state())
             return folder
-        folder = make_checkpoint_folder(self.logdir, kept.state[TRAINING_ITERATION])
-        shutil.copytree(kept.path, folder, dirs_exist_ok=True)
+        step = kept.state[TRAINING_ITERATION]
+        if is_temporary(kept.path):
+            folder = make_permanent(kept.path, parent, step)
+        else:
+            folder = make_checkpoint_folder(parent, step)
+            shutil.copytree(kept.path, folder, dirs_exist_ok=True)
         write_notes(folder, kept.state)
         return folder
 

@@ -121,6 +121,12 @@ class HostFreed(Message, frozen=True, tag="freed"):
     epoch: int
 
 
+class NodeWarned(Message, frozen=True, tag="warned"):
+    """Something about the node that the person at the terminal should read; of no trial."""
+
+    text: str
+
+
 NodeEvent = (
     TrialStarted
     | ResultReported
@@ -129,6 +135,7 @@ NodeEvent = (
     | TrialFailed
     | HostDied
     | HostFreed
+    | NodeWarned
 )
 
 # --- facts that the scheduler makes ---------------------------------------------------------------
@@ -237,13 +244,7 @@ class HorizonSet(Message, frozen=True, tag="horizon"):
     horizon: Horizon
 
 
-class ExperimentStopped(Message, frozen=True, tag="enough"):
-    """A stopper decided that the whole experiment ends."""
-
-    reason: str
-
-
-Answer = Decided | HorizonSet | ExperimentStopped
+Answer = Decided | HorizonSet
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -345,7 +346,10 @@ class NodeHello(Message, frozen=True):
 
 
 class BatchHeader(Message, frozen=True):
-    """Stands before a batch: from whom, the number of its first event, the assignment taken."""
+    """Stands before a batch: from whom, the number of its first event, the assignment taken.
+
+    An incarnation numbers its events in each stream from 1.
+    """
 
     protocol: int
     incarnation: str

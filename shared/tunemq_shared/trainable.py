@@ -20,17 +20,20 @@ from typing import Any, ClassVar, Final
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.checkpoint_folders import (
     AS_FOLDER,
+    TEMPORARY_PREFIX,
     CheckpointForm,
     form_within,
     is_null,
     make_checkpoint_folder,
     read_notes,
+    remove,
     write_notes,
 )
 from tunemq_shared.context import Context
 from tunemq_shared.errors import TrainableError
 from tunemq_shared.messages import TrialStarted
 from tunemq_shared.metrics import check_metrics
+from tunemq_shared.passing_checkpoints import bytes_to_folder, folder_to_bytes
 from tunemq_shared.progress import Progress
 from tunemq_shared.results import ResultFrame, full_result
 from tunemq_shared.session import current
@@ -59,12 +62,13 @@ class Trainable:
         self.config: dict[str, Any] = {} if config is None else config
         self._progress = Progress()
         self._logdir = logdir
+        self._passing: list[str] = []
         self._enter()
         began = time.monotonic()
         self.setup(copy.deepcopy(self.config))
         took_s = time.monotonic() - began
         if took_s > SLOW_SETUP_S:
-            logger.info(
+            logger.warning(
                 "%s.setup() took %.1f s. With TuneConfig(reuse_actors=True) and a reset_config() "
                 "that returns True, trials share one object and pay for it once.",
                 type(self).__name__,
@@ -201,8 +205,28 @@ class Trainable:
         self.load_checkpoint(CheckpointForm.from_state(notes).given_back(folder))
         self._progress.restore(notes)
 
+    def save_to_object(self) -> bytes:
+        """A checkpoint in memory: what `save` would write, for `restore_from_object`."""
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as parent:
+            return folder_to_bytes(self._save_below(parent))
+
+    def _save_below(self, parent: str) -> str:
+        """Write a checkpoint and its notes into a folder of its own below ``parent``."""
+        return self.save(make_checkpoint_folder(parent, self.iteration))
+
+    def restore_from_object(self, obj: bytes) -> None:
+        """Go on from what `save_to_object` returned; its files stay until this trial has ended.
+
+        Raises:
+            CheckpointError: ``obj`` is something else.
+        """
+        folder = bytes_to_folder(obj, self.logdir)
+        self._passing.append(folder)
+        self.restore(folder)
+
     def reset(self, new_config: dict[str, Any], logdir: str | None = None) -> bool:
         """Become a new trial through `reset_config`; False if this object has to be replaced."""
+        self._remove_passing()
         self._logdir = logdir
         self._enter()
         if not self.reset_config(copy.deepcopy(new_config)):
@@ -213,7 +237,15 @@ class Trainable:
 
     def stop(self) -> None:
         """Release everything; no step follows."""
-        self.cleanup()
+        try:
+            self.cleanup()
+        finally:
+            self._remove_passing()
+
+    def _remove_passing(self) -> None:
+        """Remove the folders that `restore_from_object` made."""
+        while self._passing:
+            remove(self._passing.pop())
 
     def export_model(
         self, export_formats: str | Sequence[str], export_dir: str | None = None

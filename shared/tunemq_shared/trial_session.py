@@ -211,10 +211,19 @@ class TrialSession:
                 self.ended = StopTrial
                 raise StopTrial
             horizon = self._obeyed.run_until
-            if not horizon or first_that_holds(horizon, self._result) is None:
+            if not horizon or self._is_repeated or first_that_holds(horizon, self._result) is None:
                 break
             self._obey(self._channel.wait())
         self._resumed_at = time.monotonic()
+
+    @property
+    def _is_repeated(self) -> bool:
+        """Whether the last step is one that an earlier epoch reported, too.
+
+        Such a result is dropped where it is read, so nobody would tell a trial that waits there to
+        go on: its times, say, may reach a horizon that those of the first record did not.
+        """
+        return self.progress.iteration <= self.start.last_step
 
     def restore(self) -> Path | None:
         """Take up the checkpoint to go on from, and return its files; None for a fresh start.

@@ -1,11 +1,15 @@
 """Names of everything of ours in Redis, in one place, so that nothing there is without an owner.
 
-tunemq:generation          random; gone or changed: the wire was reset (scheduler sets it)
-tunemq:nodes               stream: NodeHello of every incarnation (nodes append, scheduler reads)
-tunemq:lease:<inc>         counter that a node raises every second; expires after LEASE_TTL_S
-tunemq:reply:<inc>         hash for that node: v newest assignment version, j journalled up to, f
-fenced tunemq:events:<exp>        stream of event batches (scheduler creates, nodes append with
-NOMKSTREAM) tunemq.node.<inc>          Celery queue of that incarnation
+tunemq:generation     random; gone or changed: the wire was reset (scheduler sets it)
+tunemq:nodes          stream: NodeHello of every incarnation (nodes append, scheduler reads)
+tunemq:lease:<inc>    counter that a node raises every second; expires after LEASE_TTL_S
+tunemq:reply:<inc>    hash for that node: v newest assignment's term and version; f fenced;
+                      for each experiment j:<key of its events stream>, up to which number its
+                      events are journalled (scheduler sets them; node removes the last kind
+                      when it forgets the experiment)
+tunemq:events:<exp>   stream of event batches (scheduler creates, nodes append with NOMKSTREAM);
+                      each incarnation numbers its events in each stream from 1
+tunemq.node.<inc>     Celery queue of that incarnation
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ OUTBOX_BYTES: Final = 64 * 2**20
 #: Of which so much in memory, the rest on disk.
 OUTBOX_MEMORY_BYTES: Final = 2**20
 
+#: "Journalled up to here" of an experiment that is over: nobody wants what is left of it.
+EVERYTHING: Final = 2**63 - 1
+
 #: Fields of a batch in an events stream, and of an entry of the nodes' stream.
 HEADER, EVENTS, HELLO = b"h", b"e", b"hello"
 
@@ -43,6 +50,11 @@ def reply(incarnation: str) -> str:
 def events(experiment: str) -> str:
     """The key of an experiment's event stream."""
     return f"tunemq:events:{experiment}"
+
+
+def journalled(events_key: str) -> str:
+    """The field of a reply that says how far an experiment's events are journalled."""
+    return f"j:{events_key}"
 
 
 def queue(incarnation: str) -> str:

@@ -102,6 +102,7 @@ def domains_in(node: Any) -> bool:
     return isinstance(node, Domain) or any(domains_in(child) for _, child in children(node))
 
 
+@pytest.mark.parity(173)
 def test_it_gives_num_samples_configurations_and_then_says_so(
     make: Callable[..., SearchAlgorithm],
 ) -> None:
@@ -173,6 +174,7 @@ def test_live_trials_are_limited(make: Callable[..., SearchAlgorithm]) -> None:
     assert isinstance(algorithm.next_config(3, "t3"), Suggestion)
 
 
+@pytest.mark.parity(173)
 def test_ends_of_every_sort_and_of_strangers_are_taken(
     make: Callable[..., SearchAlgorithm],
 ) -> None:
@@ -216,6 +218,7 @@ def test_a_searcher_that_cannot_restore_is_given_finished_trials_as_points(
     assert caplog.text.count("PlainSearcher cannot take up trials") == 1
 
 
+@pytest.mark.parity(66, 173)
 def test_results_and_ends_reach_the_searcher_once() -> None:
     searcher = PlainSearcher()
     algorithm = SearchGenerator(ConcurrencyLimiter(searcher, 2))
@@ -256,6 +259,7 @@ def test_a_suggestion_that_is_none_is_an_error_that_names_the_searcher(answer: A
         algorithm.next_config(0, "t0")
 
 
+@pytest.mark.parity(63)
 def test_a_searcher_may_wait_and_may_finish() -> None:
     answers: list[Any] = [None, {"x": 1}, Searcher.FINISHED]
 

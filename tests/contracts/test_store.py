@@ -97,6 +97,7 @@ class StoreContract(ABC):
         with pytest.raises(StoreError, match="checkpoint_2-000001"):
             store.open_checkpoint(keys[1], "0" * 64)
 
+    @pytest.mark.parity(111)
     def test_deleting_what_is_not_there_is_no_error(self, store: Store, source: Path) -> None:
         store.delete_checkpoint(KEY)
         put(store, source)
@@ -287,6 +288,7 @@ class StoreContract(ABC):
 
     # --- with a trial's session -------------------------------------------------------------------
 
+    @pytest.mark.parity(92, 136)
     def test_a_session_saves_and_restores_through_its_sink(
         self, store: Store, source: Path
     ) -> None:

@@ -116,6 +116,7 @@ def test_horizons_are_none_or_conditions_and_asking_changes_nothing(
     assert scheduler.horizon(trial) == horizon
 
 
+@pytest.mark.parity(62, 172)
 def test_choosing_takes_a_waiting_trial_and_changes_nothing(
     make: Callable[[], TrialScheduler],
 ) -> None:
@@ -131,6 +132,7 @@ def test_choosing_takes_a_waiting_trial_and_changes_nothing(
     assert scheduler.choose_trial_to_run(runner) is None
 
 
+@pytest.mark.parity(172)
 def test_trials_may_end_in_every_way(make: Callable[[], TrialScheduler]) -> None:
     scheduler = make()
     trials = [new_trial(number) for number in range(4)]

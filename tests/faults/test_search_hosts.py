@@ -34,6 +34,7 @@ def once_each(steps: int) -> list[int]:
     return list(range(1, steps + 1))
 
 
+@pytest.mark.parity(70, 71)
 @pytest.mark.parametrize("kind", ["plain", "family"])
 def test_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notices(start, kind):
     search = start(kind=kind, trials=3, steps=12, save_every=3, max_failures=1)

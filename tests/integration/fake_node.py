@@ -70,4 +70,5 @@ class FakeNode:
         return self.redis.xadd(key, fields, nomkstream=True) is not None
 
     def journalled(self) -> int:
-        return int(self.redis.hget(wire.reply(self.incarnation), "j") or 0)
+        fields = self.redis.hgetall(wire.reply(self.incarnation))
+        return max((int(n) for name, n in fields.items() if name.startswith(b"j:")), default=0)

@@ -167,7 +167,7 @@ class Scheduler:
 
     def journal(self, incarnation: str, n: int) -> None:
         """Say that events are journalled up to number ``n``."""
-        self.client.hset(wire.reply(incarnation), "j", n)
+        self.client.hset(wire.reply(incarnation), wire.journalled(self.key), n)
 
     def announce(self, incarnation: str, version: int) -> None:
         """Say which assignment is the newest."""
@@ -182,9 +182,16 @@ class Scheduler:
 class Node:
     """A node process, introduced."""
 
-    def __init__(self, server: RedisServer, scheduler: Scheduler, folder: Path, *more: str) -> None:
+    def __init__(
+        self,
+        server: RedisServer,
+        scheduler: Scheduler,
+        folder: Path,
+        *more: str,
+        program: tuple[str, str] = ("-m", "tunemq_workers.node"),
+    ) -> None:
         self.folder = folder
-        command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", server.url]
+        command = [sys.executable, "-P", *program, "--redis", server.url]
         self.process = subprocess.Popen([
             *command, "--name", "node", "--workdir", str(folder), "--cpus", "2", *more,
         ])  # fmt: skip

@@ -84,7 +84,7 @@ def poll_until(executor: CeleryTrialExecutor, kind: type[m.Message], within: flo
     facts: list[m.Event] = []
     deadline = time.monotonic() + within
     while not any(isinstance(fact, kind) for fact in facts):
-        assert time.monotonic() < deadline, f"no {kind.__name__} in {facts}; {executor.notes()}"
+        assert time.monotonic() < deadline, f"no {kind.__name__} in {facts}; {executor.news()}"
         facts += executor.poll(0.05)
     return facts
 
@@ -182,6 +182,7 @@ def test_a_released_trial_is_no_longer_listed(executor, joined, quick_looks):
     assert joined.read_mail().orders == ()
 
 
+@pytest.mark.parity(64, 179)
 def test_batches_become_facts_and_are_kept_until_they_are_journalled(executor, joined):
     joined.send(KEY, result(1), result(2))
     joined.send(KEY, m.TrialFinished("t1", 1))
@@ -270,7 +271,7 @@ def test_after_redis_was_killed_everything_is_there_again_and_nothing_is_lost(
     assert joined.journalled() == 1
     assert joined.send(KEY, result(1), first=1)
     assert poll_until(executor, m.BatchRead)[0].first == 1
-    assert executor.notes()[-1].startswith("The embedded redis ended")
+    assert executor.news()[-1].startswith("The embedded redis ended")
 
 
 def _is_new_generation(node: FakeNode, old: bytes) -> bool:
@@ -305,6 +306,7 @@ def test_a_redis_that_cannot_be_reached_is_named_with_how_long_was_tried():
     executor.close()
 
 
+@pytest.mark.parity(134)
 def test_while_redis_is_away_a_person_is_told_and_the_loop_goes_on(farm):
     executor = CeleryTrialExecutor(farm.url, term=1)
     executor.open(PLAN)
@@ -324,6 +326,7 @@ def test_an_embedded_farm_that_will_not_come_back_is_an_error(farm, executor):
         turn_until(executor, lambda: False)
 
 
+@pytest.mark.parity(179)
 def test_a_wake_up_ends_a_poll_at_once(executor):
     timer = threading.Timer(0.05, executor.wake)
     timer.start()

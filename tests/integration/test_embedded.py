@@ -21,6 +21,7 @@ from tunemq_scheduler.embedded.farm import EmbeddedFarm
 from tunemq_scheduler.embedded.redis_server import find_redis_server
 from tunemq_scheduler.embedded.warm import embedded_farm
 from tunemq_shared.errors import ConfigError, WireUnavailable
+from tunemq_shared.messages import Environment
 
 pytestmark = pytest.mark.integration
 
@@ -97,7 +98,7 @@ def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
     farm.wait_until_ready(2.0)
 
     assert farm.trouble() is None
-    assert farm.notes() == ["The embedded redis ended (signal 9 (SIGKILL)) and is started again."]
+    assert farm.news() == ["The embedded redis ended (signal 9 (SIGKILL)) and is started again."]
 
 
 def test_a_node_that_dies_is_started_again_and_its_orphans_are_killed(farm):
@@ -155,6 +156,32 @@ def test_a_folder_that_a_killed_keeper_left_is_removed_by_the_next_one():
     farm.stop()
 
 
+def test_what_to_get_ready_for_is_told_in_a_private_file_and_on_no_command_line():
+    secret = Environment(sys.executable, (), {"API_KEY": "s3cret"}, ())
+    farm = EmbeddedFarm(
+        1, prewarm=secret, make_node_command=lambda *of: ["/bin/sleep", "600", str(of[4])]
+    )
+    farm.wait_until_ready()
+    path = os.path.join(farm.folder, layout.PREWARM)
+    eventually(lambda: len(descendants(farm)) == 2)
+
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    everybody = [psutil.Process(farm.keeper_pid), *descendants(farm)]
+    told = [word for process in everybody for word in process.cmdline()]
+    assert path in told
+    assert not any("s3cret" in word for word in told)
+    farm.stop()
+
+
+def test_a_node_reads_the_file_once_and_removes_it():
+    environment = Environment(sys.executable, (), {"PATH": os.environ["PATH"]}, ())
+    farm = EmbeddedFarm(1, prewarm=environment)
+    eventually(lambda: not os.path.exists(os.path.join(farm.folder, layout.PREWARM)))
+    log = Path(farm.folder, layout.NODE, "node.log")
+    eventually(lambda: log.exists() and "forkserver.started" in log.read_text())
+    farm.stop()
+
+
 def test_a_second_search_finds_the_farm_warm(stand_in):
     with embedded_farm(1) as first:
         terms = [first.new_term()]
@@ -194,7 +221,7 @@ def test_a_farm_outlives_the_thread_that_started_it(stand_in):
     with embedded_farm(1) as farm:
         assert farm is farms[0]
         farm.wait_until_ready(1.0)
-        assert farm.notes() == []
+        assert farm.news() == []
 
 
 def test_a_forked_child_of_the_script_leaves_the_farm_alone(stand_in):

@@ -108,6 +108,7 @@ def test_an_assignment_that_comes_twice_or_late_changes_nothing(node, scheduler)
     assert not scheduler.said(HostFreed)
 
 
+@pytest.mark.parity(34)
 def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node, scheduler):
     start = scheduler.start(three_results)
     scheduler.assign(node.incarnation, order("t1", start))
@@ -350,13 +351,44 @@ def test_a_preload_that_ends_its_process_fails_the_trial_with_the_reason(node, s
 
 def test_a_prewarmed_forkserver_serves_the_first_trial(server, scheduler, tmp_path):
     start = scheduler.start(three_results)
-    prewarm = msgspec.json.encode(start.environment).decode()
-    node = Node(server, scheduler, tmp_path / "warm", "--prewarm", prewarm)
+    prewarm = tmp_path / "environment"
+    prewarm.write_bytes(msgspec.json.encode(start.environment))
+    node = Node(server, scheduler, tmp_path / "warm", "--prewarm", str(prewarm))
     try:
+        assert not prewarm.exists()
         eventually(lambda: "forkserver.ready" in node.log())
         scheduler.assign(node.incarnation, order("t1", start))
         eventually(lambda: scheduler.said(TrialFinished), message=node.log)
         assert node.log().count("forkserver.started") == 1
+    finally:
+        node.end()
+
+
+def test_a_file_to_prewarm_from_that_was_read_before_is_no_error(server, scheduler, tmp_path):
+    node = Node(server, scheduler, tmp_path / "again", "--prewarm", str(tmp_path / "gone"))
+    assert "forkserver.started" not in node.log()
+    node.end()
+
+
+SMALL_CAPS = """
+from tunemq_workers import node_loop
+from tunemq_workers.node import main
+from tunemq_workers.output_caps import OutputCaps
+node_loop.OutputCaps = lambda *of: OutputCaps(*of, period_s=0.05, limit_bytes=1_000)
+raise SystemExit(main())
+"""
+
+
+def test_what_trials_print_is_kept_below_a_size(server, scheduler, tmp_path):
+    def prints(config):
+        for _ in range(10_000):
+            print("one more line")
+
+    node = Node(server, scheduler, tmp_path / "node", program=("-c", SMALL_CAPS))
+    try:
+        scheduler.assign(node.incarnation, order("t1", scheduler.start(prints)))
+        eventually(lambda: scheduler.said(TrialFinished), message=node.log)
+        eventually(lambda: (tmp_path / "trial_0" / "stdout").stat().st_size <= 1_000)
     finally:
         node.end()
 
@@ -392,6 +424,7 @@ def test_a_fenced_node_kills_its_hosts_and_ends(node, scheduler):
         ("--cpus", "-1", "--cpus is -1.0"),
         ("--resources", '{"gpu": -2}', "offers -2.0 of 'gpu'"),
         ("--resources", "gpu=2", "give a JSON object"),
+        ("--prewarm", "/", "--prewarm is '/': Is a directory"),
     ],
 )
 def test_a_bad_option_is_refused_with_its_name_and_the_fix(tmp_path, option, value, message):

@@ -63,6 +63,7 @@ def look_around(config):
     )
 
 
+@pytest.mark.parity(171)
 def test_a_trial_finds_a_clean_process_in_its_folder(serve):
     server = serve(variables={"PATH": os.environ["PATH"], "MINE": "1", "TUNEMQ_OURS": "2"})
     host = server.start(look_around)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,16 +45,40 @@ class ListJournal:
         pass
 
 
-class NoRecords:
-    """Tells nobody."""
+class CountingJournal:
+    """Keeps nothing but the number of turns and of entries."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+        self.entries = 0
+
+    def append(self, entries: Sequence[m.Entry]) -> None:
+        self.turns += 1
+        self.entries += len(entries)
+
+    def close(self) -> None:
+        pass
+
+
+class CountedRecords:
+    """Counts what is recorded, by kind."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[type[c.Command]] = Counter()
 
     def record(self, command: c.RecordCommand, trial: TrialView) -> None:
-        pass
+        self.counts[type(command)] += 1
 
     def delete_checkpoint(self, key: str) -> None:
         pass
 
+    def turn_began(self) -> None:
+        pass
+
     def turn_ended(self) -> None:
+        pass
+
+    def news(self, text: str) -> None:
         pass
 
 
@@ -92,6 +117,7 @@ class Search:
         self.runner = TrialRunner(self.settings)
         self.executor = SimulatedTrialExecutor(simulation, self._metrics, self._step_time)
         self.journal = journal if journal is not None else ListJournal()
+        self.records = CountedRecords()
         self.algorithms = self._algorithms(lock_step=lock_step)
         self.loop = ExperimentLoop(
             runner=self.runner,
@@ -99,7 +125,7 @@ class Search:
             algorithms=self.algorithms,
             executor=self.executor,
             journal=self.journal,
-            records=NoRecords(),
+            records=self.records,
             resources_for=lambda _config: {"cpu": 1.0},
             trial_prefix="t",
             clock=self.executor.clock,

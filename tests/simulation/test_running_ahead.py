@@ -44,6 +44,7 @@ def search(
     return Search(make, simulation=simulation, max_t=MAX_T, lock_step=lock_step).run()
 
 
+@pytest.mark.parity(15)
 @pytest.mark.parametrize("latency_s", [0.0, 0.1, 2.0])
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_the_journal_replayed_in_lock_step_gives_the_same(name: str, latency_s: float) -> None:

@@ -29,6 +29,7 @@ class EarLink:
         reactor: calls back.
         start: starts an ear process.
         first: an ear that runs already.
+        children: the pids of the node's own children; the ear's is kept there until it is reaped.
         on_ready: an ear consumes the queue.
         on_mail: a task's argument came.
         on_death: the ear ended by itself; call `start_if_none` when it is worth starting another.
@@ -39,12 +40,13 @@ class EarLink:
         reactor: Reactor,
         start: Callable[[], EarProcess],
         first: EarProcess,
+        children: set[int],
         *,
         on_ready: Callable[[], None],
         on_mail: Callable[[bytes], None],
         on_death: Callable[[], None],
     ) -> None:
-        self._reactor, self._start = reactor, start
+        self._reactor, self._start, self._children = reactor, start, children
         self._on_ready, self._on_mail, self._on_death = on_ready, on_mail, on_death
         self._ear: EarProcess | None = None
         self._is_ready = False
@@ -97,6 +99,7 @@ class EarLink:
 
     def _attend(self, ear: EarProcess) -> None:
         self._ear, self._is_ready = ear, False
+        self._children.add(ear.pid)
         self._decoder = FrameDecoder()
         ear.sock.setblocking(False)
         self._reactor.watch(ear.sock, self._readable)
@@ -151,3 +154,4 @@ class EarLink:
         self._reactor.unwatch(pidfd)
         os.close(pidfd)
         os.waitpid(pid, 0)
+        self._children.discard(pid)

@@ -92,13 +92,13 @@ class Families:
     def term(self, host: str) -> None:
         """Send SIGTERM to the host's process group, if it lives."""
         if (pid := self._pids.get(host)) is not None:
-            _signal_group(pid, signal.SIGTERM)
+            signal_group(pid, signal.SIGTERM)
 
     def kill(self, host: str) -> None:
         """Kill the host and its process group, if it lives; `reap` does the rest of the family."""
         if (pid := self._pids.get(host)) is not None:
             os.kill(pid, signal.SIGKILL)
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
         """Kill every host."""
@@ -131,7 +131,7 @@ class Families:
         host = self._hosts.pop(pid, None)
         if host is not None:
             # Until it is waited for, its pid, and so its group's, is nobody else's.
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         self._own.discard(pid)
         self._orphans.pop(pid, None)
@@ -161,7 +161,7 @@ class Families:
                 continue
             # Its group too: what it has just forked need not wait for the next round.
             if (group := os.getpgid(pid)) not in spared:
-                _signal_group(group, signal.SIGKILL)
+                signal_group(group, signal.SIGKILL)
 
     def _hosts_of(self, orphan: int) -> frozenset[str]:
         """The dying hosts that this orphan may have come from."""
@@ -192,7 +192,8 @@ def _ended_child() -> os.waitid_result | None:
         return None
 
 
-def _signal_group(group: int, number: int) -> None:
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to every member of a process group that is there and ours."""
     # No such group: its members have ended. Not permitted: no member is ours.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)

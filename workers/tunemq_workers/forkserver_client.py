@@ -52,10 +52,11 @@ class ForkserverLost(Exception):
     Args:
         text: What is known about it, for the user.
         reports: What it, or its death, says about hosts; to be handled first.
+        hosts: Those of which something may be left; it is up to whom it is re-parented to.
     """
 
-    def __init__(self, text: str, reports: list[Report]) -> None:
-        self.reports = reports
+    def __init__(self, text: str, reports: list[Report], hosts: list[str]) -> None:
+        self.reports, self.hosts = reports, hosts
         super().__init__(text)
 
 
@@ -202,10 +203,12 @@ class ForkserverClient:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         for pidfd in self._pidfds.values():
             select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
-        for host in self._hosts:
-            if host not in self._exited:
-                reports.append(HostExited(host, None, signal.SIGKILL, None))
-            reports.append(FamilyGone(host))
+        hosts = sorted(self._hosts)
+        reports += [
+            HostExited(host, None, signal.SIGKILL, None)
+            for host in hosts
+            if host not in self._exited
+        ]
         self._forget()
         try:
             end = f"ended with {self._process.wait(_DEATH_S)}"
@@ -214,7 +217,7 @@ class ForkserverClient:
             end = f"closed its socket and ended with {self._process.wait()}"
         if self._preloading is not None:
             end += f" while it preloaded {self._preloading}"
-        return ForkserverLost(f"the forkserver {self.pid} {end}; see {self._log}.", reports)
+        return ForkserverLost(f"the forkserver {self.pid} {end}; see {self._log}.", reports, hosts)
 
     def _forget(self) -> None:
         _close(*self._pidfds.values(), *(fd for _, fds in self._waiting for fd in fds))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -20,10 +21,13 @@ from tunemq_workers.forkserver_messages import (
 )
 from tunemq_workers.host_contracts import Link, Listener
 from tunemq_workers.host_link import HostLink
+from tunemq_workers.orphans import Orphans
 from tunemq_workers.reactor import Reactor
 
 #: Idle forkservers end within milliseconds; this is for one that is stuck.
 _CLOSE_S: Final = 2.0
+#: So many different warnings of one forkserver reach people; all are in the log.
+_WARNINGS: Final = 20
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +35,30 @@ _log = logging.getLogger(__name__)
 class _Hosted(NamedTuple):
     server: ForkserverClient
     listener: Listener
+    events_key: str
+
+
+class _Warnings:
+    """What a forkserver has warned of: each experiment that it hosts trials of is told it once.
+
+    A forkserver may warn before it is used, and outlive the experiment that it was started for.
+    """
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._told: dict[str, int] = {}
+
+    def add(self, text: str) -> None:
+        """There is one more."""
+        if text not in self._texts and len(self._texts) < _WARNINGS:
+            self._texts.append(text)
+
+    def news(self, events_key: str) -> list[str]:
+        """What this experiment was not told yet."""
+        told = self._told.get(events_key, 0)
+        if told < len(self._texts):
+            self._told[events_key] = len(self._texts)
+        return self._texts[told:]
 
 
 class ForkserverPool:
@@ -38,15 +66,27 @@ class ForkserverPool:
 
     Args:
         reactor: watches the forkservers' sockets.
+        children: the pids of the node's own children; the forkservers' are kept there.
         folder: for their logs.
         hostname: this machine's name, which trials report.
         node_ip: its address, likewise.
     """
 
-    def __init__(self, reactor: Reactor, *, folder: str, hostname: str, node_ip: str) -> None:
-        self._reactor = reactor
+    def __init__(
+        self,
+        reactor: Reactor,
+        children: set[int],
+        *,
+        folder: str,
+        hostname: str,
+        node_ip: str,
+    ) -> None:
+        #: Takes (events stream, text).
+        self.on_warning: Callable[[str, str], object] = _nobody_is_told
+        self._reactor, self._children = reactor, children
+        self._orphans = Orphans(reactor, children)
         self._folder, self._hostname, self._node_ip = folder, hostname, node_ip
-        self._servers: list[ForkserverClient] = []
+        self._servers: dict[ForkserverClient, _Warnings] = {}
         self._hosted: dict[str, _Hosted] = {}
         self._started = 0
         self._why = ""
@@ -63,7 +103,8 @@ class ForkserverPool:
         """Begin to fork a host for ``order``; see `Forkservers.start`."""
         assert order.start is not None  # the protocol says so
         server = self._server_for(order.start.environment)
-        self._hosted[host] = _Hosted(server, listener)
+        self._hosted[host] = _Hosted(server, listener, order.start.events_key)
+        self._warn(server, [order.start.events_key])
         return HostLink(
             self._reactor,
             server.start(host, order),
@@ -84,10 +125,8 @@ class ForkserverPool:
 
     def close(self) -> None:
         """End all forkservers, and with them all hosts."""
-        for server in self._servers:
-            self._reactor.unwatch(server)
-            server.close(_CLOSE_S)
-        self._servers.clear()
+        for server in list(self._servers):
+            self._close(server)
 
     def _server_for(self, environment: Environment) -> ForkserverClient:
         for server in self._servers:
@@ -102,7 +141,8 @@ class ForkserverPool:
             node_ip=self._node_ip,
         )
         _log.info("forkserver.started pid=%d preload=%s", server.pid, ",".join(environment.preload))
-        self._servers.append(server)
+        self._servers[server] = _Warnings()
+        self._children.add(server.pid)
         self._reactor.watch(server, partial(self._readable, server))
         return server
 
@@ -110,23 +150,41 @@ class ForkserverPool:
         """Another environment is wanted now: those without hosts have had their day."""
         busy = {hosted.server for hosted in self._hosted.values()}
         for server in [server for server in self._servers if server not in busy]:
-            self._reactor.unwatch(server)
-            self._servers.remove(server)
-            server.close(_CLOSE_S)
+            self._close(server)
+
+    def _close(self, server: ForkserverClient) -> None:
+        self._reactor.unwatch(server)
+        del self._servers[server]
+        server.close(_CLOSE_S)
+        self._children.discard(server.pid)
 
     def _readable(self, server: ForkserverClient, _events: int) -> None:
         try:
             reports = server.read()
         except ForkserverLost as lost:
-            self._reactor.unwatch(server)
-            self._servers.remove(server)
-            self._why = str(lost)
-            _log.error("forkserver.lost pid=%d problem=%r", server.pid, self._why)
-            reports = lost.reports
+            self._lost(server, lost)
+            return
         for report in reports:
-            self._pass_on(report)
+            self._pass_on(server, report)
 
-    def _pass_on(self, report: Report) -> None:
+    def _lost(self, server: ForkserverClient, lost: ForkserverLost) -> None:
+        """A forkserver ended by itself: its hosts are gone when what they left is gone."""
+        self._reactor.unwatch(server)
+        self._why = str(lost)
+        _log.error("forkserver.lost pid=%d problem=%r", server.pid, self._why)
+        for report in lost.reports:
+            self._pass_on(server, report)
+        listeners = {host: self._hosted.pop(host).listener for host in lost.hosts}
+        del self._servers[server]
+        self._children.discard(server.pid)
+        self._orphans.sweep(partial(_say_gone, listeners))
+
+    def _warn(self, server: ForkserverClient, events_keys: Iterable[str]) -> None:
+        for events_key in events_keys:
+            for text in self._servers[server].news(events_key):
+                self.on_warning(events_key, text)
+
+    def _pass_on(self, server: ForkserverClient, report: Report) -> None:
         match report:
             case HostForked(host, pid):
                 self._hosted[host].listener.forked(host, pid)
@@ -141,10 +199,22 @@ class ForkserverPool:
             case Warned(text):
                 self._why = text
                 _log.warning("forkserver.warned text=%r", text)
+                self._servers[server].add(text)
+                hosted = self._hosted.values()
+                self._warn(server, {one.events_key for one in hosted if one.server is server})
             case Preloading(module):
                 _log.info("forkserver.preloading module=%s", module)
             case Ready(preloaded):
                 _log.info("forkserver.ready preloaded=%s", ",".join(preloaded))
+
+
+def _say_gone(listeners: dict[str, Listener]) -> None:
+    for host, listener in listeners.items():
+        listener.gone(host)
+
+
+def _nobody_is_told(_events_key: str, _text: str) -> None:
+    """Until the node's loop has said whom to tell."""
 
 
 def _nobody_listens(_event: bytes) -> None:

@@ -79,6 +79,9 @@ class Listener(Protocol):
 class Forkservers(Protocol):
     """Starts and ends hosts: `tunemq_workers.forkservers.ForkserverPool`."""
 
+    #: Takes (events stream, text): what a forkserver warns those of whose trials it hosts.
+    on_warning: Callable[[str, str], object]
+
     def start(self, host: str, order: HostOrder, listener: Listener) -> Link:
         """Begin to fork a host for ``order``, whose ``start`` is given.
 

@@ -88,6 +88,16 @@ class Hosts:
         for host in self._hosts.values():
             host.link.hold(is_held)
 
+    def events_keys(self) -> set[str]:
+        """The streams of the experiments for which there are orders or hosts."""
+        starts = [*self._starts.values()]
+        starts += [host.start for host in self._hosts.values() if not host.is_parked]
+        return {start.events_key for start in starts}
+
+    def folders(self) -> set[str]:
+        """The folders of the trials that hosts are there for."""
+        return {host.start.folder for host in self._hosts.values()}
+
     # --- what hosts say -------------------------------------------------------------------------
 
     def said(self, name: str, kind: int, payload: bytes) -> None:

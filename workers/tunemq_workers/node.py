@@ -69,8 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--prewarm",
-        metavar="JSON",
-        help="an Environment whose forkserver is started before the first trial needs it",
+        metavar="PATH",
+        help="a file with an Environment whose forkserver is started before the first trial needs"
+        " it; removed when it was read",
     )
     return parser
 

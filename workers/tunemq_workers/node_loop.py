@@ -1,8 +1,9 @@
 """A node: one loop that owns the hosts, the outbox and what is known of the wire.
 
 Three things bring work: the ear (mail), the hosts' sockets (events), the pump (facts about Redis).
-After each round the outbox's news go to the pump, if that is idle: while a batch is under way the
-next one grows, so a lone event waits for nothing and a flood travels in large pieces.
+After each round the outboxes' news go to the pump, each stream's if none of it is under way: while
+a batch is under way the next one grows, so a lone event waits for nothing and a flood travels in
+large pieces.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from tunemq_shared.messages import PROTOCOL_VERSION, BatchHeader, encode
+from tunemq_shared.messages import PROTOCOL_VERSION, BatchHeader, NodeWarned, encode
 from tunemq_workers.ear_link import EarLink
 from tunemq_workers.ear_process import EarProcess
 from tunemq_workers.host_contracts import Forkservers
 from tunemq_workers.hosts import Hosts
 from tunemq_workers.mail import Mailbox
-from tunemq_workers.outbox import BLOCK_BYTES, Outbox
+from tunemq_workers.outbox_room import BLOCK_BYTES, Room
+from tunemq_workers.outboxes import Outboxes
+from tunemq_workers.output_caps import OutputCaps
 from tunemq_workers.pump import Pump
 from tunemq_workers.pump_messages import (
-    Append,
     Appended,
     Fact,
     HelloSaid,
@@ -39,9 +41,6 @@ from tunemq_workers.redis_address import RedisAddress
 
 #: What a node that was fenced ends with (EX_TEMPFAIL): a new incarnation may start.
 EXIT_FENCED: Final = 75
-#: Batches under way at a time.
-_PIPELINED: Final = 4
-_RETRY_S: Final = (0.05, 1.0)
 #: Until then the pump looks often for a scheduler that is about to start.
 _EXPECTING_S: Final = 5.0
 #: An assignment that the scheduler announces and that does not come for so long: the ear is deaf.
@@ -64,10 +63,6 @@ class _Wire:
     #: The generations in which this node was, or is being, introduced.
     introduced: bytes | None = None
     introducing: bytes | None = None
-    #: The first event of what is under way.
-    sending: int | None = None
-    failures: int = 0
-    retry: Timer | None = None
 
 
 class NodeLoop:
@@ -78,8 +73,9 @@ class NodeLoop:
         hello: its encoded NodeHello.
         redis: where Redis is.
         reactor: not running yet.
-        outbox: empty.
+        room: for what is not journalled yet.
         forkservers: what starts hosts.
+        children: the pids of the node's own children; the ear's is kept there.
         start_ear: starts an ear process.
         ear: one that was started already.
     """
@@ -91,15 +87,19 @@ class NodeLoop:
         hello: bytes,
         redis: RedisAddress,
         reactor: Reactor,
-        outbox: Outbox,
+        room: Room,
         forkservers: Forkservers,
+        children: set[int],
         start_ear: Callable[[], EarProcess],
         ear: EarProcess,
     ) -> None:
-        self._incarnation, self._hello, self._outbox = incarnation, hello, outbox
+        self._incarnation, self._hello = incarnation, hello
         self._reactor, self._forkservers = reactor, forkservers
         self._pump = Pump(redis, incarnation, lambda fact: reactor.post(partial(self._heard, fact)))
-        self._hosts = Hosts(reactor, forkservers, outbox.add)
+        self._outboxes = Outboxes(room, reactor, order=self._pump.order, header=self._header)
+        self._hosts = Hosts(reactor, forkservers, self._outboxes.add)
+        forkservers.on_warning = self._warn
+        self._caps = OutputCaps(reactor, self._hosts.folders)
         self._mail = Mailbox(incarnation)
         self._wire = _Wire()
         self._is_held = False
@@ -114,6 +114,7 @@ class NodeLoop:
             reactor,
             start_ear,
             ear,
+            children,
             on_ready=self._ear_is_ready,
             on_mail=self._obey,
             on_death=lambda: self._pump.order(LookNow()),
@@ -122,6 +123,7 @@ class NodeLoop:
     def run(self) -> int:
         """Serve until `stop` or `abandon`."""
         self._pump.start()
+        self._caps.start()
         self._reactor.run(self._after_round)
         self._ear.close()
         if self._ending is not None:
@@ -148,6 +150,9 @@ class NodeLoop:
             self._pump.order(SayGoodbye())
             self._pump.join(_GOODBYE_S)
             self._reactor.stop()
+
+    def _warn(self, events_key: str, text: str) -> None:
+        self._outboxes.add(events_key, encode(NodeWarned(text)))
 
     # --- mail -----------------------------------------------------------------------------------
 
@@ -190,23 +195,25 @@ class NodeLoop:
             case HelloSaid():
                 wire.introduced, wire.introducing = wire.introducing, None
                 _log.info("node.introduced generation=%s", wire.introduced)
-            case Appended():
-                wire.sending, wire.failures = None, 0
-            case NotAppended(reason):
-                self._not_appended(reason)
+            case Appended(key):
+                self._outboxes.appended(key)
+            case NotAppended(key, reason):
+                self._outboxes.not_appended(key, reason)
             case OutOfReach(reason):
                 _log.warning("wire.out_of_reach reason=%r", reason)
                 wire.is_up, wire.introducing = False, None
 
     def _seen(self, seen: Seen) -> None:
         wire = self._wire
-        self._outbox.release(seen.journalled)
         if seen.generation != wire.generation:
             _log.info("wire.generation old=%s new=%s", wire.generation, seen.generation)
             wire.generation, wire.since = seen.generation, time.monotonic()
             # Whatever was sent in the generation before may have gone with it.
-            self._outbox.rewind()
-            self._retry_now()
+            self._outboxes.rewind()
+        # Without a generation no stream has to be there.
+        missing = frozenset[str]() if seen.generation is None else seen.missing
+        self._outboxes.release(seen.journalled, missing)
+        self._outboxes.forget_all_but(self._hosts.events_keys())
         was_up, wire.is_up = wire.is_up, True
         if self._ending is not None:
             return
@@ -232,57 +239,28 @@ class NodeLoop:
             wire.introducing = wire.generation
             self._pump.order(SayHello(self._hello))
 
-    def _not_appended(self, reason: str) -> None:
-        wire = self._wire
-        if wire.sending is not None:
-            self._outbox.rewind(wire.sending)
-        wire.sending = None
-        low, high = _RETRY_S
-        delay_s = min(high, low * 2.0 ** min(wire.failures, 10))
-        wire.failures += 1
-        if wire.failures == 1:
-            _log.warning("wire.not_appended reason=%r", reason)
-        wire.retry = self._reactor.after(delay_s, self._retry_now)
-
-    def _retry_now(self) -> None:
-        if self._wire.retry is not None:
-            self._wire.retry.cancel()
-        self._wire.retry = None
-
     # --- after each round -----------------------------------------------------------------------
 
     def _after_round(self) -> None:
         self._send()
-        outbox, wire = self._outbox, self._wire
-        if outbox.is_full is not self._is_held:
-            self._is_held = outbox.is_full
+        outboxes, wire = self._outboxes, self._wire
+        if outboxes.is_full is not self._is_held:
+            self._is_held = outboxes.is_full
             self._hosts.hold(self._is_held)
+        self._pump.keys = outboxes.keys
         is_expecting = wire.generation is None and time.monotonic() < wire.since + _EXPECTING_S
-        self._pump.is_hurried = outbox.size > BLOCK_BYTES or is_expecting
-        if self._ending is not None and not self._hosts:
-            is_settled = not outbox.has_unsent and wire.sending is None
-            if is_settled or not wire.is_up:
-                self._ending.cancel()
-                self._say_goodbye()
+        self._pump.is_hurried = outboxes.size > BLOCK_BYTES or is_expecting
+        is_settled = outboxes.is_settled or not wire.is_up
+        if self._ending is not None and not self._hosts and is_settled:
+            self._ending.cancel()
+            self._say_goodbye()
 
     def _send(self) -> None:
-        """Hand the outbox's news to the pump, if it is idle and Redis would take them."""
+        """Hand the outboxes' news to the pump if Redis would take them."""
         wire = self._wire
-        if wire.sending is not None or wire.retry is not None or not wire.is_up:
-            return
-        if wire.generation is None or wire.introduced != wire.generation:
-            return
-        batches = self._outbox.take(_PIPELINED)
-        if not batches:
-            return
-        wire.sending = batches[0].first
-        self._pump.order(
-            Append(
-                batches[0].key,
-                wire.generation,
-                tuple((self._header(batch.first), batch.payload) for batch in batches),
-            )
-        )
+        generation = wire.generation
+        if wire.is_up and generation is not None and wire.introduced == generation:
+            self._outboxes.send(generation)
 
     def _header(self, first: int) -> bytes:
         taken = self._mail.taken

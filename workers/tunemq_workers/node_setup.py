@@ -22,8 +22,8 @@ from tunemq_workers import machine
 from tunemq_workers.ear_process import EarProcess
 from tunemq_workers.forkservers import ForkserverPool
 from tunemq_workers.node_loop import NodeLoop
-from tunemq_workers.outbox import Outbox
-from tunemq_workers.prctl import set_name
+from tunemq_workers.outbox_room import Room
+from tunemq_workers.prctl import adopt_orphans, set_name
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.redis_address import parse_address
 from tunemq_workers.spool import Spool
@@ -56,6 +56,7 @@ def run_node(
     resources = machine.offered(_cpus(options.cpus), _resources(options.resources))
     prewarmed = _environment(options.prewarm)
     set_name("tunemq-node")
+    adopt_orphans()
     _open_log(options.workdir)
     redis = parse_address(options.redis)
     hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
@@ -70,15 +71,18 @@ def run_node(
         platform.python_version(),
         cloudpickle.__version__,
     )
-    reactor = Reactor()
-    pool = ForkserverPool(reactor, folder=options.workdir, hostname=hostname, node_ip=node_ip)
+    reactor, children = Reactor(), set[int]()
+    pool = ForkserverPool(
+        reactor, children, folder=options.workdir, hostname=hostname, node_ip=node_ip
+    )
     loop = NodeLoop(
         incarnation=incarnation,
         hello=encode(hello),
         redis=redis,
         reactor=reactor,
-        outbox=Outbox(Spool(options.workdir)),
+        room=Room(Spool(options.workdir)),
         forkservers=pool,
+        children=children,
         start_ear=start_ear,
         ear=ear,
     )
@@ -145,10 +149,21 @@ def _resources(text: str) -> dict[str, float]:
     return amounts
 
 
-def _environment(text: str | None) -> Environment | None:
-    if text is None:
+def _environment(path: str | None) -> Environment | None:
+    """What stands in the file, which is removed; None where there is none any more."""
+    if path is None:
         return None
     try:
-        return msgspec.json.decode(text, type=Environment)
+        with open(path, "rb") as file:
+            content = file.read()
+        os.unlink(path)
+    except FileNotFoundError:  # a node before this one has read it
+        return None
+    except OSError as problem:
+        raise ConfigError(f"--prewarm is {path!r}: {problem.strerror}.") from problem
+    try:
+        return msgspec.json.decode(content, type=Environment)
     except msgspec.DecodeError as problem:
-        raise ConfigError(f"--prewarm is no Environment: {problem}.") from problem
+        raise ConfigError(
+            f"--prewarm is {path!r}, which holds no Environment: {problem}."
+        ) from problem

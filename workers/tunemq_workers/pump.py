@@ -25,6 +25,7 @@ from tunemq_workers.pump_messages import (
     Append,
     Appended,
     Fact,
+    Forget,
     HelloSaid,
     LookNow,
     NotAppended,
@@ -69,6 +70,8 @@ class Pump:
     ) -> None:
         #: Set by the loop: the (term, version) of the assignment taken.
         self.taken = (0, 0)
+        #: Set by the loop: the streams of which it wants to know how far they are journalled.
+        self.keys: tuple[str, ...] = ()
         #: Set by the loop: whether the scheduler's reply is wanted often.
         self.is_hurried = True
         self._address, self._post = address, post
@@ -121,18 +124,19 @@ class Pump:
             self._looked_at = float("-inf")
         commands = list(self._commands(order))
         asked = len(commands)
+        keys = self.keys
         period = HURRIED_PERIOD_S if self.is_hurried else wire.LEASE_PERIOD_S
         now = time.monotonic()
         looks = isinstance(order, LookNow) or now >= self._looked_at + period
         if looks and not isinstance(order, SayGoodbye):
             self._looked_at = now
-            commands += self._lease_commands()
+            commands += self._lease_commands(keys)
         if not commands:
             return
         replies = self._client.pipeline(commands)
         self._failures = 0
         if len(commands) > asked:
-            self._tell_seen(replies[asked:])
+            self._tell_seen(keys, replies[asked:])
         self._tell_done(order, replies[:asked])
 
     def _commands(self, order: Order | None) -> tuple[Command, ...]:
@@ -140,6 +144,8 @@ class Pump:
             case Append(key, generation, batches):
                 flat = [part for batch in batches for part in batch]
                 return (["EVAL", _APPEND, 2, wire.GENERATION, key, generation, *flat],)
+            case Forget(key):
+                return (["HDEL", self._reply, wire.journalled(key)],)
             case SayHello(hello):
                 return (["XADD", wire.NODES, "*", wire.HELLO, hello],)
             case SayGoodbye():
@@ -147,7 +153,7 @@ class Pump:
             case _:
                 return ()
 
-    def _lease_commands(self) -> tuple[Command, ...]:
+    def _lease_commands(self, keys: tuple[str, ...]) -> tuple[Command, ...]:
         self._renewals += 1
         term, version = self.taken
         value = f"{self._renewals}:{term}:{version}"
@@ -155,19 +161,20 @@ class Pump:
         return (
             ["SET", self._lease, value, "PX", ttl_ms],
             ["GET", wire.GENERATION],
-            ["HMGET", self._reply, "v", "j", "f"],
+            ["HMGET", self._reply, "v", "f", *map(wire.journalled, keys)],
             # Mail that waits for the ear does not outlive the node for ever.
             ["PEXPIRE", self._queue, _UNREAD_MAIL_S * 1_000],
+            *(["EXISTS", key] for key in keys),
         )
 
-    def _tell_seen(self, replies: list[Reply]) -> None:
-        _, generation, fields, _ = replies
+    def _tell_seen(self, keys: tuple[str, ...], replies: list[Reply]) -> None:
+        _, generation, fields, _, *exist = replies
         for reply in replies:
             if isinstance(reply, Refused):
                 raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
         assert isinstance(generation, bytes | None)  # what GET answers
         assert isinstance(fields, list)  # what HMGET answers
-        announced, journalled, fenced = (
+        announced, fenced, *journalled = (
             field if isinstance(field, bytes) else b"" for field in fields
         )
         term, _, version = announced.rpartition(b":")
@@ -175,7 +182,8 @@ class Pump:
             Seen(
                 generation,
                 (int(term or self.taken[0]), int(version or 0)),
-                int(journalled or 0),
+                {key: int(n or 0) for key, n in zip(keys, journalled, strict=True)},
+                frozenset(key for key, there in zip(keys, exist, strict=True) if not there),
                 fenced not in {b"", b"0"},
             )
         )
@@ -185,7 +193,8 @@ class Pump:
             return
         reply = replies[0]
         if isinstance(order, Append):
-            self._post(Appended() if reply == 1 else NotAppended(_text(reply)))
+            done = Appended(order.key) if reply == 1 else NotAppended(order.key, _text(reply))
+            self._post(done)
         elif isinstance(order, SayHello):
             if isinstance(reply, Refused):
                 raise WireUnavailable(f"Redis at {self._address} refuses the hello: {reply}")
@@ -200,7 +209,7 @@ class Pump:
             _log.warning("pump.out_of_reach reason=%r", reason)
             self._post(OutOfReach(reason))
         if isinstance(order, Append):
-            self._post(NotAppended(reason))
+            self._post(NotAppended(order.key, reason))
 
 
 def _text(reply: Reply) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,6 +24,13 @@ class SayHello:
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """Order: how far the events for this stream are journalled is of no interest any more."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class LookNow:
     """Order: renew the lease and read the reply at once."""
 
@@ -32,18 +40,21 @@ class SayGoodbye:
     """Order: give the lease back, remove the queue, and end."""
 
 
-Order: TypeAlias = Append | SayHello | LookNow | SayGoodbye
+Order: TypeAlias = Append | Forget | SayHello | LookNow | SayGoodbye
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
     """Fact: the batches are in the stream."""
 
+    key: str
+
 
 @dataclass(frozen=True, slots=True)
 class NotAppended:
     """Fact: the batches may or may not be in the stream."""
 
+    key: str
     reason: str
 
 
@@ -56,12 +67,14 @@ class HelloSaid:
 class Seen:
     """Fact: Redis answered.
 
-    ``announced`` is the newest assignment's (term, version), ``journalled`` an event's number.
+    ``announced`` is the newest assignment's (term, version). ``journalled`` says for each stream
+    that was asked for how far its events are; those ``missing`` do not exist.
     """
 
     generation: bytes | None
     announced: tuple[int, int]
-    journalled: int
+    journalled: Mapping[str, int]
+    missing: frozenset[str]
     is_fenced: bool
 
 

@@ -53,6 +53,8 @@ from tunemq_shared.errors import BugError
 
 #: Seconds to wait before the next try: at once, then growing while no new result comes.
 MAX_BACK_OFF_S: Final = 60.0
+#: The wait doubles no more often than this; it is at its longest long before.
+_MOST_DOUBLINGS: Final = 10
 
 
 class TrialRunner:
@@ -87,6 +89,7 @@ class TrialRunner:
             m.TrialFailed: self._incarnation_failed,
             m.HostDied: self._incarnation_failed,
             m.HostFreed: self._host_freed,
+            m.NodeWarned: lambda _event, _answers: [],
             m.Tick: self._tick,
             m.BatchRead: self._batch_read,
             m.NodeJoined: self._node_joined,
@@ -130,13 +133,20 @@ class TrialRunner:
     def wants_config(self) -> bool:
         """Whether one more configuration could start now."""
         ends = self.exhausted or self.stopping or self.interrupted
-        if ends or self._pending or not self.nodes:
+        if ends or not self.nodes:
+            return False
+        # Who waits for a slot comes first; who waits before the next try keeps nobody waiting.
+        if any(trial.not_before <= self.elapsed for trial in self._pending.values()):
             return False
         unfinished = self.counts[PENDING] + self.counts[RUNNING] + self.counts["PAUSED"]
         if 0 < self.settings.max_concurrent <= unfinished:
             return False
         request = self.settings.request
-        return request is None or self.placement.fit(request) is not None
+        if request is None or self.placement.fit(request) is not None:
+            return True
+        # What no node can ever hold is suggested nevertheless: whoever adds the trial refuses it,
+        # or it waits, in sight, for a bigger node.
+        return self.placement.why_never(request) is not None
 
     def waiting(self) -> Iterator[Trial]:
         """Trials that could be placed now, the longest waiting first."""
@@ -224,7 +234,6 @@ class TrialRunner:
         commands: list[Command],
     ) -> None:
         trial.run_until = next_result(event.step)
-        enough = ""
         for answer in answers:
             match answer:
                 case m.HorizonSet() if not reaches(event, answer.horizon):
@@ -232,15 +241,11 @@ class TrialRunner:
                 case m.Decided(decision=m.STOP):
                     commands.append(StopTrial(trial.trial_id, trial.epoch, self._node_of(trial)))
                     self._end(trial, TERMINATED, answer.reason, commands)
-                case m.ExperimentStopped():
-                    enough = answer.reason
                 case _:
                     pass
         if trial.status == RUNNING:
             order = (trial.trial_id, trial.epoch, self._node_of(trial), trial.run_until)
             commands.append(ContinueTrial(*order))
-        if enough:
-            self._stop_all(enough, commands)
 
     def _checkpoint_committed(
         self, event: m.CheckpointCommitted, _answers: Sequence[m.Answer]
@@ -251,7 +256,9 @@ class TrialRunner:
             self.stale += 1
             return [DeleteCheckpoint(event.trial, event.key)]
         trial.story.append(event)
-        dropped = trial.checkpoints.add(event, trial.last_result)
+        # A step that is repeated has been recorded long ago, with a result that is not kept here.
+        is_newest = event.step == trial.last_step
+        dropped = trial.checkpoints.add(event, trial.last_result if is_newest else None)
         commands: list[Command] = [RecordCheckpoint(event.trial, event)]
         commands += [DeleteCheckpoint(event.trial, old.key) for old in dropped]
         return commands
@@ -357,9 +364,8 @@ class TrialRunner:
         return commands
 
     def _try_again(self, trial: Trial) -> None:
-        back_off = (
-            0.0 if trial.fruitless == 0 else min(MAX_BACK_OFF_S, 2.0 ** (trial.fruitless - 1))
-        )
+        doublings = min(trial.fruitless, _MOST_DOUBLINGS) - 1
+        back_off = 0.0 if trial.fruitless == 0 else min(MAX_BACK_OFF_S, 2.0**doublings)
         trial.fruitless += 1
         trial.not_before = self.elapsed + back_off
         self._move(trial, PENDING)

@@ -8,10 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import msgspec
-
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.messages import Environment
 
 #: All that is ours; in a source checkout each lies in a folder of its own.
 _PACKAGES: Final = ("tunemq", "tunemq_shared", "tunemq_scheduler", "tunemq_workers")
@@ -35,17 +32,17 @@ def keeper_command(
 
 
 def node_command(
-    url: str, workdir: str, keeper: str, cpus: int, *, prewarm: Environment | None = None
+    url: str, workdir: str, keeper: str, cpus: int, prewarm: str | None = None
 ) -> list[str]:
     """How an embedded node is started; ``keeper`` is the pid that it watches.
 
-    For the environment ``prewarm`` it gets ready before the first trial asks for it.
+    ``prewarm`` is a file with an environment that it gets ready for before a trial asks for it.
     """
     command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", url]
     command += ["--name", "local", "--workdir", workdir]
     command += ["--watch-pid", keeper, "--cpus", str(cpus)]
     if prewarm is not None:
-        command += ["--prewarm", msgspec.json.encode(prewarm).decode()]
+        command += ["--prewarm", prewarm]
     return command
 
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from tunemq_scheduler.embedded import layout
 from tunemq_scheduler.embedded.command_lines import (
     default_cpus,
@@ -24,9 +26,11 @@ from tunemq_scheduler.embedded.processes import remove_tree
 from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
 from tunemq_scheduler.embedded.runtime_folder import make_runtime_folder
 from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.messages import Environment
 
-#: Makes the node's command line from the URL of Redis, a folder and the number of CPUs.
-NodeCommand = Callable[[str, str, str, int], list[str]]
+#: Makes the node's command line from the URL of Redis, a folder, the keeper's pid, the number of
+#: CPUs and the file that says what to get ready for.
+NodeCommand = Callable[[str, str, str, int, str | None], list[str]]
 
 #: Redis answers within milliseconds; so long only where the machine is overloaded.
 _READY_WITHIN_S: Final = 20.0
@@ -50,6 +54,8 @@ class EmbeddedFarm:
 
     Args:
         cpus: what the node offers; by default ``$TUNEMQ_CPUS``, else what this process may use.
+        prewarm: what the first trials will need; the node gets ready for it at once. It holds
+            all environment variables, so it travels in the private folder and on no command line.
         make_node_command: how the node is started.
 
     Raises:
@@ -57,7 +63,11 @@ class EmbeddedFarm:
     """
 
     def __init__(
-        self, cpus: int | None = None, *, make_node_command: NodeCommand = node_command
+        self,
+        cpus: int | None = None,
+        *,
+        prewarm: Environment | None = None,
+        make_node_command: NodeCommand = node_command,
     ) -> None:
         self.cpus = cpus if cpus is not None else default_cpus()
         binary, environ = find_redis_server(), environment()
@@ -66,17 +76,21 @@ class EmbeddedFarm:
         #: Where its Redis is, as redis-py spells it.
         self.url = f"unix://{self._socket_path}"
         workdir = os.path.join(self.folder, layout.NODE)
+        wanted = None if prewarm is None else os.path.join(self.folder, layout.PREWARM)
         services: dict[str, Sequence[str]] = {
             layout.REDIS: redis_command(binary, self._socket_path),
-            layout.NODE: make_node_command(self.url, workdir, KEEPER_PID, self.cpus),
+            layout.NODE: make_node_command(self.url, workdir, KEEPER_PID, self.cpus, wanted),
         }
         self._facts = b""
-        self._notes: list[str] = []
+        self._news: list[str] = []
         self._gave_up: str | None = None
+        self._is_ending = False
         #: The pids of the services, as far as the keeper has told.
         self.pids: dict[str, int] = {}
         try:
             os.mkdir(workdir, 0o700)
+            if wanted is not None:
+                _write_private(wanted, msgspec.json.encode(prewarm))
             self._start_keeper(services, environ)
         except OSError:
             remove_tree(self.folder)
@@ -154,11 +168,16 @@ class EmbeddedFarm:
             return f"its keeper process ended ({self._keeper.returncode}){self._tail('keeper')}"
         return None
 
-    def notes(self) -> list[str]:
+    @property
+    def is_usable(self) -> bool:
+        """Whether another search can have it."""
+        return not self._is_ending and self.trouble() is None
+
+    def news(self) -> list[str]:
         """What happened since the last call that a person should know."""
         self._read_facts()
-        notes, self._notes = self._notes, []
-        return notes
+        news, self._news = self._news, []
+        return news
 
     def _read_facts(self) -> None:
         try:
@@ -172,7 +191,7 @@ class EmbeddedFarm:
             if kind == "started":
                 self.pids[service] = int(detail)
             elif kind == "died":
-                self._notes.append(f"The embedded {service} ended ({detail}) and is started again.")
+                self._news.append(f"The embedded {service} ended ({detail}) and is started again.")
             else:
                 self._gave_up = (
                     f"its {service} ends as soon as it is started ({detail}){self._tail(service)}"
@@ -190,6 +209,7 @@ class EmbeddedFarm:
 
     def end_now(self) -> None:
         """Have everything killed at once, without waiting; may be called by a signal handler."""
+        self._is_ending = True
         try:
             self._control.send(b"stop\n")
         except OSError:  # the keeper is gone, and the rest with it
@@ -211,3 +231,9 @@ class EmbeddedFarm:
         """Let go of a farm that belongs to our parent process."""
         self._control.close()
         self._keeper.returncode = 0  # else it is polled and complained about when it is collected
+
+
+def _write_private(path: str, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)

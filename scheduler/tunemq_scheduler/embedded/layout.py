@@ -16,6 +16,8 @@ SOCKET = "redis.sock"
 #: The services' names; the node's is also that of its scratch folder.
 REDIS, NODE = "redis", "node"
 KEEPER_LOG = "keeper.log"
+#: What the node gets ready for: it reads the file once and removes it.
+PREWARM = "prewarm.json"
 
 _LOCK = "lock"
 #: A folder without a lock is left alone for so long: its script may be about to start its keeper.

@@ -7,9 +7,8 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
-from tunemq_scheduler.embedded.command_lines import default_cpus, node_command
+from tunemq_scheduler.embedded.command_lines import default_cpus
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
 from tunemq_shared.messages import Environment
 
@@ -29,7 +28,8 @@ def embedded_farm(
 
     Args:
         cpus: what the node offers; see `EmbeddedFarm`.
-        prewarm: what the first trials will need; a new farm gets ready for it meanwhile.
+        prewarm: what the first trials will need; a new farm gets ready for it meanwhile, a warm
+            one takes no notice.
 
     Raises:
         ConfigError: see `EmbeddedFarm`.
@@ -45,12 +45,11 @@ def _take(cpus: int, prewarm: Environment | None) -> EmbeddedFarm:
     with _lock:
         while _idle:
             farm = _idle.pop()
-            if farm.cpus == cpus and farm.trouble() is None:
+            if farm.cpus == cpus and farm.is_usable:
                 break
             farm.stop()
         else:
-            command = partial(node_command, prewarm=prewarm)
-            farm = EmbeddedFarm(cpus, make_node_command=command)
+            farm = EmbeddedFarm(cpus, prewarm=prewarm)
         _busy.append(farm)
         return farm
 
@@ -60,7 +59,7 @@ def _give_back(farm: EmbeddedFarm) -> None:
         if farm not in _busy:  # the script forked, and this is the child
             return
         _busy.remove(farm)
-        if farm.trouble() is None:
+        if farm.is_usable:
             _idle.append(farm)
             return
     farm.stop()

@@ -36,6 +36,9 @@ class Display:
     def trial_ended(self, trial: TrialView, reason: str) -> None:
         """The trial is TERMINATED or in ERROR."""
 
+    def news(self, text: str) -> None:
+        """Something happened that is about no trial: a node warned, a service was started again."""
+
     def update(self, view: SearchView) -> None:
         """A turn of the loop is over; cheap unless it is time to draw."""
 

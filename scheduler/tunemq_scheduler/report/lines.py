@@ -24,6 +24,8 @@ BEST_PERIOD_S: Final = 5.0
 _BURST: Final = 40.0
 _PER_SECOND: Final = 5.0
 _WIDTH: Final = 120
+#: Characters of something that happened; a reason may be long.
+_NEWS: Final = 500
 
 
 class _Allowance:
@@ -110,6 +112,11 @@ class LineDisplay(Display):
             why = f" ({clean(reason, 80)})" if reason else ""
             told = f"trial {clean(trial.trial_id)} ended after {steps} steps, {took}{why}"
             self._say(f"{told}: {self._metrics(result)}" if result else told)
+
+    def news(self, text: str) -> None:
+        """Say it at once."""
+        if self._may(self._failures):
+            self._say(clean(text, _NEWS))
 
     def update(self, view: SearchView) -> None:
         """Say that there is a new best, and how far the search is, each not too often."""

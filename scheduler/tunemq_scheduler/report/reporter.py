@@ -161,6 +161,7 @@ class _OwnReporter(Display):
         self._reporter = reporter
         self._output = output
         self._ended: list[TrialView] = []
+        self._news: list[str] = []
 
     def begin(self, view: SearchView) -> None:
         self._reporter.setup(
@@ -174,6 +175,9 @@ class _OwnReporter(Display):
         del reason
         self._ended.append(trial)
 
+    def news(self, text: str) -> None:
+        self._news.append(text)
+
     def update(self, view: SearchView) -> None:
         self._ask(view, done=False)
 
@@ -186,7 +190,8 @@ class _OwnReporter(Display):
         if self._reporter.should_report(trials, done=done):
             used = resources(view.resources_used, view.resources_total)
             about = f"{view.name}: {duration(view.elapsed_s)}, {used}"
-            self._reporter.report(trials, done, about, *view.notes)
+            self._reporter.report(trials, done, about, *view.notes, *self._news)
+            self._news.clear()
 
 
 def display_for(

@@ -49,6 +49,8 @@ _SHARE: Final = 0.02
 _OTHER_LINES: Final = 9
 _LEAST_ROWS: Final = 3
 _NOTES: Final = 3
+#: Characters of something that happened; a reason may be long.
+_NEWS: Final = 500
 
 _STYLES: Final = {
     "RUNNING": "cyan",
@@ -103,6 +105,11 @@ class TableDisplay(Display):
         """Remember it for the next drawing."""
         del reason
         self._finished.appendleft(row_of(trial))
+
+    def news(self, text: str) -> None:
+        """Print it above the table, where it stays."""
+        with contextlib.suppress(OSError):
+            self._console.print(Text(clean(text, _NEWS), style="yellow"), soft_wrap=True)
 
     def update(self, view: SearchView) -> None:
         """Draw, if it is time to."""

@@ -63,7 +63,7 @@ class SearchView(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What people should know now, such as why a trial waits."""
+        """What holds now and people should know, such as that Redis is away."""
 
     @property
     def failures(self) -> Sequence[FailureGroup]:

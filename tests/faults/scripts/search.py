@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import tunemq_scheduler.experiment as parts
 
 import tunemq as tune
+import tunemq_scheduler.experiment as parts
 
 
 @dataclass
@@ -121,7 +121,7 @@ class AsksAtEveryResult(tune.Stopper):
 
 class FailingCallback(tune.Callback):
     def on_trial_result(self, iteration, trials, trial, result, **info):
-        if result["training_iteration"] == 3:
+        if result["training_iteration"] == 1 and trial.config["number"] == 1:
             raise ValueError("the callback fails")
 
 
@@ -129,7 +129,6 @@ class WatchedLoop(parts.ExperimentLoop):
     """Leaves its state behind, and stops trials by number: one in each line of standard input."""
 
     def __init__(self, **given):
-        given["plan"] = msgspec.structs.replace(given["plan"], stop_grace_s=OPTIONS.stop_grace_s)
         super().__init__(**given)
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -143,7 +142,12 @@ class WatchedLoop(parts.ExperimentLoop):
         super().close()
 
 
-parts.ExperimentLoop = WatchedLoop
+class Experiment(parts.Experiment):
+    def _plan(self, blobs):
+        return msgspec.structs.replace(super()._plan(blobs), stop_grace_s=OPTIONS.stop_grace_s)
+
+
+parts.ExperimentLoop, parts.Experiment = WatchedLoop, Experiment
 
 
 def search(*callbacks):

@@ -40,6 +40,7 @@ def test_each_result_is_a_row_with_nested_keys_joined(trial):
     assert (row["config/lr"], row["config/act"]) == ("0.1", "relu")
 
 
+@pytest.mark.parity(174)
 def test_a_key_that_appears_later_becomes_a_column_and_no_row_is_lost(trial):
     results = [trial.result(1, loss=3.0), trial.result(2, loss=2.0, accuracy=0.5), trial.result(3)]
     log(trial, *results)
@@ -50,6 +51,7 @@ def test_a_key_that_appears_later_becomes_a_column_and_no_row_is_lost(trial):
     assert not list(Path(trial.local_path).glob("*.new"))
 
 
+@pytest.mark.parity(91)
 def test_a_restored_trial_finds_its_header_and_goes_on(trial):
     log(trial, trial.result(1, loss=3.0))
     log(trial, trial.result(2, loss=2.0), trial.result(3, extra=1, loss=1.0))

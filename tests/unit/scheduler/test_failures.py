@@ -35,6 +35,7 @@ def failure(trial: str = "train_1", **changes: object) -> Failure:
     return Failure(trial=trial, hostname="node-a", **told)
 
 
+@pytest.mark.parity(94)
 def test_each_failure_is_appended_with_its_number_and_its_traceback(tmp_path):
     path = write_failure(str(tmp_path), failure(number=1))
     assert write_failure(str(tmp_path), failure(number=2)) == path == str(tmp_path / "error.txt")

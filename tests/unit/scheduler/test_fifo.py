@@ -55,6 +55,7 @@ def test_a_scheduler_that_says_nothing_about_horizons_is_asked_about_every_resul
     assert TrialScheduler().horizon(TRIAL) is None
 
 
+@pytest.mark.parity(62)
 def test_the_longest_waiting_trial_starts_first() -> None:
     first, second = object(), object()
     assert FIFOScheduler().choose_trial_to_run(Runner(first, second)) is first

@@ -44,6 +44,7 @@ def test_names_keep_only_what_every_system_can_hold(given_name, safe):
     assert safe_name(given_name, "trial") == safe
 
 
+@pytest.mark.parity(87)
 @given(st.text())
 def test_any_text_becomes_a_name_that_can_be_made(text):
     name = safe_name(text, "trial")
@@ -63,6 +64,7 @@ def test_an_experiment_is_named_after_what_it_runs_and_when():
     assert len(name) == len("trainx_1970-01-01_00-00-00")
 
 
+@pytest.mark.parity(93)
 def test_where_results_go_is_asked_first_then_the_variable_then_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path))
@@ -82,6 +84,7 @@ def test_a_chosen_name_enters_its_folder_again(tmp_path):
     assert make_experiment_folder(str(tmp_path / "new"), "run", is_new=False) == first
 
 
+@pytest.mark.parity(149)
 def test_a_results_folder_that_cannot_be_made_is_named_with_the_reason_and_the_fix(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError) as caught:
@@ -104,6 +107,7 @@ def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
         make_experiment_folder(str(tmp_path), "run", is_new=True)
 
 
+@pytest.mark.parity(90)
 def test_a_trial_folder_is_made_with_its_parents_and_only_once(tmp_path):
     path = tmp_path / "experiment" / "trial"
     make_trial_folder(str(path))

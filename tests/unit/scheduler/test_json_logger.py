@@ -40,6 +40,7 @@ def log(trial: FakeTrial, *results: dict) -> JsonLoggerCallback:
     return logger
 
 
+@pytest.mark.parity(174)
 def test_each_result_is_one_line_that_holds_everything(trial):
     results = [trial.result(1, loss=0.5, eval={"f1": 0.25}), trial.result(2, loss=0.25)]
     log(trial, *results)
@@ -60,6 +61,7 @@ def test_none_stays_none_beside_a_nan(trial):
     assert lines_of(trial)[0]["note"] is None
 
 
+@pytest.mark.parity(174)
 def test_the_configuration_is_kept_as_json_and_as_a_pickle(tmp_path):
     trial = FakeTrial(0, tmp_path, lr=0.1, layers=[1, 2], nan=math.nan, none=None)
     log(trial)
@@ -98,6 +100,7 @@ def test_a_configuration_that_changes_is_written_anew(trial):
     assert lines_of(trial)[0]["config"] == {"lr": 0.2}
 
 
+@pytest.mark.parity(132)
 def test_results_are_held_back_until_the_turn_of_the_loop_ends(trial):
     logger = JsonLoggerCallback()
     logger.on_trial_result(0, [trial], trial, trial.result(1))
@@ -116,6 +119,7 @@ def test_many_results_in_one_turn_are_not_all_held_in_memory(trial):
     assert len(lines_of(trial)) == 500
 
 
+@pytest.mark.parity(91)
 def test_a_restarted_trial_appends_and_a_torn_line_is_cut(trial):
     log(trial, trial.result(1))
     with Path(trial.local_path, "result.json").open("ab") as file:
@@ -133,6 +137,7 @@ def test_a_file_of_one_torn_line_is_emptied(tmp_path):
     assert path.read_bytes() == b"whole\n"
 
 
+@pytest.mark.parity(91)
 def test_few_files_are_open_however_many_trials_run(tmp_path):
     files = AppendedFiles(limit=3)
     many = [AppendedFile(str(tmp_path / f"{n}")) for n in range(10)]

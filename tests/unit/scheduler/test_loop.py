@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -22,8 +23,12 @@ from tunemq_scheduler.search import (
     SearchSetup,
     Suggestion,
 )
+from tunemq_scheduler.stopper import Stopper
+from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
+from tunemq_shared.conditions import TO_THE_END, Horizon, lookup
 from tunemq_shared.errors import JournalError, ResourceError, SearchFailed, WireError
+from tunemq_shared.packing import pack_config
 
 NODE = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})
 PLAN = ExperimentPlan(
@@ -86,8 +91,14 @@ class LoggedRecords:
     def delete_checkpoint(self, key) -> None:
         pass
 
+    def turn_began(self) -> None:
+        pass
+
     def turn_ended(self) -> None:
         pass
+
+    def news(self, text) -> None:
+        self.log.append(("news", text))
 
 
 class Loop:
@@ -146,6 +157,7 @@ def recorded(log: list[tuple[Any, ...]]) -> int:
     return sum(line[0] == "RecordResult" for line in log)
 
 
+@pytest.mark.parity(52, 57, 122, 139)
 def test_a_turn_is_journalled_before_any_order_leaves_and_released_after_it() -> None:
     loop = Loop()
     log = loop.turn(NODE)
@@ -160,6 +172,7 @@ def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
     assert loop.log == []
 
 
+@pytest.mark.parity(126)
 def test_a_turn_in_which_nothing_happened_writes_nothing() -> None:
     loop = Loop()
     loop.turn(NODE)
@@ -202,6 +215,7 @@ def test_several_results_of_a_trial_that_ends_in_the_same_turn_are_all_recorded(
     assert ("start", "t_00001", 1) in log
 
 
+@pytest.mark.parity(55)
 def test_the_search_ends_when_the_last_host_is_gone() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)
@@ -212,6 +226,20 @@ def test_the_search_ends_when_the_last_host_is_gone() -> None:
     assert loop.runner.is_finished
 
 
+@pytest.mark.parity(56)
+def test_a_turn_after_the_end_does_nothing() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    loop.batch(1, started(), result(1, done=True), *last)
+    loop.turn()
+    assert loop.runner.is_finished
+    written = len(loop.journal.entries)
+    assert loop.turn() == []
+    assert len(loop.journal.entries) == written
+
+
+@pytest.mark.parity(58)
 def test_more_than_any_node_has_is_an_error_where_no_node_may_come() -> None:
     loop = Loop(resources={"cpu": 8.0})
     loop.runner.settings = RunnerSettings(request=None)
@@ -219,6 +247,7 @@ def test_more_than_any_node_has_is_an_error_where_no_node_may_come() -> None:
         loop.turn(NODE)
 
 
+@pytest.mark.parity(61)
 def test_more_than_any_node_has_waits_where_nodes_may_come() -> None:
     loop = Loop(resources={"cpu": 8.0}, nodes_may_come=True)
     loop.runner.settings = RunnerSettings(request=None)
@@ -227,6 +256,17 @@ def test_more_than_any_node_has_waits_where_nodes_may_come() -> None:
     assert ("start", "t_00000", 1) in loop.turn(big)
 
 
+def test_what_a_node_warns_of_is_journalled_counted_and_told() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    log = loop.batch(1, m.NodeWarned("numpy is not preloaded"), started())
+    assert ("news", "numpy is not preloaded") in log
+    assert log.index(("release", {"n.1": 2})) < log.index(("news", "numpy is not preloaded"))
+    assert recorded(loop.batch(3, result(1))) == 1
+    assert ("news", "numpy is not preloaded") not in loop.turn()
+
+
+@pytest.mark.parity(54)
 def test_the_time_budget_stops_what_runs() -> None:
     loop = Loop(time_budget_s=60.0)
     loop.turn(NODE)
@@ -235,6 +275,7 @@ def test_the_time_budget_stops_what_runs() -> None:
     assert loop.runner.stopping == "the time budget of 60 s is used up"
 
 
+@pytest.mark.parity(73, 74)
 def test_a_request_to_stop_one_trial_leaves_the_others() -> None:
     loop = Loop()
     loop.turn(NODE)
@@ -253,6 +294,7 @@ def test_an_interrupted_search_ends_without_new_trials() -> None:
     assert not any(line[:2] == ("start", "t_00001") for line in loop.log)
 
 
+@pytest.mark.parity(55)
 def test_a_limit_on_trials_ends_an_endless_search() -> None:
     loop = Loop(trials=-1, max_trials=1)
     loop.turn(NODE)
@@ -271,6 +313,7 @@ class Reluctant(BasicVariantGenerator):
         return super().next_config(n, trial_id) if self.is_ready else WAIT
 
 
+@pytest.mark.parity(63)
 def test_a_search_algorithm_that_waits_is_asked_again() -> None:
     search = Reluctant()
     loop = Loop(search=search)
@@ -279,6 +322,7 @@ def test_a_search_algorithm_that_waits_is_asked_again() -> None:
     assert ("start", "t_00000", 1) in loop.turn()
 
 
+@pytest.mark.parity(63)
 def test_a_search_algorithm_that_waits_for_nothing_is_given_up() -> None:
     loop = Loop(search=Reluctant())
     loop.turn(NODE)
@@ -305,6 +349,7 @@ class Confused(TrialScheduler):
         return "MAYBE"
 
 
+@pytest.mark.parity(68)
 def test_an_answer_that_is_no_decision_is_refused_by_name() -> None:
     loop = Loop(scheduler=Confused())
     loop.turn(NODE)
@@ -317,7 +362,105 @@ class Impatient(TrialScheduler):
         return object()
 
 
+@pytest.mark.parity(62)
 def test_a_trial_that_does_not_wait_cannot_be_chosen() -> None:
     loop = Loop(scheduler=Impatient())
     with pytest.raises(SearchFailed, match="not waiting for a slot"):
         loop.turn(NODE)
+
+
+class Enough(Stopper):
+    """Needs to see no result, and ends the search when it is told to."""
+
+    is_enough = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.is_enough
+
+    def horizon(self, trial_id: str) -> Horizon | None:
+        return TO_THE_END
+
+
+def test_a_stopper_that_looks_at_no_result_may_end_the_search_all_the_same() -> None:
+    loop = Loop()
+    loop.loop.algorithms.stopper = stopper = Enough()
+    loop.turn(NODE)
+    assert ("stop", "t_00000") not in loop.batch(1, started(), result(1))
+    stopper.is_enough = True
+    log = loop.turn()
+    assert ("stop", "t_00000") in log
+    assert loop.runner.stopping == "Enough stopped the experiment"
+    assert not any(line[0] == "start" for line in log)
+
+
+class ByState(FIFOScheduler):
+    """Starts what is PENDING, as its trials say themselves."""
+
+    def choose_trial_to_run(self, runner):
+        return next((trial for trial in runner.waiting() if trial.status == "PENDING"), None)
+
+
+def test_trials_of_a_lost_node_are_shown_as_pending_to_who_chooses_the_next() -> None:
+    loop = Loop(scheduler=ByState(), trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.turn(m.NodeLost("n.1", "its lease ran out"))
+    other = m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0})
+    assert ("start", "t_00000", 2) in loop.turn(other)
+
+
+class Curious(BasicVariantGenerator):
+    """Notes all that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int]] = []
+
+    @property
+    def wants_results(self) -> bool:
+        return True
+
+    def told_result(self, trial_id, result):
+        self.told.append(("result", result["training_iteration"]))
+
+    def told_complete(self, trial_id, result, error=False, early_terminated=False):
+        self.told.append(("complete", result["training_iteration"]))
+
+
+class StopsAtTwo(TrialScheduler):
+    def on_trial_result(self, runner, trial, result):
+        return self.STOP if result["training_iteration"] == 2 else self.CONTINUE
+
+
+def test_a_search_algorithm_is_told_once_of_the_result_at_which_a_trial_was_stopped() -> None:
+    search = Curious()
+    loop = Loop(search=search, scheduler=StopsAtTwo())
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.batch(3, result(2))
+    assert search.told == [("result", 1), ("complete", 2)]
+
+
+def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> None:
+    shown = []
+
+    class Looks(TrialScheduler):
+        def on_trial_result(self, runner, trial, result):
+            shown.append(lookup(result, "val/loss"))
+            return self.CONTINUE
+
+    search = BasicVariantGenerator()
+    search.set_up(SearchSetup({}, 1))
+    algorithms = Algorithms(
+        search=search,
+        scheduler=Looks(),
+        metric="val/loss",
+        mode="min",
+        worst_for_nonfinite=True,
+    )
+    suggested = m.ConfigSuggested(0, "t", pack_config({}), "", {"cpu": 1.0})
+    algorithms.decide(TrialView(suggested, PLAN), {"val": {"loss": math.nan}}, 1)
+    assert shown == [math.inf]

@@ -189,6 +189,7 @@ def test_what_failed_or_has_no_finite_value_is_told_as_failed() -> None:
     assert [trial.state.name for trial in study(algorithm).trials] == ["COMPLETE"] + ["FAIL"] * 4
 
 
+@pytest.mark.parity(66)
 def test_a_trial_that_was_stopped_early_counts_with_its_last_result() -> None:
     algorithm = search()
     algorithm.next_config(0, "t0")

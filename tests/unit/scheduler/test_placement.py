@@ -18,6 +18,7 @@ def test_the_node_with_least_left_over_is_taken() -> None:
     assert placement.fit({"cpu": 3.0}) == "big"
 
 
+@pytest.mark.parity(138)
 def test_a_trial_without_a_gpu_goes_where_no_gpu_is_left_idle() -> None:
     placement = Placement()
     placement.add_node("gpus", {"cpu": 2.0, "gpu": 1.0})
@@ -25,6 +26,7 @@ def test_a_trial_without_a_gpu_goes_where_no_gpu_is_left_idle() -> None:
     assert placement.fit({"cpu": 1.0}) == "cpus"
 
 
+@pytest.mark.parity(58)
 def test_a_request_that_can_never_be_met_names_the_resource_and_the_most_there_is() -> None:
     placement = Placement()
     placement.add_node("one", {"cpu": 2.0})
@@ -44,6 +46,7 @@ def test_a_request_that_no_single_node_can_meet_says_that() -> None:
     assert "no single node has all of it" in str(placement.why_never({"cpu": 8.0, "gpu": 1.0}))
 
 
+@pytest.mark.parity(53)
 def test_taking_more_than_there_is_is_refused() -> None:
     placement = Placement()
     placement.add_node("one", {"cpu": 1.0})
@@ -62,6 +65,7 @@ def test_ten_tenths_of_a_gpu_fit() -> None:
     assert placement.fit({"gpu": 0.1}) is None
 
 
+@pytest.mark.parity(53, 60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(1, 4)), max_size=60))
 def test_nothing_is_ever_oversubscribed(actions: list[tuple[bool, int, int]]) -> None:
     placement = Placement()

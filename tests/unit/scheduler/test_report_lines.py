@@ -33,6 +33,7 @@ def shown() -> Shown:
     return Shown()
 
 
+@pytest.mark.parity(76)
 def test_the_beginning_says_how_much_there_is_to_do_and_where_it_goes(shown):
     shown.display.begin(shown.search)
     assert shown.lines() == [
@@ -102,6 +103,11 @@ def test_the_search_as_a_whole_is_told_at_most_every_thirty_seconds(shown):
         "[00:01:00] status: 3 RUNNING of 3 trials; cpu 1/2",
         "[00:01:00]   trial ab12_00002 waits for a gpu",
     ]
+
+
+def test_what_happened_to_no_trial_is_told_once_and_at_once(shown):
+    shown.display.news("the node\nwas started again")
+    assert shown.lines() == ["[00:00:00] the node was started again"]
 
 
 def test_a_flood_is_cut_and_counted_and_hides_no_failure(shown):

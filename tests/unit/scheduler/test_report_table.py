@@ -50,6 +50,7 @@ def drawn(search: FakeSearch, options: TableOptions | None = None, **size: int) 
     return captured.get()
 
 
+@pytest.mark.parity(76, 134)
 def test_the_table_tells_states_resources_best_and_trials():
     search = FakeSearch()
     search.trials[0].result(7, loss=0.25, accuracy=0.5)
@@ -73,6 +74,7 @@ def test_the_table_tells_states_resources_best_and_trials():
     assert "waits for a cpu" in text
 
 
+@pytest.mark.parity(77, 78)
 def test_at_most_twenty_rows_running_first_and_the_others_are_counted():
     search = FakeSearch(100)
     for trial in search.trials[8:]:
@@ -225,6 +227,7 @@ def test_a_nan_is_sorted_behind_every_number():
     assert [row.number for row in sorted_by_metric(rows, "loss", "max")] == [0, 2, 1, 3]
 
 
+@pytest.mark.parity(78, 79)
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 20])
 def test_shares_are_fair_and_use_every_row(limit):
     groups = {"RUNNING": range(2), "ERROR": range(50), "TERMINATED": range(50)}
@@ -351,3 +354,32 @@ def test_the_least_important_columns_go_first():
         for name, rank in (("a", 0), ("b", 9), ("c", 1))
     ]
     assert [column.header for column in fit(columns, 12)] == ["aaaaa", "ccccc"]
+
+
+def test_what_happened_to_no_trial_is_printed_above_the_table_and_stays():
+    search, screen = FakeSearch(), console()
+    display = TableDisplay(TableOptions(), console=screen)
+    display.begin(search)
+    display.news("[red]numpy[/red] is not preloaded")
+    display.close()
+    assert "[red]numpy[/red] is not preloaded" in screen.file.getvalue()
+
+
+def test_a_reporter_of_the_users_own_is_told_what_happened_once(capsys):
+    told = []
+
+    class Own(ProgressReporter):
+        def should_report(self, trials, done=False):
+            return done
+
+        def report(self, trials, done, *sys_info):
+            told.append(sys_info)
+
+    display = display_for(Own())
+    search = FakeSearch()
+    display.begin(search)
+    display.news("the node was started again")
+    display.update(search)
+    display.end(search, [])
+    display.end(search, [])
+    assert [info[1:] for info in told] == [("the node was started again",), ()]

@@ -118,6 +118,7 @@ def test_where_all_trials_failed_their_own_error_is_shown(tmp_path):
     assert results.errors == [failed.error]
 
 
+@pytest.mark.parity(116)
 def test_the_history_is_analysed_with_its_own_count(tmp_path):
     result = finished(tmp_path, 0, 1.0, 4.0, math.nan)
     analysis = result.metric_analysis
@@ -169,6 +170,7 @@ def test_a_trials_folder_alone_gives_its_result(tmp_path):
         Result.from_path(tmp_path)
 
 
+@pytest.mark.parity(110)
 def test_the_best_checkpoint_is_that_with_the_best_result(tmp_path):
     made = [Checkpoint.from_dict({"step": step}) for step in range(3)]
     scores = (2.0, 3.0, math.nan)

@@ -121,7 +121,7 @@ def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
 
     assert roster.read_batch(b"1-1", {}) == ("", 0)
     assert roster.read_batch(b"1-2", {wire.HEADER: b"\xff"}) == ("", 0)
-    assert len(roster.notes) == 2
+    assert len(roster.news) == 2
     assert roster.read_batch(b"1-3", batch(FINISHED)) == ("inc1", 1)
 
 
@@ -146,7 +146,7 @@ def test_a_node_of_another_version_is_refused_and_both_versions_are_named(field,
     roster = Roster(term=1)
     introduce(roster, **{field: theirs})
 
-    (note,) = roster.notes
+    (note,) = roster.news
     assert "Node n is refused" in note
     assert str(theirs)[:3] in note
     assert ours in note

@@ -85,6 +85,7 @@ def test_a_chosen_trial_is_started_with_the_next_epoch_on_the_node_that_has_room
     assert story.runner.placement.free == {"cpu": 1.0}
 
 
+@pytest.mark.parity(68, 129)
 def test_without_a_declared_horizon_every_result_is_due() -> None:
     story = Story()
     assert story.start("a").run_until == (Condition("training_iteration", 1),)
@@ -112,6 +113,7 @@ def test_a_horizon_that_is_reached_already_does_not_make_a_trial_wait_for_ever()
     assert order.run_until == (Condition("training_iteration", 6),)
 
 
+@pytest.mark.parity(67, 68, 74)
 def test_a_decision_to_stop_ends_the_trial_and_what_comes_behind_it_is_dropped() -> None:
     story = Story()
     story.start("a")
@@ -126,6 +128,7 @@ def test_a_decision_to_stop_ends_the_trial_and_what_comes_behind_it_is_dropped()
     assert not story.runner.is_finished
 
 
+@pytest.mark.parity(53, 128)
 def test_the_slot_is_given_back_only_when_the_host_is_gone() -> None:
     story = Story(cpus=1.0)
     story.start("a", TO_THE_END)
@@ -136,6 +139,7 @@ def test_the_slot_is_given_back_only_when_the_host_is_gone() -> None:
     assert [trial.trial_id for trial in story.runner.waiting()] == ["b"]
 
 
+@pytest.mark.parity(65, 175)
 def test_a_result_that_says_done_ends_the_trial_once() -> None:
     story = Story()
     story.start("a", TO_THE_END)
@@ -143,6 +147,7 @@ def test_a_result_that_says_done_ends_the_trial_once() -> None:
     assert story.tell(m.TrialFinished("a", 1)) == []
 
 
+@pytest.mark.parity(32, 67, 182)
 def test_a_function_that_returns_without_done_ends_with_its_last_result() -> None:
     story = Story()
     story.start("a", TO_THE_END)
@@ -155,6 +160,7 @@ def test_a_function_that_returns_without_done_ends_with_its_last_result() -> Non
     assert kept.last_result.metrics == {"loss": 0.5}
 
 
+@pytest.mark.parity(70)
 def test_a_dead_host_is_an_error_when_no_failure_is_allowed() -> None:
     story = Story()
     story.start("a", TO_THE_END)
@@ -166,6 +172,7 @@ def test_a_dead_host_is_an_error_when_no_failure_is_allowed() -> None:
     assert end.status == "ERROR"
 
 
+@pytest.mark.parity(70, 127)
 def test_a_dead_host_is_followed_by_another_from_the_last_checkpoint() -> None:
     story = Story(max_failures=1)
     story.start("a", TO_THE_END)
@@ -207,6 +214,7 @@ def test_what_an_older_incarnation_says_changes_nothing() -> None:
     assert story.runner.live["a"].status == "RUNNING"
 
 
+@pytest.mark.parity(95)
 def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing_new_comes() -> (
     None
 ):
@@ -225,6 +233,7 @@ def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing
     assert story.runner.live["a"].not_before == story.runner.elapsed
 
 
+@pytest.mark.parity(71)
 def test_a_trial_that_waits_before_its_next_try_is_not_offered_before_its_time() -> None:
     story = Story(max_failures=-1)
     story.start("a", TO_THE_END)
@@ -249,6 +258,7 @@ def test_fail_fast_stops_the_others() -> None:
     assert story.runner.is_finished
 
 
+@pytest.mark.parity(71, 141)
 def test_a_lost_node_gives_its_trials_back_and_does_not_count_as_their_failure() -> None:
     story = Story()
     story.start("a", TO_THE_END)
@@ -261,6 +271,7 @@ def test_a_lost_node_gives_its_trials_back_and_does_not_count_as_their_failure()
     assert (order.epoch, order.incarnation) == (2, "node.2")
 
 
+@pytest.mark.parity(74)
 def test_stopping_the_experiment_stops_running_and_waiting_trials() -> None:
     story = Story(cpus=1.0)
     story.start("a", TO_THE_END)
@@ -282,6 +293,7 @@ def test_an_interrupted_search_leaves_its_trials_to_be_resumed() -> None:
     assert story.runner.live["a"].status == "PENDING"
 
 
+@pytest.mark.parity(107, 108)
 def test_kept_checkpoints_are_the_best_and_the_newest_and_the_others_are_deleted() -> None:
     story = Story(keep=KeepRule(num_to_keep=1, score_attribute="acc"))
     story.start("a", TO_THE_END)
@@ -305,6 +317,7 @@ def test_a_checkpoint_of_a_dropped_result_is_deleted() -> None:
     assert kinds(story.tell(due)) == ["RecordCheckpoint"]
 
 
+@pytest.mark.parity(60)
 def test_a_configuration_is_wanted_only_while_a_slot_is_free() -> None:
     story = Story(cpus=2.0, request={"cpu": 1.0})
     assert story.runner.wants_config()
@@ -316,12 +329,14 @@ def test_a_configuration_is_wanted_only_while_a_slot_is_free() -> None:
     assert story.runner.wants_config()
 
 
+@pytest.mark.parity(138)
 def test_no_more_configurations_are_wanted_than_may_run_at_once() -> None:
     story = Story(cpus=8.0, max_concurrent=1)
     story.start("a")
     assert not story.runner.wants_config()
 
 
+@pytest.mark.parity(80)
 def test_an_illegal_transition_tells_the_story_of_the_trial() -> None:
     story = Story()
     story.start("a", TO_THE_END)
@@ -340,6 +355,7 @@ def test_a_host_that_goes_without_a_word_is_our_defect_and_said_so() -> None:
         story.free("a")
 
 
+@pytest.mark.parity(123, 180)
 def test_replaying_everything_gives_the_same_state() -> None:
     story = Story(max_failures=1, keep=KeepRule(num_to_keep=2))
     story.start("a", TO_THE_END)
@@ -356,3 +372,48 @@ def test_replaying_everything_gives_the_same_state() -> None:
     assert again.snapshot() == story.runner.snapshot()
     story.report("a", 2, epoch=2)
     assert again.snapshot() != story.runner.snapshot()
+
+
+def test_a_trial_that_waits_before_its_next_try_keeps_no_free_slot_from_the_search() -> None:
+    story = Story(max_failures=-1, request={"cpu": 1.0})
+    story.start("a", TO_THE_END)
+    for epoch in (1, 2):
+        story.die("a", epoch)
+        story.free("a", epoch)
+        if epoch == 1:
+            assert not story.runner.wants_config(), "it may be tried again at once, and comes first"
+            story.choose("a")
+    assert story.runner.live["a"].not_before > story.runner.elapsed
+    assert story.runner.wants_config()
+    story.tell(m.Tick(story.runner.live["a"].not_before))
+    assert not story.runner.wants_config()
+
+
+def test_a_checkpoint_of_a_repeated_step_is_not_ranked_by_the_newest_result() -> None:
+    story = Story(max_failures=1, keep=KeepRule(num_to_keep=1, score_attribute="acc"))
+    story.start("a", TO_THE_END)
+    story.report("a", 1, acc=0.1)
+    story.report("a", 2, acc=0.9)
+    story.die("a")
+    story.choose("a")
+    story.report("a", 1, epoch=2, acc=0.1)
+    story.tell(m.CheckpointCommitted("a", 2, 1, 1, "repeated", "h", 1))
+    assert [kept.key for kept in story.runner.live["a"].checkpoints.kept()] == ["repeated"]
+    story.report("a", 3, epoch=2, acc=0.5)
+    story.tell(m.CheckpointCommitted("a", 2, 2, 3, "better", "h", 1))
+    story.report("a", 4, epoch=2, acc=0.4)
+    story.tell(m.CheckpointCommitted("a", 2, 3, 4, "newest", "h", 1))
+    kept = [kept.key for kept in story.runner.live["a"].checkpoints.kept()]
+    assert kept == ["better", "newest"]
+
+
+def test_a_trial_may_be_tried_again_thousands_of_times() -> None:
+    story = Story(max_failures=-1)
+    story.start("a", TO_THE_END)
+    for epoch in range(1, 1500):
+        story.die("a", epoch)
+        story.free("a", epoch)
+        story.tell(m.Tick(story.runner.live["a"].not_before))
+        story.choose("a")
+    story.die("a", 1500)
+    assert story.runner.live["a"].not_before == story.runner.elapsed + 60.0

@@ -42,6 +42,7 @@ def test_nothing_stops_nothing() -> None:
     assert make_stopping(None) == make_stopping({}) == make_stopping([]) == ((), None)
 
 
+@pytest.mark.parity(98, 100)
 def test_a_dict_becomes_conditions_that_the_host_watches() -> None:
     conditions, stopper = make_stopping({"training_iteration": 10, "info/acc": 0.9})
     assert conditions == (Condition("training_iteration", 10), Condition("info/acc", 0.9))
@@ -162,6 +163,7 @@ def test_the_deviation_is_numpys(values: list[float]) -> None:
     assert deviation(values) == pytest.approx(float(np.std(values)), rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.parity(100)
 @pytest.mark.parametrize(
     ("stop", "words"),
     [

@@ -48,7 +48,7 @@ def test_what_is_no_folder_is_no_checkpoint(folder: Path, name: str) -> None:
         Checkpoint.from_directory(folder.parent / name)
 
 
-@pytest.mark.parity(38, 44)
+@pytest.mark.parity(38, 44, 178)
 def test_a_dict_comes_back_equal_also_by_way_of_a_folder(tmp_path: Path) -> None:
     data = {"step": 3, "rates": (0.1, 0.2), "hook": lambda x: x + 1}
     checkpoint = Checkpoint.from_dict(data)

@@ -15,6 +15,7 @@ from tunemq_shared.checkpoint_folders import CheckpointForm, is_null, read_notes
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import BugError, CheckpointError, MetricError, TrainableError
 from tunemq_shared.function_runner import FunctionRunner, wrap_function
+from tunemq_shared.run_trial import run_trial
 from tunemq_shared.session import active, get_checkpoint, report
 from tunemq_shared.status_reporter import StatusReporter, checkpoint_dir
 from tunemq_shared.trial_session import Kept
@@ -116,6 +117,7 @@ def test_what_a_generator_yields_is_reported(world):
     assert reported(world) == [{"loss": 1.0}, {"_metric": 0.5}]
 
 
+@pytest.mark.parity(18)
 def test_a_stopped_generator_unwinds_its_finally_blocks(world):
     ran = []
 
@@ -173,6 +175,7 @@ def test_a_function_that_swallows_its_end_has_ended_all_the_same(world):
     assert len(reported(world)) == 2
 
 
+@pytest.mark.parity(46)
 def test_an_error_while_the_end_unwinds_is_only_logged(world, caplog):
     def train(config):
         try:
@@ -198,6 +201,35 @@ def test_the_bare_runner_wraps_nothing(world):
         FunctionRunner({}).run()
 
 
+@pytest.mark.parity(27)
+def test_a_subclass_of_the_runner_defines_one_method(world):
+    class Own(FunctionRunner):
+        def _trainable_func(self, config, reporter, checkpoint_dir):
+            reporter(loss=config["lr"])
+
+    run_trial(Own, world.session({"lr": 0.5}))
+
+    assert reported(world) == [{"loss": 0.5}]
+    assert world.channel.kinds[-1] == "TrialFinished"
+
+
+@pytest.mark.parity(26)
+def test_the_module_level_report_works_from_setup_on(world):
+    class Early:
+        def setup(self, config):
+            report({"said": "in setup"})
+
+    def train(config):
+        report({"said": "in the function"})
+
+    train.__mixins__ = (Early,)
+    run_trial(train, world.session())
+    run_trial(wrap_function(train), world.session())
+
+    said = [result.metrics["said"] for result in world.channel.results]
+    assert said == ["in setup", "in the function"] * 2
+
+
 @pytest.mark.parity(35)
 def test_execute_calls_with_the_runner():
     runner = wrap_function(lambda config: None)({})
@@ -208,7 +240,7 @@ def test_execute_calls_with_the_runner():
 # --- the reporter ---
 
 
-@pytest.mark.parity(12, 13, 22)
+@pytest.mark.parity(12, 22)
 def test_the_reporter_reports_and_knows_the_trial(world):
     known = []
 
@@ -313,6 +345,7 @@ def test_of_two_checkpoints_before_a_report_the_newest_is_kept(world):
     assert list((world.folder / "trial").iterdir()) == []
 
 
+@pytest.mark.parity(46)
 def test_a_checkpoint_set_after_the_last_report_is_kept_at_the_end(world):
     def train(config, reporter):
         reporter(loss=1.0)
@@ -388,6 +421,7 @@ def test_a_function_is_not_saved_to_a_given_path():
         wrap_function(lambda config: None)({}).save("/some/where")
 
 
+@pytest.mark.parity(6, 43)
 def test_a_null_checkpoint_in_the_store_means_a_fresh_start(world):
     with active(world.session()) as session:
         folder = wrap_function(lambda config: None)({}).save()

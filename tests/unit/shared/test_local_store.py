@@ -150,6 +150,7 @@ def test_other_things_in_the_folder_are_no_checkpoints(store: LocalStore, source
     assert store.list_checkpoints() == [KEY]
 
 
+@pytest.mark.parity(114)
 def test_a_killed_writer_leaves_nothing_at_the_key_and_is_swept(
     store: LocalStore, source: Path
 ) -> None:
@@ -203,6 +204,7 @@ def test_several_threads_write_at_once(store: LocalStore, source: Path) -> None:
     assert "tunemq-hasher" not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.parity(157)
 def test_an_address_means_a_store(tmp_path: Path) -> None:
     for address in (str(tmp_path), f"file://{tmp_path}", f"file://localhost{tmp_path}"):
         store = open_store(address)

@@ -29,7 +29,7 @@ def event(metrics: dict, **changes) -> ResultReported:
     return ResultReported(**(fields | changes))
 
 
-@pytest.mark.parity(170)
+@pytest.mark.parity(89, 115, 170, 183)
 def test_a_complete_result_has_every_automatic_key():
     frame = ResultFrame(STARTED, {"lr": 0.1}, experiment_id="e1", experiment_tag="0_lr=0.1")
 

@@ -70,7 +70,7 @@ def test_a_class_is_stepped_until_its_stop_criterion(world, log):
     assert log == ["setup", "cleanup"]
 
 
-@pytest.mark.parity(101)
+@pytest.mark.parity(101, 176)
 def test_checkpoints_are_kept_at_their_frequency_and_at_the_end(world):
     session = world.session(stop=THREE_STEPS, checkpoint_frequency=2, checkpoint_at_end=True)
     run_trial(Counter, session)
@@ -126,7 +126,7 @@ def test_a_restored_class_that_is_stopped_at_once_saves_nothing(world):
     assert len(world.channel.sent) == sent
 
 
-@pytest.mark.parity(175)
+@pytest.mark.parity(32, 175, 182)
 def test_a_function_that_returns_is_finished_without_another_result(world):
     def train(config):
         report({"loss": 1.0})
@@ -138,6 +138,7 @@ def test_a_function_that_returns_is_finished_without_another_result(world):
     assert not world.channel.results[0].done
 
 
+@pytest.mark.parity(48)
 def test_a_function_goes_on_from_its_checkpoint(world):
     def train(config):
         kept = get_checkpoint()
@@ -178,7 +179,7 @@ def test_an_error_while_being_stopped_is_only_logged(world, caplog):
     assert "raised while it was stopped" in caplog.text
 
 
-@pytest.mark.parity(24)
+@pytest.mark.parity(24, 177)
 def test_an_exception_is_told_with_the_users_traceback_first(world):
     def train(config):
         raise ValueError("lr must\nbe positive")
@@ -229,6 +230,7 @@ def test_an_unusable_metric_is_a_failure_of_kind_metric(world):
     assert "'loss' is missing" in world.channel.failure.error
 
 
+@pytest.mark.parity(106)
 def test_a_checkpoint_that_cannot_be_kept_is_a_failure_of_kind_storage(world):
     world.sink.error = StoreError("no space left on /data")
     run_trial(Counter, world.session(stop=THREE_STEPS, checkpoint_at_end=True))
@@ -238,6 +240,7 @@ def test_a_checkpoint_that_cannot_be_kept_is_a_failure_of_kind_storage(world):
     assert world.channel.failure.error == "StoreError: no space left on /data"
 
 
+@pytest.mark.parity(135)
 @pytest.mark.parametrize("trainable", [Counter, lambda config: report({})])
 def test_a_checkpoint_that_cannot_be_read_is_a_failure_of_kind_restore(world, trainable):
     run_trial(Counter, world.session(stop=THREE_STEPS, checkpoint_at_end=True))
@@ -250,6 +253,7 @@ def test_a_checkpoint_that_cannot_be_read_is_a_failure_of_kind_restore(world, tr
     assert "model does not match" in world.channel.failure.error
 
 
+@pytest.mark.parity(135)
 def test_a_load_checkpoint_that_raises_is_a_failure_of_kind_restore(world, log):
     class Broken(Counter):
         def load_checkpoint(self, checkpoint):
@@ -281,6 +285,7 @@ def test_a_cleanup_that_raises_is_only_logged(world, caplog):
     assert "already closed" in caplog.text
 
 
+@pytest.mark.parity(169)
 def test_log_result_sees_each_complete_result(world):
     seen = []
 

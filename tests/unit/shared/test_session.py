@@ -31,6 +31,7 @@ class Clock:
         monkeypatch.setattr(trial_session_module.time, "monotonic", lambda: self.now)
 
 
+@pytest.mark.parity(29)
 def test_reports_are_numbered_from_one_and_timed(world, monkeypatch):
     clock = Clock(monkeypatch)
     with active(world.session()):
@@ -81,6 +82,7 @@ def test_a_trial_runs_ahead_to_its_horizon_and_waits_there(world):
     assert [result.step for result in world.channel.results] == [1, 2, 3]
 
 
+@pytest.mark.parity(129)
 def test_a_trial_goes_on_only_when_the_horizon_has_grown_beyond_its_result(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for += [world.order(up_to(1)), world.order(up_to(2))]
@@ -128,6 +130,7 @@ def test_a_stop_order_unwinds_and_runs_finally_blocks(world):
     assert ran == ["finally"]
 
 
+@pytest.mark.parity(18)
 def test_a_stop_order_ends_a_wait(world):
     session = world.session(run_until=up_to(1))
     world.channel.waited_for.append(world.order(stop=True))
@@ -158,6 +161,7 @@ def test_a_stop_criterion_ends_the_trial_at_the_exact_step(world):
     assert [result.done for result in world.channel.results] == [False, True]
 
 
+@pytest.mark.parity(54, 100)
 @pytest.mark.parametrize(
     ("criterion", "metrics"),
     [
@@ -195,6 +199,7 @@ def test_a_stop_criterion_that_no_result_has_is_warned_of_once(world, caplog):
     assert "'acc'" in record.getMessage()
 
 
+@pytest.mark.parity(33, 69, 136)
 def test_the_result_comes_before_the_checkpoint_that_contains_it(world, tmp_path):
     session = world.session(stop=(Condition("training_iteration", 1),))
     (tmp_path / "made").mkdir()
@@ -211,6 +216,7 @@ def test_the_result_comes_before_the_checkpoint_that_contains_it(world, tmp_path
     assert world.sink.metrics[kept.key]["training_iteration"] == 1
 
 
+@pytest.mark.parity(106)
 def test_a_checkpoint_that_cannot_be_kept_raises_after_its_result(world):
     session = world.session()
     world.sink.error = StoreError("the disk is full")
@@ -281,6 +287,7 @@ def test_get_checkpoint_gives_the_newest_one(world):
     assert newest.to_dict() == {"epoch": 2}
 
 
+@pytest.mark.parity(88)
 def test_the_context_names_the_trial(world):
     with active(world.session(trial_number=3)):
         context = get_context()
@@ -296,6 +303,7 @@ def test_the_context_names_the_trial(world):
     assert ranks == (0, 0, 0)
 
 
+@pytest.mark.parity(13)
 def test_outside_of_a_trial_the_functions_say_what_to_do():
     for function in (lambda: report({}), get_context, get_checkpoint):
         with pytest.raises(TuneError, match=r"outside of a trial.*Tuner"):
@@ -344,3 +352,17 @@ def test_importing_what_runs_a_trial_imports_no_library():
     )
 
     assert not {name.partition(".")[0] for name in done.stdout.split()} & heavy
+
+
+def test_a_trial_does_not_wait_at_a_step_that_an_earlier_epoch_reported(world, monkeypatch):
+    """Nobody would let it go on: its result is dropped, whatever horizon its times reach."""
+    clock = Clock(monkeypatch)
+    ten_seconds = (Condition("time_total_s", 10.0),)
+    session = world.session(run_until=ten_seconds, last_step=2)
+    with active(session):
+        clock.now += 20
+        report({"loss": 1.0})
+        report({"loss": 0.5})
+        with pytest.raises(EOFError):
+            report({"loss": 0.2})
+    assert [result.step for result in world.channel.results] == [1, 2, 3]

@@ -127,7 +127,7 @@ def test_a_foreign_folder_is_the_state_of_an_untrained_model(tmp_path):
     assert counter.iteration == 1
 
 
-@pytest.mark.parity(6)
+@pytest.mark.parity(6, 43)
 def test_restoring_a_null_checkpoint_changes_nothing(tmp_path):
     counter = Counter()
     counter.restore(make_null_checkpoint(str(tmp_path)))
@@ -135,7 +135,7 @@ def test_restoring_a_null_checkpoint_changes_nothing(tmp_path):
     assert counter.train()["total"] == 1
 
 
-@pytest.mark.parity(131)
+@pytest.mark.parity(131, 169)
 def test_reset_makes_a_new_trial_of_the_same_object():
     counter = Counter({"by": 1})
     counter.train()
@@ -151,6 +151,7 @@ def test_by_default_an_object_cannot_be_reset():
     assert Trainable().reset({}) is False
 
 
+@pytest.mark.parity(169)
 def test_what_is_not_defined_is_named():
     class Empty(Trainable):
         pass
@@ -193,6 +194,17 @@ def test_a_slow_setup_is_told_about_reuse(monkeypatch, caplog):
     assert "11.0 s" in caplog.text
 
 
+@pytest.mark.parity(171)
+def test_the_advice_about_a_slow_setup_is_seen_where_no_logging_is_set_up(monkeypatch, caplog):
+    times = iter([0.0, 11.0])
+    monkeypatch.setattr(trainable_module.time, "monotonic", lambda: next(times))
+    Counter()
+
+    (record,) = caplog.records
+    assert record.levelno >= logging.WARNING
+
+
+@pytest.mark.parity(169)
 def test_stop_cleans_up_and_log_result_sees_each_result():
     seen = []
 
@@ -210,7 +222,7 @@ def test_stop_cleans_up_and_log_result_sees_each_result():
     assert seen == [1, "cleanup"]
 
 
-@pytest.mark.parity(117)
+@pytest.mark.parity(117, 169)
 def test_export_formats_are_checked(tmp_path):
     class Exporting(Counter):
         def _export_model(self, export_formats, export_dir):
@@ -225,6 +237,7 @@ def test_export_formats_are_checked(tmp_path):
     assert Counter().export_model("model") == {}
 
 
+@pytest.mark.parity(88)
 def test_an_object_knows_its_trial(tmp_path):
     with active(World(tmp_path).session()):
         counter = Counter()
@@ -245,6 +258,7 @@ def test_outside_of_a_trial_it_has_a_folder_of_its_own():
     assert os.path.isdir(counter.logdir)
 
 
+@pytest.mark.parity(169)
 def test_classes_may_ask_for_resources_and_advise():
     assert Trainable.default_resource_request({}) is None
     assert Trainable.resource_help({}) == ""
@@ -263,6 +277,7 @@ class Callable_:  # noqa: N801  an instance of it is the trainable
     def __call__(self, config): ...
 
 
+@pytest.mark.parity(47, 49)
 @pytest.mark.parametrize(
     "trainable",
     [
@@ -284,6 +299,7 @@ def test_these_are_trainables(trainable):
 async def coroutine(config): ...
 
 
+@pytest.mark.parity(47, 83)
 @pytest.mark.parametrize(
     ("trainable", "words"),
     [

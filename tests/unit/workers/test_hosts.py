@@ -165,6 +165,7 @@ def order(trial, begin=None, *, epoch=1, run_until=TO_THE_END, stop=False):
     return HostOrder(trial, epoch, run_until, stop, begin)
 
 
+@pytest.mark.parity(133)
 def test_what_is_listed_and_not_hosted_is_started(node):
     node.hosts.obey([order("a", start()), order("b", start())])
     assert node.started == ["a", "b"]
@@ -178,6 +179,7 @@ def test_what_is_listed_and_hosted_is_left_alone(node):
     assert node.done == node.sent("h1") == []
 
 
+@pytest.mark.parity(133)
 def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
     node.begin("a")
     node.hosts.obey([])
@@ -194,12 +196,14 @@ def test_another_epoch_is_another_host(node):
     assert [o.epoch for o in node.forkservers.started.values()] == [1, 2]
 
 
+@pytest.mark.parity(129)
 def test_a_horizon_that_grew_is_told_without_the_start(node):
     node.begin("a")
     node.hosts.obey([order("a", start(), run_until=next_result(4))])
     assert node.sent("h1") == [(frames.ORDER, order("a", run_until=next_result(4)))]
 
 
+@pytest.mark.parity(74, 128)
 def test_stopping_is_asked_then_term_then_kill(node):
     node.begin("a")
     node.hosts.obey([order("a", stop=True)])
@@ -272,6 +276,7 @@ def test_a_host_that_lingers_after_its_trial_is_ended(node):
     assert node.done == [("term", "h1"), ("kill", "h1")]
 
 
+@pytest.mark.parity(34)
 def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node):
     node.begin("a")
     node.finish("h1", "a")
@@ -296,6 +301,7 @@ def test_a_host_that_sends_nonsense_is_killed(node):
     assert node.done == [("kill", "h1")]
 
 
+@pytest.mark.parity(127)
 def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
     node.hosts.obey([order("a", start())])
     node.hosts.not_started("h1", "fork: no memory")

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tunemq_shared.messages import HostFreed, decode_node_events, encode
-from tunemq_workers.outbox import BLOCK_BYTES, BLOCK_EVENTS, Outbox
+from tunemq_workers.outbox import Outbox
+from tunemq_workers.outbox_room import BLOCK_BYTES, BLOCK_EVENTS, Room
 from tunemq_workers.spool import Spool
 
 
@@ -55,18 +56,18 @@ def numbers(batches):
     return found
 
 
-def fill(outbox, count, key="s"):
+def fill(outbox, count):
     for _ in range(count):
-        outbox.add(key, event(outbox.last + 1))
+        outbox.add(event(outbox.last + 1))
 
 
 def test_events_are_numbered_from_one(spool):
-    outbox = Outbox(spool)
-    assert [outbox.add("s", event(n)) for n in (1, 2, 3)] == [1, 2, 3]
+    outbox = Outbox(Room(spool))
+    assert [outbox.add(event(n)) for n in (1, 2, 3)] == [1, 2, 3]
 
 
 def test_what_was_handed_out_is_not_handed_out_again(spool):
-    outbox = Outbox(spool)
+    outbox = Outbox(Room(spool))
     fill(outbox, 3)
     assert numbers(outbox.take(9)) == [1, 2, 3]
     assert not outbox.has_unsent
@@ -76,30 +77,34 @@ def test_what_was_handed_out_is_not_handed_out_again(spool):
 
 
 def test_a_lone_event_travels_in_a_batch_of_its_own(spool):
-    outbox = Outbox(spool)
+    outbox = Outbox(Room(spool))
     for n in range(1, 6):
         fill(outbox, 1)
         assert numbers(outbox.take(1)) == [n]
 
 
-def test_batches_end_at_their_size_and_at_another_stream(spool):
-    outbox = Outbox(spool)
-    fill(outbox, BLOCK_EVENTS + 1, "a")
-    fill(outbox, 1, "b")
-    batches = outbox.take(9)
-    assert [(batch.key, batch.count) for batch in batches] == [("a", BLOCK_EVENTS), ("a", 1)]
-    assert [batch.key for batch in outbox.take(9)] == ["b"]
+def test_batches_end_at_their_size(spool):
+    outbox = Outbox(Room(spool))
+    fill(outbox, BLOCK_EVENTS + 1)
+    assert [batch.count for batch in outbox.take(9)] == [BLOCK_EVENTS, 1]
+
+
+def test_numbers_go_on_where_an_earlier_outbox_ended(spool):
+    outbox = Outbox(Room(spool), last=41)
+    fill(outbox, 2)
+    outbox.rewind()
+    assert numbers(outbox.take(9)) == [42, 43]
 
 
 def test_a_large_event_ends_its_batch(spool):
-    outbox = Outbox(spool)
-    outbox.add("s", encode("x" * BLOCK_BYTES))
-    outbox.add("s", encode("y"))
+    outbox = Outbox(Room(spool))
+    outbox.add(encode("x" * BLOCK_BYTES))
+    outbox.add(encode("y"))
     assert [batch.count for batch in outbox.take(9)] == [1, 1]
 
 
 def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
-    outbox = Outbox(spool)
+    outbox = Outbox(Room(spool))
     fill(outbox, 3 * BLOCK_EVENTS)
     outbox.take(99)
     outbox.release(BLOCK_EVENTS)
@@ -108,7 +113,7 @@ def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
 
 
 def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
-    outbox = Outbox(spool)
+    outbox = Outbox(Room(spool))
     fill(outbox, 2 * BLOCK_EVENTS)
     outbox.rewind(BLOCK_EVENTS + 5)
     assert outbox.take(1)[0].first == 1
@@ -118,46 +123,76 @@ def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
 
 
 def test_released_events_take_no_room(spool):
-    outbox = Outbox(spool)
+    room = Room(spool)
+    outbox = Outbox(room)
     fill(outbox, 5 * BLOCK_EVENTS)
     outbox.release(outbox.last)
-    assert outbox.size == 0
+    assert room.size == 0
+    assert outbox.is_empty
     assert not outbox.has_unsent
     fill(outbox, 1)
     assert numbers(outbox.take(1)) == [5 * BLOCK_EVENTS + 1]
 
 
 def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
-    outbox = Outbox(spool, memory_bytes=100_000)
+    room = Room(spool, memory_bytes=100_000)
+    outbox = Outbox(room)
     fill(outbox, 20 * BLOCK_EVENTS)
     assert spool.pieces
-    assert sum(map(len, spool.pieces.values())) > outbox.size - 200_000
+    assert sum(map(len, spool.pieces.values())) > room.size - 200_000
     assert numbers(outbox.take(99)) == list(range(1, 20 * BLOCK_EVENTS + 1))
     outbox.release(outbox.last)
     assert not spool.pieces
 
 
 def test_a_full_outbox_says_so_until_something_is_journalled(spool):
-    outbox = Outbox(spool, memory_bytes=10_000, limit_bytes=100_000)
-    while not outbox.is_full:
+    room = Room(spool, memory_bytes=10_000, limit_bytes=100_000)
+    outbox = Outbox(room)
+    while not room.is_full:
         fill(outbox, 100)
-    assert 100_000 <= outbox.size < 110_000
+    assert 100_000 <= room.size < 110_000
     fill(outbox, 1)  # what must be kept is kept all the same
     outbox.release(BLOCK_EVENTS)
-    assert not outbox.is_full
+    assert not room.is_full
 
 
 def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
     spool.is_full = True
-    outbox = Outbox(spool, memory_bytes=50_000)
-    while not outbox.is_full:
+    room = Room(spool, memory_bytes=50_000)
+    outbox = Outbox(room)
+    while not room.is_full:
         fill(outbox, 100)
-    assert outbox.size < 50_000 + 2 * BLOCK_BYTES
+    assert room.size < 50_000 + 2 * BLOCK_BYTES
     assert numbers(outbox.take(99)) == list(range(1, outbox.last + 1))
     spool.is_full = False
     fill(outbox, BLOCK_EVENTS)
     assert spool.pieces
-    assert not outbox.is_full
+    assert not room.is_full
+
+
+def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(spool):
+    room = Room(spool, memory_bytes=100_000)
+    large, small = Outbox(room), Outbox(room)
+    fill(large, 4 * BLOCK_EVENTS)
+    on_disk = len(spool.pieces)
+    fill(small, 10)
+    fill(large, BLOCK_EVENTS)
+    assert small.held
+    assert len(spool.pieces) > on_disk
+    assert room.in_memory < 100_000 + 2 * BLOCK_BYTES
+    assert numbers(small.take(9)) == list(range(1, 11))
+    assert numbers(large.take(99)) == list(range(1, large.last + 1))
+
+
+def test_an_outbox_that_is_closed_gives_its_share_back(spool):
+    room = Room(spool, memory_bytes=10_000)
+    one, other = Outbox(room), Outbox(room)
+    fill(one, 3 * BLOCK_EVENTS)
+    fill(other, 1)
+    one.close()
+    assert not spool.pieces
+    other.release(1)
+    assert (room.size, room.in_memory) == (0, 0)
 
 
 class SentAndReleased(RuleBasedStateMachine):
@@ -166,13 +201,22 @@ class SentAndReleased(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.spool = MemorySpool()
-        self.outbox = Outbox(self.spool, memory_bytes=3_000, limit_bytes=10**9)
+        self.room = Room(self.spool, memory_bytes=3_000, limit_bytes=10**9)
+        self.outbox, self.other = Outbox(self.room), Outbox(self.room)
         self.journalled = 0
         self.next = 1  # what a receiver that has read all batches waits for
 
-    @rule(count=st.integers(1, 2_500), key=st.sampled_from("ab"))
-    def add(self, count, key):
-        fill(self.outbox, count, key)
+    @rule(count=st.integers(1, 2_500))
+    def add(self, count):
+        fill(self.outbox, count)
+
+    @rule(count=st.integers(1, 200))
+    def add_to_another(self, count):
+        fill(self.other, count)
+
+    @rule()
+    def release_the_other(self):
+        self.other.release(self.other.last)
 
     @rule(most=st.integers(1, 4))
     def take(self, most):
@@ -203,10 +247,11 @@ class SentAndReleased(RuleBasedStateMachine):
 
     @invariant()
     def sizes_add_up(self):
-        assert self.outbox.size >= 0
-        assert self.outbox._in_memory >= 0
-        if self.journalled == self.outbox.last:
-            assert self.outbox.size == 0
+        assert self.room.size >= self.room.in_memory >= self.outbox.held + self.other.held
+        if self.outbox.is_empty and self.other.is_empty:
+            assert self.room.size == 0
+            assert self.room.in_memory == 0
+        assert self.outbox.is_empty is (self.journalled == self.outbox.last)
 
     def teardown(self):
         self.outbox.rewind()

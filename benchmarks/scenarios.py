@@ -1,0 +1,192 @@
+"""What is measured, scenario by scenario; each yields rows of the table.
+
+Budgets are those of the design, on a machine with two cores. Where the peer would take minutes, it
+is given less to do: that is said in the row.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.figures import Row
+from benchmarks.peers import Peer, Running
+from benchmarks.trees import footprint
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How to measure.
+
+    Attributes:
+        peers: TuneMQ first.
+        runs: how often each thing is measured; peers that take minutes are measured once.
+    """
+
+    peers: list[Peer]
+    runs: int
+
+    @property
+    def ours(self) -> Peer:
+        """TuneMQ."""
+        return self.peers[0]
+
+    def repeat(self) -> Iterator[Peer]:
+        """Whom to measure, one after another; ours as often as was asked for."""
+        for run in range(self.runs):
+            for peer in self.peers:
+                if peer is self.ours or run == 0:
+                    yield peer
+
+
+def first_result(bench: Bench) -> Iterator[Row]:
+    """From the start of the script's process to its first result."""
+    row = Row("process start to first result", "s", goal=0.6)
+    for peer in bench.repeat():
+        running = peer.search("--announce", 1)
+        row.add(peer.name, running.figures["first_result"] - running.started)
+    yield row
+
+
+def short_trials(bench: Bench) -> Iterator[Row]:
+    """Trials of one result, two at a time, when things have settled."""
+    for what, goal, options, trials in (
+        ("one-result trials, processes reused", 2.0, ("--reuse",), {"tunemq": 1_000, "ray": 80}),
+        ("one-result trials, a process each", 5.0, (), {"tunemq": 600, "ray": 14}),
+        (
+            "the same with scikit-learn",
+            15.0,
+            ("--trainable", "model"),
+            {"tunemq": 300, "ray": 10},
+        ),
+    ):
+        row = Row(what, "ms a trial", goal=goal)
+        for peer in bench.repeat():
+            running = peer.search("--trials", trials[peer.name], *options)
+            row.add(peer.name, _ms_a_trial(running.figures["ends"]))
+        yield row
+
+
+def _ms_a_trial(ends: list[float]) -> float:
+    """Between one end and the next, the first sixth not counted."""
+    ends = sorted(ends)
+    skipped = max(1, len(ends) // 6)
+    return 1_000 * (ends[-1] - ends[skipped]) / (len(ends) - 1 - skipped)
+
+
+def many_results(bench: Bench) -> Iterator[Row]:
+    """Results a second, from the first report to the last record, with the loggers on."""
+    for what, results in (
+        ("8 trials x 500 results", {"tunemq": 500, "ray": 500}),
+        ("8 trials x 20,000 results (Ray: 8 x 2,000)", {"tunemq": 20_000, "ray": 2_000}),
+    ):
+        row = Row(what, "results/s", goal=50_000, more_is_better=True)
+        for peer in bench.repeat():
+            count = results[peer.name]
+            options = ("--trainable", "many", "--trials", 8, "--cpus", 8, "--results", count)
+            row.add(peer.name, _results_a_second(peer.search(*options), 8 * count))
+        yield row
+
+
+def _results_a_second(running: Running, results: int) -> float:
+    return results / (max(running.figures["ends"]) - running.figures["began"])
+
+
+def lock_step(bench: Bench) -> Iterator[Row]:
+    """A decision on every result, beside a bare Celery task there and an entry back."""
+    rate = Row("1 trial x 2,000, a decision on each", "results/s", more_is_better=True)
+    ratio = Row("the same / bare Celery round trips", "", goal=0.7, more_is_better=True)
+    for peer in bench.repeat():
+        options = ("--trainable", "many", "--results", 2_000, "--lock-step")
+        rate.add(peer.name, _results_a_second(peer.search(*options), 2_000))
+        if peer is bench.ours:
+            trips = 1_000 / _floors(peer).figures["celery_round_trip_ms"]
+            rate.add("floor", trips)
+            ratio.add("tunemq", rate.values["tunemq"][-1] / trips)
+    yield rate
+    yield ratio
+
+
+def idle(bench: Bench) -> Iterator[Row]:
+    """What the whole tree of processes takes while nothing happens, with two slots."""
+    for what, until, options in (
+        ("between two searches", "ends", ("--stay",)),
+        (
+            "2 trials asleep",
+            "first_result",
+            ("--trainable", "sleep", "--trials", 2, "--announce", 2),
+        ),
+    ):
+        rows = {
+            "pss": Row(f"idle, {what}: PSS", "MiB", goal=150),
+            "rss": Row(f"idle, {what}: RSS", "MiB"),
+            "cpu": Row(f"idle, {what}: CPU", "% of a core", goal=1),
+            "processes": Row(f"idle, {what}: processes", ""),
+        }
+        for peer in bench.peers:
+            with peer.running("search.py", "--peer", peer.name, *options) as running:
+                running.wait_for(until)
+                footprint(running.pid, 3)  # until what came before has settled
+                found = footprint(running.pid, 15)
+            for name, row in rows.items():
+                row.add(peer.name, getattr(found, name))
+        yield from rows.values()
+
+
+def core(bench: Bench) -> Iterator[Row]:
+    """The scheduler's own costs, on the simulated executor."""
+    figures = {"tunemq": bench.ours.measure("core.py", until="asha_us").figures}
+    for peer in bench.peers[1:]:
+        figures[peer.name] = peer.measure("ray_core.py", until="asha_us").figures
+    for name, what, goal in (
+        ("asha_us", "ASHA's decision, {} trials", 20.0),
+        ("turn_us", "a turn of the loop, {} trials finished", 30.0),
+        ("event_us", "1,000 nodes, ASHA, {} trials: an event", None),
+    ):
+        for size in figures["tunemq"][name]:
+            row = Row(what.format(f"{int(size):,}"), "us", goal=goal)
+            for peer, measured in figures.items():
+                if name in measured:
+                    row.add(peer, measured[name][size])
+            yield row
+    ours = figures["tunemq"]
+    kept = Row("memory a finished trial leaves", "bytes", goal=1_024)
+    kept.add("tunemq", ours["bytes_per_finished_trial"])
+    yield kept
+    whole = Row("1,000 nodes, ASHA, 10,000 trials x 23 results", "s", goal=60)
+    whole.add("tunemq", ours["scale_s"])
+    yield whole
+
+
+def floors(bench: Bench) -> Iterator[Row]:
+    """What the parts cost by themselves."""
+    figures = _floors(bench.ours).figures
+    for name, what, unit in (
+        ("celery_round_trip_ms", "a Celery task there, a stream entry back", "ms"),
+        ("redis_round_trip_ms", "a Redis round trip", "ms"),
+        ("xadds_per_s", "XADD, pipelined", "entries/s"),
+        ("fork_ms", "fork, exit, wait", "ms"),
+        ("durable_write_ms", "4 KiB appended and on the disk", "ms"),
+    ):
+        row = Row(what, unit)
+        row.add("floor", figures[name])
+        yield row
+
+
+def _floors(peer: Peer) -> Running:
+    # The path of a unix socket has to be short.
+    socket = os.path.join(tempfile.mkdtemp(dir=peer.folder), "redis")
+    return peer.measure("floors.py", socket, 1_000, until="celery_round_trip_ms")
+
+
+SCENARIOS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "first": first_result,
+    "trials": short_trials,
+    "results": many_results,
+    "lockstep": lock_step,
+    "idle": idle,
+    "core": core,
+    "floors": floors,
+}

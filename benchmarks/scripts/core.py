@@ -1,0 +1,108 @@
+"""The scheduler's core without anything around it: prints what it costs as a line of JSON.
+
+Searches run on the simulated executor, which is a backend like any other; nothing waits in them.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+from tests.simulation.farm import CountingJournal, Search
+from tunemq_scheduler.core.commands import RecordResult
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
+from tunemq_scheduler.simulated import SimulationSettings
+
+MARK = "MEASURED "
+SIZES = (100, 1_000, 5_000)
+
+
+def asha() -> ASHAScheduler:
+    return ASHAScheduler(max_t=100, grace_period=10, reduction_factor=3)
+
+
+def simulated(make: Any, *, trials: int, nodes: int, deaths: float = 0.0) -> Search:
+    simulation = SimulationSettings(
+        nodes=nodes, latency_s=0.1, deaths=deaths, death_window_s=60.0, seed=1
+    )
+    return Search(make, simulation=simulation, trials=trials, max_t=100, journal=CountingJournal())
+
+
+def asha_decision_us(trials: int) -> float:
+    """A decision at the first rung, which so many trials have reached before."""
+    scheduler: Any = asha()
+    scheduler.set_search_properties("loss", "min", seed=1)
+    result = {"training_iteration": 10, "loss": 0.0}
+    taken = []
+    for number in range(trials + 200):
+        trial = SimpleNamespace(
+            trial_id=f"t{number}", number=number, config={}, status="RUNNING", last_result={}
+        )
+        scheduler.on_trial_add(None, trial)
+        result["loss"] = (number * 7919 % 10_007) / 10_007
+        begin = time.perf_counter()
+        scheduler.on_trial_result(None, trial, result)
+        if number >= trials:
+            taken.append(time.perf_counter() - begin)
+    return median(taken) * 1e6
+
+
+def turn_us(finished: int) -> float:
+    """One turn of the loop that takes in one result, with so many trials finished."""
+    run = simulated(FIFOScheduler, trials=finished + 100, nodes=1)
+    while len(run.runner.finished) < finished:
+        run.loop.step()
+    taken: list[float] = []
+    while len(taken) < 500:
+        results, begin = run.records.counts[RecordResult], time.perf_counter()
+        run.loop.step()
+        if run.records.counts[RecordResult] > results:  # else it was a tick of the clock
+            taken.append(time.perf_counter() - begin)
+    return median(taken) * 1e6
+
+
+def bytes_per_finished_trial() -> float:
+    """Resident memory that each finished trial leaves, under ASHA."""
+    run = simulated(asha, trials=10_000, nodes=100)
+    process = psutil.Process()
+    while len(run.runner.finished) < 1_000:
+        run.loop.step()
+    gc.collect()
+    before = process.memory_info().rss
+    while len(run.runner.finished) < 9_900:
+        run.loop.step()
+    gc.collect()
+    return (process.memory_info().rss - before) / (9_900 - 1_000)
+
+
+def scale(trials: int) -> tuple[float, float]:
+    """A whole search on 1,000 nodes, 1 in 100 dying: its seconds, and the median us an event."""
+    run = simulated(asha, trials=trials, nodes=1_000, deaths=0.01)
+    begin, taken = time.perf_counter(), []
+    while not run.runner.is_finished:
+        entries, turn = run.journal.entries, time.perf_counter()
+        run.loop.step()
+        taken.append((time.perf_counter() - turn) / max(1, run.journal.entries - entries))
+    return time.perf_counter() - begin, median(taken) * 1e6
+
+
+def measure() -> dict[str, Any]:
+    left = bytes_per_finished_trial()  # first, while no memory is free to be used again
+    small, large = scale(1_000), scale(10_000)
+    return {
+        "asha_us": {size: asha_decision_us(size) for size in SIZES},
+        "turn_us": {size: turn_us(size) for size in SIZES},
+        "bytes_per_finished_trial": left,
+        "scale_s": large[0],
+        "event_us": {1_000: small[1], 10_000: large[1]},
+    }
+
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(measure()), flush=True)

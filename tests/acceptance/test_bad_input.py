@@ -1,0 +1,313 @@
+"""Bad input is an error that names the field, the value and the fix, as early as can be."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import tunemq as tune
+from tests.searches import farm_processes, fit
+from tunemq.schedulers import ASHAScheduler
+from tunemq_scheduler.celery_executor import CeleryTrialExecutor
+from tunemq_scheduler.embedded import warm
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.messages import BlobRef, Environment
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def nothing_started():
+    """No process of a farm is there, neither before nor after the test."""
+    warm.stop_all()
+    yield
+    assert [process.name() for process in farm_processes()] == []
+
+
+def trains(config):
+    tune.report({"loss": 1.0})
+
+
+def refused(*words, of=ValueError):
+    """The error is one of ours, is short, and holds all the words."""
+    pattern = "".join(f"(?=.*{word})" for word in words)
+    return pytest.raises(of, match=f"(?s){pattern}")
+
+
+# --- refused before anything starts ---------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("nothing_started")
+class TestRefusedBeforeTheStart:
+    def test_an_unknown_mode(self):
+        with refused("mode", "'best'", "'min'", "'max'"):
+            fit(trains, metric="loss", mode="best")
+
+    def test_a_mode_without_a_metric(self):
+        with refused("metric", "mode='min'"):
+            fit(trains, mode="min")
+
+    def test_a_metric_that_is_no_name(self):
+        with refused("metric", "3"):
+            fit(trains, metric=3, mode="min")
+
+    def test_a_scheduler_without_a_metric(self):
+        with refused("metric", "HyperBandScheduler", "TuneConfig"):
+            fit(trains, scheduler=ASHAScheduler())
+
+    @pytest.mark.parametrize(("field", "name"), [("scheduler", "ashha"), ("search_alg", "optona")])
+    def test_an_unknown_algorithm(self, field, name):
+        with refused(name):
+            fit(trains, metric="loss", mode="min", **{field: name})
+
+    @pytest.mark.parity(47)
+    @pytest.mark.parametrize(
+        "function",
+        [lambda: None, lambda config, data: None, lambda a, b, c: None],
+        ids=["none", "two", "three"],
+    )
+    def test_a_function_with_wrong_arguments(self, function):
+        with refused("lambda", "takes", r"f\(config\)", "with_parameters"):
+            fit(function)
+
+    def test_a_coroutine_function(self):
+        async def train(config):
+            pass
+
+        with refused("train", "coroutine", "asyncio.run"):
+            fit(train)
+
+    @pytest.mark.parametrize(
+        ("what", "word"), [(None, "None"), ("PPO", "'PPO'"), (int, "int"), (7, "7")]
+    )
+    def test_what_is_no_trainable(self, what, word):
+        with refused(word):
+            fit(what)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: tune.uniform(2, 1),
+            lambda: tune.loguniform(0, 1),
+            lambda: tune.randint(5, 5),
+            lambda: tune.quniform(0, 1, -0.5),
+            lambda: tune.choice([]),
+            lambda: tune.uniform("a", 1),
+            lambda: tune.uniform(0, math.nan),
+        ],
+    )
+    def test_a_bad_range(self, make):
+        with refused(r"\("):
+            fit(trains, {"lr": make()})
+
+    def test_an_empty_grid(self):
+        with refused("grid_search"):
+            fit(trains, {"lr": tune.grid_search([])})
+
+    def test_a_range_says_its_name_its_values_and_what_to_do(self):
+        with refused("uniform", "2", "1"):
+            tune.uniform(2, 1)
+
+    @pytest.mark.parametrize("value", [0, -2, 1.5, "3", True])
+    def test_a_number_of_samples(self, value):
+        with refused("num_samples", repr(value), "whole number from 1", "-1"):
+            fit(trains, num_samples=value)
+
+    def test_a_space_that_is_no_dict(self):
+        with refused("param_space", "dict"):
+            fit(trains, [1, 2])
+
+    def test_stop_criteria_that_are_nested(self):
+        with refused("stop", "info", "info/loss"):
+            fit(trains, stop={"info": {"loss": 3}})
+
+    @pytest.mark.parametrize(
+        "request_", [{"cpu": -1}, {"cpu": "two"}, {"gpu": 1.5}, {}, {"cpu": math.nan}]
+    )
+    def test_resources_that_are_none(self, request_):
+        with refused("resources"):
+            fit(tune.with_resources(trains, request_))
+
+    def test_a_class_option_for_a_function(self):
+        with refused("checkpoint_frequency", "2", "report"):
+            fit(trains, checkpoint_frequency=2)
+
+    def test_a_name_of_with_parameters_that_the_function_lacks(self):
+        with refused("data", "trains"):
+            fit(tune.with_parameters(trains, data=1))
+
+    def test_a_results_folder_that_cannot_be_made(self, tmp_path):
+        (tmp_path / "file").write_text("in the way")
+        with refused(str(tmp_path / "file"), "storage_path", "TUNEMQ_RESULTS"):
+            fit(trains, storage_path=str(tmp_path / "file" / "results"))
+
+    @pytest.mark.skipif(os.getuid() == 0, reason="root may write everywhere")
+    def test_a_results_folder_that_may_not_be_written(self, tmp_path):
+        tmp_path.chmod(0o500)
+        with refused(str(tmp_path), "storage_path", "ermission"):
+            fit(trains, storage_path=str(tmp_path))
+
+    def test_a_results_folder_on_a_file_system_that_is_read_only(self):
+        with refused("/proc", "storage_path"):
+            fit(trains, storage_path="/proc/tunemq")
+
+    def test_an_unpicklable_trainable(self):
+        lock = threading.Lock()
+
+        def train(config):
+            with lock:
+                pass
+
+        with refused("train", "'lock'", "inside the function"):
+            fit(train)
+
+    def test_an_unpicklable_attribute_of_a_class(self):
+        class Model(tune.Trainable):
+            lock = threading.Lock()
+
+            def step(self):
+                return {"done": True}
+
+        with refused("Model", "'lock'", r"setup\(\)"):
+            fit(Model)
+
+
+def test_an_unpicklable_parameter():
+    def train(config, data):
+        pass
+
+    with refused("'data'", "lock"):
+        fit(tune.with_parameters(train, data=[threading.Lock()]))
+
+
+# --- at the report --------------------------------------------------------------------------------
+
+
+def error_of(trainable, **options):
+    (result,) = fit(trainable, **options)
+    assert result.status == "ERROR"
+    return str(result.error)
+
+
+def test_a_metric_that_no_trial_reports():
+    error = error_of(trains, metric="los", mode="min")
+
+    assert "'los' is missing from the result of step 1" in error
+    assert "'loss'" in error
+    assert "TuneConfig" in error
+
+
+def test_a_metric_that_a_later_result_lacks():
+    def train(config):
+        tune.report({"loss": 1.0})
+        tune.report({"accuracy": 1.0})
+
+    assert "'loss' is missing from the result of step 2" in error_of(
+        train, metric="loss", mode="min"
+    )
+
+
+def test_a_function_that_reports_nothing_though_a_metric_is_expected():
+    error = error_of(lambda config: None, metric="loss", mode="min")
+
+    assert "without a result" in error
+    assert "'loss'" in error
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_metric_that_is_not_finite(value):
+    error = error_of(lambda config: {"loss": value}, metric="loss", mode="min")
+
+    assert f"'loss' is {value} at step 1" in error
+    assert "nonfinite='worst'" in error
+
+
+@pytest.mark.parametrize("value", ["low", None, [1.0]])
+def test_a_metric_that_is_no_number(value):
+    error = error_of(lambda config: {"loss": value}, metric="loss", mode="min")
+
+    assert f"'loss' is {value!r}" in error
+    assert "report a number" in error
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), np.ones((2, 2))], ids=["1d", "2d"])
+def test_an_array_as_a_metric(value):
+    def train(config):
+        tune.report({"loss": value})
+
+    error = error_of(train)
+
+    assert "'loss' at step 1 is numpy.ndarray of shape" in error
+    assert ".item()" in error
+
+
+def test_a_tensor_as_a_metric():
+    class Tensor:  # what torch's looks like to a stranger
+        shape = (4,)
+
+        def item(self):
+            raise ValueError("only one element tensors can be converted")
+
+    def train(config):
+        tune.report({"loss": Tensor()})
+
+    assert "of shape (4,), not a number" in error_of(train)
+
+
+def test_an_object_as_a_metric():
+    def train(config):
+        tune.report({"when": object()})
+
+    assert "'when' at step 1 is object" in error_of(train)
+
+
+def test_a_step_that_returns_no_dict():
+    class Model(tune.Trainable):
+        def step(self):
+            return 3
+
+    assert "Model.step() returned int" in error_of(Model)
+
+
+# --- when nodes are known -------------------------------------------------------------------------
+
+
+@pytest.mark.parity(58)
+@pytest.mark.parametrize(("name", "amount"), [("cpu", 999), ("gpu", 64), ("licence", 1)])
+def test_more_of_a_resource_than_any_node_has(name, amount):
+    most = r"\d+" if name == "cpu" else "[0-9]"
+    began = time.monotonic()
+    with refused(f"{name}={amount}", f"most that any node has is {most}", "with_resources"):
+        fit(tune.with_resources(trains, {name: amount}), time_budget_s=10)
+    assert time.monotonic() - began < 5
+
+
+def test_more_than_any_node_has_for_one_configuration_only():
+    trainable = tune.with_resources(trains, lambda config: {"cpu": config["cpus"]})
+    with refused("cpu=999", "most that any node has"):
+        fit(trainable, {"cpus": tune.grid_search([1, 999])}, time_budget_s=10)
+
+
+@pytest.mark.parametrize("url", ["redis://127.0.0.1:9/0", "unix:///nowhere/redis.sock"])
+def test_a_redis_that_cannot_be_reached_says_where_and_for_how_long(url, tmp_path):
+    executor = CeleryTrialExecutor(url, term=1, connect_within=0.3)
+    plan = ExperimentPlan(
+        experiment="e",
+        experiment_id="e",
+        events_key="tunemq:events:e",
+        folder=str(tmp_path),
+        trainable_name="trains",
+        code=BlobRef("", 0, ""),
+        environment=Environment("", (), {}, ()),
+    )
+    try:
+        with refused(url.removeprefix("unix://").split("/0")[0], r"0\.\d s", of=WireUnavailable):
+            executor.open(plan)
+    finally:
+        executor.close()

@@ -1,0 +1,122 @@
+"""A forkserver that is killed alone leaves its hosts' families to the node, which ends them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import (
+    Node,
+    RedisServer,
+    Scheduler,
+    children_of,
+    is_alive,
+    order,
+)
+from tests.support import eventually
+from tunemq_shared.messages import (
+    HostDied,
+    HostFreed,
+    ResultReported,
+    TrialFinished,
+    TrialStarted,
+)
+
+pytestmark = pytest.mark.faults
+
+#: What is left of a forkserver is gone within so many seconds.
+SOON = 1.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def scheduler(server: RedisServer, tmp_path: Path) -> Scheduler:
+    return Scheduler(server, tmp_path)
+
+
+@pytest.fixture
+def node(server: RedisServer, scheduler: Scheduler, tmp_path: Path) -> Iterator[Node]:
+    node = Node(server, scheduler, tmp_path / "node")
+    yield node
+    node.end()
+
+
+def with_a_daemon(config):
+    """A grandchild in a session of its own, without the mark, whose parent has ended."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(writing, b"%d" % os.getpid())
+            os.closerange(0, 64)
+            os.execve("/bin/sleep", ["sleep", "60"], {})
+        os._exit(0)
+    report({"daemon": int(os.read(reading, 20))})
+    while True:
+        time.sleep(60)
+
+
+def three_results(config):
+    from tunemq_shared.session import report
+
+    for n in range(3):
+        report({"loss": n / 10})
+
+
+def forkserver_and_family(node: Node, scheduler: Scheduler, trials: int) -> tuple[int, list[int]]:
+    eventually(lambda: len(scheduler.said(ResultReported)) == trials, message=node.log)
+    hosts = [event.pid for event in scheduler.said(TrialStarted)]
+    daemons = [event.metrics["daemon"] for event in scheduler.said(ResultReported)]
+    assert all(map(is_alive, hosts + daemons))
+    return node.forkserver_of(hosts[0]), hosts + daemons
+
+
+def test_everything_of_a_killed_forkserver_goes_before_its_slots_are_free(node, scheduler):
+    scheduler.assign(
+        node.incarnation,
+        *(order(f"t{n}", scheduler.start(with_a_daemon, trial_number=n)) for n in range(2)),
+    )
+    forkserver, family = forkserver_and_family(node, scheduler, 2)
+    ear = node.ear()
+    os.kill(forkserver, signal.SIGKILL)
+    eventually(lambda: len(scheduler.said(HostFreed)) == 2, within=SOON, message=node.log)
+
+    assert not any(map(is_alive, family))
+    assert [event.signal for event in scheduler.said(HostDied)] == [signal.SIGKILL] * 2
+    assert node.ear() == ear
+    assert children_of(node.process.pid) == [ear], "no zombie is left either"
+
+
+def test_the_node_goes_on_with_a_new_forkserver(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(with_a_daemon)))
+    forkserver, _ = forkserver_and_family(node, scheduler, 1)
+    os.kill(forkserver, signal.SIGKILL)
+    eventually(lambda: scheduler.said(HostDied), within=SOON, message=node.log)
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    eventually(lambda: scheduler.said(TrialFinished), message=node.log)
+    assert scheduler.said(HostFreed)[0].epoch == 1
+
+
+def test_a_forkserver_that_was_killed_while_idle_is_no_news(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    (forkserver,) = set(children_of(node.process.pid)) - {node.ear()}
+    os.kill(forkserver, signal.SIGKILL)
+    eventually(lambda: "forkserver.lost" in node.log())
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    eventually(lambda: len(scheduler.said(TrialFinished)) == 2, message=node.log)

@@ -1,0 +1,77 @@
+"""A step that does not let go of the GIL: its node lives on, and trials can be stopped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.search_support import RunningSearch, is_alive, searches
+from tests.support import eventually
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+Start = Callable[..., RunningSearch]
+
+GRACE_S = 1.0
+#: What stopping may take besides the time that a trial is given to end by itself.
+STOPPED_WITHIN_S = 0.5
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    yield from searches(tmp_path)
+
+
+def seconds_to_stop(search: RunningSearch, number: int, pid: int) -> float:
+    """Stop a trial; returns after how many seconds its process was gone and its slot free."""
+    asked = time.monotonic()
+    search.stop(number)
+    freed = search.wait_for(m.HostFreed, trial=search.trial(number))
+    assert not is_alive(pid)
+    return freed.at - asked
+
+
+@pytest.mark.parity(74)
+def test_a_step_that_holds_the_gil_harms_neither_its_node_nor_stopping(start):
+    search = start(kind="first_holds_the_gil", trials=3, steps=10_000, stop_grace_s=GRACE_S, cpus=3)
+    holder = search.wait_for_step(0, step=3)
+    began = time.monotonic()
+    others = [search.wait_for_step(number, step=2) for number in (1, 2)]
+
+    other_s = seconds_to_stop(search, 1, others[0])
+    assert other_s < STOPPED_WITHIN_S
+    # By now its lease would have run out, had the holder kept the node from renewing it.
+    silent = 1.2 * wire.LEASE_TTL_S
+    eventually(lambda: time.monotonic() > began + silent, within=2 * silent)
+    steps_before = len(search.recorded(2))
+    eventually(lambda: len(search.recorded(2)) > steps_before)
+    holder_s = seconds_to_stop(search, 0, holder)
+    assert GRACE_S <= holder_s < GRACE_S + STOPPED_WITHIN_S
+    print(f"other {other_s:.3f} holder {holder_s:.3f}")
+    search.stop(2)
+
+    assert search.ends() == 0, search
+    assert not [*search.all_of(m.NodeLost), *search.all_of(m.HostDied)]
+    assert [step for step, _ in search.recorded(0)] == [1, 2]
+    search.journal_gives_the_state()
+    search.leaves_nothing()
+
+
+def test_a_trial_that_ignores_every_request_is_killed_when_its_time_is_over(start):
+    search = start(kind="stubborn", trials=2, steps=10_000, stop_grace_s=0.3, cpus=2)
+    pids = [search.wait_for_step(number, step=2) for number in (0, 1)]
+
+    stopped_s = seconds_to_stop(search, 0, pids[0])
+    assert is_alive(pids[1])
+    print(f"stubborn {stopped_s:.3f}")
+    # After the grace period SIGTERM, which it ignores; a second later SIGKILL.
+    assert stopped_s < 0.3 + 1.0 + STOPPED_WITHIN_S
+    search.stop(1)
+
+    assert search.ends() == 0, search
+    search.leaves_nothing()

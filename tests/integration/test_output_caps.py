@@ -1,0 +1,119 @@
+"""What a host prints stays below a size while it prints, and what is newest is kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.host_support import Server
+from tests.support import eventually
+from tunemq_workers.output_caps import OutputCaps
+from tunemq_workers.reactor import Reactor
+
+pytestmark = pytest.mark.integration
+
+LIMIT = 200_000
+
+
+class Loop:
+    """A reactor that runs in a thread, with caps for some folders."""
+
+    def __init__(self) -> None:
+        self.reactor = Reactor()
+        self.folders: set[str] = set()
+        self.looks = 0
+        self.caps = OutputCaps(self.reactor, self._looked, period_s=0.01, limit_bytes=LIMIT)
+        self._thread = threading.Thread(target=self.reactor.run, args=[lambda: None])
+
+    def _looked(self) -> set[str]:
+        self.looks += 1
+        return self.folders
+
+    def start(self) -> None:
+        self.caps.start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.reactor.post(self.reactor.stop)
+        self._thread.join()
+
+    def look_again(self, times: int = 2) -> None:
+        """Return after so many looks more."""
+        looks = self.looks + times
+        eventually(lambda: self.looks >= looks)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.stop()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.close()
+
+
+def prints_a_lot(config):
+    import sys
+
+    from tunemq_shared.session import report
+
+    for n in range(100_000):
+        print(f"line {n:06d} " + 40 * "x")
+        if n % 1_000 == 0:
+            print(f"error {n:06d}", file=sys.stderr)
+            report({"printed": n})
+    report({"printed": 100_000})
+
+
+def test_the_output_of_a_trial_that_prints_without_end_is_kept_short(server, loop):
+    folder = server.root / "trial_0"
+    loop.folders = {str(folder)}
+    loop.start()
+    host = server.start(prints_a_lot)
+    host.gone(within=20.0)
+    stdout = folder / "stdout"
+    eventually(lambda: stdout.stat().st_size <= LIMIT)
+
+    text = stdout.read_text()
+    assert "bytes of older output dropped]" in text.splitlines()[0]
+    assert text.endswith(f"line 099999 {40 * 'x'}\n")
+    assert "error 099000" in (folder / "stderr").read_text()
+
+
+def lines(path: Path, size: int) -> None:
+    path.write_bytes(b"x" * 99 + b"\n")
+    with path.open("ab") as file:
+        file.write((b"y" * 99 + b"\n") * (size // 100))
+
+
+def test_what_a_host_printed_just_before_its_end_is_shortened_too(loop, tmp_path):
+    loop.folders = {str(tmp_path)}
+    loop.start()
+    loop.look_again()
+    lines(tmp_path / "stderr", 3 * LIMIT)
+    loop.folders = set()
+    eventually(lambda: (tmp_path / "stderr").stat().st_size <= LIMIT)
+
+
+def test_a_folder_without_files_does_no_harm(loop, tmp_path):
+    loop.folders = {str(tmp_path / "missing"), str(tmp_path)}
+    loop.start()
+    loop.look_again()
+    lines(tmp_path / "stdout", 3 * LIMIT)
+    eventually(lambda: (tmp_path / "stdout").stat().st_size <= LIMIT)
+
+
+def test_looking_at_nothing_costs_next_to_nothing(loop):
+    loop.start()
+    started = time.process_time()
+    loop.look_again(50)
+    assert time.process_time() - started < 0.1

@@ -1,0 +1,177 @@
+"""What a trial finds around it: seeds, threads, shared memory, a node that no step can block."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import tunemq as tune
+from tests.journals import ended_searches
+from tests.searches import farm_processes, fit, tuner
+from tests.support import eventually
+from tunemq_shared import wire
+
+__all__ = ["ended_searches"]
+
+pytestmark = pytest.mark.integration
+
+ARRAY_BYTES = 500 * 2**20
+
+
+def draws(config):
+    import random
+
+    return {"numpy": np.random.rand(), "python": random.random()}  # noqa: NPY002  as people do
+
+
+def test_trials_draw_different_numbers_and_the_same_ones_again_with_the_same_seed():
+    def drawn(seed):
+        results = fit(draws, num_samples=3, seed=seed)
+        return [(result.metrics["numpy"], result.metrics["python"]) for result in results]
+
+    first = drawn(11)
+
+    assert len({number for pair in first for number in pair}) == 6
+    assert drawn(11) == first
+    assert not set(drawn(12)) & set(first)
+
+
+@pytest.mark.parametrize("preload", [("numpy", "sklearn.utils"), ()])
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_blas_and_openmp_have_as_many_threads_as_the_trial_has_cpus(preload, cpus):
+    def train(config):
+        import sys
+
+        was_preloaded = "numpy" in sys.modules
+        import sklearn.utils  # noqa: F401  brings OpenMP
+        import threadpoolctl
+
+        pools = threadpoolctl.threadpool_info()
+        tune.report(
+            {
+                "threads": {pool["filepath"]: pool["num_threads"] for pool in pools},
+                "apis": sorted({pool["user_api"] for pool in pools}),
+                "was_preloaded": was_preloaded,
+            }
+        )
+
+    trainable = tune.with_resources(train, {"cpu": cpus})
+    (result,) = fit(trainable, preload=preload)
+
+    assert result.error is None
+    assert result.metrics["was_preloaded"] == bool(preload)
+    assert result.metrics["apis"] == ["blas", "openmp"]
+    assert set(result.metrics["threads"].values()) == {cpus}
+
+
+def test_eight_trials_share_an_array_of_with_parameters(tmp_path):
+    """The last of the eight measures all of them, while they wait for its verdict."""
+
+    def train(config, data):
+        total = float(data.sum())  # touches every page
+        (tmp_path / f"here_{os.getpid()}").touch()
+        hosts = []
+        while len(hosts) < 8:
+            hosts = [path.name.removeprefix("here_") for path in tmp_path.glob("here_*")]
+            time.sleep(0.01)
+        pss = 0
+        if config["n"] == 0:
+            for pid in hosts:
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                pss += sum(int(line.split()[1]) * 1024 for line in lines if line[:4] == "Pss:")
+            (tmp_path / "measured").touch()
+        while not (tmp_path / "measured").exists():
+            time.sleep(0.01)
+        tune.report({"pss": pss, "total": total, "writeable": data.flags.writeable})
+
+    data = np.ones(ARRAY_BYTES, dtype=np.uint8)
+    trainable = tune.with_resources(tune.with_parameters(train, data=data), {"cpu": 0.25})
+    results = fit(trainable, {"n": tune.grid_search(range(8))}, time_budget_s=40)
+
+    assert results.num_errors == 0
+    assert results[0].metrics["pss"] < 1.3 * ARRAY_BYTES
+    for result in results:
+        assert result.metrics["total"] == ARRAY_BYTES
+        assert result.metrics["writeable"] is False
+
+
+def test_a_step_that_holds_the_gil_does_not_make_its_node_look_dead():
+    held_s = wire.LEASE_TTL_S + 2
+
+    def train(config):
+        import ctypes
+
+        if config["holds"]:
+            ctypes.PyDLL(None).usleep(int(held_s * 1e6))
+            tune.report({"x": 1})
+            return
+        for _ in range(20):
+            time.sleep(held_s / 20)
+            tune.report({"x": 2})
+
+    began = time.monotonic()
+    results = fit(train, {"holds": tune.grid_search([True, False])})
+
+    assert time.monotonic() - began >= held_s
+    assert [result.metrics["training_iteration"] for result in results] == [1, 20]
+    assert [result.status for result in results] == ["TERMINATED"] * 2
+    assert not any(Path(result.path, "error.txt").exists() for result in results)
+
+
+def test_a_host_holds_no_client_of_a_service():
+    def train(config):
+        import sys
+
+        tops = {name.partition(".")[0] for name in sys.modules}
+        tune.report({"found": sorted(tops & {"celery", "kombu", "redis", "minio", "optuna"})})
+
+    (result,) = fit(train)
+
+    assert result.metrics["found"] == []
+
+
+@pytest.mark.parity(18)
+def test_a_stopped_trial_that_swallows_everything_is_gone_soon():
+    def train(config):
+        while True:
+            try:
+                tune.report({"x": 1})
+            except BaseException:  # noqa: BLE001  as careless as it gets
+                time.sleep(0.01)
+
+    began = time.monotonic()
+    (result,) = fit(train, stop=lambda trial_id, result: True)
+
+    assert result.status == "TERMINATED"
+    assert time.monotonic() - began < 9  # the grace period of 5 s, and then some
+    eventually(lambda: not psutil.pid_exists(result.metrics["pid"]), within=2)
+
+
+def test_children_that_a_trial_forgets_are_gone_when_it_is_over():
+    def train(config):
+        import subprocess
+
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        tune.report({"child": child.pid})
+
+    (result,) = fit(train)
+
+    eventually(lambda: not psutil.pid_exists(result.metrics["child"]), within=2)
+
+
+def test_the_farm_stays_warm_for_the_next_search_and_holds_no_trial():
+    tuner(draws).fit()
+    before = {process.pid for process in farm_processes()}
+    tuner(draws).fit()
+
+    def trials():
+        return [p for p in farm_processes() if p.name().startswith("draws_")]
+
+    eventually(lambda: not trials(), within=2)
+    assert {p.pid for p in farm_processes()} >= before - {p.pid for p in trials()}
+    assert any("redis-server" in process.name() for process in farm_processes())

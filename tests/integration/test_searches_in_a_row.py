@@ -1,0 +1,95 @@
+"""Several searches in one script: the second finds the farm warm, and nothing of the first."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import redis
+
+from tests.searches import fit, results_of
+from tests.support import eventually
+from tunemq_scheduler.callback import Callback
+from tunemq_scheduler.embedded import warm
+from tunemq_shared.errors import SearchFailed
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def _farms_of_its_own():
+    """End warm farms before and after."""
+    warm.stop_all()
+    yield
+    warm.stop_all()
+
+
+def three_results():
+    """A trainable that travels by value, so that no host has to import this file."""
+
+    def report(config):
+        import tunemq
+
+        for n in range(3):
+            tunemq.report({"loss": config["x"] + n})
+
+    return report
+
+
+def without_end():
+    def report(config):
+        import tunemq
+
+        while True:
+            tunemq.report({"loss": 0.5, "blob": "x" * 1_000})
+
+    return report
+
+
+def reply_of(farm):
+    """What the scheduler's reply to the farm's node says now, but for the newest version."""
+    client = redis.Redis.from_url(farm.url)
+    (key,) = client.keys("tunemq:reply:*")
+    fields = client.hgetall(key)
+    client.close()
+    return {name: value for name, value in fields.items() if name != b"v"}
+
+
+def test_four_searches_in_a_row_are_all_whole_and_warm_ones_are_quick():
+    took = []
+    for number in range(4):
+        started = time.perf_counter()
+        grid = fit(three_results(), {"x": number}, num_samples=2, metric="loss", mode="min")
+        took.append(time.perf_counter() - started)
+        assert [len(results_of(result)) for result in grid] == [3, 3]
+    assert len(warm._idle) == 1
+    assert min(took[1:]) < 0.3  # 0.02 s on an idle machine
+    (farm,) = warm._idle
+    eventually(lambda: not reply_of(farm), message="the node remembers searches that are over")
+
+
+class Breaks(Callback):
+    """Ends its search while its trials have a lot to say."""
+
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        if result["training_iteration"] == 500:
+            raise RuntimeError("enough of this")
+
+
+def test_what_a_search_leaves_unread_does_not_hold_up_the_next():
+    with pytest.raises(SearchFailed, match="enough of this"):
+        fit(without_end(), {"x": 1}, callbacks=[Breaks()])
+    (farm,) = warm._idle
+    started = time.perf_counter()
+    grid = fit(three_results(), {"x": 1})
+    assert time.perf_counter() - started < 5.0  # 0.02 s on an idle machine
+    assert len(results_of(grid[0])) == 3
+    assert warm._idle == [farm]
+    eventually(lambda: not reply_of(farm), message="the node remembers searches that are over")
+
+
+def test_what_a_node_warns_of_is_shown_at_the_terminal(tmp_path, capfd):
+    module = "no_such_module_to_preload"
+    fit(three_results(), {"x": 1}, preload=[module], verbose=2)
+    said = capfd.readouterr()
+    assert f"{module} could not be preloaded" in said.out + said.err
