@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from celery import Celery
 from kombu import Connection, Producer
+from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel, Transport
 
 from tunemq_shared import wire
@@ -108,7 +109,11 @@ class Publisher:
                 retry=False,
                 **message.properties,
             )
-        except (*connection.connection_errors, *connection.channel_errors) as error:
+        except (
+            OperationalError,  # what kombu calls its failure to connect
+            *connection.connection_errors,
+            *connection.channel_errors,
+        ) as error:
             self.close()
             raise WireUnavailable(f"An assignment could not be queued in Redis: {error}") from error
 
@@ -121,6 +126,8 @@ class Publisher:
                     "socket_timeout": _SOCKET_TIMEOUT_S,
                     "socket_connect_timeout": _CONNECT_TIMEOUT_S,
                     "socket_keepalive": True,
+                    # Kombu would sleep for seconds between attempts to connect.
+                    "max_retries": 0,
                     # One list for each queue, as the ear has it.
                     "priority_steps": [0],
                 },

@@ -235,18 +235,14 @@ class ExperimentLoop:
         for command in self.runner.handle(event, answers):
             self._commands.append(command)
             if isinstance(command, c.RecordEnd):
-                self._tell_end(command, by_algorithm=bool(answers))
+                self._tell_end(command)
 
-    def _tell_end(self, end: c.RecordEnd, *, by_algorithm: bool) -> None:
+    def _tell_end(self, end: c.RecordEnd) -> None:
         view = self.trials[end.trial]
         self._leaving.add(end.trial)
-        started = view.epoch > 0
         view.status = end.status
         self.algorithms.ended(
-            view,
-            error=end.status == "ERROR",
-            early=by_algorithm or bool(self.runner.stopping),
-            started=started,
+            view, error=end.status == "ERROR", early=end.early, started=view.epoch > 0
         )
 
     def _check_time_budget(self) -> None:

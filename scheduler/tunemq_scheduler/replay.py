@@ -16,7 +16,7 @@ import msgspec
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.core.runner import TrialRunner, restarted
+from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion
@@ -28,7 +28,10 @@ from tunemq_shared.packing import pack_config
 
 def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
     """The state after these entries; equal, by `TrialRunner.snapshot`, to the live one's."""
-    return restarted(settings, entries)
+    runner = TrialRunner(settings)
+    for entry in entries:
+        runner.handle(entry.event, entry.answers)
+    return runner
 
 
 class Outcome(msgspec.Struct):
@@ -120,7 +123,7 @@ def replay_lock_step(
                 algorithms.ended(
                     ended,
                     error=command.status == "ERROR",
-                    early=bool(answers) or bool(runner.stopping),
+                    early=command.early,
                     started=ended.epoch > 0,
                 )
         if isinstance(event, m.TrialChosen):

@@ -357,6 +357,7 @@ def test_what_is_left_of_an_experiment_expires(executor, joined):
     reader.join()
 
     assert mail[0].orders == (), "what still runs must end"
+    assert joined.journalled() == wire.EVERYTHING, "nobody wants what it still says"
     owned = {wire.GENERATION, wire.NODES, wire.reply("inc1"), wire.lease("inc1")}
     left = {key.decode() for key in joined.redis.keys("*")} - owned
     assert all(joined.redis.ttl(key) > 0 for key in left), left

@@ -114,11 +114,15 @@ class RecordFailure(Command, frozen=True):
 
 
 class RecordEnd(Command, frozen=True):
-    """The trial is finished: ``status`` is TERMINATED or ERROR, ``reason`` says why."""
+    """The trial is finished: ``status`` is TERMINATED or ERROR, ``reason`` says why.
+
+    ``early``: an algorithm or a person stopped it.
+    """
 
     trial: str
     status: str
     reason: str
+    early: bool = False
 
 
 RecordCommand = (

@@ -12,7 +12,7 @@ finished ones are packed away, and nothing scans either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -33,9 +33,9 @@ from tunemq_scheduler.core.commands import (
     StopTrial,
 )
 from tunemq_scheduler.core.kept_checkpoints import KeptCheckpoints
-from tunemq_scheduler.core.placement import Placement
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.slots import Slots
 from tunemq_scheduler.core.trial import (
     ERROR,
     FINISHED,
@@ -62,7 +62,8 @@ class TrialRunner:
 
     def __init__(self, settings: RunnerSettings) -> None:
         self.settings = settings
-        self.placement = Placement()
+        self.slots = Slots()
+        self.placement = self.slots.placement
         self.nodes: dict[str, m.NodeJoined] = {}
         self.live: dict[str, Trial] = {}
         self.finished: dict[str, bytes] = {}
@@ -79,8 +80,6 @@ class TrialRunner:
         self.accepted: dict[str, int] = {}
         self.cursor = "0-0"
         self._pending: dict[str, Trial] = {}
-        self._slots: dict[tuple[str, int], tuple[str, dict[str, float]]] = {}
-        self._on_node: dict[str, dict[tuple[str, int], None]] = {}
         self._handlers: dict[type[Any], Callable[[Any, Sequence[m.Answer]], list[Command]]] = {
             m.ResultReported: self._result_reported,
             m.CheckpointCommitted: self._checkpoint_committed,
@@ -111,7 +110,7 @@ class TrialRunner:
     def is_finished(self) -> bool:
         """Whether every trial is over, its host gone, and no more are to come."""
         if self.interrupted:
-            return not self._slots
+            return not len(self.slots)
         return not self.live and (self.exhausted or bool(self.stopping))
 
     def review(self, result: m.ResultReported) -> Review:
@@ -123,7 +122,8 @@ class TrialRunner:
             return Review.REPEATED
         if result.done:
             return Review.FINAL
-        return Review.DUE if reaches(result, trial.run_until) else Review.PASSING
+        is_due = not trial.ending and reaches(result, trial.run_until)
+        return Review.DUE if is_due else Review.PASSING
 
     def is_current(self, trial: str, epoch: int) -> bool:
         """Whether facts of this incarnation still count."""
@@ -163,11 +163,6 @@ class TrialRunner:
         due = [t.not_before for t in self._pending.values() if t.not_before > self.elapsed]
         return min(due, default=None)
 
-    def hosted_on(self, trial: str, epoch: int) -> str | None:
-        """The node incarnation that hosts, or is to host, this incarnation of a trial."""
-        slot = self._slots.get((trial, epoch))
-        return None if slot is None else slot[0]
-
     def summary(self, trial: str) -> TrialSummary:
         """What is known of a trial, over or not.
 
@@ -184,7 +179,14 @@ class TrialRunner:
         without a trace in the journal.
         """
         live = [
-            (t.trial_id, t.summary(), t.run_until, t.fruitless, t.repeated, t.not_before)
+            (
+                t.trial_id,
+                t.summary(),
+                t.run_until,
+                t.repeated,
+                (t.fruitless, t.not_before),
+                (t.ending, t.stop_ordered),
+            )
             for t in self.live.values()
         ]
         return m.encode(
@@ -193,7 +195,7 @@ class TrialRunner:
                 list(self.finished.items()),
                 sorted(self.counts.items()),
                 [(node, self.accepted.get(node)) for node in sorted(self.nodes)],
-                sorted((trial, epoch, node) for (trial, epoch), (node, _) in self._slots.items()),
+                list(self.slots),
                 list(self._pending),
                 (self.suggested, self.exhausted, self.stopping, self.interrupted),
                 (self.stale, self.repeated, self.cursor),
@@ -221,10 +223,11 @@ class TrialRunner:
             return [RecordResult(event.trial, event, done=False)]
         commands: list[Command] = []
         if review is Review.FINAL:
-            self._end(trial, TERMINATED, "it reached its end", commands)
+            # Its end follows, when its host has said that the last checkpoint is kept, too.
+            trial.ending = trial.ending or "it reached its end"
         else:
             self._decide(trial, event, answers, commands)
-        return [RecordResult(event.trial, event, done=trial.is_finished), *commands]
+        return [RecordResult(event.trial, event, done=event.done or trial.is_finished), *commands]
 
     def _decide(
         self,
@@ -239,12 +242,12 @@ class TrialRunner:
                 case m.HorizonSet() if not reaches(event, answer.horizon):
                     trial.run_until = answer.horizon
                 case m.Decided(decision=m.STOP):
-                    commands.append(StopTrial(trial.trial_id, trial.epoch, self._node_of(trial)))
-                    self._end(trial, TERMINATED, answer.reason, commands)
+                    commands.append(self._stop_order(trial))
+                    self._end(trial, TERMINATED, answer.reason, commands, early=True)
                 case _:
                     pass
         if trial.status == RUNNING:
-            order = (trial.trial_id, trial.epoch, self._node_of(trial), trial.run_until)
+            order = (trial.trial_id, trial.epoch, self.slots.node_of(trial), trial.run_until)
             commands.append(ContinueTrial(*order))
 
     def _checkpoint_committed(
@@ -296,14 +299,8 @@ class TrialRunner:
 
     def _trial_chosen(self, event: m.TrialChosen, _answers: Sequence[m.Answer]) -> list[Command]:
         trial = self._pending[event.trial]
-        node = self.placement.fit(trial.resources)
-        if node is None:
-            raise BugError(f"trial {event.trial} was chosen, and no node has room for it")
-        self.placement.take(node, trial.resources)
         trial.epoch += 1
-        slot = (trial.trial_id, trial.epoch)
-        self._slots[slot] = (node, trial.resources)
-        self._on_node[node][slot] = None
+        node = self.slots.take(trial)
         self._move(trial, RUNNING)
         trial.story.append(event)
         return [
@@ -336,7 +333,8 @@ class TrialRunner:
         if self.is_current(event.trial, event.epoch):
             trial = self.live[event.trial]
             trial.story.append(event)
-            self._end(trial, TERMINATED, "it finished", commands)
+            reason = trial.ending or "it finished"
+            self._end(trial, TERMINATED, reason, commands, early=trial.stop_ordered)
         return commands
 
     def _incarnation_failed(
@@ -347,12 +345,16 @@ class TrialRunner:
             self.stale += 1
             return []
         trial.story.append(event)
+        commands: list[Command] = []
+        if trial.stop_ordered:  # it failed while it was being stopped, which its log tells
+            self._end(trial, TERMINATED, trial.ending, commands, early=True)
+            return commands
         trial.num_failures += 1
         limit = self.settings.max_failures
         retried = (limit < 0 or trial.num_failures <= limit) and not self.stopping
-        node = self.nodes.get(self._node_of(trial))
+        node = self.nodes.get(self.slots.node_of(trial))
         hostname = node.hostname if node is not None else ""
-        commands: list[Command] = [RecordFailure(event.trial, event, hostname, retried)]
+        commands.append(RecordFailure(event.trial, event, hostname, retried))
         if retried:
             self._try_again(trial)
         else:
@@ -368,31 +370,40 @@ class TrialRunner:
         back_off = 0.0 if trial.fruitless == 0 else min(MAX_BACK_OFF_S, 2.0**doublings)
         trial.fruitless += 1
         trial.not_before = self.elapsed + back_off
+        trial.ending = ""
         self._move(trial, PENDING)
 
     def _host_freed(self, event: m.HostFreed, _answers: Sequence[m.Answer]) -> list[Command]:
-        slot = (event.trial, event.epoch)
-        held = self._slots.pop(slot, None)
-        if held is None:
+        node = self.slots.give_back(event.trial, event.epoch)
+        if node is None:
             return []
-        node, resources = held
-        self.placement.give_back(node, resources)
-        del self._on_node[node][slot]
         trial = self.live[event.trial]
-        if trial.status == RUNNING and trial.epoch == event.epoch:
+        commands: list[Command] = [ReleaseTrial(event.trial, event.epoch, node)]
+        if trial.status != RUNNING or trial.epoch != event.epoch:
+            self._forget_if_over(trial)
+        elif trial.stop_ordered:
+            self._end(trial, TERMINATED, trial.ending, commands, early=True)
+        else:
             raise BugError(f"the host of trial {event.trial} is gone and nothing said how it ended")
-        self._forget_if_over(trial)
-        return [ReleaseTrial(event.trial, event.epoch, node)]
+        return commands
 
-    def _end(self, trial: Trial, status: str, reason: str, commands: list[Command]) -> None:
+    def _end(
+        self,
+        trial: Trial,
+        status: str,
+        reason: str,
+        commands: list[Command],
+        *,
+        early: bool = False,
+    ) -> None:
         """The one place where a trial finishes; it cannot finish twice, the table forbids it."""
         self._move(trial, status)
         trial.reason = reason
-        commands.append(RecordEnd(trial.trial_id, status, reason))
+        commands.append(RecordEnd(trial.trial_id, status, reason, early))
         self._forget_if_over(trial)
 
     def _forget_if_over(self, trial: Trial) -> None:
-        if trial.is_finished and not self._has_slot(trial):
+        if trial.is_finished and not self.slots.has_any(trial):
             del self.live[trial.trial_id]
             self.finished[trial.trial_id] = m.encode(trial.summary())
 
@@ -414,18 +425,25 @@ class TrialRunner:
             self._stop(trial, reason, commands)
 
     def _stop(self, trial: Trial, reason: str, commands: list[Command]) -> None:
-        if trial.is_finished:
+        """Stop a trial; one that runs ends when its host has said what it still has to say."""
+        if trial.is_finished or trial.stop_ordered:
             return
         if trial.status == RUNNING:
-            commands.append(StopTrial(trial.trial_id, trial.epoch, self._node_of(trial)))
-        self._end(trial, TERMINATED, reason, commands)
+            commands.append(self._stop_order(trial))
+            trial.stop_ordered = True
+            trial.ending = trial.ending or reason
+        else:
+            self._end(trial, TERMINATED, reason, commands, early=True)
+
+    def _stop_order(self, trial: Trial) -> StopTrial:
+        return StopTrial(trial.trial_id, trial.epoch, self.slots.node_of(trial))
 
     def _interrupted(self, event: m.Interrupted, _answers: Sequence[m.Answer]) -> list[Command]:
         self.interrupted = event.reason
         commands: list[Command] = []
         for trial in self.live.values():
-            if trial.status == RUNNING:
-                commands.append(StopTrial(trial.trial_id, trial.epoch, self._node_of(trial)))
+            if trial.status == RUNNING and not trial.stop_ordered:
+                commands.append(self._stop_order(trial))
                 self._move(trial, PENDING)
         return commands
 
@@ -435,23 +453,25 @@ class TrialRunner:
         if event.incarnation in self.nodes:
             return []
         self.nodes[event.incarnation] = event
-        self._on_node[event.incarnation] = {}
-        self.placement.add_node(event.incarnation, event.resources)
+        self.slots.add_node(event.incarnation, event.resources)
         return []
 
     def _node_lost(self, event: m.NodeLost, _answers: Sequence[m.Answer]) -> list[Command]:
         if self.nodes.pop(event.incarnation, None) is None:
             return []
-        self.placement.remove_node(event.incarnation)
         self.accepted.pop(event.incarnation, None)
-        for slot in self._on_node.pop(event.incarnation):
-            del self._slots[slot]
-            trial = self.live[slot[0]]
-            if trial.status == RUNNING and trial.epoch == slot[1]:
-                trial.story.append(event)
+        commands: list[Command] = [DropNode(event.incarnation)]
+        for trial_id, epoch in self.slots.lose_node(event.incarnation):
+            trial = self.live[trial_id]
+            if trial.status != RUNNING or trial.epoch != epoch:
+                self._forget_if_over(trial)
+                continue
+            trial.story.append(event)
+            if trial.stop_ordered:
+                self._end(trial, TERMINATED, trial.ending, commands, early=True)
+            else:
                 self._try_again(trial)
-            self._forget_if_over(trial)
-        return [DropNode(event.incarnation)]
+        return commands
 
     def _batch_read(self, event: m.BatchRead, _answers: Sequence[m.Answer]) -> list[Command]:
         if event.incarnation in self.nodes:
@@ -474,20 +494,6 @@ class TrialRunner:
             self._pending[trial.trial_id] = trial
         else:
             self._pending.pop(trial.trial_id, None)
-
-    def _node_of(self, trial: Trial) -> str:
-        return self._slots[trial.trial_id, trial.epoch][0]
-
-    def _has_slot(self, trial: Trial) -> bool:
-        return any((trial.trial_id, epoch) in self._slots for epoch in range(1, trial.epoch + 1))
-
-
-def restarted(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
-    """The runner as it was when these entries had been handled; nobody is asked again."""
-    runner = TrialRunner(settings)
-    for entry in entries:
-        runner.handle(entry.event, entry.answers)
-    return runner
 
 
 _unpack_summary = msgspec.msgpack.Decoder(TrialSummary).decode

@@ -68,11 +68,14 @@ class Trial:
         last_result: the newest recorded result; its step is the highest recorded one.
         not_before: elapsed seconds of the experiment before which it is not tried again.
         fruitless: how often in a row it failed with no new result in between.
+        ending: why it is about to end, while its host still has to say that all is kept.
+        stop_ordered: whether it ends because somebody asked for it.
     """
 
     __slots__ = (
         "checkpoints",
         "config",
+        "ending",
         "epoch",
         "fruitless",
         "last_result",
@@ -85,6 +88,7 @@ class Trial:
         "run_until",
         "started",
         "status",
+        "stop_ordered",
         "story",
         "tag",
         "trial_id",
@@ -116,6 +120,8 @@ class Trial:
         self.fruitless = 0
         self.repeated = 0
         self.not_before = 0.0
+        self.ending = ""
+        self.stop_ordered = False
         self.story: deque[Message] = deque(maxlen=STORY_LENGTH)
 
     @property

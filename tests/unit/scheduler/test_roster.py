@@ -163,3 +163,24 @@ def test_a_newer_protocol_is_named_even_if_its_hello_has_other_fields():
 def test_an_introduction_that_is_none_is_ignored_with_a_note():
     with pytest.raises(WireError, match="cannot be read"):
         read_hello(b"")
+
+
+def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
+    roster = joined_roster()
+    roster.events_key = "tunemq:events:mine"
+    told = ("HSET", wire.reply("inc1"), "j:tunemq:events:mine")
+
+    roster.journalled({"inc1": 5, "unknown": 7})
+    roster.journalled({"inc1": 5})
+    assert roster.commands == [(*told, "5")]
+
+    roster.commands.clear()
+    roster.start_anew()
+    assert roster.commands == [(*told, "5", "v", roster.nodes["inc1"].mailbox.stamp)]
+
+
+def test_a_node_that_is_told_that_all_is_over_keeps_nothing():
+    roster = joined_roster()
+    roster.events_key = "s"
+    roster.over("inc1")
+    assert roster.commands == [("HSET", wire.reply("inc1"), "j:s", str(wire.EVERYTHING))]

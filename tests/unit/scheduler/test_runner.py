@@ -10,8 +10,9 @@ import pytest
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.core.runner import TrialRunner, restarted
+from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import BugError, IllegalTransition
@@ -59,6 +60,16 @@ class Story:
 
     def die(self, trial: str, epoch: int = 1) -> list[c.Command]:
         return self.tell(m.HostDied(trial, epoch, 1, 9, None, 0.0))
+
+    def finish(self, trial: str, epoch: int = 1) -> list[c.Command]:
+        return self.tell(m.TrialFinished(trial, epoch))
+
+    def fail(self, trial: str, epoch: int = 1) -> list[c.Command]:
+        return self.tell(m.TrialFailed(trial, epoch, "storage", "StoreError: full", "", 0.0))
+
+    def commit(self, trial: str, step: int, epoch: int = 1) -> list[c.Command]:
+        key = f"{trial}/{epoch}-{step}"
+        return self.tell(m.CheckpointCommitted(trial, epoch, step, step, key, "hash", 10))
 
     def free(self, trial: str, epoch: int = 1) -> list[c.Command]:
         return self.tell(m.HostFreed(trial, epoch))
@@ -121,7 +132,7 @@ def test_a_decision_to_stop_ends_the_trial_and_what_comes_behind_it_is_dropped()
     assert commands == [
         c.RecordResult("a", result("a", 1), done=True),
         c.StopTrial("a", 1, NODE),
-        c.RecordEnd("a", "TERMINATED", "too slow"),
+        c.RecordEnd("a", "TERMINATED", "too slow", early=True),
     ]
     assert story.report("a", 2) == []
     assert story.runner.stale == 1
@@ -133,6 +144,7 @@ def test_the_slot_is_given_back_only_when_the_host_is_gone() -> None:
     story = Story(cpus=1.0)
     story.start("a", TO_THE_END)
     story.report("a", 1, done=True)
+    story.finish("a")
     story.add("b")
     assert list(story.runner.waiting()) == []
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
@@ -140,11 +152,66 @@ def test_the_slot_is_given_back_only_when_the_host_is_gone() -> None:
 
 
 @pytest.mark.parity(65, 175)
-def test_a_result_that_says_done_ends_the_trial_once() -> None:
+def test_a_result_that_says_done_is_the_last_and_the_end_follows_when_all_is_kept() -> None:
     story = Story()
     story.start("a", TO_THE_END)
-    assert kinds(story.report("a", 1, done=True)) == ["RecordResult", "RecordEnd"]
-    assert story.tell(m.TrialFinished("a", 1)) == []
+    assert story.report("a", 1, done=True) == [
+        c.RecordResult("a", result("a", 1, done=True), done=True)
+    ]
+    assert kinds(story.commit("a", 1)) == ["RecordCheckpoint"]
+    assert story.finish("a") == [c.RecordEnd("a", "TERMINATED", "it reached its end")]
+    assert story.finish("a") == []
+
+
+def test_a_final_save_that_fails_is_a_failure_of_the_trial() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1, done=True)
+    assert kinds(story.fail("a")) == ["RecordFailure", "RecordEnd"]
+    assert story.runner.live["a"].status == "ERROR"
+
+
+def test_a_trial_that_died_before_its_final_checkpoint_is_tried_again() -> None:
+    story = Story(max_failures=1)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.commit("a", 1)
+    story.report("a", 2, done=True)
+    story.die("a")
+    assert story.choose("a").restore == m.CheckpointRef("a/1-1", "hash", 1)
+    assert story.report("a", 2, epoch=2, done=True) == []
+    assert kinds(story.commit("a", 2, epoch=2)) == ["RecordCheckpoint"]
+    assert kinds(story.finish("a", epoch=2)) == ["RecordEnd"]
+
+
+def test_a_requested_stop_keeps_what_the_trial_still_has_to_say() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    assert story.tell(m.StopRequested("a", "enough")) == [c.StopTrial("a", 1, NODE)]
+    assert kinds(story.report("a", 2)) == ["RecordResult"]
+    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    end = c.RecordEnd("a", "TERMINATED", "enough", early=True)
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE), end]
+    assert story.runner.summary("a").checkpoints[-1].step == 2
+
+
+def test_a_stop_is_ordered_once_and_a_failure_on_the_way_is_none() -> None:
+    story = Story()
+    story.start("a")
+    story.tell(m.StopRequested("a", "enough"))
+    assert story.tell(m.StopRequested(None, "all of it")) == []
+    assert story.runner.review(result("a", 1)) is Review.PASSING
+    assert kinds(story.fail("a")) == ["RecordEnd"]
+    assert story.runner.live["a"].status == "TERMINATED"
+
+
+def test_a_trial_that_is_being_stopped_ends_with_its_node() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.tell(m.StopRequested(None, "enough"))
+    assert kinds(story.tell(m.NodeLost(NODE, "gone"))) == ["DropNode", "RecordEnd"]
+    assert story.runner.is_finished
 
 
 @pytest.mark.parity(32, 67, 182)
@@ -252,9 +319,9 @@ def test_fail_fast_stops_the_others() -> None:
     story = Story(fail_fast=True)
     story.start("a", TO_THE_END)
     story.start("b", TO_THE_END)
-    assert kinds(story.die("a")) == ["RecordFailure", "RecordEnd", "StopTrial", "RecordEnd"]
+    assert kinds(story.die("a")) == ["RecordFailure", "RecordEnd", "StopTrial"]
     story.free("a")
-    story.free("b")
+    assert kinds(story.free("b")) == ["ReleaseTrial", "RecordEnd"]
     assert story.runner.is_finished
 
 
@@ -277,7 +344,7 @@ def test_stopping_the_experiment_stops_running_and_waiting_trials() -> None:
     story.start("a", TO_THE_END)
     story.add("b")
     commands = story.tell(m.StopRequested(None, "enough"))
-    assert kinds(commands) == ["StopTrial", "RecordEnd", "RecordEnd"]
+    assert kinds(commands) == ["StopTrial", "RecordEnd"]
     assert not story.runner.wants_config()
     story.free("a")
     assert story.runner.is_finished
@@ -325,6 +392,7 @@ def test_a_configuration_is_wanted_only_while_a_slot_is_free() -> None:
     story.start("b")
     assert not story.runner.wants_config()
     story.report("a", 1, done=True)
+    story.finish("a")
     story.free("a")
     assert story.runner.wants_config()
 
@@ -368,7 +436,7 @@ def test_replaying_everything_gives_the_same_state() -> None:
     story.choose("a")
     story.tell(m.BatchRead(NODE, 1, 6, "5-0"))
     story.free("b")
-    again = restarted(story.settings, m.decode_entries(m.encode(story.entries)))
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
     assert again.snapshot() == story.runner.snapshot()
     story.report("a", 2, epoch=2)
     assert again.snapshot() != story.runner.snapshot()

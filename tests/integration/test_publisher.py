@@ -1,0 +1,67 @@
+"""Assignments go where we say, whatever Celery a script has of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from tunemq_scheduler.app import Publisher
+from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_shared import wire
+from tunemq_shared.errors import WireUnavailable
+
+pytestmark = pytest.mark.integration
+
+#: What a script that is a Celery user itself may run with.
+OF_THE_SCRIPT = {
+    "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",
+    "CELERY_BROKER_WRITE_URL": "redis://127.0.0.1:1/0",
+    "CELERY_RESULT_BACKEND": "no-such-backend://",
+    "CELERY_LOADER": "no.such.module:Loader",
+    "CELERY_CONFIG_MODULE": "no_such_config",
+    "DJANGO_SETTINGS_MODULE": "no_such_settings",
+}
+
+PUBLISH = """
+import os, sys
+from tunemq_scheduler.app import Publisher
+before = dict(os.environ)
+publisher = Publisher(sys.argv[1])
+publisher.publish("inc1", "inc1/1:1", "payload")
+publisher.close()
+assert dict(os.environ) == before
+"""
+
+
+@pytest.fixture
+def farm() -> Iterator[EmbeddedFarm]:
+    farm = EmbeddedFarm(make_node_command=lambda *_: ["/bin/sleep", "600"])
+    farm.wait_until_ready()
+    yield farm
+    farm.stop()
+
+
+def test_variables_and_settings_of_the_scripts_own_celery_change_nothing(farm):
+    environ = {**os.environ, **OF_THE_SCRIPT}
+    subprocess.run([sys.executable, "-c", PUBLISH, farm.url], env=environ, check=True, timeout=30)
+    client = redis.Redis.from_url(farm.url)
+    assert client.llen(wire.queue("inc1")) == 1
+    assert client.keys("*") == [wire.queue("inc1").encode()]
+    client.close()
+
+
+def test_a_publisher_that_lost_its_redis_says_so(farm):
+    publisher = Publisher(farm.url)
+    publisher.publish("inc1", "inc1/1:1", "payload")
+    farm.stop()
+    started = time.monotonic()
+    with pytest.raises(WireUnavailable, match="could not be queued"):
+        publisher.publish("inc1", "inc1/1:2", "payload")
+    assert time.monotonic() - started < 1.0, "nobody waits here for Redis to come back"
+    publisher.close()
