@@ -17,6 +17,7 @@ from tunemq_scheduler.executor import TrialExecutor
 from tunemq_scheduler.failures import FailureGroup
 from tunemq_scheduler.folders import experiment_name, make_experiment_folder, results_folder
 from tunemq_scheduler.in_process import InProcessExecutor
+from tunemq_scheduler.installed_packages import installed_packages_first
 from tunemq_scheduler.journal import FILE_NAME, JOURNAL_VERSION, Journal, JournalHeader
 from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tunemq_scheduler.loop import ExperimentLoop
@@ -62,7 +63,8 @@ class Experiment:
         """
         with embedded_farm(prewarm=self.prepared.environment()) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
-            from tunemq_scheduler.celery_executor import CeleryTrialExecutor
+            with installed_packages_first("celery", "kombu", "redis"):
+                from tunemq_scheduler.celery_executor import CeleryTrialExecutor
 
             plan = self._plan(BlobFolder(Path(farm.folder) / "blobs"))
             farm.wait_until_ready()
@@ -122,7 +124,7 @@ class Experiment:
 
     def _plan(self, blobs: BlobFolder) -> ExperimentPlan:
         prepared = self.prepared
-        code = ship(prepared.trainable, blobs, code=prepared.code)
+        code = ship(prepared.trainable, blobs, pickled=prepared.pickled)
         checkpoints = prepared.run.checkpoint_config
         return ExperimentPlan(
             experiment=self.name,

@@ -22,7 +22,7 @@ from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
-from tunemq_shared.errors import ResourceError, SearchFailed, WireError
+from tunemq_shared.errors import ResourceError, SearchFailed, TuneError, WireError
 from tunemq_shared.packing import pack_config
 
 #: How long a turn waits for the first event where nothing else is due: the table is redrawn that
@@ -158,21 +158,32 @@ class ExperimentLoop:
         self._records.turn_began()
         events = self.executor.poll(self._patience())
         self._take(m.Tick(self._clock()))
-        self._handle_all(events)
-        while self._requests:
-            self._take(self._requests.popleft())
-        self._check_time_budget()
-        self._ask_whether_enough()
-        self._fill_slots()
-        if len(self._entries) > 1:
-            self._journal.append(self._entries)
-            self._perform()
-            self.executor.release(self.runner.accepted)
+        try:
+            self._handle_all(events)
+            while self._requests:
+                self._take(self._requests.popleft())
+            self._check_time_budget()
+            self._ask_whether_enough()
+            self._fill_slots()
+        except TuneError:
+            # The search ends here; what was reported before an algorithm raised is kept.
+            self._commands = [one for one in self._commands if isinstance(one, c.RecordCommand)]
+            self._commit()
+            raise
+        self._commit()
         for text in (*self._warnings, *self.executor.news()):
             self._records.news(text)
         self._warnings.clear()
-        self._entries, self._commands = [], []
         self._records.turn_ended()
+
+    def _commit(self) -> None:
+        """Make the turn durable, and only then do what follows from it."""
+        entries, self._entries = self._entries, []
+        if len(entries) > 1:
+            self._journal.append(entries)
+            self._perform()
+            self.executor.release(self.runner.accepted)
+        self._commands = []
 
     # --- events -----------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import BlobRef, Environment
 from tunemq_shared.resources import resources_of
-from tunemq_shared.shipping import pickle_code, preload_of
+from tunemq_shared.shipping import Pickled, pickle_parts, preload_of
 from tunemq_shared.trainable import Trainable, validate_trainable
 
 #: Variables of ours that are none of a trial's business.
@@ -38,7 +38,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         trainable_name: safe in names of folders.
-        code: the trainable's code, pickled.
+        pickled: the trainable's code, and what is bound to it.
         resources_for: what a trial of a configuration asks for.
         seed: of everything random; drawn here when none was given.
         trials: how many there will be, None where that is open.
@@ -46,7 +46,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     trainable: Any
     trainable_name: str
-    code: bytes
+    pickled: Pickled
     tune: TuneConfig
     run: RunConfig
     search: SearchAlgorithm
@@ -80,7 +80,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         if self.run.preload is not None:
             preload = tuple(self.run.preload)
         else:
-            preload = modules_of(self.code) if shipped is None else preload_of(shipped)
+            preload = modules_of(self.pickled.code) if shipped is None else preload_of(shipped)
         variables = {
             name: value for name, value in os.environ.items() if not name.startswith(_OURS)
         }
@@ -111,7 +111,7 @@ def prepare(
     return Prepared(
         trainable=trainable,
         trainable_name=safe_name(trainable_name(trainable), "trial"),
-        code=pickle_code(trainable),
+        pickled=pickle_parts(trainable),
         tune=tune,
         run=run,
         search=search,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,22 +34,36 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
     buffers: tuple[tuple[int, int], ...]
 
 
-def write_parameters(objects: dict[str, Any], blobs: BlobFolder) -> BlobRef:
-    """Write the objects as one blob.
+class DumpedParameters(NamedTuple):
+    """Objects as a pickle in pieces, and their large buffers where they lie in memory."""
+
+    chunks: list[bytes]
+    buffers: list[memoryview]
+
+
+def dump_parameters(objects: dict[str, Any]) -> DumpedParameters:
+    """Pickle the objects without copying their large buffers.
 
     Raises:
         TrainableError: one of them cannot be pickled; the message names it.
-        StoreError: the blob cannot be written.
     """
     try:
-        chunks, buffers = dump_out_of_band(objects)
+        return DumpedParameters(*dump_out_of_band(objects))
     except Unpicklable as error:
         why = blame(Part(f"{name!r}", name, value) for name, value in objects.items())
         raise TrainableError(
             f"with_parameters cannot send this to a worker: {why or error}; "
             "bind what describes it and create it in the trainable."
         ) from error
-    return blobs.put(_laid_out(chunks, buffers))
+
+
+def write_parameters(dumped: DumpedParameters, blobs: BlobFolder) -> BlobRef:
+    """Write the objects as one blob.
+
+    Raises:
+        StoreError: the blob cannot be written.
+    """
+    return blobs.put(_laid_out(dumped.chunks, dumped.buffers))
 
 
 def map_parameters(ref: BlobRef) -> dict[str, Any]:

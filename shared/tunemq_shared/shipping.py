@@ -7,7 +7,7 @@ by hash and path, so that the code stays small and the parameters are mapped, no
 from __future__ import annotations
 
 import sys
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,7 +16,13 @@ from tunemq_shared.blobs import BlobFolder, read_blob
 from tunemq_shared.code import load_trainable, modules_of, pickle_trainable
 from tunemq_shared.errors import StoreError, TrainableError
 from tunemq_shared.messages import BlobRef
-from tunemq_shared.parameter_blob import map_parameters, modules_of_parameters, write_parameters
+from tunemq_shared.parameter_blob import (
+    DumpedParameters,
+    dump_parameters,
+    map_parameters,
+    modules_of_parameters,
+    write_parameters,
+)
 
 _VERSION: Final = 1
 
@@ -34,16 +40,26 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
 _decode = msgspec.msgpack.Decoder(_Shipment).decode
 
 
-def pickle_code(trainable: Any) -> bytes:
-    """The trainable's own code, without what `with_parameters` bound to it.
+class Pickled(NamedTuple):
+    """A trainable's own code, and what `with_parameters` bound to it."""
+
+    code: bytes
+    parameters: DumpedParameters | None
+
+
+def pickle_parts(trainable: Any) -> Pickled:
+    """All that has to travel, pickled; nothing is written.
 
     Raises:
-        TrainableError: it cannot be pickled; the message names what.
+        TrainableError: it, or an object bound to it, cannot be pickled; the message names what.
     """
-    return pickle_trainable(attached_to(trainable).original)
+    attached = attached_to(trainable)
+    bound = attached.parameters.objects if attached.parameters is not None else {}
+    dumped = dump_parameters(bound) if bound else None
+    return Pickled(pickle_trainable(attached.original), dumped)
 
 
-def ship(trainable: Any, blobs: BlobFolder, *, code: bytes | None = None) -> BlobRef:
+def ship(trainable: Any, blobs: BlobFolder, *, pickled: Pickled | None = None) -> BlobRef:
     """Write the trainable to the folder; what workers need to `load` it is in the reference.
 
     The objects of `with_parameters` are written with the first call for a wrapper; later calls link
@@ -52,18 +68,20 @@ def ship(trainable: Any, blobs: BlobFolder, *, code: bytes | None = None) -> Blo
     Args:
         trainable: what `with_parameters` bound to it is written too.
         blobs: the folder.
-        code: its `pickle_code`, where that was made before.
+        pickled: its `pickle_parts`, where that was made before.
 
     Raises:
         TrainableError: it, or an object bound to it, cannot be pickled; the message names what.
         StoreError: the folder cannot be written.
     """
+    pickled = pickled or pickle_parts(trainable)
+    bound = attached_to(trainable).parameters
     shipment = _Shipment(
         version=_VERSION,
         python=_python(),
         cloudpickle=_cloudpickle(),
-        code=pickle_code(trainable) if code is None else code,
-        parameters=_shipped(attached_to(trainable).parameters, blobs),
+        code=pickled.code,
+        parameters=_shipped(bound, pickled.parameters, blobs) if bound is not None else None,
     )
     return blobs.put(msgspec.msgpack.encode(shipment))
 
@@ -112,16 +130,18 @@ def _opened(ref: BlobRef) -> _Shipment:
     return shipment
 
 
-def _shipped(parameters: Parameters | None, blobs: BlobFolder) -> BlobRef | None:
-    if parameters is None or not parameters.objects:
+def _shipped(
+    bound: Parameters, dumped: DumpedParameters | None, blobs: BlobFolder
+) -> BlobRef | None:
+    if dumped is None:
         return None
     try:
-        parameters.blob = blobs.adopt(parameters.blob) if parameters.blob is not None else None
+        bound.blob = blobs.adopt(bound.blob) if bound.blob is not None else None
     except StoreError:
-        parameters.blob = None  # an earlier experiment's folder is gone: written anew below
-    if parameters.blob is None:
-        parameters.blob = write_parameters(parameters.objects, blobs)
-    return parameters.blob
+        bound.blob = None  # an earlier experiment's folder is gone: written anew below
+    if bound.blob is None:
+        bound.blob = write_parameters(dumped, blobs)
+    return bound.blob
 
 
 def _python() -> str:

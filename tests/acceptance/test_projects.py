@@ -88,7 +88,6 @@ def test_a_class_of_such_a_project_runs_unchanged(tmp_path):
     assert scores(run(project, "search.py")) == [13, 16]
 
 
-@pytest.mark.xfail(reason="the scheduler in the script imports the project's celery.py")
 def test_modules_named_redis_and_celery_beside_the_script_hide_nothing(tmp_path):
     project = write(
         tmp_path,

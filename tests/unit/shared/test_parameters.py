@@ -20,7 +20,7 @@ from tunemq_shared.attached import attached_to
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.errors import StoreError, TrainableError
 from tunemq_shared.messages import BlobRef
-from tunemq_shared.parameter_blob import map_parameters, write_parameters
+from tunemq_shared.parameter_blob import dump_parameters, map_parameters, write_parameters
 from tunemq_shared.parameters import with_parameters
 from tunemq_shared.resources import resources_of, with_resources
 from tunemq_shared.shipping import load, preload_of, ship
@@ -188,7 +188,7 @@ def test_the_code_does_not_contain_the_objects(blobs: BlobFolder) -> None:
 )
 def test_arrays_come_back_equal_and_aligned(array: Any, blobs: BlobFolder) -> None:
     objects = {"pad": np.zeros(3, np.int8), "array": array}
-    back = map_parameters(write_parameters(objects, blobs))["array"]
+    back = map_parameters(write_parameters(dump_parameters(objects), blobs))["array"]
     assert np.array_equal(back, array)
     assert back.dtype == array.dtype
     assert back.ctypes.data % 64 == 0
@@ -197,11 +197,11 @@ def test_arrays_come_back_equal_and_aligned(array: Any, blobs: BlobFolder) -> No
 
 def test_objects_in_arrays_come_back_too(blobs: BlobFolder) -> None:
     array = np.array([{"a": 1}, None, (2,), "x"], dtype=object)[::2]
-    assert list(map_parameters(write_parameters({"a": array}, blobs))["a"]) == [{"a": 1}, (2,)]
+    assert list(map_parameters(write_parameters(dump_parameters({"a": array}), blobs))["a"]) == [{"a": 1}, (2,)]
 
 
 def test_large_arrays_are_read_only_views_of_whole_pages(blobs: BlobFolder) -> None:
-    back = map_parameters(write_parameters({"a": np.zeros(1024), "b": np.ones(4096)}, blobs))
+    back = map_parameters(write_parameters(dump_parameters({"a": np.zeros(1024), "b": np.ones(4096)}), blobs))
     for array in back.values():
         assert array.ctypes.data % 4096 == 0
         with pytest.raises(ValueError, match="read-only"):
