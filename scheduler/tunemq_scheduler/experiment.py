@@ -28,7 +28,7 @@ from tunemq_scheduler.report.display import Display
 from tunemq_scheduler.report.reporter import display_for
 from tunemq_scheduler.result_grid import ResultGrid
 from tunemq_scheduler.signals import StopSignals
-from tunemq_scheduler.trial_results import TrialResults
+from tunemq_scheduler.trial_results import AllTrials, TrialResults
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
@@ -200,10 +200,10 @@ class Experiment:
         finally:
             try:
                 loop.close()
-                records.finish()
+                records.finish(AllTrials(loop.runner, loop.plan))
+            finally:
                 if not self._killed:
                     display.end(view, self._trial_results(loop, records))
-            finally:
                 display.close()
 
     def _trial_results(self, loop: ExperimentLoop, records: Records) -> TrialResults:

@@ -131,9 +131,8 @@ class Records:
         for callback in self._callbacks:
             self._call(callback, "setup", **about)
 
-    def finish(self) -> None:
-        """After the last turn; no hook comes after this."""
-        trials = list(self.trials())
+    def finish(self, trials: Sequence[TrialView]) -> None:
+        """After the last turn, with all trials of the search; no hook comes after this."""
         for callback in self._callbacks:
             self._call(callback, "on_experiment_end", trials=trials)
 

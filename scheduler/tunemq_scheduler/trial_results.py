@@ -1,4 +1,4 @@
-"""`TrialResults`: each trial's `Result`, made of what the runner knows when it is asked for."""
+"""All trials of a search as views and as results, made of what the runner knows when asked for."""
 
 from __future__ import annotations
 
@@ -8,20 +8,47 @@ from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.trial import ERROR, TERMINATED
 from tunemq_scheduler.failures import Failure
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.result import Result
+from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.errors import TrialError
 from tunemq_shared.local_store import FILES, MANIFEST
 from tunemq_shared.messages import CheckpointCommitted
-from tunemq_shared.packing import unpack_config
-from tunemq_shared.results import ResultFrame, full_result
+
+
+def _in_order(runner: TrialRunner) -> list[str]:
+    """The ids of all trials, in the order in which they were suggested."""
+    return sorted([*runner.finished, *runner.live], key=lambda trial: int(trial.rpartition("_")[2]))
+
+
+class AllTrials(Sequence[TrialView]):
+    """The views of all trials of a search, in its order, each made when it is asked for."""
+
+    def __init__(self, runner: TrialRunner, plan: ExperimentPlan) -> None:
+        self._runner = runner
+        self._plan = plan
+        self._trials = _in_order(runner)
+
+    def __len__(self) -> int:
+        return len(self._trials)
+
+    @overload
+    def __getitem__(self, index: int) -> TrialView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TrialView]: ...
+    def __getitem__(self, index: int | slice) -> TrialView | Sequence[TrialView]:
+        if isinstance(index, slice):
+            return [self._view(trial) for trial in self._trials[index]]
+        return self._view(self._trials[index])
+
+    def _view(self, trial: str) -> TrialView:
+        return TrialView.of(trial, self._runner.summary(trial), self._plan)
 
 
 class TrialResults(Sequence[Result]):
-    """All trials of a search, in the order in which they were suggested."""
+    """The results of all trials of a search, in its order, each made when it is asked for."""
 
     def __init__(
         self, runner: TrialRunner, plan: ExperimentPlan, fatal: Mapping[str, Failure]
@@ -29,8 +56,7 @@ class TrialResults(Sequence[Result]):
         self._runner = runner
         self._plan = plan
         self._fatal = fatal
-        every = [*runner.finished, *runner.live]
-        self._trials = sorted(every, key=lambda trial: int(trial.rpartition("_")[2]))
+        self._trials = _in_order(runner)
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -46,29 +72,19 @@ class TrialResults(Sequence[Result]):
 
     def _result(self, trial: str) -> Result:
         summary, plan = self._runner.summary(trial), self._plan
-        config = unpack_config(summary.config)
-        metrics: dict[str, Any] = {}
-        if summary.started is not None and summary.last_result is not None:
-            frame = ResultFrame(
-                summary.started,
-                config,
-                experiment_id=plan.experiment_id,
-                experiment_tag=summary.tag,
-            )
-            metrics = full_result(summary.last_result, frame)
-            metrics["done"] = summary.status in (TERMINATED, ERROR)
+        view = TrialView.of(trial, summary, plan)
         kept = summary.checkpoints
         failure = self._fatal.get(trial)
         return Result(
-            metrics=metrics,
+            metrics=view.last_result,
             checkpoint=self._checkpoint(kept[-1]) if kept else None,
             error=_error(failure) if failure is not None else None,
-            path=plan.trial_folder(trial),
+            path=view.local_path,
             trial_id=trial,
-            trial_name=plan.trial_name(trial),
+            trial_name=view.trial_name,
             status=summary.status,
             best_checkpoints=_Checkpoints(plan.folder, kept),
-            trial_config=config,
+            trial_config=view.config,
         )
 
     def _checkpoint(self, committed: CheckpointCommitted) -> Checkpoint:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-from tunemq_scheduler.core.trial import PENDING, Trial
+from tunemq_scheduler.core.trial import PENDING, Trial, TrialSummary
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.errors import BugError
 from tunemq_shared.messages import (
@@ -53,6 +53,21 @@ class TrialView:
         self._experiment_id = plan.experiment_id
         self._frame: ResultFrame | None = None
         self._shown: tuple[ResultReported, dict[str, Any]] | None = None
+
+    @classmethod
+    def of(cls, trial: str, summary: TrialSummary, plan: ExperimentPlan) -> Self:
+        """The view of a trial of which no more than a summary is kept."""
+        event = ConfigSuggested(
+            summary.number, trial, summary.config, summary.tag, summary.resources
+        )
+        view = cls(event, plan)
+        if summary.started is not None:
+            view.started(summary.started)
+        view.status, view.epoch = summary.status, summary.epoch
+        view.num_failures = summary.num_failures
+        view.newest = summary.last_result
+        view.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
+        return view
 
     def __str__(self) -> str:
         return self.trial_name

@@ -43,36 +43,37 @@ class KeptCheckpoints:
 
     def __init__(self, rule: KeepRule) -> None:
         self._rule = rule
-        self._kept: list[_Kept] = []
+        self._kept: dict[str, _Kept] = {}
         self._next = 0
 
     def add(
         self, checkpoint: CheckpointCommitted, result: ResultReported | None
     ) -> list[CheckpointCommitted]:
         """Keep a new checkpoint; returns those that are kept no longer."""
-        if any(kept.checkpoint.key == checkpoint.key for kept in self._kept):
+        if checkpoint.key in self._kept:
             return []
-        self._kept.append(_Kept(self._next, self._score(result, self._next), checkpoint))
+        newest = _Kept(self._next, self._score(result, self._next), checkpoint)
+        self._kept[checkpoint.key] = newest
         self._next += 1
         limit = self._rule.num_to_keep
         if limit is None or len(self._kept) <= limit:
             return []
-        ranked = sorted(self._kept, key=lambda kept: (kept.score, kept.order), reverse=True)
-        keep = {kept.order for kept in ranked[:limit]} | {self._kept[-1].order}
-        dropped = [kept.checkpoint for kept in self._kept if kept.order not in keep]
-        self._kept = [kept for kept in self._kept if kept.order in keep]
-        return dropped
+        ranked = sorted(self._kept.values(), key=lambda kept: (kept.score, kept.order))
+        worse = [kept.checkpoint for kept in ranked[:-limit] if kept is not newest]
+        for condemned in worse:
+            del self._kept[condemned.key]
+        return worse
 
     def newest(self) -> CheckpointRef | None:
         """What a retry goes on from."""
         if not self._kept:
             return None
-        last = self._kept[-1].checkpoint
+        last = next(reversed(self._kept.values())).checkpoint
         return CheckpointRef(key=last.key, sha256=last.sha256, step=last.step)
 
     def kept(self) -> Iterator[CheckpointCommitted]:
         """All that are kept, oldest first."""
-        return (kept.checkpoint for kept in self._kept)
+        return (kept.checkpoint for kept in self._kept.values())
 
     def _score(self, result: ResultReported | None, order: int) -> float:
         attribute = self._rule.score_attribute

@@ -197,11 +197,16 @@ def test_arrays_come_back_equal_and_aligned(array: Any, blobs: BlobFolder) -> No
 
 def test_objects_in_arrays_come_back_too(blobs: BlobFolder) -> None:
     array = np.array([{"a": 1}, None, (2,), "x"], dtype=object)[::2]
-    assert list(map_parameters(write_parameters(dump_parameters({"a": array}), blobs))["a"]) == [{"a": 1}, (2,)]
+    assert list(map_parameters(write_parameters(dump_parameters({"a": array}), blobs))["a"]) == [
+        {"a": 1},
+        (2,),
+    ]
 
 
 def test_large_arrays_are_read_only_views_of_whole_pages(blobs: BlobFolder) -> None:
-    back = map_parameters(write_parameters(dump_parameters({"a": np.zeros(1024), "b": np.ones(4096)}), blobs))
+    back = map_parameters(
+        write_parameters(dump_parameters({"a": np.zeros(1024), "b": np.ones(4096)}), blobs)
+    )
     for array in back.values():
         assert array.ctypes.data % 4096 == 0
         with pytest.raises(ValueError, match="read-only"):
