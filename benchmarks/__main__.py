@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.figures import Row, table
 from benchmarks.machine import describe
-from benchmarks.peers import RAY_PYTHON, BenchmarkFailed, find_peers
+from benchmarks.peers import RAY_PYTHON, ROOT, BenchmarkFailed, find_peers
 from benchmarks.scenarios import SCENARIOS, Bench
 
 RESULTS = Path(__file__).parent / "results"
@@ -23,15 +23,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="scenario", help=", ".join(SCENARIOS))
     parser.add_argument("--runs", type=int, default=3, help="of ours; peers are measured once")
     parser.add_argument("--ray-python", help=f"an interpreter with ray[tune]; or ${RAY_PYTHON}")
-    parser.add_argument("--folder", help="where to write meanwhile; the system's temporary one")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build", help="for results meanwhile")
     options = parser.parse_args()
     names = options.names or list(SCENARIOS)
     if unknown := set(names) - SCENARIOS.keys():
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose of {', '.join(SCENARIOS)}")
     about = describe()
     print(about, flush=True)
-    # One folder for all, removed at the end: ext4 is slow at making files where others were just
-    # deleted, and that is not what is to be measured.
+    # One folder for all, removed at the end, and not in the system's temporary one: ext4 is slow at
+    # making files where others were just deleted, and that is not what is to be measured.
+    options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=options.folder) as folder:
         try:
             bench = Bench(find_peers(options.ray_python, folder), options.runs)

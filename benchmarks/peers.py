@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Peer:
     Attributes:
         name: ``tunemq`` or ``ray``.
         python: the interpreter.
-        folder: for everything that is written while measuring.
+        folder: for the results of searches.
     """
 
     name: str
@@ -99,7 +99,14 @@ class Peer:
 
     def search(self, *arguments: object) -> Running:
         """Run a search to its end."""
-        return self.measure("search.py", "--peer", self.name, *arguments, until="ends")
+        return self.measure("search.py", *self._search(arguments), until="ends")
+
+    def searching(self, *arguments: object) -> AbstractContextManager[Running]:
+        """Start a search; it is ended when the block is left."""
+        return self.running("search.py", *self._search(arguments))
+
+    def _search(self, arguments: tuple[object, ...]) -> tuple[object, ...]:
+        return "--peer", self.name, "--storage", self.folder, *arguments
 
     def _variables(self) -> dict[str, str]:
         """Without what makes Python slower (byte code that is not kept) or talk to others."""
@@ -110,7 +117,7 @@ class Peer:
         }
         if self.name == "tunemq":
             variables["PYTHONPATH"] = str(ROOT)
-        return variables | {"TMPDIR": self.folder, "RAY_USAGE_STATS_ENABLED": "0"}
+        return variables | {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def find_peers(ray_python: str | None, folder: str) -> list[Peer]:

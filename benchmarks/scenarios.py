@@ -126,7 +126,7 @@ def idle(bench: Bench) -> Iterator[Row]:
             "processes": Row(f"idle, {what}: processes", ""),
         }
         for peer in bench.peers:
-            with peer.running("search.py", "--peer", peer.name, *options) as running:
+            with peer.searching(*options) as running:
                 running.wait_for(until)
                 footprint(running.pid, 3)  # until what came before has settled
                 found = footprint(running.pid, 15)
@@ -176,9 +176,9 @@ def floors(bench: Bench) -> Iterator[Row]:
 
 
 def _floors(peer: Peer) -> Running:
-    # The path of a unix socket has to be short.
-    socket = os.path.join(tempfile.mkdtemp(dir=peer.folder), "redis")
-    return peer.measure("floors.py", socket, 1_000, until="celery_round_trip_ms")
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:  # a socket's path has to be short
+        socket = os.path.join(folder, "redis")
+        return peer.measure("floors.py", socket, 1_000, until="celery_round_trip_ms")
 
 
 SCENARIOS: dict[str, Callable[[Bench], Iterator[Row]]] = {

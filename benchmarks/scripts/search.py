@@ -120,6 +120,7 @@ def load_peer(name: str) -> Any:
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--peer", choices=["tunemq", "ray"], required=True)
+parser.add_argument("--storage", help="the folder to make the results folder in")
 parser.add_argument("--trainable", choices=TRAINABLES, default="one")
 parser.add_argument("--trials", type=int, default=1)
 parser.add_argument("--results", type=int, default=1, help="of each trial")
@@ -134,8 +135,7 @@ if options.trainable == "model":  # at the top, where it is found and preloaded
     from sklearn.linear_model import LogisticRegression
 
 if __name__ == "__main__":
-    # Whoever started this removes the folder; see `benchmarks.__main__` why not here and now.
-    figures = search(tempfile.mkdtemp(prefix="search-"))
+    figures = search(tempfile.mkdtemp(prefix="search-", dir=options.storage))
     print(MARK + json.dumps(figures), flush=True)
     if options.stay:
         input()

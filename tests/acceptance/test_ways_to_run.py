@@ -164,7 +164,6 @@ REUSES = """
 """
 
 
-@pytest.mark.xfail(reason="a parked host is killed, so what it kept is never cleaned up")
 def test_a_reused_object_is_cleaned_up_when_its_search_is_over(tmp_path):
     done = run(write(tmp_path, {"train.py": REUSES}), "train.py")
 

@@ -164,7 +164,6 @@ class RefusesReset(Counts):
         return False
 
 
-@pytest.mark.xfail(reason="a parked host is killed, so what it kept is never cleaned up")
 def test_an_object_that_cannot_be_reset_is_cleaned_up_and_replaced():
     results = fit(
         RefusesReset,

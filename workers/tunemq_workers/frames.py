@@ -7,6 +7,7 @@ A frame is a 4-byte big-endian length of what follows, one byte that says what i
                    I  no payload: the trial is over and the host waits to be reused
     node -> host   O  a HostOrder (msgpack); the newest counts
                    N  a HostOrder with its ``start``: the next trial of a host that waits
+                   L  no payload: no next trial comes, a host that waits leaves
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ENDING: Final = ord("F")
 IDLE: Final = ord("I")
 ORDER: Final = ord("O")
 NEXT: Final = ord("N")
+LEAVE: Final = ord("L")
 
 #: Longer frames are refused by both ends: a host whose code writes to a stray descriptor must not
 #: make its node wait for gigabytes that never come.

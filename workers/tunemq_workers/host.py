@@ -74,8 +74,8 @@ class _Host:
 
     def run(self) -> None:
         """Run the first trial, and while hosts are to be reused, the next ones."""
-        order = self._spec.order
-        while self._run_trial(order):
+        order: HostOrder | None = self._spec.order
+        while order is not None and self._run_trial(order):
             order = self._channel.wait_for_next_trial()
         # SIGALRM's default action ends the process, whatever hangs and whoever holds the GIL.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

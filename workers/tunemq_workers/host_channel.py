@@ -40,6 +40,7 @@ class HostChannel(Channel):
         self._buffer = bytearray(_CHUNK)
         self._next: HostOrder | None = None
         self._newest: HostOrder | None = None
+        self._is_dismissed = False
         os.register_at_fork(after_in_child=line.close)
 
     def send(self, event: NodeEvent) -> None:
@@ -78,11 +79,11 @@ class HostChannel(Channel):
             self._receive(0)
         return order
 
-    def wait_for_next_trial(self) -> HostOrder:
-        """Say that the host is free, and wait for its next trial."""
+    def wait_for_next_trial(self) -> HostOrder | None:
+        """Say that the host is free, and wait for its next trial; None when none will come."""
         self._newest = None
         self._send(frames.frame(frames.IDLE))
-        while self._next is None:
+        while self._next is None and not self._is_dismissed:
             self._receive(0)
         order, self._next = self._next, None
         return order
@@ -113,6 +114,8 @@ class HostChannel(Channel):
             elif kind == frames.NEXT:
                 # Orders before it were for the trial before.
                 self._next, self._newest = _decode_order(payload), None
+            elif kind == frames.LEAVE:
+                self._is_dismissed = True
             else:
                 raise BugError(f"The node sent a frame of kind {kind}.")
         return True

@@ -120,6 +120,8 @@ class Host:
     is_given_up: bool = False
     is_killed: bool = False
     is_parked: bool = False
+    #: Parked, and told that no trial comes any more.
+    is_dismissed: bool = False
     timer: Timer | None = None
 
     @property

@@ -17,16 +17,14 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.messages import HostDied, HostFreed, HostOrder, HostStart, TrialFailed, encode
-from tunemq_workers.frames import ENDING, IDLE, NEXT, ORDER
+from tunemq_workers.frames import ENDING, IDLE, LEAVE, NEXT, ORDER
 from tunemq_workers.host_contracts import Forkservers, Host, Key
-from tunemq_workers.reactor import Reactor, Timer
+from tunemq_workers.reactor import Reactor
 
 #: Between asking a process group with SIGTERM and killing the family.
 TERM_GRACE_S: Final = 1.0
 #: A host that has closed its socket and does not end is killed.
 _CLOSED_GRACE_S: Final = 1.0
-#: Parked hosts are kept so long after their node's last trial.
-PARKED_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +50,6 @@ class Hosts:
         self._names = 0
         self._is_held = False
         self._is_closed = False
-        self._parked_until: Timer | None = None
 
     def __len__(self) -> int:
         """Hosts of which something is left."""
@@ -74,7 +71,8 @@ class Hosts:
             if key in self._hosting:
                 self._tell(self._hosting[key], order)
         self._start_missing()
-        self._limit_parking()
+        if not self._wanted:
+            self._dismiss_parked()
 
     def kill_all(self) -> None:
         """Kill every host and start no more."""
@@ -193,7 +191,8 @@ class Hosts:
         self._set_timer(host, None)
         self._free(host)
         self._start_missing()
-        self._limit_parking()
+        if not self._wanted:
+            self._dismiss_parked()
 
     def _free(self, host: Host) -> None:
         self._hosting.pop(host.key, None)
@@ -222,8 +221,7 @@ class Hosts:
         if not to_fork:
             return
         # What is parked holds what a new host needs; it goes, and the host comes when it has gone.
-        for host in self._parked():
-            self._kill(host)
+        self._dismiss_parked()
         if any(host.is_parked for host in self._hosts.values()):
             return
         for order in to_fork:
@@ -263,19 +261,18 @@ class Hosts:
         self._hosts[name] = self._hosting[key] = Host(name, order, start, link)
 
     def _parked(self) -> list[Host]:
-        return [host for host in self._hosts.values() if host.is_parked and not host.is_killed]
+        return [
+            host
+            for host in self._hosts.values()
+            if host.is_parked and not host.is_dismissed and not host.is_killed
+        ]
 
-    def _limit_parking(self) -> None:
-        """Parked hosts outlive the node's last trial by `PARKED_S`."""
-        if self._parked_until is not None:
-            self._parked_until.cancel()
-            self._parked_until = None
-        if not self._wanted and self._parked():
-            self._parked_until = self._reactor.after(PARKED_S, self._end_parking)
-
-    def _end_parking(self) -> None:
+    def _dismiss_parked(self) -> None:
+        """Let parked hosts clean up what they kept for a next trial, and end."""
         for host in self._parked():
-            self._kill(host)
+            host.is_dismissed = True
+            host.link.send(LEAVE, b"")
+            self._escalate(host, host.start.stop_grace_s)
 
     def _set_timer(
         self, host: Host, delay_s: float | None, call: Callable[[], None] | None = None

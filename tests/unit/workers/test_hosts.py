@@ -18,7 +18,7 @@ from tunemq_shared.messages import (
     encode,
 )
 from tunemq_workers import frames
-from tunemq_workers.hosts import PARKED_S, TERM_GRACE_S, Hosts
+from tunemq_workers.hosts import TERM_GRACE_S, Hosts
 
 
 class Clock:
@@ -74,7 +74,7 @@ class FakeLink:
 def frames_order(payload):
     import msgspec
 
-    return msgspec.msgpack.decode(payload, type=HostOrder)
+    return msgspec.msgpack.decode(payload, type=HostOrder) if payload else None
 
 
 class FakeForkservers:
@@ -353,27 +353,37 @@ def test_a_parked_host_gets_the_next_trial_that_fits(node):
 def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
     parked(node)
     node.hosts.obey([order("b", start(**{"reuse": True, **other}))])
-    assert node.done == [("kill", "h1")]
+    assert node.sent("h1")[-1][0] == frames.LEAVE
     assert node.started == ["a"]  # not before the parked host's memory is free
     node.end("h1", signal=9)
     assert node.started == ["a", "b"]
     assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
 
 
-def test_parked_hosts_end_a_while_after_the_last_trial(node):
+def test_parked_hosts_are_dismissed_when_no_trial_is_left(node):
     parked(node)
     node.hosts.obey([])
-    node.clock.advance(PARKED_S)
-    assert node.done == [("kill", "h1")]
-
-
-def test_parked_hosts_stay_while_there_are_trials(node):
-    parked(node)
-    node.hosts.obey([])
-    node.clock.advance(PARKED_S - 1)
-    node.hosts.obey([order("b", start(reuse=True))])
-    node.clock.advance(60)
+    assert node.sent("h1")[-1][0] == frames.LEAVE
+    node.end("h1")
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
     assert node.done == []
+
+
+def test_a_dismissed_host_that_does_not_leave_is_ended(node):
+    parked(node)
+    node.hosts.obey([])
+    node.clock.advance(60)
+    node.clock.advance(60)
+    assert node.done == [("term", "h1"), ("kill", "h1")]
+
+
+def test_a_dismissed_host_gets_no_other_trial(node):
+    parked(node)
+    node.hosts.obey([])
+    node.hosts.obey([order("b", start(reuse=True))])
+    assert node.sent("h1")[-1][0] == frames.LEAVE
+    node.end("h1")
+    assert node.started == ["a", "b"]
 
 
 def test_a_stopped_host_may_be_parked(node):
