@@ -34,9 +34,10 @@ from tunemq_shared import wire
 from tunemq_shared.errors import BugError, WireError, WireUnavailable
 
 #: Leases and the generation are looked at this often.
-_LOOK_EVERY_S: Final = wire.LEASE_PERIOD_S
-#: An order that was not confirmed by the second renewal after it was sent is sent again.
-_RENEWALS_UNTIL_RESENT: Final = 2
+_LOOK_EVERY_S: Final = wire.LEASE_PERIOD_S / 2
+#: An order that was not confirmed by the first renewal after it was sent is sent again: it may have
+#: died with the ear that had read it. One that was only on its way does no harm twice.
+_RENEWALS_UNTIL_RESENT: Final = 1
 #: Pauses between attempts to reach a Redis that is away.
 _RETRY_EVERY_S: Final = 0.1
 #: What a dead incarnation would have fetched, or a finished experiment's node appended, goes after

@@ -156,30 +156,36 @@ def test_a_folder_that_a_killed_keeper_left_is_removed_by_the_next_one():
     farm.stop()
 
 
-def test_what_to_get_ready_for_is_told_in_a_private_file_and_on_no_command_line():
+@pytest.fixture
+def prewarmed() -> Iterator[EmbeddedFarm]:
+    """A farm that is told of a secret, and whose node is none."""
     secret = Environment(sys.executable, (), {"API_KEY": "s3cret"}, ())
-    farm = EmbeddedFarm(
-        1, prewarm=secret, make_node_command=lambda *of: ["/bin/sleep", "600", str(of[4])]
-    )
+    wait = [sys.executable, "-c", "import time; time.sleep(600)"]
+    farm = EmbeddedFarm(1, prewarm=secret, make_node_command=lambda *of: [*wait, str(of[4])])
     farm.wait_until_ready()
-    path = os.path.join(farm.folder, layout.PREWARM)
-    eventually(lambda: len(descendants(farm)) == 2)
+    yield farm
+    farm.stop()
+
+
+def test_what_to_get_ready_for_is_told_in_a_private_file_and_on_no_command_line(prewarmed):
+    path = os.path.join(prewarmed.folder, layout.PREWARM)
+    node = psutil.Process(pid_of(prewarmed, layout.NODE))
+    eventually(lambda: path in node.cmdline())
 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    everybody = [psutil.Process(farm.keeper_pid), *descendants(farm)]
-    told = [word for process in everybody for word in process.cmdline()]
-    assert path in told
-    assert not any("s3cret" in word for word in told)
-    farm.stop()
+    everybody = [psutil.Process(prewarmed.keeper_pid), *descendants(prewarmed)]
+    assert not any("s3cret" in word for process in everybody for word in process.cmdline())
 
 
 def test_a_node_reads_the_file_once_and_removes_it():
     environment = Environment(sys.executable, (), {"PATH": os.environ["PATH"]}, ())
     farm = EmbeddedFarm(1, prewarm=environment)
-    eventually(lambda: not os.path.exists(os.path.join(farm.folder, layout.PREWARM)))
-    log = Path(farm.folder, layout.NODE, "node.log")
-    eventually(lambda: log.exists() and "forkserver.started" in log.read_text())
-    farm.stop()
+    try:
+        log = Path(farm.folder, layout.NODE, "node.log")
+        eventually(lambda: log.exists() and "forkserver.started" in log.read_text(), within=10.0)
+        assert not os.path.exists(os.path.join(farm.folder, layout.PREWARM))
+    finally:
+        farm.stop()
 
 
 def test_a_second_search_finds_the_farm_warm(stand_in):
