@@ -16,8 +16,8 @@ import psutil
 
 from tests.simulation.farm import CountingJournal, Search
 from tunemq_scheduler.core.commands import RecordResult
+from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
-from tunemq_scheduler.simulated import SimulationSettings
 
 MARK = "MEASURED "
 SIZES = (100, 1_000, 5_000)

@@ -13,10 +13,10 @@ from typing import Any
 
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.embedded.warm import embedded_farm
-from tunemq_scheduler.executor import TrialExecutor
+from tunemq_scheduler.executors.executor import TrialExecutor
+from tunemq_scheduler.executors.in_process import InProcessExecutor
 from tunemq_scheduler.failures import FailureGroup
 from tunemq_scheduler.folders import experiment_name, make_experiment_folder, results_folder
-from tunemq_scheduler.in_process import InProcessExecutor
 from tunemq_scheduler.installed_packages import installed_packages_first
 from tunemq_scheduler.journal import FILE_NAME, JOURNAL_VERSION, Journal, JournalHeader
 from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
@@ -64,7 +64,7 @@ class Experiment:
         with embedded_farm(prewarm=self.prepared.environment()) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
             with installed_packages_first("celery", "kombu", "redis"):
-                from tunemq_scheduler.celery_executor import CeleryTrialExecutor
+                from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 
             plan = self._plan(BlobFolder(Path(farm.folder) / "blobs"))
             farm.wait_until_ready()

@@ -17,7 +17,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.trial import Trial
-from tunemq_scheduler.executor import TrialExecutor
+from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
 from tunemq_scheduler.trial_view import TrialView

@@ -13,8 +13,8 @@ import pytest
 import tunemq as tune
 from tests.searches import farm_processes, fit
 from tunemq.schedulers import ASHAScheduler
-from tunemq_scheduler.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.embedded import warm
+from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.messages import BlobRef, Environment

@@ -15,10 +15,10 @@ import redis
 
 from tests.integration.fake_node import FakeNode
 from tests.support import eventually
-from tunemq_scheduler import celery_executor, lease_watch
-from tunemq_scheduler.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.core.commands import ContinueTrial, ReleaseTrial, StartTrial, StopTrial
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_scheduler.executors import celery_executor, lease_watch
+from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
 from tunemq_shared import wire

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from tunemq_scheduler.app import Publisher
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_scheduler.executors.app import Publisher
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
 
@@ -30,7 +30,7 @@ OF_THE_SCRIPT = {
 
 PUBLISH = """
 import os, sys
-from tunemq_scheduler.app import Publisher
+from tunemq_scheduler.executors.app import Publisher
 before = dict(os.environ)
 publisher = Publisher(sys.argv[1])
 publisher.publish("inc1", "inc1/1:1", "payload")

@@ -12,13 +12,13 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.executors.simulated import SimulatedTrialExecutor, SimulationSettings
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.replay import Outcome, outcome, replay, replay_lock_step
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, loguniform
 from tunemq_scheduler.search.search_algorithm import SearchSetup
-from tunemq_scheduler.simulated import SimulatedTrialExecutor, SimulationSettings
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition

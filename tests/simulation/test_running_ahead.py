@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.farm import Search
+from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.replay import compare
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
-from tunemq_scheduler.simulated import SimulationSettings
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import InvariantBroken
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.simulation.farm import CountingJournal, Search
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, TrialScheduler
-from tunemq_scheduler.simulated import SimulationSettings
 
 #: With these, ASHA lets a trial report 23 results on average.
 MAX_T, GRACE_PERIOD = 100, 10

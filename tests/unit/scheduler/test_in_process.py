@@ -6,7 +6,7 @@ import queue
 
 from tests.unit.scheduler.test_loop import PLAN
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.in_process import InProcessExecutor, _Queues
+from tunemq_scheduler.executors.in_process import InProcessExecutor, _Queues
 from tunemq_shared import messages as m
 
 

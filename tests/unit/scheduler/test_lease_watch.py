@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tunemq_scheduler.lease_watch import LeaseWatch
+from tunemq_scheduler.executors.lease_watch import LeaseWatch
 from tunemq_shared.wire import LEASE_TTL_S
 
 

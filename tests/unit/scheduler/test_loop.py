@@ -12,7 +12,7 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.executor import TrialExecutor
+from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tunemq_scheduler.mailbox import Mailbox
+from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_shared.conditions import TO_THE_END, next_result
 from tunemq_shared.messages import Assignment, BlobRef, Environment, HostStart
 

@@ -6,8 +6,8 @@ import cloudpickle
 import msgspec
 import pytest
 
-from tunemq_scheduler.hellos import read_hello
-from tunemq_scheduler.roster import Roster
+from tunemq_scheduler.executors.hellos import read_hello
+from tunemq_scheduler.executors.roster import Roster
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError

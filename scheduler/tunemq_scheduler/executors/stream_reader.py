@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
-from tunemq_scheduler.redis_line import RedisLine
+from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_shared.errors import WireUnavailable
 
 #: An entry: its id and its fields.

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from typing import Final, Protocol
 
-from tunemq_scheduler.app import Publisher
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
     DropNode,
@@ -23,12 +22,13 @@ from tunemq_scheduler.core.commands import (
     StartTrial,
     StopTrial,
 )
-from tunemq_scheduler.executor import TrialExecutor
-from tunemq_scheduler.mailbox import Mailbox
+from tunemq_scheduler.executors.app import Publisher
+from tunemq_scheduler.executors.executor import TrialExecutor
+from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.executors.roster import Roster
+from tunemq_scheduler.executors.stream_reader import StreamEntry, StreamReader
 from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_scheduler.redis_line import RedisLine
-from tunemq_scheduler.roster import Roster
-from tunemq_scheduler.stream_reader import StreamEntry, StreamReader
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import BugError, WireError, WireUnavailable

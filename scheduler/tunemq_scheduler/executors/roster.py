@@ -11,10 +11,10 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.hellos import joined, read_hello
-from tunemq_scheduler.lease_watch import LeaseWatch
-from tunemq_scheduler.mailbox import Mailbox
-from tunemq_scheduler.redis_line import Command
+from tunemq_scheduler.executors.hellos import joined, read_hello
+from tunemq_scheduler.executors.lease_watch import LeaseWatch
+from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.redis_line import Command
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError

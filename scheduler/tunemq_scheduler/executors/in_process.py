@@ -14,7 +14,7 @@ import time
 from collections import deque
 
 from tunemq_scheduler.core.commands import ContinueTrial, StartTrial, StopTrial
-from tunemq_scheduler.executor import TrialExecutor
+from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
 from tunemq_shared.channel import Channel

@@ -20,7 +20,7 @@ from tunemq_scheduler.core.commands import (
     StartTrial,
     StopTrial,
 )
-from tunemq_scheduler.executor import TrialExecutor
+from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition, Horizon, first_that_holds

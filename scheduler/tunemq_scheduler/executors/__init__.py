@@ -1,0 +1,1 @@
+"""Where trials run: the contract, and ours: nodes behind Redis, this process, a simulation."""
