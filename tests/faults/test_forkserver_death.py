@@ -36,7 +36,7 @@ SOON = 1.0
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)
     yield server
-    server.kill()
+    server.end()
 
 
 @pytest.fixture

@@ -54,6 +54,8 @@ class RedisServer:
         self.path = str(folder / "redis.sock")
         self.url = f"unix://{self.path}"
         self.process: subprocess.Popen[bytes] | None = None
+        #: What is connected to it, to be closed before it ends.
+        self.users: list[Celery] = []
         self.start()
 
     def start(self) -> None:
@@ -78,6 +80,12 @@ class RedisServer:
         self.process.kill()
         self.process.wait()
 
+    def end(self) -> None:
+        """End it for good."""
+        for user in self.users:
+            user.close()
+        self.kill()
+
 
 class Scheduler:
     """The other end of the wire, for one experiment."""
@@ -91,6 +99,7 @@ class Scheduler:
             task_ignore_result=True,
             broker_transport_options={"priority_steps": [0]},
         )
+        server.users.append(self._app)
         self._generations = 0
         self._blobs = BlobFolder(folder / "blobs")
         self._versions: dict[str, int] = {}

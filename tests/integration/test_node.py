@@ -41,7 +41,7 @@ pytestmark = pytest.mark.integration
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)
     yield server
-    server.kill()
+    server.end()
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.integration
 def server(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)
     yield server
-    server.kill()
+    server.end()
 
 
 def scheduler_of(experiment: str, server: RedisServer, folder: Path) -> Scheduler:

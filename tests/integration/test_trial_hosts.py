@@ -56,7 +56,9 @@ def look_around(config):
             "stdin": sys.stdin.read(),
             "oom_score": Path("/proc/self/oom_score_adj").read_text(),
             "main": sorted(vars(sys.modules["__main__"])),
-            "heavy": [m for m in ("celery", "redis", "minio", "numpy") if m in sys.modules],
+            "heavy": sorted(
+                {"celery", "redis", "minio", "optuna", "numpy"}.intersection(sys.modules)
+            ),
             "path": sys.path,
             "descriptors": sorted(int(fd) for fd in os.listdir("/proc/self/fd")),
         }
