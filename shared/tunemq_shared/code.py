@@ -39,6 +39,10 @@ _OPCODES_READ: Final = 500_000
 _STRINGS: Final = frozenset({"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"})
 _GETS: Final = frozenset({"BINGET", "LONG_BINGET", "GET"})
 _PUTS: Final = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
+#: What hosts have anyway, or must not have.
+_NOT_THEIRS: Final = frozenset(
+    {"tunemq", "tunemq_shared", "tunemq_scheduler", "tunemq_workers", "__main__"}
+)
 _SUBIMPORT: Final = ("cloudpickle.cloudpickle", "subimport")
 
 
@@ -81,12 +85,40 @@ def modules_of(pickled: bytes | memoryview) -> tuple[str, ...]:
     """The installed modules that loading the pickle would import, without loading it.
 
     Only modules of packages in a site-packages or dist-packages folder count: the standard library
-    costs little, and the user's own modules may change between two runs. Full names are given
+    costs little, and the user's own modules may change between two runs; but what those use, as far
+    as this process has imported them, counts. Full names are given
     (``sklearn.svm``, not ``sklearn``), because importing a package does not import all of it.
     """
-    names = dict.fromkeys(_modules_named(pickled))
-    installed = {top: _is_installed(top) for top in {name.partition(".")[0] for name in names}}
-    return tuple(sorted(name for name in names if installed[name.partition(".")[0]]))
+    installed: set[str] = set()
+    seen: set[str] = set()
+    waiting = list(_modules_named(pickled))
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        top = name.partition(".")[0]
+        if _is_installed(top):
+            installed.add(name)
+        elif top not in _NOT_THEIRS and top not in sys.stdlib_module_names:
+            # The user's own: it travels as a name, and what it imports is not in the pickle.
+            waiting += _used_by(sys.modules.get(name))
+    return tuple(sorted(installed))
+
+
+def _used_by(module: ModuleType | None) -> Iterator[str]:
+    """The modules that a module's globals are, or come from."""
+    for value in list(vars(module).values()) if module is not None else ():
+        name = value.__name__ if isinstance(value, ModuleType) else _home_of(value)
+        if isinstance(name, str):
+            yield name
+
+
+def _home_of(value: Any) -> Any:
+    try:
+        return getattr(value, "__module__", None)
+    except Exception:  # noqa: BLE001  an object of the user's; where it is from is but a hint
+        return None
 
 
 def _without_partials(trainable: Any) -> Any:

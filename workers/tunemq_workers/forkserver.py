@@ -10,6 +10,7 @@ When the node's end of the socket closes it kills all families and ends.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import select
 import signal
@@ -212,6 +213,8 @@ def main() -> None:
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("tunemq-fork")
+    # User code imports it; here by name, because nothing of ours depends on the public names.
+    importlib.import_module("tunemq")
     # The user's entries first, as in the script; then where this interpreter and TuneMQ are.
     sys.path[:] = [*boot.sys_path, *(entry for entry in sys.path if entry not in boot.sys_path)]
     before = dict(os.environ)

@@ -64,8 +64,11 @@ class Surroundings:
         Raises:
             OSError: its folder or output files cannot be made.
         """
-        os.makedirs(start.folder, exist_ok=True)
-        os.chdir(start.folder)
+        try:
+            os.chdir(start.folder)
+        except FileNotFoundError:
+            os.makedirs(start.folder, exist_ok=True)
+            os.chdir(start.folder)
         outputs.redirect(start.folder)
         faulthandler.enable(file=2)
         given = start.environment.variables

@@ -69,7 +69,7 @@ def result_to_json(result: dict[str, Any], config: msgspec.Raw, config_nulls: in
     except _REFUSED:
         return _exactly(result)
     nulls = encoded.count(b"null") - config_nulls
-    if nulls and nulls != sum(value is None for value in result.values()):
+    if nulls and nulls != [*result.values()].count(None):
         return _exactly(result)
     return encoded
 

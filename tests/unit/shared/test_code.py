@@ -261,3 +261,17 @@ def test_trainables_have_names() -> None:
     assert trainable_name(functools.partial(uses_lock)) == "uses_lock"
     assert trainable_name(Holder) == "Holder"
     assert trainable_name(HOLDER) == "Holder"
+
+
+def test_what_a_module_of_the_users_own_uses_is_found_too(tmp_path, monkeypatch):
+    package = tmp_path / "their_project"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "model.py").write_text("import numpy as np\nfrom sklearn.svm import SVC\n")
+    (package / "train.py").write_text("from . import model\ndef train(config): pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    train = importlib.import_module("their_project.train").train
+    found = modules_of(pickle_trainable(train))
+    assert "numpy" in found
+    assert any(name.startswith("sklearn.svm") for name in found)
+    assert not any(name.startswith(("their_project", "tunemq")) for name in found)
