@@ -35,6 +35,7 @@ class TuneConfig:
         time_budget_s: seconds (or a timedelta) after which the search is stopped, however far it
             is.
         reuse_actors: let a trial's process run the next trial too, where the trainable allows it.
+            Its ``cleanup`` runs when no trial is left for it, unless the script ends before.
         seed: of everything random in this search: the configurations, and each trial's generators.
         nonfinite: what a NaN or infinite value of the metric means: ``"error"`` fails the trial at
             its report, ``"worst"`` ranks it last.

@@ -142,6 +142,7 @@ def test_a_trial_sees_the_scripts_variables_and_not_ours(monkeypatch):
 
 
 REUSES = """
+    import time
     import tunemq as tune
 
     class Counts(tune.Trainable):
@@ -161,6 +162,9 @@ REUSES = """
             tune_config=tune.TuneConfig(reuse_actors=True, max_concurrent_trials=1),
             run_config=tune.RunConfig(stop={"training_iteration": 1}, verbose=0, name="reuses"),
         ).fit()
+        deadline = time.monotonic() + 10  # a script that ends ends its farm, too
+        while not open(results[1].path + "/stdout").read() and time.monotonic() < deadline:
+            time.sleep(0.01)
 """
 
 

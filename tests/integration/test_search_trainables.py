@@ -177,7 +177,7 @@ def test_an_object_that_cannot_be_reset_is_cleaned_up_and_replaced():
     replaced = ["cleanup", "setup", "cleanup"]
     eventually(
         lambda: [line.split()[0] for line in printed_by(results[1]).splitlines()] == replaced,
-        within=7,  # hosts are parked for 5 s
+        within=7,
         message=lambda: printed_by(results[1]),
     )
 
