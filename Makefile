@@ -1,8 +1,9 @@
 # What can be done with a checkout. Each command installs what it needs into .venv first, which is
 # quick the second time: a stamp there is renewed only when pyproject.toml or constraints.txt changes.
 #
-# PYTHON  the interpreter that .venv is made with (3.11 or newer)
-# ARGS    passed on: `make test ARGS="tests/unit -k journal"`
+# PYTHON        the interpreter that .venv is made with (3.11 or newer)
+# ARGS          passed on: `make test ARGS="tests/unit -k journal"`
+# TUNEMQ_CACHE  where the MinIO server for tests is kept, for all checkouts of this machine
 
 PYTHON ?= python3
 ARGS ?=
@@ -11,8 +12,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := pyproject.toml constraints.txt
 
+export TUNEMQ_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tunemq
+# The last version that there will be; there are no binaries of it.
+MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
+MINIO := $(TUNEMQ_CACHE)/minio-$(MINIO_VERSION)
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench lock clean
+.PHONY: help demo test minio check format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -20,8 +26,18 @@ help:  ## this list
 demo: $(VENV)/.examples  ## tune a classifier of handwritten digits; about half a minute
 	$(BIN)/python examples/digits.py
 
-test: $(VENV)/.test  ## run every test, on real processes and a real redis-server
+test: $(VENV)/.test minio  ## run every test, on real processes, a real redis-server and a real MinIO
 	$(BIN)/python -m pytest $(ARGS)
+
+minio:  ## build the MinIO server that tests start, once; minutes, and it needs Go
+	@if [ -x '$(MINIO)' ]; then exit 0; fi; \
+	if ! command -v go > /dev/null; then \
+		echo "There is no Go to build MinIO with: tests use rclone in its place." >&2; exit 0; fi; \
+	echo "Building MinIO, once for all checkouts, into $(TUNEMQ_CACHE) ..."; \
+	begin=$$(date +%s); mkdir -p '$(TUNEMQ_CACHE)' && \
+	into=$$(mktemp -d '$(TUNEMQ_CACHE)/build.XXXXXX') && trap 'rm -rf "$$into"' EXIT && \
+	GOBIN="$$into" go install github.com/minio/minio@$(MINIO_VERSION) && \
+	mv "$$into/minio" '$(MINIO)' && echo "Built MinIO in $$(($$(date +%s) - begin)) s."
 
 check: $(VENV)/.check  ## formatting, lint, types, import rules, file sizes, the parity list
 	$(BIN)/ruff format --check .

@@ -15,6 +15,7 @@ import hypothesis
 import psutil
 import pytest
 
+from tests.object_servers import bucket, minio, shared_minio, shared_rclone  # noqa: F401
 from tests.support import eventually
 
 hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)

@@ -25,7 +25,8 @@ from tunemq_shared.messages import (
 )
 from tunemq_shared.packing import pack_config
 from tunemq_shared.shipping import ship
-from tunemq_workers import frames
+from tunemq_workers import checkpoint_messages, frames
+from tunemq_workers.checkpoint_messages import FetchAnswer, RoomAnswer
 from tunemq_workers.forkserver_client import ForkserverClient
 from tunemq_workers.forkserver_messages import FamilyGone, HostExited, HostForked, Report, Warned
 
@@ -40,12 +41,17 @@ def alive(pid: int) -> bool:
 
 
 class Host:
-    """The node's view of one host."""
+    """The node's view of one host.
+
+    What it asks about checkpoints is answered at once: there is room in the server's ``cache``, and
+    every checkpoint is there. While ``is_full``, there is no answer to who asks for room.
+    """
 
     def __init__(self, server: Server, name: str, line: socket.socket, order: HostOrder) -> None:
         self.server, self.name, self.order = server, name, order
         self.events: list[NodeEvent] = []
         self.kinds: list[int] = []
+        self.is_full = False
         self._line, self._decoder = line, frames.FrameDecoder()
         self._is_open = True
 
@@ -67,8 +73,20 @@ class Host:
             self._is_open = bool(data)
             for kind, payload in self._decoder.feed(data):
                 self.kinds.append(kind)
-                if payload:
+                if kind == frames.ASK_ROOM:
+                    if not self.is_full:
+                        self.give_room()
+                elif kind == frames.FETCH:
+                    self._answer(frames.FETCHED, FetchAnswer(str(self.server.cache)))
+                elif payload:
                     self.events.append(decode_node_event(payload))
+
+    def give_room(self) -> None:
+        """Let it write the checkpoint for which it asked for room."""
+        self._answer(frames.ROOM, RoomAnswer(str(self.server.cache)))
+
+    def _answer(self, kind: int, answer: RoomAnswer | FetchAnswer) -> None:
+        self._line.send(frames.frame(kind, checkpoint_messages.encode(answer)))
 
     def tell(self, kind: int, order: HostOrder) -> None:
         """Send an order."""
@@ -129,6 +147,7 @@ class Server:
         sys_path: Sequence[str] = (),
     ) -> None:
         self.root = root
+        self.cache = root / "cache"
         path = [*sys_path, *(entry for entry in sys.path if entry)]
         variables = {"PATH": os.environ["PATH"]} if variables is None else variables
         self.environment = Environment(sys.executable, tuple(preload), variables, tuple(path))
@@ -175,7 +194,7 @@ class Server:
             config=pack_config(more.pop("config", {})),
             resources=more.pop("resources", {"cpu": 1.0}),
             environment=self.environment,
-            store=str(self.root),
+            store=more.pop("store", str(self.root)),
             **more,
         )
         return HostOrder(f"t{number}", 1, (), start=start)

@@ -68,15 +68,15 @@ def check_journal(
 def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
     """Check the journal of each search that the test ran in this process."""
     ended: list[Ended] = []
-    make_loop = Experiment._loop
+    make_search = Experiment._search
 
     def watched(self, *args, **kwargs):
         make_algorithms = _fresh_algorithms(self.prepared)
-        loop, *rest = make_loop(self, *args, **kwargs)
-        ended.append(Ended(self, loop, make_algorithms))
-        return loop, *rest
+        search = make_search(self, *args, **kwargs)
+        ended.append(Ended(self, search.loop, make_algorithms))
+        return search
 
-    monkeypatch.setattr(Experiment, "_loop", watched)
+    monkeypatch.setattr(Experiment, "_search", watched)
     yield ended
     for search in ended:
         check_journal(

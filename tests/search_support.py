@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,8 @@ class RunningSearch:
         at_terminal: it has a terminal, of which it is the foreground; else its output is a pipe.
         shell: a command line in which ``"$@"`` is the script.
         cpus: how many trials run at a time.
+        script: another one, which names its search ``search`` as well.
+        variables: for its environment.
     """
 
     def __init__(
@@ -93,13 +95,15 @@ class RunningSearch:
         at_terminal: bool = False,
         shell: str | None = None,
         cpus: int = 4,
+        script: Path = SCRIPT,
+        variables: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
         self.runtime = Path(tempfile.mkdtemp(prefix="tq-", dir="/tmp"))  # short, for the socket
         self.journal = JournalTail(folder / "search" / FILE_NAME)
         self.said = b""
-        command = [sys.executable, str(SCRIPT), str(folder), json.dumps(options)]
+        command = [sys.executable, str(script), str(folder), json.dumps(options)]
         self._ours, theirs = os.openpty() if at_terminal else os.pipe()
         if at_terminal:
             # The first terminal that the leader of a session opens becomes its terminal.
@@ -114,7 +118,9 @@ class RunningSearch:
             start_new_session=True,
             env={
                 **os.environ,
+                **(variables or {}),
                 MARK: self.mark,
+                "TUNEMQ_RESULTS": str(folder),
                 "XDG_RUNTIME_DIR": str(self.runtime),
                 "TMPDIR": str(self.runtime),
                 "TUNEMQ_CPUS": str(cpus),

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 import tunemq as tune
+from tests.object_servers import SERVER_PIDS
 
 _OF_TUNE_CONFIG = {field.name for field in dataclasses.fields(tune.TuneConfig)}
 _OF_CHECKPOINTS = {field.name for field in dataclasses.fields(tune.CheckpointConfig)}
@@ -69,6 +70,10 @@ def printed_by(result: tune.Result, stream: str = "stdout") -> str:
 
 
 def farm_processes(process: psutil.Process | None = None) -> list[psutil.Process]:
-    """What runs of the farm of a script, by default of this process."""
+    """What runs of the farm of a script, by default of this process; object servers are not."""
     children = (process or psutil.Process()).children(recursive=True)
-    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [
+        child
+        for child in children
+        if child.status() != psutil.STATUS_ZOMBIE and child.pid not in SERVER_PIDS
+    ]

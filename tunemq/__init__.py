@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         uniform,
     )
     from tunemq_scheduler.stopper import Stopper
+    from tunemq_scheduler.syncing.config import SyncConfig
     from tunemq_scheduler.tuner import Tuner
     from tunemq_shared.checkpoint import Checkpoint
     from tunemq_shared.errors import TuneError
@@ -69,6 +70,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "uniform",
     ),
     "tunemq_scheduler.stopper": ("Stopper",),
+    "tunemq_scheduler.syncing.config": ("SyncConfig",),
     "tunemq_scheduler.tuner": ("Tuner",),
     "tunemq_shared.checkpoint": ("Checkpoint",),
     "tunemq_shared.errors": ("TuneError",),
@@ -90,6 +92,7 @@ _SUBMODULES: Final = frozenset(
         "schedulers",
         "search",
         "stopper",
+        "syncer",
         "trainable",
     }
 )
@@ -104,6 +107,7 @@ __all__ = [
     "ResultGrid",
     "RunConfig",
     "Stopper",
+    "SyncConfig",
     "Trainable",
     "TuneConfig",
     "TuneError",

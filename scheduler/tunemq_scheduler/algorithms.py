@@ -110,23 +110,33 @@ class Algorithms:
         Args:
             answers: what was decided about it; of a trial's last result `ended` tells.
         """
-        if self.search.wants_results and not any(isinstance(one, Decided) for one in answers):
+        is_last = any(isinstance(one, Decided) and one.decision == STOP for one in answers)
+        if self.search.wants_results and not is_last:
             shown = self._shown(trial.full_result(event))
             self._ask("search algorithm", self.search.told_result, trial.trial_id, shown)
 
     def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[Answer]:
-        """What is to become of a trial whose result reached the horizon."""
+        """What is to become of a trial whose result reached the horizon.
+
+        A trial that is paused has a horizon too, for when it goes on.
+        """
         result = self._shown(result)
         answers: list[Answer] = []
-        reason = ""
         stopper = self.stopper
         if stopper is not None and self._ask("stopper", stopper, trial.trial_id, result):
             reason = f"{type(stopper).__name__} stopped it"
-        if not reason:
-            reason = self._scheduler_stops(trial, result)
-        if reason:
-            answers.append(Decided(trial.trial_id, step, STOP, reason))
-        elif not self._lock_step:
+            return [Decided(trial.trial_id, step, STOP, reason)]
+        scheduler = self.scheduler
+        told = self._ask("trial scheduler", scheduler.on_trial_result, self.view, trial, result)
+        verdict = read_verdict(scheduler, told)
+        if verdict == STOP:
+            self._stopped_by_scheduler.add(trial.trial_id)
+            reason = verdict.reason or f"{type(scheduler).__name__} stopped it"
+            return [Decided(trial.trial_id, step, STOP, reason)]
+        if verdict == PAUSE:
+            reason = verdict.reason or f"{type(scheduler).__name__} paused it"
+            answers.append(Decided(trial.trial_id, step, PAUSE, reason))
+        if not self._lock_step:
             answers.append(HorizonSet(trial.trial_id, self._horizon(trial, step)))
         return answers
 
@@ -136,20 +146,6 @@ class Algorithms:
         if stopper is not None and self._ask("stopper", stopper.stop_all):
             return f"{type(stopper).__name__} stopped the experiment"
         return ""
-
-    def _scheduler_stops(self, trial: TrialView, result: dict[str, Any]) -> str:
-        """Why the trial scheduler stops the trial; empty when it does not."""
-        scheduler = self.scheduler
-        told = self._ask("trial scheduler", scheduler.on_trial_result, self.view, trial, result)
-        verdict = read_verdict(scheduler, told)
-        if verdict == PAUSE:
-            raise SearchFailed(
-                f"{type(scheduler).__name__} decided PAUSE; trials cannot be paused yet."
-            )
-        if verdict != STOP:
-            return ""
-        self._stopped_by_scheduler.add(trial.trial_id)
-        return verdict.reason or f"{type(scheduler).__name__} stopped it"
 
     def ended(self, trial: TrialView, *, error: bool, early: bool, started: bool) -> None:
         """A trial is over: everybody is told, once; a scheduler that decided it knows already.

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from tunemq_shared.errors import ConfigError
+from tunemq_scheduler.syncing.config import SyncConfig
+from tunemq_shared.byte_sizes import parse_bytes
+from tunemq_shared.checkpoint import Checkpoint
+from tunemq_shared.errors import CheckpointError, ConfigError
+from tunemq_shared.store_address import is_remote
 
 if TYPE_CHECKING:
     from tunemq_scheduler.callback import Callback
@@ -99,6 +104,11 @@ class CheckpointConfig:
         checkpoint_score_order: ``"max"`` or ``"min"``: which scores are best.
         checkpoint_frequency: class trainables save after every so many steps; 0 never.
         checkpoint_at_end: class trainables save when they end.
+        num_to_keep_in_experiment: of all trials together; None keeps what each trial keeps. The
+            newest of a trial that is not over is always there besides.
+        max_bytes: of all kept checkpoints together, a number or a text such as ``"10GiB"``; the
+            worst go first. The best of all stays, and so does the newest of a trial that is not
+            over.
     """
 
     num_to_keep: int | None = None
@@ -106,6 +116,8 @@ class CheckpointConfig:
     checkpoint_score_order: Mode = "max"
     checkpoint_frequency: int = 0
     checkpoint_at_end: bool = False
+    num_to_keep_in_experiment: int | None = None
+    max_bytes: int | str | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -113,14 +125,31 @@ class CheckpointConfig:
         Raises:
             ConfigError: naming the field, its value and what it may be.
         """
-        if self.num_to_keep is not None and (not _is_int(self.num_to_keep) or self.num_to_keep < 1):
-            fix = "give a whole number from 1, or None to keep all"
-            raise _bad("CheckpointConfig", "num_to_keep", self.num_to_keep, fix)
+        for name in ("num_to_keep", "num_to_keep_in_experiment"):
+            limit = getattr(self, name)
+            if limit is not None and (not _is_int(limit) or limit < 1):
+                fix = "give a whole number from 1, or None to keep all"
+                raise _bad("CheckpointConfig", name, limit, fix)
+        if self.max_bytes is not None and (self.byte_limit or 0) < 1:
+            fix = 'give bytes above 0 or a text such as "10GiB", or None for no limit'
+            raise _bad("CheckpointConfig", "max_bytes", self.max_bytes, fix)
+        score = self.checkpoint_score_attribute
+        if score is not None and not (isinstance(score, str) and score):
+            fix = "give the name of a reported key, or None for the newest"
+            raise _bad("CheckpointConfig", "checkpoint_score_attribute", score, fix)
         order = self.checkpoint_score_order
         _check("CheckpointConfig", "checkpoint_score_order", order, ("min", "max"))
         if not _is_int(self.checkpoint_frequency) or self.checkpoint_frequency < 0:
             fix = "give a whole number of steps, 0 for none"
             raise _bad("CheckpointConfig", "checkpoint_frequency", self.checkpoint_frequency, fix)
+
+    @property
+    def byte_limit(self) -> int | None:
+        """`max_bytes` as a number; None where there is none, or it cannot be read."""
+        limit = self.max_bytes
+        if isinstance(limit, str):
+            return parse_bytes(limit)
+        return limit if _is_int(limit) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +192,8 @@ class RunConfig:
         name: of the experiment and its folder; made of the trainable's name and the time by
             default.
         storage_path: the folder above it; ``$TUNEMQ_RESULTS`` or ``~/tunemq_results`` by default.
+            With ``s3://bucket/prefix`` that default folder holds what the search writes, and
+            checkpoints, with a copy of all else, go to the bucket.
         stop: when a trial ends: ``{"key": bound}`` (reached when at least the bound, nested keys as
             ``outer/inner``), a function of (trial id, result), a `Stopper`, or a list of those.
         failure_config, checkpoint_config: see there.
@@ -171,10 +202,14 @@ class RunConfig:
         verbose: 0 silent, 1 progress, 2 every result too.
         preload: modules imported before trials are forked, so that each starts warm; by default the
             installed packages that the trainable refers to, ``()`` for none.
+        sync_config: how long a transfer to the store may take, how many may wait, and what is
+            copied there besides checkpoints.
+        resume_from_checkpoint: every trial begins from this checkpoint (a `Checkpoint`, or the path
+            of its folder), which is copied into the search's store and stays there.
     """
 
     name: str | None = None
-    storage_path: str | None = None
+    storage_path: str | os.PathLike[str] | None = None
     stop: Stop | Stopper | Sequence[Stop | Stopper] | None = None
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -182,6 +217,8 @@ class RunConfig:
     progress_reporter: ProgressReporter | None = None
     verbose: int = 1
     preload: Sequence[str] | None = None
+    sync_config: SyncConfig = field(default_factory=SyncConfig)
+    resume_from_checkpoint: Checkpoint | str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -192,6 +229,7 @@ class RunConfig:
         for name, kind in (
             ("failure_config", FailureConfig),
             ("checkpoint_config", CheckpointConfig),
+            ("sync_config", SyncConfig),
         ):
             if getattr(self, name) is None:  # what Ray Tune takes for the default
                 object.__setattr__(self, name, kind())
@@ -200,6 +238,29 @@ class RunConfig:
         _check("RunConfig", "verbose", self.verbose, (0, 1, 2, 3))
         if isinstance(self.preload, str):
             raise _bad("RunConfig", "preload", self.preload, "give a list of module names")
+        path: object = self.storage_path
+        if not isinstance(path, str | os.PathLike | None):
+            fix = "give a folder or an address such as s3://bucket/prefix"
+            raise _bad("RunConfig", "storage_path", path, fix)
+        _check_checkpoint(self.resume_from_checkpoint)
+
+
+def _check_checkpoint(given: object) -> None:
+    if given is None or isinstance(given, Checkpoint):
+        return
+    if not isinstance(given, str | os.PathLike) or not os.fspath(given):
+        fix = "give a Checkpoint or the path of its folder"
+        raise _bad("RunConfig", "resume_from_checkpoint", given, fix)
+    if is_remote(os.fspath(given)):
+        fix = (
+            "give the Checkpoint itself, such as result.checkpoint, or the folder into which "
+            "`tunemq checkpoints get` copied it"
+        )
+        raise _bad("RunConfig", "resume_from_checkpoint", given, fix)
+    try:
+        Checkpoint(os.path.expanduser(os.fspath(given)))
+    except CheckpointError as error:
+        raise ConfigError(f"RunConfig(resume_from_checkpoint={given!r}): {error}") from error
 
 
 def _check(where: str, name: str, value: object, allowed: tuple[object, ...]) -> None:

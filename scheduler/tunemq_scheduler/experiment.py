@@ -6,17 +6,23 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
+from tunemq_scheduler.callback import Callback
+from tunemq_scheduler.collecting import settle_store
+from tunemq_scheduler.copies import copier_of
+from tunemq_scheduler.core.commands import DeleteCheckpoint
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.embedded.warm import embedded_farm
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.executors.in_process import InProcessExecutor
-from tunemq_scheduler.failures import FailureGroup
-from tunemq_scheduler.folders import experiment_name, make_experiment_folder, results_folder
+from tunemq_scheduler.experiment_view import ExperimentView, UploadNews
+from tunemq_scheduler.folders import experiment_name
 from tunemq_scheduler.installed_packages import installed_packages_first
 from tunemq_scheduler.journal import FILE_NAME, JOURNAL_VERSION, Journal, JournalHeader
 from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
@@ -26,15 +32,53 @@ from tunemq_scheduler.prepare import Prepared
 from tunemq_scheduler.records import Records
 from tunemq_scheduler.report.display import Display
 from tunemq_scheduler.report.reporter import display_for
+from tunemq_scheduler.restored import import_checkpoint
 from tunemq_scheduler.result_grid import ResultGrid
 from tunemq_scheduler.signals import StopSignals
+from tunemq_scheduler.storage import Storage, make_storage, storage_of
+from tunemq_scheduler.store_keeper import Removal, StoreKeeper
 from tunemq_scheduler.trial_results import AllTrials, TrialResults
-from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.errors import TrialError, WireUnavailable
 from tunemq_shared.shipping import ship
+from tunemq_shared.store import Store
 from tunemq_shared.stores import open_store
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.syncing.callback import SyncerCallback
+
+#: The folder with a machine's own copies of checkpoints, in the experiment's.
+CACHE: Final = ".cache"
+#: How long an interrupted search goes on copying what it wrote to its store.
+INTERRUPTED_COPY_S: Final = 5.0
+
+
+class _Search(NamedTuple):
+    """The parts of a search that runs."""
+
+    loop: ExperimentLoop
+    records: Records
+    display: Display
+    store: Store
+    keeper: StoreKeeper
+    copier: SyncerCallback | None
+
+    def give_up_copying(self) -> None:
+        """Let the last copies be; for signal handlers, too."""
+        if self.copier is not None:
+            self.copier.give_up()
+
+    def finish_records(self) -> None:
+        """Tell callbacks that the search is over; whoever interrupted it waits for few copies."""
+        timer = threading.Timer(INTERRUPTED_COPY_S, self.give_up_copying)
+        if self.copier is not None and self.loop.runner.interrupted:
+            timer.daemon = True
+            timer.start()
+        try:
+            self.records.finish(AllTrials(self.loop.runner, self.loop.plan))
+        finally:
+            timer.cancel()
 
 
 class Experiment:
@@ -42,17 +86,18 @@ class Experiment:
 
     Args:
         prepared: its checked input.
-        folder: its results folder, which exists.
-        name: its name.
+        storage: its own folder, which exists, and its store.
     """
 
-    def __init__(self, prepared: Prepared, name: str, folder: str) -> None:
+    def __init__(self, prepared: Prepared, storage: Storage) -> None:
         self.prepared = prepared
-        self.name = name
-        self.folder = folder
+        self.folder, self._store_address = storage
+        self.name = os.path.basename(storage.folder)
+        self._settings = prepared.settings
         self._id = uuid.uuid4().hex[:8]
         self._started = time.monotonic()
-        self._killed = False
+        #: Whether no turn of the loop follows, and whether everything was killed.
+        self._is_over = self._killed = False
 
     def run(self) -> ResultGrid:
         """Run it on this script's own farm.
@@ -61,6 +106,7 @@ class Experiment:
             KeyboardInterrupt: Ctrl-C; everything is saved.
             TuneError: the search could not go on; what it had is saved.
         """
+        self._take_checkpoint()
         with embedded_farm(prewarm=self.prepared.environment()) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
             with installed_packages_first("celery", "kombu", "redis"):
@@ -69,39 +115,44 @@ class Experiment:
             plan = self._plan(BlobFolder(Path(farm.folder) / "blobs"))
             farm.wait_until_ready()
             executor = CeleryTrialExecutor(farm.url, term=farm.new_term(), backing=farm)
-            loop, records, display = self._loop(plan, executor)
-            view = _View(self, loop, records)
+            search = self._search(plan, executor)
+
+            def stop(reason: str) -> None:
+                search.loop.interrupt(reason)
+                if self._is_over:
+                    search.give_up_copying()
 
             def stop_now() -> None:
                 self._killed = True
                 farm.end_now()
                 executor.wake()
+                search.give_up_copying()
 
-            with StopSignals(loop.interrupt, stop_now), self._shown(display, view, loop, records):
+            signals = StopSignals(stop, stop_now)
+            with signals, self._shown(search, lambda: signals.received is not None):
                 try:
                     executor.open(plan)
-                    loop.run(until=lambda: self._killed)
+                    search.loop.run(until=lambda: self._killed)
                 except WireUnavailable:
                     if not self._killed:  # else it went at our word, faster than the loop
                         raise
                 finally:
                     executor.close(now=self._killed)
-            return self._results(loop, records)
+            return self._results(search)
 
     def run_here(self) -> ResultGrid:
         """Run its first trial in this process and thread, for debuggers."""
-        with ExitStack() as stack:
-            blobs = BlobFolder(Path(self.folder) / ".debug")
-            plan = self._plan(blobs)
-            executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
-            loop, records, display = self._loop(plan, executor, max_trials=1)
-            stack.enter_context(self._shown(display, _View(self, loop, records), loop, records))
+        self._take_checkpoint()
+        plan = self._plan(BlobFolder(Path(self.folder) / ".debug"))
+        executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
+        search = self._search(plan, executor, max_trials=1)
+        with self._shown(search, lambda: False):
             failed: list[BaseException] = []
 
             def turn() -> None:
                 try:
                     executor.open(plan)
-                    loop.run()
+                    search.loop.run()
                 except BaseException as error:  # noqa: BLE001  raised by the thread that serves
                     failed.append(error)
                 finally:
@@ -112,15 +163,23 @@ class Experiment:
             try:
                 executor.serve()
             except BaseException:
-                loop.interrupt("the script's thread left its trial")
+                search.loop.interrupt("the script's thread left its trial")
                 raise
             finally:
                 thread.join()
             if failed:
                 raise failed[0]
-            return self._results(loop, records)
+        return self._results(search)
 
     # --- the parts --------------------------------------------------------------------------------
+
+    def _take_checkpoint(self) -> None:
+        """Have all trials begin from the user's checkpoint, if one was given."""
+        given = self.prepared.run.resume_from_checkpoint
+        if given is not None:
+            with closing(open_store(self._store_address or self.folder)) as store:
+                ref = import_checkpoint(given, store)
+            self._settings = msgspec.structs.replace(self._settings, restore=(ref,))
 
     def _plan(self, blobs: BlobFolder) -> ExperimentPlan:
         prepared = self.prepared
@@ -141,29 +200,45 @@ class Experiment:
             checkpoint_at_end=checkpoints.checkpoint_at_end,
             seed=prepared.seed,
             reuse=prepared.tune.reuse_actors,
+            store=self._store_address,
+            cache=os.path.join(self.folder, CACHE) if self._store_address else "",
+            sync_timeout_s=prepared.run.sync_config.sync_timeout,
+            uploads_waiting=prepared.run.sync_config.uploads_waiting,
         )
 
-    def _loop(
+    def _search(
         self, plan: ExperimentPlan, executor: TrialExecutor, max_trials: int | None = None
-    ) -> tuple[ExperimentLoop, Records, Display]:
+    ) -> _Search:
         prepared, tune = self.prepared, self.prepared.tune
-        display = display_for(prepared.run.progress_reporter, verbose=prepared.run.verbose)
-        records = Records(
-            [JsonLoggerCallback(), CSVLoggerCallback(), *(prepared.run.callbacks or ())],
-            display,
-            open_store(plan.folder),
-            tune.metric,
-            tune.direction,
-        )
+        run = prepared.run
+        display = display_for(run.progress_reporter, verbose=run.verbose)
+        callbacks: list[Callback] = [
+            JsonLoggerCallback(),
+            CSVLoggerCallback(),
+            *(run.callbacks or ()),
+        ]
+        copier = copier_of(run.sync_config, plan)
+        if copier is not None:
+            callbacks.append(copier)  # behind those that write what it copies
+        records = Records(callbacks, display, tune.metric, tune.direction)
         header = JournalHeader(
             version=JOURNAL_VERSION,
             experiment=self.name,
             experiment_id=self._id,
             started=time.time(),
-            settings=prepared.settings,
+            settings=self._settings,
+            store=plan.store,
         )
+        store = open_store(plan.store_address)
+        keeper = StoreKeeper(store)
+
+        def discard(removal: Removal) -> None:
+            keeper.discard(removal)
+            if copier is not None and isinstance(removal, DeleteCheckpoint):
+                copier.delete_checkpoint(removal.key)
+
         loop = ExperimentLoop(
-            runner=TrialRunner(prepared.settings),
+            runner=TrialRunner(self._settings),
             plan=plan,
             algorithms=prepared.algorithms(),
             executor=executor,
@@ -172,46 +247,61 @@ class Experiment:
             resources_for=prepared.resources_for,
             trial_prefix=self._id[:5],
             clock=self.elapsed,
+            discard=discard,
             time_budget_s=tune.budget_s,
             max_trials=max_trials,
         )
         records.trials = loop.trials.values
-        return loop, records, display
+        return _Search(loop, records, display, store, keeper, copier)
 
     def elapsed(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self._started
 
     @contextmanager
-    def _shown(
-        self, display: Display, view: _View, loop: ExperimentLoop, records: Records
-    ) -> Iterator[None]:
-        """Show the search while it runs, and what became of it, however it ends."""
+    def _shown(self, search: _Search, is_enough: Callable[[], bool]) -> Iterator[None]:
+        """Show the search while it runs, and what became of it, however it ends.
+
+        Args:
+            is_enough: whether the person at the terminal wants it to end now.
+        """
+        loop, records, display, store, keeper, _ = search
+        view = ExperimentView(loop, records, self.prepared, self.elapsed)
+        uploads = UploadNews(view, records.news)
+
+        def show() -> None:
+            for text in keeper.news():
+                records.news(text)
+            uploads.look()
+            display.update(view)
+
         tune = self.prepared.tune
         records.setup(
             stop=self.prepared.run.stop,
             num_samples=tune.num_samples,
             total_num_samples=self.prepared.trials,
         )
-        records.show = lambda: display.update(view)
+        records.show = show
         display.begin(view)
         try:
             yield
         finally:
+            self._is_over = True
             try:
                 loop.close()
-                records.finish(AllTrials(loop.runner, loop.plan))
+                settle_store(loop, store, keeper, records.news, lambda: self._killed or is_enough())
+                search.finish_records()
             finally:
                 if not self._killed:
-                    display.end(view, self._trial_results(loop, records))
+                    display.end(view, self._trial_results(search))
                 display.close()
 
-    def _trial_results(self, loop: ExperimentLoop, records: Records) -> TrialResults:
-        return TrialResults(loop.runner, loop.plan, records.fatal)
+    def _trial_results(self, search: _Search) -> TrialResults:
+        return TrialResults(search.loop.runner, search.loop.plan, search.records.fatal)
 
-    def _results(self, loop: ExperimentLoop, records: Records) -> ResultGrid:
-        tune, results = self.prepared.tune, self._trial_results(loop, records)
-        if self.prepared.run.failure_config.fail_fast == "raise" and records.fatal:
+    def _results(self, search: _Search) -> ResultGrid:
+        tune, results = self.prepared.tune, self._trial_results(search)
+        if self.prepared.run.failure_config.fail_fast == "raise" and search.records.fatal:
             error = next(one.error for one in results if one.error is not None)
             raise TrialError(str(error)) from error
         return ResultGrid(
@@ -219,70 +309,13 @@ class Experiment:
         )
 
 
-class _View:
-    """The search as displays see it; see `tunemq_scheduler.report.view.SearchView`."""
-
-    def __init__(self, experiment: Experiment, loop: ExperimentLoop, records: Records) -> None:
-        self._experiment = experiment
-        self._loop = loop
-        self._records = records
-        self.name = experiment.name
-        self.path = experiment.folder
-        self.metric = experiment.prepared.tune.metric
-        self.mode = experiment.prepared.tune.direction
-        self.num_trials = experiment.prepared.trials
-
-    @property
-    def elapsed_s(self) -> float:
-        return self._experiment.elapsed()
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        return self._loop.runner.counts
-
-    @property
-    def live(self) -> Iterable[TrialView]:
-        return self._loop.trials.values()
-
-    @property
-    def resources_used(self) -> Mapping[str, float]:
-        placement = self._loop.runner.placement
-        free = placement.free
-        return {name: total - free.get(name, 0.0) for name, total in placement.total.items()}
-
-    @property
-    def resources_total(self) -> Mapping[str, float]:
-        return self._loop.runner.placement.total
-
-    @property
-    def best(self) -> tuple[str, float, Mapping[str, Any]] | None:
-        return self._records.best
-
-    @property
-    def outcome(self) -> str:
-        runner = self._loop.runner
-        if runner.interrupted:
-            return f"was interrupted ({runner.interrupted}); what is PENDING was not finished"
-        if runner.stopping:
-            return f"was stopped: {runner.stopping}"
-        return "is over" if runner.is_finished else "broke off"
-
-    @property
-    def notes(self) -> Sequence[str]:
-        return self._loop.executor.notes()
-
-    @property
-    def failures(self) -> Sequence[FailureGroup]:
-        return self._records.failures.groups()
-
-
 def new_experiment(prepared: Prepared) -> Experiment:
-    """An experiment with a folder of its own; a name that is taken gets a number behind it.
+    """An experiment with a place of its own; a name that is taken gets a number behind it.
 
     Raises:
-        ConfigError: the folder cannot be made or written.
+        ConfigError: its folder cannot be made or written, or its store's address is not usable.
+        StoreError: its store cannot be used; nothing was made.
     """
     run = prepared.run
     name = run.name or experiment_name(prepared.trainable_name, time.time())
-    folder = make_experiment_folder(results_folder(run.storage_path), name, is_new=True)
-    return Experiment(prepared, os.path.basename(folder), folder)
+    return Experiment(prepared, make_storage(storage_of(run), name))

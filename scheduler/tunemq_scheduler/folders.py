@@ -11,9 +11,11 @@ import os
 import re
 import time
 import unicodedata
+from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.errors import ConfigError, StoreError
+from tunemq_shared.store_address import canonical_address, is_remote
 
 #: The longest name, in bytes; with what is added to it, it stays far below the 255 of file systems.
 MAX_NAME_BYTES: Final = 80
@@ -44,12 +46,24 @@ def experiment_name(trainable: str, at: float) -> str:
 
 
 def results_folder(storage_path: str | os.PathLike[str] | None) -> str:
-    """Where experiments go; by default ``$TUNEMQ_RESULTS``, else ``~/tunemq_results``."""
-    chosen = storage_path or os.environ.get(RESULTS_VARIABLE) or "~/tunemq_results"
-    return os.path.abspath(os.path.expanduser(os.fspath(chosen)))
+    """Where experiments go; by default ``$TUNEMQ_RESULTS``, else ``~/tunemq_results``.
+
+    Raises:
+        ConfigError: it is an address, but none of this machine's folders.
+    """
+    given = storage_path or os.environ.get(RESULTS_VARIABLE) or "~/tunemq_results"
+    chosen = os.fspath(given)
+    if is_remote(chosen):
+        raise ConfigError(
+            f"${RESULTS_VARIABLE}={chosen!r} is no folder of this machine; give that address as "
+            "RunConfig(storage_path=...)."
+        )
+    return canonical_address(chosen)
 
 
-def make_experiment_folder(storage: str, name: str, *, is_new: bool) -> str:
+def make_experiment_folder(
+    storage: str, name: str, *, is_new: bool, is_taken: Callable[[str], bool] = lambda _name: False
+) -> str:
     """The experiment's folder, made if need be.
 
     Args:
@@ -57,6 +71,7 @@ def make_experiment_folder(storage: str, name: str, *, is_new: bool) -> str:
         name: the experiment's name, made safe here.
         is_new: the name was made up, so that a folder of that name is somebody else's; then ``_2``,
             ``_3`` and so on is added.
+        is_taken: whether a name that is free among the folders is somebody else's all the same.
 
     Raises:
         ConfigError: it cannot be made or written; says where, why and what to do.
@@ -67,15 +82,16 @@ def make_experiment_folder(storage: str, name: str, *, is_new: bool) -> str:
         os.makedirs(storage, exist_ok=True)
         while True:
             try:
-                os.mkdir(path)
-                break
+                if not is_taken(os.path.basename(path)):
+                    os.mkdir(path)
+                    break
             except FileExistsError:
                 if not is_new and os.path.isdir(path):
                     break
                 if not is_new:
                     raise
-                number += 1
-                path = f"{base}_{number}"
+            number += 1
+            path = f"{base}_{number}"
     except OSError as error:
         raise _unusable(path, error) from error
     if not os.access(path, os.W_OK | os.X_OK):

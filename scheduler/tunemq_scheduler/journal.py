@@ -11,6 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -19,6 +20,7 @@ import msgspec
 
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_shared.errors import JournalCorrupt, JournalError
+from tunemq_shared.failpoints import failpoint
 from tunemq_shared.messages import Entry, decode_entries, encode
 
 JOURNAL_VERSION: Final = 1
@@ -30,13 +32,18 @@ _MAX_PAYLOAD: Final = 2**30
 
 
 class JournalHeader(msgspec.Struct, frozen=True, kw_only=True, tag="tunemq-journal"):
-    """The first frame: whose journal this is, and by which rules its events were handled."""
+    """The first frame: whose journal this is, and by which rules its events were handled.
+
+    ``store`` is the address of its checkpoints; empty for the journal's own folder, which people
+    may move.
+    """
 
     version: int
     experiment: str
     experiment_id: str
     started: float
     settings: RunnerSettings
+    store: str = ""
 
 
 _decode_header = msgspec.msgpack.Decoder(JournalHeader).decode
@@ -63,8 +70,10 @@ class Journal:
             raise JournalError(
                 f"the journal {path} cannot be written: {error.strerror}."
             ) from error
-        self._write(encode(header))
-        _sync_folder(path.parent)
+        payload = encode(header)
+        with self._refusals(len(payload)):
+            self._write(payload)
+            _sync_folder(path.parent)
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Write one turn; when this returns, it survives the death of the process and the machine.
@@ -72,7 +81,11 @@ class Journal:
         Raises:
             JournalError: the disk refuses it. Nothing of the turn may be acted upon then.
         """
-        self._write(encode(entries))
+        payload = encode(entries)
+        with self._refusals(len(payload)):
+            failpoint("journal.before_append")
+            self._write(payload)
+            failpoint("journal.after_append")
 
     def close(self) -> None:
         """Close the file; a closed journal can be read."""
@@ -92,16 +105,20 @@ class Journal:
         self.close()
 
     def _write(self, payload: bytes) -> None:
-        frame = _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
+        view = memoryview(_FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        if self._sync:
+            os.fdatasync(self._fd)
+
+    @contextmanager
+    def _refusals(self, size: int) -> Iterator[None]:
+        """What the disk refuses becomes a JournalError; ``size`` bytes were to be written."""
         try:
-            view = memoryview(frame)
-            while view:
-                view = view[os.write(self._fd, view) :]
-            if self._sync:
-                os.fdatasync(self._fd)
+            yield
         except OSError as error:
             raise JournalError(
-                f"{len(frame)} bytes could not be written to {self.path}: {error.strerror}."
+                f"{size + _FRAME.size} bytes could not be written to {self.path}: {error.strerror}."
             ) from error
 
 

@@ -16,10 +16,12 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.trial import Trial
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.report.news import told_of
 from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
+from tunemq_scheduler.store_keeper import Removal
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 from tunemq_shared.errors import ResourceError, SearchFailed, TuneError, WireError
@@ -50,8 +52,8 @@ class RecordKeeper(Protocol):
     def record(self, command: c.RecordCommand, trial: TrialView) -> None:
         """One thing happened to a trial."""
 
-    def delete_checkpoint(self, key: str) -> None:
-        """A checkpoint is no longer kept."""
+    def trial_waits(self, trial: TrialView) -> None:
+        """A trial begins to wait for the store (`TrialView.waits` says why), or goes on."""
 
     def turn_began(self) -> None:
         """The loop looks for events again."""
@@ -70,6 +72,7 @@ class ExperimentLoop:
         runner: the state; events are handed to nobody else.
         resources_for: what a trial of a configuration asks for.
         trial_prefix: the first part of all trial ids.
+        discard: has something removed from the store; must not wait for that.
         clock: seconds for which a scheduler has run this experiment, earlier runs included.
         time_budget_s: when so many have passed, everything is stopped.
         max_trials: how many trials there are at most; None leaves it to the search algorithm.
@@ -89,6 +92,7 @@ class ExperimentLoop:
         resources_for: Callable[[dict[str, object]], dict[str, float]],
         trial_prefix: str,
         clock: Callable[[], float],
+        discard: Callable[[Removal], None] = lambda _removal: None,
         time_budget_s: float | None = None,
         max_trials: int | None = None,
         nodes_may_come: bool = False,
@@ -105,6 +109,7 @@ class ExperimentLoop:
         self._resources_for = resources_for
         self._trial_prefix = trial_prefix
         self._clock = clock
+        self._discard = discard
         self._time_budget_s = time_budget_s
         self._max_trials = max_trials
         self._waits_since: float | None = None
@@ -112,8 +117,12 @@ class ExperimentLoop:
         #: Trials that are over and whose hosts may not be gone yet.
         self._leaving: set[str] = set()
         self._requests: deque[m.Event] = deque()
-        #: What nodes warned of in this turn.
+        #: What nodes warned of in this turn, and what became of checkpoints.
         self._warnings: list[str] = []
+        #: Trials that began or ceased to wait for the store in this turn.
+        self._store_waits: dict[str, None] = {}
+        #: Whether there may be something in the store that nobody refers to.
+        self.has_leftovers = False
         self._entries: list[m.Entry] = []
         self._commands: list[c.Command] = []
 
@@ -171,6 +180,10 @@ class ExperimentLoop:
             self._commit()
             raise
         self._commit()
+        for trial in self._store_waits:
+            if trial in self.trials:
+                self._records.trial_waits(self.trials[trial])
+        self._store_waits.clear()
         for text in (*self._warnings, *self.executor.news()):
             self._records.news(text)
         self._warnings.clear()
@@ -205,13 +218,26 @@ class ExperimentLoop:
             elif type(event) is m.ResultReported:
                 self._take_result(event)
             else:
-                if type(event) is m.TrialStarted and self.runner.is_current(
-                    event.trial, event.epoch
-                ):
-                    self.trials[event.trial].started(event)
-                elif type(event) is m.NodeWarned:
-                    self._warnings.append(event.text)
-                self._take(event)
+                self._take_other(event)
+
+    def _take_other(self, event: m.Event) -> None:
+        match event:
+            case m.TrialStarted() if self.runner.is_current(event.trial, event.epoch):
+                self.trials[event.trial].started(event)
+            case m.NodeWarned():
+                self._warnings.append(event.text)
+            case m.CheckpointLost() | m.CheckpointDamaged():
+                self.has_leftovers = True
+                self._warnings.append(told_of(event))
+            case m.HostDied() | m.NodeLost():
+                self.has_leftovers = True  # of a copy or an upload that was cut off
+            case _:
+                pass
+        self._take(event)
+        if isinstance(event, m.TrialWaits | m.TrialPaused) and event.trial in self.runner.live:
+            self._followed(self.runner.live[event.trial])
+            if type(event) is m.TrialWaits:
+                self._store_waits[event.trial] = None
 
     def _open_batch(self, batch: m.BatchRead) -> int:
         """Note a batch; returns how many of its first events are known, or of a dead node."""
@@ -251,21 +277,29 @@ class ExperimentLoop:
     def _tell_end(self, end: c.RecordEnd) -> None:
         view = self.trials[end.trial]
         self._leaving.add(end.trial)
+        had_run = view.epoch > 0 and view.status != PAUSED
         view.status = end.status
-        self.algorithms.ended(
-            view, error=end.status == "ERROR", early=end.early, started=view.epoch > 0
-        )
+        self.algorithms.ended(view, error=end.status == "ERROR", early=end.early, started=had_run)
 
     def _check_time_budget(self) -> None:
         budget = self._time_budget_s
-        if budget is not None and self.runner.elapsed >= budget and not self.runner.stopping:
+        is_up = budget is not None and self.runner.elapsed >= budget
+        if is_up and not (self.runner.stopping or self._only_uploads()):
             self._take(m.StopRequested(None, f"the time budget of {budget:g} s is used up"))
 
     def _ask_whether_enough(self) -> None:
-        if self.runner.live and not (self.runner.stopping or self.runner.interrupted):
+        ends = self.runner.stopping or self.runner.interrupted or self._only_uploads()
+        if self.runner.live and not ends:
             reason = self.algorithms.enough()
             if reason:
                 self._take(m.StopRequested(None, reason))
+
+    def _only_uploads(self) -> bool:
+        """Whether all trials are over, and the search waits for nothing but their checkpoints."""
+        counts = self.runner.counts
+        return self.runner.exhausted and not any(
+            counts[state] for state in (PENDING, RUNNING, PAUSED)
+        )
 
     # --- new trials -------------------------------------------------------------------------------
 
@@ -280,13 +314,26 @@ class ExperimentLoop:
             suggestion = self.algorithms.suggest(n, trial_id)
             if suggestion is NoSuggestion.WAIT:
                 self._check_patience()
-                return
+                break
             self._waits_since = None
             if isinstance(suggestion, NoSuggestion):
                 self._take(m.SearchExhausted())
                 return
             self._add_trial(n, trial_id, suggestion)
             self._place_waiting()
+        self._check_paused()
+
+    def _check_paused(self) -> None:
+        """Where only paused trials are left, and there is room, one has to be chosen."""
+        counts = self.runner.counts
+        if not counts[PAUSED] or counts[PENDING] or counts[RUNNING] or len(self.runner.slots):
+            return
+        if any(self.runner.waiting()):
+            scheduler = type(self.algorithms.scheduler).__name__
+            raise SearchFailed(
+                f"all {counts[PAUSED]} trials that are not over are PAUSED, and {scheduler} lets "
+                "none of them go on (choose_trial_to_run returned None)."
+            )
 
     def _check_patience(self) -> None:
         """A search algorithm may wait for results; with no trial left there will be none."""
@@ -333,21 +380,21 @@ class ExperimentLoop:
     def _perform(self) -> None:
         records: list[c.RecordCommand] = []
         orders: list[c.ExecutorCommand] = []
-        condemned: list[str] = []
+        removals: list[Removal] = []
         for command in self._commands:
             if isinstance(command, c.RecordCommand):
                 records.append(command)
             elif isinstance(command, c.ExecutorCommand):
                 orders.append(command)
-            elif isinstance(command, c.DeleteCheckpoint):
-                condemned.append(command.key)
+            elif isinstance(command, c.DeleteCheckpoint | c.DeleteObjects):
+                removals.append(command)
         if orders:
             # First, so that hosts work while the records are written.
             self.executor.perform(orders)
         for record in records:
             self._record(record)
-        for key in condemned:
-            self._records.delete_checkpoint(key)
+        for removal in removals:
+            self._discard(removal)
         # A trial may end turns before its host is gone; facts about it come until then.
         for trial in [one for one in self._leaving if one not in self.runner.live]:
             self._leaving.discard(trial)

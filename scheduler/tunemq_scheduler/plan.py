@@ -18,7 +18,10 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         experiment: its name, as users see it.
         experiment_id: random; names its event stream.
         events_key: the key of its event stream in Redis.
-        folder: its results folder, which is also its local store's root.
+        folder: its results folder.
+        store: the address of the store of its checkpoints; empty where that is its folder.
+        cache: where this machine keeps copies of checkpoints; empty leaves it to each node.
+        sync_timeout_s, uploads_waiting: see `HostStart`.
         trainable_name: the first part of every trial's name.
     """
 
@@ -37,6 +40,15 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     reuse: bool = False
     stop_grace_s: float = 5.0
+    store: str = ""
+    cache: str = ""
+    sync_timeout_s: float = 1800.0
+    uploads_waiting: int = 1
+
+    @property
+    def store_address(self) -> str:
+        """Where its checkpoints are, as `tunemq_shared.stores.open_store` takes it."""
+        return self.store or self.folder
 
     def trial_name(self, trial: str) -> str:
         """The name, and the folder's name, of a trial."""
@@ -58,7 +70,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             config=order.config,
             resources=order.resources,
             environment=self.environment,
-            store=self.folder,
+            store=self.store_address,
             stop=self.stop,
             required_metrics=self.required_metrics,
             finite_metrics=self.finite_metrics,
@@ -69,4 +81,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             seed=self.seed,
             reuse=self.reuse,
             stop_grace_s=self.stop_grace_s,
+            cache=self.cache,
+            sync_timeout_s=self.sync_timeout_s,
+            uploads_waiting=self.uploads_waiting,
         )

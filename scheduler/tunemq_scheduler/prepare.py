@@ -100,6 +100,7 @@ def prepare(
     validate_trainable(trainable)
     _check_checkpoints(trainable, run)
     _check_callbacks(run.callbacks)
+    run.sync_config.validate_upload_dir()
     seed = tune.seed if tune.seed is not None else random.SystemRandom().getrandbits(32)
     metric, mode = tune.metric, tune.direction
     setup = SearchSetup(_space(param_space), tune.num_samples, metric, mode, seed)
@@ -126,6 +127,8 @@ def prepare(
                 num_to_keep=run.checkpoint_config.num_to_keep,
                 score_attribute=run.checkpoint_config.checkpoint_score_attribute,
                 higher_is_better=run.checkpoint_config.checkpoint_score_order == "max",
+                in_experiment=run.checkpoint_config.num_to_keep_in_experiment,
+                max_bytes=run.checkpoint_config.byte_limit,
             ),
             request=_same_for_all(trainable),
         ),

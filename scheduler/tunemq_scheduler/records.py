@@ -1,4 +1,4 @@
-"""`Records`: facts on their way to loggers, callbacks, the display and the store.
+"""`Records`: facts on their way to loggers, callbacks and the display.
 
 All of these come after the journal: nothing here can lose a fact, at worst a file lacks what the
 journal has.
@@ -6,7 +6,6 @@ journal has.
 
 from __future__ import annotations
 
-import logging
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,10 +22,7 @@ from tunemq_scheduler.report.display import Display
 from tunemq_scheduler.result import sign_of
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared.conditions import lookup
-from tunemq_shared.errors import SearchFailed, StoreError, TuneError
-from tunemq_shared.store import Store
-
-logger = logging.getLogger(__name__)
+from tunemq_shared.errors import SearchFailed, TuneError
 
 
 class Records:
@@ -35,7 +31,6 @@ class Records:
     Args:
         callbacks: the loggers first, then the user's.
         display: what the person at the terminal sees.
-        store: where checkpoints are deleted.
         metric, mode: what is best; None where nothing is optimised.
     """
 
@@ -43,7 +38,6 @@ class Records:
         self,
         callbacks: Sequence[Callback],
         display: Display,
-        store: Store,
         metric: str | None,
         mode: str | None,
     ) -> None:
@@ -64,7 +58,6 @@ class Records:
         self._loggers = [one for one in self._told if _is_plain_logger(one)]
         self._others = [one for one in self._told if not _is_plain_logger(one)]
         self._display = display
-        self._store = store
         self._metric = metric
         self._sign = sign_of(mode) if metric is not None else 0
         self._iteration = 0
@@ -98,12 +91,9 @@ class Records:
                 )
                 self._display.trial_ended(trial, command.reason)
 
-    def delete_checkpoint(self, key: str) -> None:
-        """A checkpoint is no longer kept; that its files cannot be removed ends no search."""
-        try:
-            self._store.delete_checkpoint(key)
-        except StoreError as error:
-            logger.warning("A checkpoint that is not kept is still there: %s", error)
+    def trial_waits(self, trial: TrialView) -> None:
+        """A trial begins to wait for the store, or goes on."""
+        self._display.trial_waits(trial)
 
     def turn_began(self) -> None:
         """The loop looks for events again."""

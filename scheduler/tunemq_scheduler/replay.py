@@ -18,6 +18,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.trial import PAUSED
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.search_algorithm import NoSuggestion
 from tunemq_scheduler.trial_view import TrialView
@@ -110,6 +111,9 @@ def replay_lock_step(
             views[event.trial].started(event)
         elif isinstance(event, m.ResultReported):
             answers = tuple(_asked_again(runner, algorithms, views, event))
+        elif isinstance(event, m.StopRequested):
+            for trial in runner.live.keys() & views.keys():  # algorithms look at what they were
+                views[trial].follow(runner.live[trial])
         try:
             commands = runner.handle(event, answers)
         except BugError as error:
@@ -119,12 +123,13 @@ def replay_lock_step(
         for command in commands:
             if isinstance(command, c.RecordEnd):
                 ended = views.pop(command.trial)
+                had_run = ended.epoch > 0 and ended.status != PAUSED
                 ended.status = command.status
                 algorithms.ended(
                     ended,
                     error=command.status == "ERROR",
                     early=command.early,
-                    started=ended.epoch > 0,
+                    started=had_run,
                 )
         if isinstance(event, m.TrialChosen):
             views[event.trial].follow(runner.live[event.trial])
@@ -173,6 +178,8 @@ def _asked_again(
     view.newest = event
     if review is Review.FINAL:
         return []
-    answers = algorithms.decide(view, view.full_result(event), event.step)
+    # In lock-step all that count are due, but those of a trial that is being stopped or paused.
+    is_due = review is Review.DUE
+    answers = algorithms.decide(view, view.full_result(event), event.step) if is_due else []
     algorithms.told(view, event, answers)
     return answers

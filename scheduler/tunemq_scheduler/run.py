@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tunemq_scheduler.callback import Callback
 from tunemq_scheduler.config import (
@@ -20,9 +21,14 @@ from tunemq_scheduler.report.reporter import ProgressReporter
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_scheduler.search import SearchAlgorithm, Searcher
 from tunemq_scheduler.stopper import Stopper
+from tunemq_scheduler.syncing.config import SyncConfig
 from tunemq_scheduler.tuner import Tuner
-from tunemq_shared.errors import TrialError
+from tunemq_shared.checkpoint import Checkpoint
+from tunemq_shared.errors import ConfigError, TrialError
 from tunemq_shared.resources import Request, with_resources
+
+#: Before the name of a score in ``checkpoint_score_attr``.
+_LOWER_IS_BETTER: Final = "min-"
 
 
 def run(
@@ -36,10 +42,17 @@ def run(
     config: dict[str, Any] | None = None,
     resources_per_trial: Request | None = None,
     num_samples: int = 1,
-    storage_path: str | None = None,
+    storage_path: str | os.PathLike[str] | None = None,
+    local_dir: str | os.PathLike[str] | None = None,
     search_alg: Searcher | SearchAlgorithm | str | None = None,
     scheduler: TrialScheduler | str | None = None,
     checkpoint_config: CheckpointConfig | None = None,
+    keep_checkpoints_num: int | None = None,
+    checkpoint_score_attr: str | None = None,
+    checkpoint_freq: int = 0,
+    checkpoint_at_end: bool = False,
+    sync_config: SyncConfig | None = None,
+    restore: Checkpoint | str | os.PathLike[str] | None = None,
     verbose: int = 1,
     progress_reporter: ProgressReporter | None = None,
     max_failures: int = 0,
@@ -59,8 +72,14 @@ def run(
         resources_per_trial: what each trial gets; instead of `with_resources`.
         raise_on_failed_trial: raise when the search is over and a trial is in ERROR.
         name, metric, mode, stop, time_budget_s, num_samples, storage_path, search_alg, scheduler,
-            checkpoint_config, verbose, progress_reporter, max_failures, fail_fast, callbacks,
-            reuse_actors, max_concurrent_trials, seed: see `TuneConfig` and `RunConfig`.
+            checkpoint_config, sync_config, verbose, progress_reporter, max_failures, fail_fast,
+            callbacks, reuse_actors, max_concurrent_trials, seed: see `TuneConfig` and `RunConfig`.
+        local_dir: an older name of a local ``storage_path``.
+        keep_checkpoints_num, checkpoint_score_attr, checkpoint_freq, checkpoint_at_end: older names
+            of what `CheckpointConfig` has; before the attribute, ``min-`` says that lower scores
+            are better.
+        restore: what every trial begins from; an older name of
+            ``RunConfig(resume_from_checkpoint=...)``.
         debug: see `Tuner.fit`.
 
     Raises:
@@ -87,10 +106,18 @@ def run(
         ),
         run_config=RunConfig(
             name=name,
-            storage_path=storage_path,
+            storage_path=_one_of("storage_path", storage_path, "local_dir", local_dir),
             stop=stop,
             failure_config=FailureConfig(max_failures=max_failures, fail_fast=fail_fast),
-            checkpoint_config=checkpoint_config or CheckpointConfig(),
+            checkpoint_config=_checkpoint_config(
+                checkpoint_config,
+                keep_checkpoints_num=keep_checkpoints_num,
+                checkpoint_score_attr=checkpoint_score_attr,
+                checkpoint_freq=checkpoint_freq,
+                checkpoint_at_end=checkpoint_at_end,
+            ),
+            sync_config=sync_config or SyncConfig(),
+            resume_from_checkpoint=restore,
             callbacks=callbacks,
             progress_reporter=progress_reporter,
             verbose=verbose,
@@ -101,3 +128,33 @@ def run(
         first = "\n".join(str(error) for error in grid.errors[:3])
         raise TrialError(f"{grid.num_errors} of {len(grid)} trials are in ERROR.\n{first}")
     return ExperimentAnalysis(grid)
+
+
+def _one_of(name: str, value: Any, older: str, older_value: Any) -> Any:
+    if value is not None and older_value is not None:
+        raise ConfigError(
+            f"tune.run has {name}={value!r} and {older}={older_value!r}, which mean the same; "
+            f"leave {older} out."
+        )
+    return older_value if value is None else value
+
+
+def _checkpoint_config(given: CheckpointConfig | None, **older: Any) -> CheckpointConfig:
+    """The settings for checkpoints, from ``checkpoint_config`` or from the older arguments."""
+    named = [f"{name}={value!r}" for name, value in older.items() if value]
+    if given is not None:
+        if named:
+            raise ConfigError(
+                f"tune.run has checkpoint_config and {', '.join(named)}; put that into "
+                "checkpoint_config, too."
+            )
+        return given
+    attribute = older["checkpoint_score_attr"]
+    is_min = isinstance(attribute, str) and attribute.startswith(_LOWER_IS_BETTER)
+    return CheckpointConfig(
+        num_to_keep=older["keep_checkpoints_num"],
+        checkpoint_score_attribute=attribute[len(_LOWER_IS_BETTER) :] if is_min else attribute,
+        checkpoint_score_order="min" if is_min else "max",
+        checkpoint_frequency=older["checkpoint_freq"],
+        checkpoint_at_end=older["checkpoint_at_end"],
+    )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, overload
 
 from tunemq_scheduler.core.runner import TrialRunner
@@ -14,8 +14,12 @@ from tunemq_scheduler.result import Result
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.errors import TrialError
-from tunemq_shared.local_store import FILES, MANIFEST
+from tunemq_shared.manifest import FILES
 from tunemq_shared.messages import CheckpointCommitted
+from tunemq_shared.results import TRAINING_ITERATION
+from tunemq_shared.store import Store
+from tunemq_shared.stored_checkpoint import StoredCheckpoint
+from tunemq_shared.stores import open_store
 
 
 def _in_order(runner: TrialRunner) -> list[str]:
@@ -57,6 +61,7 @@ class TrialResults(Sequence[Result]):
         self._plan = plan
         self._fatal = fatal
         self._trials = _in_order(runner)
+        self._place = _Place(plan)
 
     def __len__(self) -> int:
         return len(self._trials)
@@ -77,24 +82,49 @@ class TrialResults(Sequence[Result]):
         failure = self._fatal.get(trial)
         return Result(
             metrics=view.last_result,
-            checkpoint=self._checkpoint(kept[-1]) if kept else None,
+            checkpoint=self._place.checkpoint(kept[-1]) if kept else None,
             error=_error(failure) if failure is not None else None,
             path=view.local_path,
             trial_id=trial,
             trial_name=view.trial_name,
             status=summary.status,
-            best_checkpoints=_Checkpoints(plan.folder, kept),
+            best_checkpoints=_Checkpoints(self._place, view.local_path, kept),
             trial_config=view.config,
         )
 
-    def _checkpoint(self, committed: CheckpointCommitted) -> Checkpoint:
-        return _checkpoint_at(self._plan.folder, committed.key)
+
+class _Place:
+    """Where the checkpoints of a search are; nothing is read before it is asked for.
+
+    Attributes:
+        is_remote: whether reading from there may take its time, or not be possible now.
+    """
+
+    def __init__(self, plan: ExperimentPlan) -> None:
+        self._plan = plan
+        self.is_remote = bool(plan.store)
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(self._plan.store_address)
+
+    def checkpoint(self, kept: CheckpointCommitted) -> Checkpoint:
+        """One of them; what is in a bucket is downloaded when somebody wants its files."""
+        plan = self._plan
+        if plan.store:
+            return StoredCheckpoint(plan.store, kept.key, kept.sha256)
+        return Checkpoint.from_directory(os.path.join(plan.folder, kept.key, FILES))
+
+    def metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
+        """The result that it contains, from its manifest."""
+        return self._store.read_manifest(kept.key, kept.sha256).metrics
 
 
 class _Checkpoints(Sequence[tuple[Checkpoint, dict[str, Any]]]):
-    """A trial's kept checkpoints, each with its result, read from its manifest when asked."""
+    """A trial's kept checkpoints, each with its result, which is read when somebody asks."""
 
-    def __init__(self, folder: str, kept: Sequence[CheckpointCommitted]) -> None:
+    def __init__(self, place: _Place, folder: str, kept: Sequence[CheckpointCommitted]) -> None:
+        self._place = place
         self._folder = folder
         self._kept = kept
 
@@ -111,13 +141,14 @@ class _Checkpoints(Sequence[tuple[Checkpoint, dict[str, Any]]]):
         return self._one(self._kept[index])
 
     def _one(self, kept: CheckpointCommitted) -> tuple[Checkpoint, dict[str, Any]]:
-        with open(os.path.join(self._folder, kept.key, MANIFEST), "rb") as file:
-            metrics: dict[str, Any] = json.load(file)["metrics"]
-        return _checkpoint_at(self._folder, kept.key), metrics
+        recorded = self._recorded.get(kept.step) if self._place.is_remote else None
+        return self._place.checkpoint(kept), recorded or self._place.metrics(kept)
 
-
-def _checkpoint_at(folder: str, key: str) -> Checkpoint:
-    return Checkpoint.from_directory(os.path.join(folder, key, FILES))
+    @cached_property
+    def _recorded(self) -> dict[int, dict[str, Any]]:
+        """What this machine's files say of each step; a store is asked about the others only."""
+        history = Result(metrics={}, path=self._folder).history
+        return {result[TRAINING_ITERATION]: result for result in history}
 
 
 def _error(failure: Failure) -> TrialError:

@@ -31,6 +31,8 @@ class TrialView:
         checkpoint: the newest kept checkpoint, if any.
         error_file: where its failures are written; None while it has none.
         hostname: where its newest incarnation runs or ran.
+        waits: for what of the store it waits, ``save`` or ``restore``, and why; two empty texts
+            while it does not.
     """
 
     def __init__(self, event: ConfigSuggested, plan: ExperimentPlan) -> None:
@@ -50,6 +52,7 @@ class TrialView:
         self.checkpoint: CheckpointCommitted | None = None
         self.error_file: str | None = None
         self.hostname = ""
+        self.waits = ("", "")
         self._experiment_id = plan.experiment_id
         self._frame: ResultFrame | None = None
         self._shown: tuple[ResultReported, dict[str, Any]] | None = None
@@ -93,6 +96,7 @@ class TrialView:
         self.status = trial.status
         self.epoch = trial.epoch
         self.num_failures = trial.num_failures
+        self.waits = trial.waits
 
     def started(self, event: TrialStarted) -> None:
         """A host runs it: automatic keys such as pid and hostname come from there."""

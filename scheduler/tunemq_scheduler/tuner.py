@@ -47,6 +47,7 @@ class Tuner:
 
         Raises:
             UserError: something in the search is not usable; nothing was started.
+            StoreError: its store cannot be used; nothing was started.
             KeyboardInterrupt: Ctrl-C; everything was saved before.
             TuneError: the search could not go on.
         """

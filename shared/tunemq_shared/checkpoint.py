@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -75,8 +76,8 @@ class Checkpoint:
         """The folder with the files; a dict's is temporary and ends with this object."""
         if self._path is None:
             folder = tempfile.mkdtemp(prefix="checkpoint_")
-            self._write_to(folder)
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._write_to(folder)
             self._path = folder
         return self._path
 
@@ -120,7 +121,7 @@ class Checkpoint:
             os.makedirs(folder, exist_ok=True)
             self._write_to(folder)
         elif folder != self._path:
-            shutil.copytree(self._path, folder, dirs_exist_ok=True)
+            shutil.copytree(self._path, folder, copy_function=_copy_writable, dirs_exist_ok=True)
         return folder
 
     def get_metadata(self) -> dict[str, Any]:
@@ -188,6 +189,12 @@ class Checkpoint:
             Path(folder, DICT_FILE).write_bytes(self._pickled)
         if self._metadata:
             _replace(Path(folder, METADATA_FILE), json.dumps(self._metadata))
+
+
+def _copy_writable(source: str, target: str) -> None:
+    """Copy a file, which may be read-only because checkpoints share it; the copy is its owner's."""
+    shutil.copy2(source, target)
+    os.chmod(target, os.stat(target).st_mode | stat.S_IWUSR)
 
 
 def _replace(file: Path, text: str) -> None:

@@ -40,9 +40,11 @@ class CheckpointForm:
     relative: str = ""
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> CheckpointForm:
-        """The form that `state` was made from."""
-        return cls(as_dict=state.get(_AS_DICT, False), relative=state.get(_RELATIVE, ""))
+    def noted(cls, notes: Mapping[str, Any], folder: str | Path) -> CheckpointForm:
+        """The form that `state` noted; what fits ``folder`` where somebody else filled that."""
+        if _AS_DICT not in notes:
+            return cls(as_dict=Checkpoint.from_directory(folder).is_dict)
+        return cls(as_dict=notes[_AS_DICT], relative=notes[_RELATIVE])
 
     def state(self) -> dict[str, Any]:
         """What has to be kept with the checkpoint, in plain values."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from tunemq_shared.messages import CheckpointCommitted, CheckpointRef
+from tunemq_shared.messages import CheckpointCommitted, CheckpointRef, CheckpointWritten
 
 
 class CheckpointSink(Protocol):
@@ -20,11 +20,12 @@ class CheckpointSink(Protocol):
         step: int,
         state: dict[str, Any],
         metrics: dict[str, Any],
-    ) -> CheckpointCommitted:
+    ) -> CheckpointWritten | CheckpointCommitted:
         """Keep the files below ``source`` as the ``n``-th checkpoint of this epoch (from 1).
 
-        When it returns, ``source`` may be changed or removed. ``state`` (plain values) is what
-        `open` gives back; ``metrics`` is the result that the checkpoint contains.
+        When it returns, ``source`` may be changed or removed; the session sends what it returns.
+        ``state`` (plain values) is what `open` gives back; ``metrics`` is the result that the
+        checkpoint contains.
 
         Raises:
             StoreError: they could not be kept.
@@ -35,6 +36,12 @@ class CheckpointSink(Protocol):
         """A folder with the verified files of ``ref``, to be read only, and its ``state``.
 
         Raises:
-            StoreError: it cannot be read, or does not match its manifest.
+            CheckpointCorrupt: it is damaged or lacks a file, wherever there is a copy of it.
+            StoreError: it cannot be read now.
         """
         ...
+
+
+def checkpoint_key(folder_name: str, epoch: int, n: int) -> str:
+    """The key of the ``n``-th checkpoint of an epoch of the trial with that folder's name."""
+    return f"{folder_name}/checkpoint_{epoch}-{n:06d}"

@@ -1,4 +1,10 @@
-"""Copies a folder of files and hashes what it copies, at the speed of the slower of the two."""
+"""Copies a folder of files and hashes what it copies, at the speed of the slower of the two.
+
+The bytes that are hashed are the bytes that are written, read once: whoever writes into a file
+meanwhile cannot make its copy and its hash differ. A file that equals the one in an older copy
+becomes a link to that. The two are compared first, which ends at their first difference: files that
+change each time cost nothing more.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +14,18 @@ import os
 import queue
 import stat
 import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from tunemq_shared.checkpoint import METADATA_FILE
 from tunemq_shared.errors import CheckpointError
+from tunemq_shared.listing import Listing
 from tunemq_shared.manifest import FileEntry
 
-#: Read, hashed and written in pieces of this size: they stay in the processor's cache.
+#: Read, compared, hashed and written in pieces of this size: they stay in the processor's cache.
 _CHUNK: Final = 2**20
 #: So many pieces may wait for the hashing thread.
 _AHEAD: Final = 8
@@ -22,6 +33,10 @@ _AHEAD: Final = 8
 _SMALL: Final = 2**20
 #: A large file's bytes go to the disk while what was read is still being hashed.
 _SYNC_EVERY: Final = 16 * 2**20
+#: The permissions that a file with several names may have.
+_READ_ONLY: Final = 0o555
+#: So many large files are copied at once, where there are as many processors.
+_AT_ONCE: Final = 4
 
 
 class _Digest(Protocol):
@@ -30,122 +45,173 @@ class _Digest(Protocol):
     def hexdigest(self) -> str: ...
 
 
-class Listing(NamedTuple):
-    """Files and empty folders below a folder, by their relative names with ``/``."""
+class Base(NamedTuple):
+    """An older copy, into which nobody writes: its folder, and its manifest's entries by name."""
 
-    files: dict[str, Path]
-    folders: list[str]
+    folder: Path
+    entries: Mapping[str, FileEntry]
 
 
-def list_folder(source: Path) -> Listing:
-    """What is to be copied: links to what is below ``source`` are followed, nothing else is.
+class _Copy(NamedTuple):
+    """A file that was copied; its hash can be asked for once the hasher is closed."""
 
-    Raises:
-        CheckpointError: it is no folder, or holds a link that leaves it, a loop, a device or the
-            like.
-    """
-    if not source.is_dir():
-        raise CheckpointError(f"a checkpoint must be a folder, and {str(source)!r} is none.")
-    root = source.resolve()
-    listing = Listing({}, [])
-    _collect(root, root, "", (root,), listing)
-    return listing
+    name: str
+    size: int
+    sha256: Callable[[], str]
+
+    def entry(self) -> FileEntry:
+        return FileEntry(self.name, self.size, self.sha256())
 
 
 def copy_folder(
-    listing: Listing, target: Path, *, durable: bool
+    listing: Listing, target: Path, *, durable: bool, mode: int = 0o644, base: Base | None = None
 ) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
     """Copy to the new folder ``target``; the entry of each file, with the hash of what was written.
 
     Args:
+        listing: What is copied.
+        target: Where to.
         durable: Whether the files' contents are on the disk when it returns.
+        mode: The permissions of each copy.
+        base: A file that equals the one of the same name and size there becomes a link to it.
 
     Raises:
-        CheckpointError: a file changed while it was copied.
+        CheckpointError: a file cannot be read, or changed while it was copied.
     """
     target.mkdir()
-    made = {target}
-    copied: list[tuple[str, int, _Digest]] = []
-    with contextlib.closing(_Hasher()) as hasher:
-        for name, path in listing.files.items():
-            copy = target / name
-            if copy.parent not in made:
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                made.add(copy.parent)
-            size, digest = _copy(path, copy, hasher, durable=durable)
-            copied.append((name, size, digest))
-    for name in listing.folders:
-        (target / name).mkdir(parents=True, exist_ok=True)
-    entries = tuple(FileEntry(name, size, digest.hexdigest()) for name, size, digest in copied)
-    return entries, tuple(listing.folders)
+    for folder in {name.rpartition("/")[0] for name in listing.files}.union(listing.folders):
+        (target / folder).mkdir(parents=True, exist_ok=True)
+    entries = _Copier(listing.files, target, durable=durable, mode=mode, base=base).run()
+    return tuple(entries[name] for name in listing.files), tuple(listing.folders)
 
 
-def _collect(
-    folder: Path, root: Path, prefix: str, ancestors: tuple[Path, ...], listing: Listing
-) -> None:
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    if prefix and not entries:
-        listing.folders.append(prefix.removesuffix("/"))
-    for entry in entries:
-        name = prefix + entry.name
-        path = _followed(entry.path, root) if entry.is_symlink() else Path(entry.path)
-        mode = path.lstat().st_mode
-        if stat.S_ISREG(mode):
-            listing.files[name] = path
-        elif not stat.S_ISDIR(mode):
-            raise CheckpointError(
-                f"a checkpoint holds files and folders only, and {entry.path!r} is neither."
-            )
-        elif path in ancestors:
-            raise CheckpointError(f"{entry.path!r} in a checkpoint is a link to a folder it is in.")
-        else:
-            _collect(path, root, f"{name}/", (*ancestors, path), listing)
+class _Copier:
+    """Copies files, several large ones at a time."""
 
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        target: Path,
+        *,
+        durable: bool,
+        mode: int,
+        base: Base | None,
+    ) -> None:
+        self._files = files
+        self._target = target
+        self._durable = durable
+        self._mode = mode
+        self._base = base
+        #: The large files that nobody has begun.
+        self._large = deque[str]()
 
-def _followed(link: str, root: Path) -> Path:
-    try:
-        path = Path(link).resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        raise CheckpointError(f"{link!r} in a checkpoint is a link that leads nowhere.") from error
-    if not path.is_relative_to(root):
-        raise CheckpointError(
-            f"{link!r} in a checkpoint is a link to {str(path)!r} outside of it; "
-            "put a copy of the file there."
-        )
-    return path
+    def run(self) -> dict[str, FileEntry]:
+        """Copy everything; the entries by name."""
+        small: list[str] = []
+        for name, path in self._files.items():
+            (self._large if path.lstat().st_size > _SMALL else small).append(name)
+        at_once = min(len(self._large), len(os.sched_getaffinity(0)), _AT_ONCE)
+        if at_once <= 1:
+            return self._copy_small_ones(small) | self._copy_large_ones()
+        with ThreadPoolExecutor(at_once, "tunemq-copier") as pool:
+            try:
+                running = [pool.submit(self._copy_large_ones) for _ in range(at_once)]
+                # Smaller files gain nothing from threads: the interpreter's lock is their limit.
+                entries = self._copy_small_ones(small)
+                for copied in running:
+                    entries |= copied.result()
+            except BaseException:
+                self._large.clear()  # what is being copied ends; nothing more is begun
+                raise
+        return entries
 
+    def _copy_small_ones(self, names: list[str]) -> dict[str, FileEntry]:
+        return {name: self._copy(name, None).entry() for name in names}
 
-def _copy(source: Path, target: Path, hasher: _Hasher, *, durable: bool) -> tuple[int, _Digest]:
-    """Copy one file; its size, and what will be the hash of what was written."""
-    try:
-        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(f"{str(source)!r} cannot be read: {error.strerror}.") from error
-    try:
-        before = os.fstat(fd)
-        out = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    def _copy_large_ones(self) -> dict[str, FileEntry]:
+        copies: list[_Copy] = []
+        with contextlib.closing(_Hasher()) as hasher:
+            while (name := self._next_large()) is not None:
+                copies.append(self._copy(name, hasher))
+        return {copy.name: copy.entry() for copy in copies}
+
+    def _next_large(self) -> str | None:
         try:
-            if before.st_size <= _SMALL:
+            return self._large.popleft()
+        except IndexError:
+            return None
+
+    def _copy(self, name: str, hasher: _Hasher | None) -> _Copy:
+        source = self._files[name]
+        try:
+            fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"{str(source)!r} cannot be read: {error.strerror}.") from error
+        try:
+            before = os.fstat(fd)
+            copy = self._linked(name, fd, before.st_size)
+            if copy is None:
+                copy = self._written(name, fd, before.st_size, hasher)
+            after = os.fstat(fd)
+        finally:
+            os.close(fd)
+        if copy.size != before.st_size or after.st_mtime_ns != before.st_mtime_ns:
+            raise CheckpointError(
+                f"{str(source)!r} changed while it was saved; "
+                "report a checkpoint when it is complete."
+            )
+        return copy
+
+    def _linked(self, name: str, fd: int, size: int) -> _Copy | None:
+        """Link to the base's file if that is equal to ``fd``."""
+        entry = self._base and self._base.entries.get(name)
+        # People may change a checkpoint's metadata after it was saved and hashed.
+        if not self._base or not entry or entry.size != size or name == METADATA_FILE:
+            return None
+        old = self._base.folder / name
+        try:
+            old_fd = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if not _is_equal(fd, old_fd, size):
+                    return None
+                old_mode = stat.S_IMODE(os.fstat(old_fd).st_mode)
+                if old_mode & ~_READ_ONLY:
+                    os.fchmod(old_fd, old_mode & _READ_ONLY)  # from now on two share it
+            finally:
+                os.close(old_fd)
+            os.link(old, self._target / name, follow_symlinks=False)
+        except OSError:
+            return None  # the base was evicted, or has as many links as a file may have: copy it
+        return _Copy(name, size, lambda: entry.sha256)
+
+    def _written(self, name: str, fd: int, expected: int, hasher: _Hasher | None) -> _Copy:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        out = os.open(self._target / name, flags, self._mode)
+        try:
+            if hasher is None:
                 size, digest = _copy_small(fd, out)
             else:
-                size, digest = _copy_large(fd, out, before.st_size, hasher, durable=durable)
-            if durable:
+                size, digest = _copy_large(fd, out, expected, hasher, durable=self._durable)
+            if self._durable:
                 os.fdatasync(out)
         finally:
             os.close(out)
-        after = os.fstat(fd)
-    finally:
-        os.close(fd)
-    if size != before.st_size or after.st_mtime_ns != before.st_mtime_ns:
-        raise CheckpointError(
-            f"{str(source)!r} changed while it was saved; report a checkpoint when it is complete."
-        )
-    return size, digest
+        return _Copy(name, size, digest.hexdigest)
+
+
+def _is_equal(fd: int, other: int, size: int) -> bool:
+    """Whether two files have the same first ``size`` bytes."""
+    for offset in range(0, size, _CHUNK):
+        length = min(_CHUNK, size - offset)
+        piece = os.pread(fd, length, offset)
+        if len(piece) != length or piece != os.pread(other, length, offset):
+            return False
+    return True
 
 
 def _copy_small(fd: int, out: int) -> tuple[int, _Digest]:
     with open(fd, "rb", closefd=False) as file:
-        content = file.read(_SMALL + 1)
+        content = file.read(_SMALL + 1)  # more: somebody is writing it
     write_all(out, memoryview(content))
     return len(content), hashlib.sha256(content)
 

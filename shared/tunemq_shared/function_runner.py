@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import logging
 import numbers
-import shutil
 from collections.abc import Callable, Generator
 from contextlib import closing
 from pathlib import Path
@@ -32,7 +31,7 @@ from tunemq_shared.session import TrialSession, running
 from tunemq_shared.signatures import FunctionForm, function_form
 from tunemq_shared.status_reporter import StatusReporter
 from tunemq_shared.trainable import Trainable
-from tunemq_shared.unwinding import TrialUnwinding
+from tunemq_shared.unwinding import PauseTrial, TrialUnwinding
 
 logger = logging.getLogger(__name__)
 
@@ -67,14 +66,15 @@ class FunctionRunner(Trainable):
         session.go_on()
         try:
             self.output = self._called(session)
-        except TrialUnwinding:
-            raise
-        except BaseException:  # of a trial that has ended: its result stands, so it is only logged
+        except BaseException as error:
             if session.ended is None:
                 raise
-            logger.warning(
-                "Trial %s had ended when its function raised:", session.trial, exc_info=True
-            )
+            if not isinstance(error, TrialUnwinding):  # its result stands, so it is only logged
+                logger.warning(
+                    "Trial %s had ended when its function raised:", session.trial, exc_info=True
+                )
+        if session.ended is PauseTrial and session.progress.iteration:
+            session.save_offered()
         if session.ended is not None:
             raise session.ended
         self._expect_results(session)
@@ -153,8 +153,7 @@ class FunctionRunner(Trainable):
         if is_temporary(kept.path):
             folder = make_permanent(kept.path, parent, step)
         else:
-            folder = make_checkpoint_folder(parent, step)
-            shutil.copytree(kept.path, folder, dirs_exist_ok=True)
+            folder = Checkpoint(kept.path).to_directory(make_checkpoint_folder(parent, step))
         write_notes(folder, kept.state)
         return folder
 

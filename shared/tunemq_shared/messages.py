@@ -64,11 +64,12 @@ class ResultReported(Message, frozen=True, tag="result"):
     done: bool = False
 
 
-class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
-    """A checkpoint's files and manifest are in the store; it contains the result of ``step``.
+class CheckpointWritten(Message, frozen=True, tag="written"):
+    """A checkpoint is complete and hashed on its node's disk; its upload begins.
 
-    ``key`` is its folder in the experiment's store, ``<trial>/<epoch>-<n>``; ``sha256`` is its
-    manifest's.
+    It contains the result of ``step``. ``key`` is ``<trial's folder>/checkpoint_<epoch>-<n>``,
+    there and in the store; ``sha256`` is that of the manifest on the disk; ``size`` the bytes of
+    all its files.
     """
 
     trial: str
@@ -78,6 +79,63 @@ class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
     key: str
     sha256: str
     size: int
+
+
+class CheckpointCommitted(Message, frozen=True, tag="checkpoint"):
+    """A checkpoint's files and then its manifest are in the store; it contains ``step``'s result.
+
+    Of one that its host wrote into the store itself (a local folder) there is no CheckpointWritten
+    before. ``sha256`` is that of the manifest in the store. ``shared`` are the objects of *other*
+    checkpoints that the manifest refers to, as ``<that checkpoint's key>/<name>``.
+    """
+
+    trial: str
+    epoch: int
+    n: int
+    step: int
+    key: str
+    sha256: str
+    size: int
+    shared: tuple[str, ...] = ()
+
+
+class CheckpointLost(Message, frozen=True, tag="unkept"):
+    """A written checkpoint will never be committed: its upload was given up."""
+
+    trial: str
+    epoch: int
+    key: str
+    reason: str
+    at: float
+
+
+class CheckpointDamaged(Message, frozen=True, tag="damaged"):
+    """A trial could not be restored from ``key``; ``instead`` is taken, nothing where it is empty.
+
+    ``epoch`` is the incarnation that tried.
+    """
+
+    trial: str
+    epoch: int
+    key: str
+    reason: str
+    instead: str
+
+
+class TrialWaits(Message, frozen=True, tag="waits"):
+    """A trial waits for the store; ``what`` is ``save``, ``restore``, or empty when it goes on."""
+
+    trial: str
+    epoch: int
+    what: str
+    reason: str
+
+
+class TrialPaused(Message, frozen=True, tag="paused"):
+    """The trainable ended because its trial is to pause; what was due is saved."""
+
+    trial: str
+    epoch: int
 
 
 class TrialFinished(Message, frozen=True, tag="finished"):
@@ -91,8 +149,8 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     """The trainable raised, or could not be loaded or restored.
 
     ``kind`` is one of ``user`` (its code), ``metric`` (what it reported), ``load`` (its code or
-    parameters could not be read), ``restore`` (its checkpoint could not), ``storage`` (a checkpoint
-    could not be kept).
+    parameters could not be read), ``restore`` (its checkpoints are damaged), ``storage`` (a
+    checkpoint could not be kept, or the store that has it is away).
     """
 
     trial: str
@@ -130,7 +188,12 @@ class NodeWarned(Message, frozen=True, tag="warned"):
 NodeEvent = (
     TrialStarted
     | ResultReported
+    | CheckpointWritten
     | CheckpointCommitted
+    | CheckpointLost
+    | CheckpointDamaged
+    | TrialWaits
+    | TrialPaused
     | TrialFinished
     | TrialFailed
     | HostDied
@@ -203,6 +266,12 @@ class StopRequested(Message, frozen=True, tag="stop"):
     reason: str
 
 
+class CheckpointsForgotten(Message, frozen=True, tag="forgotten"):
+    """Somebody asked that a trial goes on from where it began, when it next starts."""
+
+    trial: str
+
+
 class Interrupted(Message, frozen=True, tag="interrupted"):
     """The scheduler was told to end: hosts stop, trials stay where they are, to be resumed."""
 
@@ -219,6 +288,7 @@ Event = (
     | SearchExhausted
     | TrialChosen
     | StopRequested
+    | CheckpointsForgotten
     | Interrupted
 )
 
@@ -266,11 +336,16 @@ class BlobRef(Message, frozen=True):
 
 
 class CheckpointRef(Message, frozen=True):
-    """A committed checkpoint to restore from."""
+    """A checkpoint to restore from.
+
+    ``sha256`` is that of its manifest in the store, empty while it is not committed; ``written``
+    that of its manifest on the disk of the node that wrote it, empty where there is none.
+    """
 
     key: str
     sha256: str
     step: int
+    written: str = ""
 
 
 class Environment(Message, frozen=True):
@@ -283,7 +358,14 @@ class Environment(Message, frozen=True):
 
 
 class HostStart(Message, frozen=True):
-    """All that a node needs to start a host."""
+    """All that a node needs to start a host.
+
+    ``store`` is the address of the experiment's store. ``restore`` are the checkpoints to go on
+    from, the first usable one counts. ``cache`` is the folder in which the node keeps copies of
+    checkpoints; where it is empty the node chooses. ``sync_timeout_s`` bounds each transfer, and
+    each wait for one; ``uploads_waiting`` is how many written checkpoints may wait behind the one
+    that is being uploaded.
+    """
 
     experiment: str
     events_key: str
@@ -298,20 +380,24 @@ class HostStart(Message, frozen=True):
     stop: tuple[Condition, ...] = ()
     required_metrics: tuple[str, ...] = ()
     finite_metrics: tuple[str, ...] = ()
-    restore: CheckpointRef | None = None
+    restore: tuple[CheckpointRef, ...] = ()
     last_step: int = 0
     checkpoint_frequency: int = 0
     checkpoint_at_end: bool = False
     seed: int = 0
     reuse: bool = False
     stop_grace_s: float = 5.0
+    cache: str = ""
+    sync_timeout_s: float = 1800.0
+    uploads_waiting: int = 1
 
 
 class HostOrder(Message, frozen=True):
     """What a node is to do about one trial. A trial that it hosts and that is not listed is killed.
 
     ``run_until``: how far the trial may go before the scheduler has to be heard. ``stop``: end now,
-    saving if that is due. ``start`` is left out once the node has confirmed a version that held it.
+    saving if that is due. ``pause``: save and end, to go on later. ``start`` is left out once the
+    node has confirmed a version that held it.
     """
 
     trial: str
@@ -319,6 +405,7 @@ class HostOrder(Message, frozen=True):
     run_until: Horizon
     stop: bool = False
     start: HostStart | None = None
+    pause: bool = False
 
 
 class Assignment(Message, frozen=True):

@@ -1,6 +1,6 @@
 """What a host does for one trial: run the trainable against a session, and say how it ended.
 
-Exactly one of TrialFinished and TrialFailed is sent, or neither when the trial was stopped.
+Exactly one of TrialFinished, TrialPaused and TrialFailed is sent, or none when it was stopped.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from tunemq_shared.checkpoint_folders import TEMPORARY_PREFIX, remove
-from tunemq_shared.errors import MetricError, StoreError
+from tunemq_shared.errors import CheckpointCorrupt, MetricError, StoreError
 from tunemq_shared.failures import one_line, traceback_text
 from tunemq_shared.function_runner import FunctionRunner, wrap_function
-from tunemq_shared.messages import ResultReported, TrialFailed, TrialFinished
+from tunemq_shared.messages import ResultReported, TrialFailed, TrialFinished, TrialPaused
 from tunemq_shared.results import SHOULD_CHECKPOINT, full_result
 from tunemq_shared.session import TrialSession, active
 from tunemq_shared.trainable import Trainable, validate_trainable
-from tunemq_shared.unwinding import StopTrial, TrialUnwinding
+from tunemq_shared.unwinding import PauseTrial, StopTrial, TrialUnwinding
 
 logger = logging.getLogger(__name__)
 
@@ -45,13 +45,16 @@ class TrialProgram:
         """
         with active(session):
             failure = self._attempt(trainable, session)
-        if session.ended is StopTrial:
+        ended = session.settled()
+        if ended is StopTrial:
             if failure is not None:
                 logger.warning(
                     "Trial %s raised while it was stopped:\n%s", session.trial, failure.traceback
                 )
         elif failure is not None:
             session.send(failure)
+        elif ended is PauseTrial:
+            session.send(TrialPaused(session.trial, session.epoch))
         else:
             session.send(TrialFinished(session.trial, session.epoch))
 
@@ -146,8 +149,9 @@ def _train(trainable: Trainable, session: TrialSession) -> None:
             result = session.record(trainable.checked_step())
             if (every and session.progress.iteration % every == 0) or result.get(SHOULD_CHECKPOINT):
                 _save(trainable, session)
-    except TrialUnwinding:
-        if start.checkpoint_at_end and session.saved_step != session.progress.iteration:
+    except TrialUnwinding as end:
+        is_due = start.checkpoint_at_end or isinstance(end, PauseTrial)
+        if is_due and session.saved_step != session.progress.iteration:
             _save(trainable, session)
         raise
 
@@ -196,8 +200,8 @@ def _failure(error: BaseException, session: TrialSession) -> TrialFailed:
         kind, error = "restore", error.__cause__
     elif isinstance(error, MetricError):
         kind = "metric"
-    elif isinstance(error, StoreError):
-        kind = "storage"
+    if isinstance(error, StoreError):
+        kind = "restore" if isinstance(error, CheckpointCorrupt) else "storage"
     return TrialFailed(
         session.trial, session.epoch, kind, one_line(error), traceback_text(error), time.time()
     )

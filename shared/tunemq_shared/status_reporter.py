@@ -35,14 +35,21 @@ class StatusReporter:
         """Make a folder for the checkpoint of ``step``; `set_checkpoint` takes paths in it."""
         return self._session.make_checkpoint_folder(step)
 
-    def set_checkpoint(self, checkpoint: str | dict[str, Any], is_new: bool = True) -> None:
+    def set_checkpoint(
+        self, checkpoint: str | dict[str, Any] | Checkpoint, is_new: bool = True
+    ) -> None:
         """Make ``checkpoint`` the newest one; if it is new, the next report takes it along.
 
+        A `Checkpoint` stands for the dict that it was made from, else for its folder.
+
         Raises:
-            CheckpointError: it is neither a dict nor a path that `make_checkpoint_dir` gave.
+            CheckpointError: it is none of a `Checkpoint`, a dict, and a path in a folder that
+                `make_checkpoint_dir` gave.
         """
         if is_new:
             self._session.offer(*_formed(checkpoint))
+        if isinstance(checkpoint, Checkpoint):
+            checkpoint = checkpoint.to_dict() if checkpoint.is_dict else checkpoint.path
         self._set, self._set_as_new = checkpoint, is_new
 
     def has_new_checkpoint(self) -> bool:
@@ -72,15 +79,18 @@ class StatusReporter:
         return self._session.trial
 
 
-def _formed(checkpoint: str | dict[str, Any]) -> tuple[Checkpoint, CheckpointForm]:
+def _formed(checkpoint: str | dict[str, Any] | Checkpoint) -> tuple[Checkpoint, CheckpointForm]:
     """What is kept of ``checkpoint``, and in which form it is given back."""
     if isinstance(checkpoint, dict):
-        return Checkpoint.from_dict(checkpoint), CheckpointForm(as_dict=True)
+        checkpoint = Checkpoint.from_dict(checkpoint)
+    if isinstance(checkpoint, Checkpoint):
+        return checkpoint, CheckpointForm(as_dict=checkpoint.is_dict)
     if isinstance(checkpoint, str):
         folder = find_checkpoint_folder(checkpoint)
         return Checkpoint.from_directory(folder), form_within(folder, checkpoint)
     raise CheckpointError(
-        f"A checkpoint is a path (str) or a dict, not {type(checkpoint).__qualname__}."
+        f"A checkpoint is a Checkpoint, a path (str) or a dict, not "
+        f"{type(checkpoint).__qualname__}."
     )
 
 

@@ -6,6 +6,7 @@ Every implementation passes the suite in ``tests/contracts/test_store.py``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,6 +27,13 @@ class Opened(NamedTuple):
 
     path: Path
     manifest: Manifest
+
+
+class Collected(NamedTuple):
+    """How many files or objects were removed because nothing refers to them, and their bytes."""
+
+    objects: int
+    bytes: int
 
 
 class Store(ABC):
@@ -58,16 +66,47 @@ class Store(ABC):
         """The checkpoint whose manifest has this hash, every file verified.
 
         Raises:
-            CheckpointCorrupt: something is damaged or missing; names key, file, expected and found.
-            StoreError: there is no such checkpoint, or the storage failed.
+            CheckpointCorrupt: something is damaged or missing, be it all of it; names key, file,
+                expected and found.
+            StoreError: the storage failed.
         """
 
     @abstractmethod
-    def delete_checkpoint(self, key: str) -> None:
+    def get_checkpoint(self, key: str, sha256: str, target: Path) -> Manifest:
+        """Put the checkpoint's verified files into the new folder ``target``, which appears whole.
+
+        Raises:
+            CheckpointCorrupt: something is damaged or missing; names key, file, expected and found.
+            StoreError: the storage failed, or ``target`` is there or cannot be written.
+        """
+
+    @abstractmethod
+    def read_manifest(self, key: str, sha256: str) -> Manifest:
+        """The checkpoint's manifest, which has this hash.
+
+        Raises:
+            CheckpointCorrupt: it has another, or is missing.
+            StoreError: the storage failed.
+        """
+
+    @abstractmethod
+    def delete_checkpoint(self, key: str, keep: Iterable[str] = ()) -> None:
         """Remove the checkpoint; to remove one that is not there is no error.
+
+        Args:
+            key: The checkpoint's.
+            keep: The names of its own objects that other checkpoints refer to.
 
         Raises:
             StoreError: the key is not allowed, or the storage failed.
+        """
+
+    @abstractmethod
+    def delete_objects(self, keys: Iterable[str]) -> None:
+        """Remove objects that were kept; to remove one that is not there is no error.
+
+        Raises:
+            StoreError: the storage failed.
         """
 
     @abstractmethod
@@ -75,8 +114,20 @@ class Store(ABC):
         """The keys of all complete checkpoints, sorted."""
 
     @abstractmethod
-    def sweep(self) -> int:
-        """Remove what crashed writers left, while others may write; returns the bytes freed."""
+    def collect(self, live: Mapping[str, str], is_busy: Callable[[str], bool]) -> Collected:
+        """Remove what crashes left, while others may write.
+
+        Args:
+            live: The checkpoints that stay, with the hashes of their manifests.
+            is_busy: Whether somebody may be writing the checkpoint with this key; it stays, too.
+
+        Raises:
+            StoreError: the storage failed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections; the store is not used any more."""
 
 
 def check_key(key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tunemq_shared.checkpoint_sink import checkpoint_key
 from tunemq_shared.manifest import CheckpointInfo
 from tunemq_shared.messages import CheckpointCommitted, CheckpointRef
 from tunemq_shared.store import Store
@@ -28,11 +29,11 @@ class StoreSink:
         state: dict[str, Any],
         metrics: dict[str, Any],
     ) -> CheckpointCommitted:
-        """Keep the files below ``source``; see `CheckpointSink.save`."""
+        """Keep the files below ``source``; they are committed at once."""
         info = CheckpointInfo(
             trial=self._trial_id, epoch=epoch, n=n, step=step, metrics=metrics, state=state
         )
-        key = f"{self._folder_name}/checkpoint_{epoch}-{n:06d}"
+        key = checkpoint_key(self._folder_name, epoch, n)
         committed = self._store.put_checkpoint(key, source, info)
         return CheckpointCommitted(
             trial=self._trial_id,

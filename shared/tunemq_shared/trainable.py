@@ -30,7 +30,7 @@ from tunemq_shared.checkpoint_folders import (
     write_notes,
 )
 from tunemq_shared.context import Context
-from tunemq_shared.errors import TrainableError
+from tunemq_shared.errors import CheckpointError, TrainableError
 from tunemq_shared.messages import TrialStarted
 from tunemq_shared.metrics import check_metrics
 from tunemq_shared.passing_checkpoints import bytes_to_folder, folder_to_bytes
@@ -84,14 +84,15 @@ class Trainable:
         """Train for one iteration and return its metrics."""
         raise TrainableError(f"{type(self).__name__} does not define step().")
 
-    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any] | str | None:
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any] | str | Checkpoint | None:
         """Write the state below ``checkpoint_dir``, and return nothing or a path in it.
 
-        Or return the state as a dict, and write nothing.
+        Or return the state as a dict or a `Checkpoint`, and write nothing.
         """
         raise TrainableError(
             f"{type(self).__name__} is to be saved, but does not define save_checkpoint(). Define "
-            f"it, or ask for no checkpoints in CheckpointConfig."
+            f"it; without it, ask for no checkpoints in CheckpointConfig, and use no scheduler "
+            f"that pauses trials."
         )
 
     def load_checkpoint(self, checkpoint: dict[str, Any] | str) -> None:
@@ -170,7 +171,7 @@ class Trainable:
             checkpoint_dir: By default ``checkpoint_<iteration>`` in `logdir`.
 
         Raises:
-            CheckpointError: `save_checkpoint` returned a path elsewhere.
+            CheckpointError: `save_checkpoint` returned a path elsewhere, or something else.
         """
         folder = checkpoint_dir or make_checkpoint_folder(self.logdir, self.iteration)
         os.makedirs(folder, exist_ok=True)
@@ -184,8 +185,15 @@ class Trainable:
         if returned is None:
             return AS_FOLDER
         if isinstance(returned, dict):
-            Checkpoint.from_dict(returned).to_directory(folder)
-            return CheckpointForm(as_dict=True)
+            returned = Checkpoint.from_dict(returned)
+        if isinstance(returned, Checkpoint):
+            returned.to_directory(folder)
+            return CheckpointForm(as_dict=returned.is_dict)
+        if not isinstance(returned, (str, os.PathLike)):
+            raise CheckpointError(
+                f"{type(self).__name__}.save_checkpoint() returned {type(returned).__qualname__}; "
+                f"return a path in the folder, a dict, a Checkpoint, or nothing."
+            )
         return form_within(folder, os.fspath(returned))
 
     def restore(self, checkpoint_path: str | Path | Checkpoint) -> None:
@@ -202,7 +210,7 @@ class Trainable:
         if is_null(folder):
             return
         notes = read_notes(folder)
-        self.load_checkpoint(CheckpointForm.from_state(notes).given_back(folder))
+        self.load_checkpoint(CheckpointForm.noted(notes, folder).given_back(folder))
         self._progress.restore(notes)
 
     def save_to_object(self) -> bytes:

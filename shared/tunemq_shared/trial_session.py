@@ -28,12 +28,20 @@ from tunemq_shared.checkpoint_folders import (
 from tunemq_shared.checkpoint_sink import CheckpointSink
 from tunemq_shared.conditions import first_that_holds, lookup
 from tunemq_shared.context import Context
-from tunemq_shared.errors import BugError, CheckpointError, TuneError
-from tunemq_shared.messages import CheckpointRef, HostOrder, NodeEvent, ResultReported
+from tunemq_shared.errors import BugError, CheckpointCorrupt, CheckpointError, TuneError
+from tunemq_shared.messages import (
+    CheckpointCommitted,
+    CheckpointDamaged,
+    CheckpointRef,
+    CheckpointWritten,
+    HostOrder,
+    NodeEvent,
+    ResultReported,
+)
 from tunemq_shared.metrics import check_comparable, check_expected, check_metrics
 from tunemq_shared.progress import Progress
 from tunemq_shared.results import ALWAYS_THERE, DERIVED, DONE, TRAINING_ITERATION, measured
-from tunemq_shared.unwinding import StopTrial, TrialDone, TrialUnwinding
+from tunemq_shared.unwinding import PauseTrial, StopTrial, TrialDone, TrialUnwinding
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +61,7 @@ class Kept(NamedTuple):
         """
         if self.path is None:
             raise BugError(f"The files of checkpoint {self.ref} were not asked for.")
-        return CheckpointForm.from_state(self.state).given_back(self.path)
+        return CheckpointForm.noted(self.state, self.path).given_back(self.path)
 
 
 class TrialSession:
@@ -119,7 +127,7 @@ class TrialSession:
             )
         self.record(metrics)
         if checkpoint is not None:
-            self.save(Path(checkpoint.path))
+            self.save(Path(checkpoint.path), CheckpointForm(as_dict=checkpoint.is_dict))
         self.save_offered()
         self.go_on()
 
@@ -164,12 +172,12 @@ class TrialSession:
         self._saved += 1
         step = self.progress.iteration
         state = self.progress.state() | form.state()
-        committed = self._checkpoints.save(
+        kept = self._checkpoints.save(
             source, epoch=self.epoch, n=self._saved, step=step, state=state, metrics=self._result
         )
-        self._channel.send(committed)
+        self._channel.send(kept)
         self.saved_step = step
-        self._kept = Kept(CheckpointRef(committed.key, committed.sha256, step), state, None)
+        self._kept = Kept(_reference(kept), state, None)
 
     def make_checkpoint_folder(self, step: int) -> str:
         """A folder for the trainable to write a checkpoint into; removed once that is kept."""
@@ -203,18 +211,24 @@ class TrialSession:
         """
         if self.ended is not None:
             raise self.ended
-        order = self._channel.poll()
-        if order is not None:
-            self._obey(order)
+        self._look_for_orders()
         while True:
-            if self._obeyed.stop:
-                self.ended = StopTrial
-                raise StopTrial
+            if self._obeyed.stop or self._obeyed.pause:
+                self.ended = StopTrial if self._obeyed.stop else PauseTrial
+                raise self.ended
             horizon = self._obeyed.run_until
             if not horizon or self._is_repeated or first_that_holds(horizon, self._result) is None:
                 break
             self._obey(self._channel.wait())
         self._resumed_at = time.monotonic()
+
+    def settled(self) -> type[TrialUnwinding] | None:
+        """What made the trial end, now that its code is left; a stop replaces a pause."""
+        if self.ended is PauseTrial:
+            self._look_for_orders()
+            if self._obeyed.stop:
+                self.ended = StopTrial
+        return self.ended
 
     @property
     def _is_repeated(self) -> bool:
@@ -228,17 +242,32 @@ class TrialSession:
     def restore(self) -> Path | None:
         """Take up the checkpoint to go on from, and return its files; None for a fresh start.
 
+        It is the newest that is whole: of each damaged one the node is told.
+
         Raises:
-            StoreError: it cannot be read.
+            CheckpointCorrupt: none is whole; says what is wrong with each.
+            StoreError: it cannot be read now.
         """
-        ref = self.start.restore
-        if ref is None:
-            return None
-        path, state = self._checkpoints.open(ref)
-        if is_null(path):
-            return None
-        self.resume_from(path, {TRAINING_ITERATION: ref.step} | state, ref)
-        return path
+        candidates = self.start.restore
+        following = [*(ref.key for ref in candidates[1:]), ""]
+        damages = []
+        for ref, instead in zip(candidates, following, strict=False):
+            try:
+                path, state = self._checkpoints.open(ref)
+            except CheckpointCorrupt as error:
+                self._say_damaged(ref, error, instead)
+                damages.append(str(error))
+                continue
+            if is_null(path):
+                return None
+            self.resume_from(path, {TRAINING_ITERATION: ref.step} | state, ref)
+            return path
+        if damages:
+            raise CheckpointCorrupt(
+                f"trial {self.trial} has no checkpoint that it could go on from: "
+                f"{' '.join(damages)}"
+            )
+        return None
 
     def resume_from(
         self, path: Path, state: dict[str, Any], ref: CheckpointRef | None = None
@@ -252,11 +281,16 @@ class TrialSession:
         """The newest checkpoint with its files at hand; before the first, the restored one.
 
         Raises:
-            StoreError: its files cannot be read.
+            CheckpointCorrupt: its files are damaged; the node was told.
+            StoreError: its files cannot be read now.
         """
         kept = self._kept
         if kept is not None and kept.path is None and kept.ref is not None:
-            path, _ = self._checkpoints.open(kept.ref)
+            try:
+                path, _ = self._checkpoints.open(kept.ref)
+            except CheckpointCorrupt as error:
+                self._say_damaged(kept.ref, error, "")
+                raise
             kept = self._kept = kept._replace(path=path)
         return kept
 
@@ -271,6 +305,17 @@ class TrialSession:
             if folder in self._made_folders:
                 self._made_folders.discard(folder)
                 remove(folder)
+
+    def _say_damaged(self, ref: CheckpointRef, error: CheckpointCorrupt, instead: str) -> None:
+        """Say that ``ref`` is damaged, and the key of what is taken instead."""
+        logger.warning("%s Instead: %s.", error, instead or "nothing")
+        self._channel.send(CheckpointDamaged(self.trial, self.epoch, ref.key, str(error), instead))
+
+    def _look_for_orders(self) -> None:
+        """Take in the newest order, if one has come."""
+        order = self._channel.poll()
+        if order is not None:
+            self._obey(order)
 
     def _obey(self, order: HostOrder) -> None:
         """Take ``order`` as the newest; one for another epoch came too late to mean anything."""
@@ -298,6 +343,13 @@ class TrialSession:
                     criterion.bound,
                     sorted(result),
                 )
+
+
+def _reference(kept: CheckpointWritten | CheckpointCommitted) -> CheckpointRef:
+    """What finds a checkpoint again that was just kept."""
+    if isinstance(kept, CheckpointWritten):
+        return CheckpointRef(kept.key, "", kept.step, written=kept.sha256)
+    return CheckpointRef(kept.key, kept.sha256, kept.step)
 
 
 def _split(keys: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -17,3 +17,7 @@ class StopTrial(TrialUnwinding):
 
 class TrialDone(TrialUnwinding):
     """The last result reached a stop criterion, or said ``done``."""
+
+
+class PauseTrial(TrialUnwinding):
+    """The scheduler ordered the trial to pause; it goes on later, perhaps on another node."""

@@ -1,7 +1,7 @@
 """What every `Store` promises, run over each implementation.
 
 An implementation runs the suite by subclassing `StoreContract` with a ``store`` fixture, and says
-how to damage what it keeps.
+how to damage what it keeps: a local folder, MinIO, and rclone in front of a folder.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import KEY, contents, fill, info, put
+from tests.object_servers import ObjectServer
 from tunemq_shared import copying
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError, StoreError
 from tunemq_shared.local_store import LocalStore
 from tunemq_shared.manifest import make_manifest
 from tunemq_shared.messages import CheckpointRef
+from tunemq_shared.s3_store import S3Store
 from tunemq_shared.store import Store
 from tunemq_shared.store_sink import StoreSink
 
@@ -88,7 +90,7 @@ class StoreContract(ABC):
         self, store: Store, source: Path
     ) -> None:
         assert store.list_checkpoints() == []
-        keys = ["train_0/checkpoint_1-000001", "train_0/checkpoint_2-000001", "train_1/c"]
+        keys = [f"{name}-000001" for name in ("a/checkpoint_1", "a/checkpoint_2", "b/checkpoint_1")]
         for key in reversed(keys):
             put(store, source, key)
         assert store.list_checkpoints() == keys
@@ -286,6 +288,78 @@ class StoreContract(ABC):
         with pytest.raises(CheckpointCorrupt, match="is not one"):
             store.open_checkpoint(KEY, sha256)
 
+    # --- what is taken out of it -----------------------------------------------------------------
+
+    def test_the_files_of_a_checkpoint_appear_in_a_folder_of_yours(
+        self, store: Store, source: Path, tmp_path: Path
+    ) -> None:
+        committed = put(store, source, state={"iteration": 3})
+        target = tmp_path / "mine" / "copy"
+        target.parent.mkdir()
+        manifest = store.get_checkpoint(KEY, committed.sha256, target)
+        assert manifest.state == {"iteration": 3}
+        assert contents(target) == contents(source)
+        assert [path.name for path in target.parent.iterdir()] == ["copy"]
+
+    def test_a_folder_that_is_there_is_not_written_to(
+        self, store: Store, source: Path, tmp_path: Path
+    ) -> None:
+        committed = put(store, source)
+        target = fill(tmp_path / "precious")
+        before = contents(target)
+        with pytest.raises(StoreError, match="precious"):
+            store.get_checkpoint(KEY, committed.sha256, target)
+        assert contents(target) == before
+
+    def test_nothing_appears_of_a_damaged_checkpoint(
+        self, store: Store, source: Path, tmp_path: Path
+    ) -> None:
+        committed = put(store, source)
+        self.damage(store, KEY, "files/deep/er/state", b"stale")
+        (tmp_path / "mine").mkdir()
+        with pytest.raises(CheckpointCorrupt, match=r"'deep/er/state' is damaged"):
+            store.get_checkpoint(KEY, committed.sha256, tmp_path / "mine" / "copy")
+        assert list((tmp_path / "mine").iterdir()) == []
+
+    def test_a_manifest_is_read_without_the_files(self, store: Store, source: Path) -> None:
+        committed = put(store, source, metrics={"loss": 0.5})
+        self.damage(store, KEY, "files/model.bin", None)
+        manifest = store.read_manifest(KEY, committed.sha256)
+        assert manifest.metrics == {"loss": 0.5}
+        assert manifest.size == committed.size
+        with pytest.raises(CheckpointCorrupt, match="expected SHA-256 " + "0" * 64):
+            store.read_manifest(KEY, "0" * 64)
+
+    def test_a_checkpoint_that_is_not_there_is_said_to_be_missing(
+        self, store: Store, source: Path
+    ) -> None:
+        committed = put(store, source)
+        store.delete_checkpoint(KEY)
+        for read in (store.open_checkpoint, store.read_manifest):
+            with pytest.raises(CheckpointCorrupt, match=KEY):
+                read(KEY, committed.sha256)
+
+    # --- what is collected ------------------------------------------------------------------------
+
+    def test_only_what_nobody_needs_is_collected(self, store: Store, source: Path) -> None:
+        live, busy, forgotten = (f"a/checkpoint_1-00000{n}" for n in (1, 2, 3))
+        committed = {key: put(store, source, key) for key in (live, busy, forgotten)}
+        collected = store.collect({live: committed[live].sha256}, lambda key: key == busy)
+        assert store.list_checkpoints() == [live, busy]
+        assert collected.objects > 0
+        assert collected.bytes >= committed[forgotten].size
+        for key in (live, busy):
+            assert store.open_checkpoint(key, committed[key].sha256)
+        again = store.collect({live: committed[live].sha256}, lambda key: key == busy)
+        assert again == (0, 0)
+
+    def test_a_checkpoint_that_is_damaged_is_not_collected(
+        self, store: Store, source: Path
+    ) -> None:
+        committed = put(store, source)
+        self.damage(store, KEY, "manifest.json", b"{}")
+        assert store.collect({KEY: committed.sha256}, lambda _key: False) == (0, 0)
+
     # --- with a trial's session -------------------------------------------------------------------
 
     @pytest.mark.parity(92, 136)
@@ -308,16 +382,6 @@ class StoreContract(ABC):
         path, _ = sink.open(CheckpointRef(key=event.key, sha256=event.sha256, step=1))
         assert Checkpoint.from_directory(path).to_dict() == {"weights": (1, 2)}
 
-    def test_metadata_may_change_after_a_checkpoint_was_saved(
-        self, store: Store, source: Path
-    ) -> None:
-        Checkpoint(source).set_metadata({"note": "first"})
-        committed = put(store, source)
-        opened = store.open_checkpoint(KEY, committed.sha256)
-        Checkpoint(opened.path).update_metadata({"note": "second"})
-        again = store.open_checkpoint(KEY, committed.sha256)
-        assert Checkpoint(again.path).get_metadata() == {"note": "second"}
-
 
 class TestLocalStore(StoreContract):
     """Checkpoints in a local folder."""
@@ -338,3 +402,67 @@ class TestLocalStore(StoreContract):
         (store.root / key / "files").mkdir(parents=True)
         (store.root / key / "manifest.json").write_bytes(manifest)
         return hashlib.sha256(manifest).hexdigest()
+
+    def test_metadata_may_change_after_a_checkpoint_was_saved(
+        self, store: LocalStore, source: Path
+    ) -> None:
+        Checkpoint(source).set_metadata({"note": "first"})
+        committed = put(store, source)
+        opened = store.open_checkpoint(KEY, committed.sha256)
+        Checkpoint(opened.path).update_metadata({"note": "second"})
+        again = store.open_checkpoint(KEY, committed.sha256)
+        assert Checkpoint(again.path).get_metadata() == {"note": "second"}
+
+
+class S3StoreContract(StoreContract):
+    """Checkpoints in a bucket that has other things in it, too."""
+
+    def damage(self, store: S3Store, key: str, name: str, content: bytes | None) -> None:
+        manifest = json.loads(store.objects.get_bytes(f"{key}/manifest.json", limit=2**20))
+        hashes = {f"files/{file['name']}": file["sha256"] for file in manifest["files"]}
+        at = manifest["objects"][hashes[name]] if name in hashes else f"{key}/{name}"
+        if content is None:
+            store.objects.delete([at])
+        else:
+            store.objects.put_bytes(at, content)
+
+    def with_manifest(self, store: S3Store, key: str, manifest: bytes) -> str:
+        store.objects.put_bytes(f"{key}/manifest.json", manifest)
+        return hashlib.sha256(manifest).hexdigest()
+
+    def test_what_is_opened_ends_with_the_store(self, store: S3Store, source: Path) -> None:
+        opened = store.open_checkpoint(KEY, put(store, source).sha256)
+        store.close()
+        assert not opened.path.exists()
+
+    def test_a_large_file_that_nobody_finished_sending_is_collected(
+        self, store: S3Store, source: Path
+    ) -> None:
+        committed = put(store, source)
+        client = store.objects._client
+        name = store.objects._name("a/checkpoint_1-000001/" + "0" * 64)
+        client.create_upload(name, "it cannot be written")
+        store.collect({KEY: committed.sha256}, lambda _key: False)
+        assert name not in [unfinished.name for unfinished in client.unfinished()]
+
+
+class TestMinio(S3StoreContract):
+    """Checkpoints in a real MinIO."""
+
+    @pytest.fixture
+    def store(self, shared_minio: ObjectServer) -> Iterator[S3Store]:
+        yield from _s3_store(shared_minio)
+
+
+class TestRclone(S3StoreContract):
+    """Checkpoints in another S3 server."""
+
+    @pytest.fixture
+    def store(self, shared_rclone: ObjectServer) -> Iterator[S3Store]:
+        yield from _s3_store(shared_rclone)
+
+
+def _s3_store(server: ObjectServer) -> Iterator[S3Store]:
+    store = S3Store(server.objects(server.create_bucket(), "results/experiment"))
+    yield store
+    store.close()

@@ -204,8 +204,14 @@ class Node:
         self.process = subprocess.Popen([
             *command, "--name", "node", "--workdir", str(folder), "--cpus", "2", *more,
         ])  # fmt: skip
-        eventually(scheduler.hellos, within=10, message="the node does not introduce itself")
-        self.hello = scheduler.hellos()[-1]
+        mine: list[NodeHello] = []
+
+        def is_introduced() -> bool:
+            mine[:] = [hello for hello in scheduler.hellos() if hello.pid == self.process.pid]
+            return bool(mine)
+
+        eventually(is_introduced, within=10, message="the node does not introduce itself")
+        self.hello = mine[-1]
         self.incarnation = self.hello.incarnation
 
     def log(self) -> str:
@@ -238,9 +244,10 @@ def order(
     epoch: int = 1,
     run_until: Horizon = TO_THE_END,
     stop: bool = False,
+    pause: bool = False,
 ) -> HostOrder:
     """An order for a trial."""
-    return HostOrder(trial, epoch, run_until, stop, start)
+    return HostOrder(trial, epoch, run_until, stop, start, pause)
 
 
 def children_of(pid: int) -> list[int]:

@@ -37,7 +37,7 @@ PLAN = ExperimentPlan(
     code=m.BlobRef("0", 1, "/code"),
     environment=m.Environment("python", (), {}, ()),
 )
-START = StartTrial("t1", 1, "inc1", 0, b"", {"cpu": 1.0}, next_result(0), 0, None)
+START = StartTrial("t1", 1, "inc1", 0, b"", {"cpu": 1.0}, next_result(0), 0, ())
 
 
 def result(step: int) -> m.ResultReported:
@@ -122,7 +122,7 @@ def test_a_node_that_was_there_before_the_experiment_joins_too(farm, node):
 
 
 def test_a_turns_orders_come_as_one_message_and_say_how_to_start_until_confirmed(executor, joined):
-    second = StartTrial("t2", 1, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, None)
+    second = StartTrial("t2", 1, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
     executor.perform([START, second])
     mail = joined.read_mail()
     assert joined.redis.llen(wire.queue("inc1")) == 0

@@ -93,3 +93,14 @@ def test_what_a_node_warns_of_is_shown_at_the_terminal(tmp_path, capfd):
     fit(three_results(), {"x": 1}, preload=[module], verbose=2)
     said = capfd.readouterr()
     assert f"{module} could not be preloaded" in said.out + said.err
+
+
+def test_a_search_with_other_keys_for_its_store_gets_a_node_that_knows_them(monkeypatch):
+    farms = []
+    for secret in ("first", "other", "other"):
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+        fit(three_results(), {"x": 1.0})
+        farms += warm._idle
+    assert len(farms) == 3
+    assert farms[0] is not farms[1]
+    assert farms[1] is farms[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,10 +12,16 @@ import pytest
 from tests.host_support import Server, alive
 from tests.support import eventually
 from tunemq_shared.messages import (
+    CheckpointCommitted,
+    CheckpointDamaged,
+    CheckpointRef,
+    CheckpointWritten,
     Condition,
     HostOrder,
+    ResultReported,
     TrialFailed,
     TrialFinished,
+    TrialPaused,
     TrialStarted,
 )
 from tunemq_workers import frames
@@ -308,6 +315,122 @@ def test_a_host_whose_trial_failed_is_not_reused(serve):
     host.gone()
 
     assert frames.IDLE not in host.kinds
+
+
+REMOTE = "s3://bucket/exp?endpoint=http://127.0.0.1:1&region=us-east-1&path_style=true"
+
+
+def count_with_checkpoints(config):
+    from tunemq_shared.checkpoint import Checkpoint
+    from tunemq_shared.session import get_checkpoint, report
+
+    kept = get_checkpoint()
+    first = 0 if kept is None else kept.to_dict()["n"]
+    for n in range(first + 1, 4):
+        report({"n": n}, checkpoint=Checkpoint.from_dict({"n": n}))
+    report({"n": get_checkpoint().to_dict()["n"]})
+
+
+def reference(event):
+    if isinstance(event, CheckpointWritten):
+        return CheckpointRef(event.key, "", event.step, written=event.sha256)
+    return CheckpointRef(event.key, event.sha256, event.step)
+
+
+def checkpoints(host):
+    kinds = CheckpointWritten | CheckpointCommitted
+    return [event for event in host.events if isinstance(event, kinds)]
+
+
+def test_a_host_asks_its_node_for_room_and_says_what_it_has_written(serve):
+    server = serve()
+    host = server.start(count_with_checkpoints, store=REMOTE)
+    host.gone()
+
+    save = [frames.EVENT, frames.ASK_ROOM, frames.WRITTEN]
+    expected = [frames.EVENT, *save * 3, frames.FETCH, frames.EVENT, frames.ENDING]
+    assert host.kinds == expected, host.output()
+    assert host.results == [{"n": n} for n in (1, 2, 3, 3)]
+    keys = [f"trial_0/checkpoint_1-{n:06d}" for n in (1, 2, 3)]
+    assert [event.key for event in checkpoints(host)] == keys
+    assert all((server.cache / key / "manifest.json").exists() for key in keys)
+
+
+def test_a_host_writes_into_a_local_store_itself(serve):
+    server = serve()
+    host = server.start(count_with_checkpoints)
+    host.gone()
+
+    assert host.kinds == [frames.EVENT] * 8 + [frames.ENDING], host.output()
+    assert [type(event) for event in checkpoints(host)] == [CheckpointCommitted] * 3
+    assert (server.root / checkpoints(host)[-1].key / "manifest.json").exists()
+    assert not server.cache.exists()
+
+
+@pytest.mark.parametrize("store", [REMOTE, None], ids=["cache", "store"])
+def test_a_host_goes_on_from_the_newest_whole_checkpoint_and_tells_of_the_damaged_one(serve, store):
+    server = serve()
+    more = {} if store is None else {"store": store}
+    first = server.start(count_with_checkpoints, **more)
+    first.gone()
+    written = checkpoints(first)
+    root = server.root if store is None else server.cache
+    manifest = root / written[-1].key / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b" ")
+
+    refs = tuple(reference(event) for event in reversed(written))
+    order = server.order(count_with_checkpoints, restore=refs, last_step=4, **more)
+    second = server.start_order(HostOrder(order.trial, 2, (), start=order.start))
+    second.gone()
+
+    assert [result["n"] for result in second.results] == [3, 3]
+    (damaged,) = (event for event in second.events if isinstance(event, CheckpointDamaged))
+    assert (damaged.key, damaged.instead) == (written[2].key, written[1].key)
+    assert "manifest.json is damaged" in damaged.reason
+    asked = [kind for kind in second.kinds if kind == frames.FETCH]
+    # Once for each copy, again for the damaged one, and for the newest at the end.
+    assert len(asked) == (0 if store is None else 4)
+
+
+@pytest.mark.parity(16)
+def test_a_host_waits_for_room_and_that_is_no_time_of_its_trial(serve):
+    host = serve().start(count_with_checkpoints, store=REMOTE)
+    host.is_full = True
+    host.until(lambda: frames.ASK_ROOM in host.kinds, "question")
+    asked_at = time.monotonic()
+    host.until(lambda: time.monotonic() > asked_at + 1.0, "second")
+    assert host.results == [{"n": 1}]
+
+    host.is_full = False
+    host.give_room()
+    host.gone()
+
+    times = [e.time_this_iter_s for e in host.events if isinstance(e, ResultReported)]
+    assert len(times) == 4
+    assert max(times) < 1.0
+
+
+@pytest.mark.parametrize("store", [REMOTE, None], ids=["cache", "store"])
+def test_a_host_that_is_told_to_pause_ends_its_trial_and_is_reused(serve, store):
+    server = serve()
+    more = {} if store is None else {"store": store}
+    order = server.order(count_with_checkpoints, reuse=True, **more)
+    horizon = (Condition("training_iteration", 2),)
+    host = server.start_order(HostOrder(order.trial, 1, horizon, start=order.start))
+    host.result(1)
+
+    host.tell(frames.ORDER, HostOrder(order.trial, 1, horizon, pause=True))
+    host.until(lambda: frames.IDLE in host.kinds, "idle host")
+    assert host.events[-1] == TrialPaused(order.trial, 1)
+    assert host.kinds[-2:] == [frames.ENDING, frames.IDLE]
+
+    refs = tuple(reference(event) for event in reversed(checkpoints(host)))
+    following = server.order(count_with_checkpoints, restore=refs, last_step=2, **more)
+    host.tell(frames.NEXT, HostOrder(order.trial, 2, (), start=following.start))
+    host.gone()
+
+    assert [result["n"] for result in host.results] == [1, 2, 3, 3]
+    assert isinstance(host.events[-1], TrialFinished)
 
 
 def register_at_exit(config):

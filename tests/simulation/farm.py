@@ -69,7 +69,7 @@ class CountedRecords:
     def record(self, command: c.RecordCommand, trial: TrialView) -> None:
         self.counts[type(command)] += 1
 
-    def delete_checkpoint(self, key: str) -> None:
+    def trial_waits(self, trial: TrialView) -> None:
         pass
 
     def turn_began(self) -> None:
@@ -94,9 +94,17 @@ class Search:
         max_t: int = 9,
         lock_step: bool = False,
         journal: Any = None,
+        in_experiment: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self.settings = RunnerSettings(
-            keep=KeepRule(num_to_keep=2, score_attribute="loss", higher_is_better=False),
+            keep=KeepRule(
+                num_to_keep=2,
+                score_attribute="loss",
+                higher_is_better=False,
+                in_experiment=in_experiment,
+                max_bytes=max_bytes,
+            ),
             request={"cpu": 1.0},
             max_failures=-1,
         )

@@ -26,12 +26,17 @@ def asha() -> TrialScheduler:
     return ASHAScheduler(max_t=MAX_T, grace_period=GRACE_PERIOD, reduction_factor=3)
 
 
-def search(trials: int, nodes: int, deaths: float = 0.01) -> Search:
+def search(trials: int, nodes: int, deaths: float = 0.01, **limits: int) -> Search:
     simulation = SimulationSettings(
         nodes=nodes, latency_s=0.1, deaths=deaths, death_window_s=60.0, seed=1
     )
     return Search(
-        asha, simulation=simulation, trials=trials, max_t=MAX_T, journal=CountingJournal()
+        asha,
+        simulation=simulation,
+        trials=trials,
+        max_t=MAX_T,
+        journal=CountingJournal(),
+        **limits,
     )
 
 
@@ -67,8 +72,9 @@ class Unwalked(dict):
     keys = values = items = copy = __iter__
 
 
-def test_nothing_walks_through_the_finished_trials() -> None:
-    run = search(trials=400, nodes=20, deaths=0.2)
+@pytest.mark.parametrize("limits", [{}, {"in_experiment": 100, "max_bytes": 90}])
+def test_nothing_walks_through_the_finished_trials(limits: dict[str, int]) -> None:
+    run = search(trials=400, nodes=20, deaths=0.2, **limits)
     run.runner.finished = Unwalked()
     most = 0
     while not run.runner.is_finished:
@@ -95,8 +101,11 @@ def counted_calls() -> Iterator[list[int]]:
         sys.setprofile(before)
 
 
-def test_an_event_late_in_the_search_takes_no_more_calls_than_an_early_one() -> None:
-    run = search(trials=3_000, nodes=20, deaths=0.0)
+@pytest.mark.parametrize("limits", [{}, {"in_experiment": 100, "max_bytes": 120}])
+def test_an_event_late_in_the_search_takes_no_more_calls_than_an_early_one(
+    limits: dict[str, int],
+) -> None:
+    run = search(trials=3_000, nodes=20, deaths=0.0, **limits)
 
     def calls_per_entry() -> float:
         before = run.journal.entries

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from tunemq_shared import failpoints
 from tunemq_shared.messages import Environment, HostOrder
 from tunemq_workers import threads
 from tunemq_workers.forkserver_messages import (
@@ -230,6 +231,8 @@ class ForkserverClient:
 def _variables(given: Mapping[str, str]) -> dict[str, str]:
     """The forkserver's own environment; its hosts get ``given``."""
     variables = {n: v for n, v in given.items() if not n.startswith("TUNEMQ_")} | threads.SINGLE
+    if failpoints.VARIABLE in os.environ:  # whoever started the node wants hosts to fail
+        variables[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
     path = [*_our_roots(), *filter(None, [given.get("PYTHONPATH")])]
     if path:
         variables["PYTHONPATH"] = os.pathsep.join(path)

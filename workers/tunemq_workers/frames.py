@@ -3,9 +3,14 @@
 A frame is a 4-byte big-endian length of what follows, one byte that says what it is, and a payload:
 
     host -> node   E  a NodeEvent (msgpack), which the node hands on without decoding it
-                   F  the last event of a trial: TrialFinished or TrialFailed
+                   F  the last event of a trial: TrialFinished, TrialFailed or TrialPaused
                    I  no payload: the trial is over and the host waits to be reused
-    node -> host   O  a HostOrder (msgpack); the newest counts
+                   W  a CheckpointWritten (msgpack), to be handed on and uploaded
+                   R  no payload: may a checkpoint be written? the host waits for the answer
+                   G  a FetchCheckpoint (msgpack): where is it? the host waits for the answer
+    node -> host   r  a RoomAnswer (msgpack)
+                   g  a FetchAnswer (msgpack)
+                   O  a HostOrder (msgpack); the newest counts
                    N  a HostOrder with its ``start``: the next trial of a host that waits
                    L  no payload: no next trial comes, a host that waits leaves
 """
@@ -23,6 +28,11 @@ IDLE: Final = ord("I")
 ORDER: Final = ord("O")
 NEXT: Final = ord("N")
 LEAVE: Final = ord("L")
+WRITTEN: Final = ord("W")
+ASK_ROOM: Final = ord("R")
+ROOM: Final = ord("r")
+FETCH: Final = ord("G")
+FETCHED: Final = ord("g")
 
 #: Longer frames are refused by both ends: a host whose code writes to a stray descriptor must not
 #: make its node wait for gigabytes that never come.

@@ -17,15 +17,18 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import cloudpickle  # noqa: F401 - every trial's code needs it: children find it imported
 
+from tunemq_shared.checkpoint_sink import CheckpointSink
 from tunemq_shared.failures import one_line, traceback_text
 from tunemq_shared.local_store import LocalStore
-from tunemq_shared.messages import HostOrder, TrialFailed, TrialStarted
+from tunemq_shared.messages import HostOrder, HostStart, TrialFailed, TrialStarted
 from tunemq_shared.packing import unpack_config
 from tunemq_shared.run_trial import TrialProgram
 from tunemq_shared.session import TrialSession
 from tunemq_shared.shipping import load
+from tunemq_shared.store_address import is_remote
 from tunemq_shared.store_sink import StoreSink
 from tunemq_workers import outputs
+from tunemq_workers.cache_sink import CacheSink
 from tunemq_workers.forkserver_messages import HostSpec, decode_host_spec
 from tunemq_workers.host_channel import HostChannel
 from tunemq_workers.surroundings import Surroundings, leave_the_forkserver
@@ -124,9 +127,14 @@ class _Host:
         except BaseException as error:  # noqa: BLE001 - any code runs here; it is sent
             self._fail(order, "load", error)
             return None
-        store = LocalStore(start.store)
-        sink = StoreSink(store, order.trial, os.path.basename(start.folder))
-        return TrialSession(order, config, self._channel, sink)
+        return TrialSession(order, config, self._channel, self._sink(order.trial, start))
+
+    def _sink(self, trial: str, start: HostStart) -> CheckpointSink:
+        """Where the trial's checkpoints go: a folder is written here, the rest by the node."""
+        folder_name = os.path.basename(start.folder)
+        if is_remote(start.store):
+            return CacheSink(self._channel, trial, folder_name)
+        return StoreSink(LocalStore(start.store), trial, folder_name)
 
     def _fail(self, order: HostOrder, kind: str, error: BaseException) -> None:
         text = traceback_text(error)

@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
 
 from tunemq_shared.channel import Channel
-from tunemq_shared.errors import BugError, MetricError
-from tunemq_shared.messages import HostOrder, NodeEvent, TrialFailed, TrialFinished
-from tunemq_workers import frames
+from tunemq_shared.errors import BugError, CheckpointCorrupt, MetricError, StoreError, TuneError
+from tunemq_shared.failpoints import failpoint
+from tunemq_shared.messages import (
+    CheckpointRef,
+    CheckpointWritten,
+    HostOrder,
+    NodeEvent,
+    TrialFailed,
+    TrialFinished,
+    TrialPaused,
+    encode,
+)
+from tunemq_workers import checkpoint_messages, frames
 
 _CHUNK: Final = 64 * 1024
 _HEADER_BYTES: Final = 5
@@ -41,6 +52,9 @@ class HostChannel(Channel):
         self._next: HostOrder | None = None
         self._newest: HostOrder | None = None
         self._is_dismissed = False
+        self._awaits_answer = False
+        self._answer: bytes | None = None
+        self._pid = os.getpid()
         os.register_at_fork(after_in_child=line.close)
 
     def send(self, event: NodeEvent) -> None:
@@ -49,6 +63,11 @@ class HostChannel(Channel):
         Raises:
             MetricError: it is larger than any message may be.
         """
+        if type(event) is CheckpointWritten:
+            failpoint("written.before_send")
+            self._send(frames.frame(frames.WRITTEN, encode(event)))
+            failpoint("written.after_send")
+            return
         buffer = self._buffer
         _encode_into(event, buffer, _HEADER_BYTES)
         length = len(buffer) - 4
@@ -79,6 +98,37 @@ class HostChannel(Channel):
             self._receive(0)
         return order
 
+    def ask_room(self) -> Path:
+        """The node's folder of checkpoints, once there may be one more of this trial in it.
+
+        Raises:
+            StoreError: there was no room in time; says what it was waited for.
+        """
+        answer = checkpoint_messages.decode_room(self._asked(frames.ASK_ROOM))
+        if answer.error:
+            raise StoreError(answer.error)
+        return Path(answer.cache)
+
+    def fetch(
+        self, ref: CheckpointRef, *, again: bool = False
+    ) -> tuple[Path, CheckpointRef]:
+        """The node's folder of checkpoints, once ``ref`` is below it under its key.
+
+        Nothing in it is verified. With ``again`` the copy that is there is of no use: the node
+        gets another one. Also returns ``ref``, with the hash of its manifest in the store if it
+        has been committed meanwhile.
+
+        Raises:
+            CheckpointCorrupt: it is damaged or missing in the store.
+            StoreError: the store did not give it in time.
+        """
+        question = checkpoint_messages.encode(checkpoint_messages.FetchCheckpoint(ref, again))
+        answer = checkpoint_messages.decode_fetched(self._asked(frames.FETCH, question))
+        if answer.error:
+            raise (CheckpointCorrupt if answer.is_corrupt else StoreError)(answer.error)
+        known = msgspec.structs.replace(ref, sha256=ref.sha256 or answer.sha256)
+        return Path(answer.cache), known
+
     def wait_for_next_trial(self) -> HostOrder | None:
         """Say that the host is free, and wait for its next trial; None when none will come."""
         self._newest = None
@@ -87,6 +137,25 @@ class HostChannel(Channel):
             self._receive(0)
         order, self._next = self._next, None
         return order
+
+    def _asked(self, kind: int, payload: bytes = b"") -> bytes:
+        """Ask the node, and wait for its answer; orders that come meanwhile are kept."""
+        if self._pid != os.getpid():
+            raise TuneError(
+                f"a checkpoint was asked for in process {os.getpid()}, a child of the trial's "
+                f"process {self._pid}; ask in the trial's process, before the child is started."
+            )
+        if self._awaits_answer:  # a signal's handler raised while somebody waited for it
+            self._answered()
+        self._send(frames.frame(kind, payload))
+        self._awaits_answer = True
+        return self._answered()
+
+    def _answered(self) -> bytes:
+        while (answer := self._answer) is None:
+            self._receive(0)
+        self._answer, self._awaits_answer = None, False
+        return answer
 
     def _send(self, data: bytes | bytearray) -> None:
         try:
@@ -111,6 +180,8 @@ class HostChannel(Channel):
         for kind, payload in self._decoder.feed(data):
             if kind == frames.ORDER:
                 self._newest = _decode_order(payload)
+            elif kind in _ANSWERS:
+                self._answer = payload
             elif kind == frames.NEXT:
                 # Orders before it were for the trial before.
                 self._next, self._newest = _decode_order(payload), None
@@ -121,7 +192,8 @@ class HostChannel(Channel):
         return True
 
 
-_ENDINGS: Final = frozenset({TrialFinished, TrialFailed})
+_ENDINGS: Final = frozenset({TrialFinished, TrialFailed, TrialPaused})
+_ANSWERS: Final = frozenset({frames.ROOM, frames.FETCHED})
 
 
 def _node_is_gone() -> NoReturn:

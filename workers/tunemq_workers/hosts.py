@@ -16,8 +16,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
+import msgspec
+
+from tunemq_shared.errors import WireError
 from tunemq_shared.messages import HostDied, HostFreed, HostOrder, HostStart, TrialFailed, encode
-from tunemq_workers.frames import ENDING, IDLE, LEAVE, NEXT, ORDER
+from tunemq_workers.checkpoint_contracts import TrialKey, trial_of
+from tunemq_workers.checkpoints import Checkpoints
+from tunemq_workers.frames import ASK_ROOM, ENDING, FETCH, IDLE, LEAVE, NEXT, ORDER, WRITTEN
 from tunemq_workers.host_contracts import Forkservers, Host, Key
 from tunemq_workers.reactor import Reactor
 
@@ -25,6 +30,7 @@ from tunemq_workers.reactor import Reactor
 TERM_GRACE_S: Final = 1.0
 #: A host that has closed its socket and does not end is killed.
 _CLOSED_GRACE_S: Final = 1.0
+_OF_CHECKPOINTS: Final = frozenset({ASK_ROOM, FETCH, WRITTEN})
 
 _log = logging.getLogger(__name__)
 
@@ -35,13 +41,20 @@ class Hosts:
     Args:
         reactor: for timers.
         forkservers: start and end processes.
+        checkpoints: answers what hosts ask about them.
         emit: takes (events stream, encoded event).
     """
 
     def __init__(
-        self, reactor: Reactor, forkservers: Forkservers, emit: Callable[[str, bytes], object]
+        self,
+        reactor: Reactor,
+        forkservers: Forkservers,
+        checkpoints: Checkpoints,
+        emit: Callable[[str, bytes], object],
     ) -> None:
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
+        self._checkpoints = checkpoints
+        checkpoints.on_given_up = self._fail
         self._hosts: dict[str, Host] = {}
         self._hosting: dict[Key, Host] = {}
         self._wanted: dict[Key, HostOrder] = {}
@@ -102,11 +115,18 @@ class Hosts:
         """A frame came from a host that is no plain event."""
         host = self._hosts[name]
         if kind == ENDING:
-            self._emit(host.start.events_key, payload)
+            if not host.has_ended:
+                self._emit(host.start.events_key, payload)
             host.has_ended = True
             self._over.add(host.key)
             if not host.is_given_up:
                 self._escalate(host, host.start.stop_grace_s)
+        elif kind in _OF_CHECKPOINTS and not host.is_parked:
+            try:
+                self._checkpoints.said(host, kind, payload)
+            except WireError as problem:
+                _log.error("host.wrong_frame host=%s problem=%r", name, str(problem))
+                self._kill(host)
         elif kind == IDLE and host.start.reuse and not host.is_killed:
             self._park(host)
         elif kind != IDLE:
@@ -152,6 +172,7 @@ class Hosts:
     def gone(self, name: str) -> None:
         """Nothing is left of a host."""
         host = self._hosts.pop(name)
+        self._checkpoints.host_gone(name)
         if not host.is_parked:
             self._free(host)
         self._start_missing()
@@ -163,11 +184,24 @@ class Hosts:
         if host.has_ended or host.is_given_up:
             return
         if order.stop:
+            # A save that is due has this long, too: somebody waits for the slot.
             host.is_given_up = True
             host.link.send(ORDER, _encoded(order))
             self._escalate(host, host.start.stop_grace_s)
-        elif order.run_until != before.run_until:
+        elif (order.run_until, order.pause) != (before.run_until, before.pause):
+            # One that is to pause may end its step and save, however long that takes.
             host.link.send(ORDER, _encoded(order))
+        self._checkpoints.told(host)
+
+    def _fail(self, trial: TrialKey, reason: str) -> None:
+        """End a trial, if it has a host, because its checkpoints cannot be kept."""
+        for host in list(self._hosting.values()):
+            if trial_of(host) == trial and not (host.has_ended or host.is_given_up):
+                failed = TrialFailed(*host.key, "storage", reason, "", time.time())
+                self._emit(host.start.events_key, encode(failed))
+                host.has_ended = True
+                self._over.add(host.key)
+                self._kill(host)
 
     def _escalate(self, host: Host, grace_s: float) -> None:
         """Give a host that should end by itself so long; then SIGTERM, then the end."""
@@ -187,6 +221,7 @@ class Hosts:
 
     def _park(self, host: Host) -> None:
         host.is_parked = True
+        self._checkpoints.host_gone(host.name)
         self._over.add(host.key)
         self._set_timer(host, None)
         self._free(host)
@@ -296,13 +331,9 @@ def _could_run(host: Host, start: HostStart) -> bool:
     )
 
 
-def _with_start(order: HostOrder, start: HostStart) -> HostOrder:
-    return HostOrder(order.trial, order.epoch, order.run_until, order.stop, start)
+def _with_start(order: HostOrder, start: HostStart | None) -> HostOrder:
+    return msgspec.structs.replace(order, start=start)
 
 
 def _encoded(order: HostOrder, start: HostStart | None = None) -> bytes:
-    return encode(_with_start(order, start) if start else _without_start(order))
-
-
-def _without_start(order: HostOrder) -> HostOrder:
-    return HostOrder(order.trial, order.epoch, order.run_until, order.stop)
+    return encode(_with_start(order, start))

@@ -73,6 +73,22 @@ def _parser() -> argparse.ArgumentParser:
         help="a file with an Environment whose forkserver is started before the first trial needs"
         " it; removed when it was read",
     )
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="for copies of checkpoints that are in a store; default: cache in the --workdir",
+    )
+    parser.add_argument(
+        "--cache-bytes",
+        metavar="SIZE",
+        help="how much the copies may take, such as 20GiB; default: a tenth of the disk",
+    )
+    parser.add_argument(
+        "--uploads-bytes",
+        metavar="SIZE",
+        help="trials wait before they write another checkpoint while so much is not uploaded yet;"
+        " default: a tenth of the disk",
+    )
     return parser
 
 

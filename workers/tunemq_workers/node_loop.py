@@ -16,6 +16,8 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.messages import PROTOCOL_VERSION, BatchHeader, NodeWarned, encode
+from tunemq_workers.checkpoint_contracts import Emit
+from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.ear_link import EarLink
 from tunemq_workers.ear_process import EarProcess
 from tunemq_workers.host_contracts import Forkservers
@@ -28,6 +30,7 @@ from tunemq_workers.pump import Pump
 from tunemq_workers.pump_messages import (
     Appended,
     Fact,
+    Forget,
     HelloSaid,
     LookNow,
     NotAppended,
@@ -75,6 +78,7 @@ class NodeLoop:
         reactor: not running yet.
         room: for what is not journalled yet.
         forkservers: what starts hosts.
+        make_checkpoints: makes what cares for their checkpoints; takes what takes its events.
         children: the pids of the node's own children; the ear's is kept there.
         start_ear: starts an ear process.
         ear: one that was started already.
@@ -89,6 +93,7 @@ class NodeLoop:
         reactor: Reactor,
         room: Room,
         forkservers: Forkservers,
+        make_checkpoints: Callable[[Emit], Checkpoints],
         children: set[int],
         start_ear: Callable[[], EarProcess],
         ear: EarProcess,
@@ -97,7 +102,8 @@ class NodeLoop:
         self._reactor, self._forkservers = reactor, forkservers
         self._pump = Pump(redis, incarnation, lambda fact: reactor.post(partial(self._heard, fact)))
         self._outboxes = Outboxes(room, reactor, order=self._pump.order, header=self._header)
-        self._hosts = Hosts(reactor, forkservers, self._outboxes.add)
+        self._checkpoints = make_checkpoints(self._outboxes.add)
+        self._hosts = Hosts(reactor, forkservers, self._checkpoints, self._outboxes.add)
         forkservers.on_warning = self._warn
         self._caps = OutputCaps(reactor, self._hosts.folders)
         self._mail = Mailbox(incarnation)
@@ -124,18 +130,24 @@ class NodeLoop:
         """Serve until `stop` or `abandon`."""
         self._pump.start()
         self._caps.start()
+        self._checkpoints.start()
         self._reactor.run(self._after_round)
         self._ear.close()
+        self._checkpoints.close()
         if self._ending is not None:
             self._forkservers.close()
         return self._exit_code
 
     def stop(self, reason: str, exit_code: int = 0) -> None:
-        """Kill the hosts, send what they said, say goodbye, end; again is allowed."""
+        """Kill the hosts, send what they said, say goodbye, end; again is allowed.
+
+        What is not uploaded by then is given up: the scheduler forgets it with this node.
+        """
         if self._ending is None:
             _log.info("node.stopping reason=%r hosts=%d", reason, len(self._hosts))
             self._exit_code = exit_code
             self._hosts.kill_all()
+            self._checkpoints.close()
             self._ending = self._reactor.after(_ENDING_S, self._say_goodbye)
 
     def abandon(self, reason: str, exit_code: int = 0) -> None:
@@ -213,7 +225,10 @@ class NodeLoop:
         # Without a generation no stream has to be there.
         missing = frozenset[str]() if seen.generation is None else seen.missing
         self._outboxes.release(seen.journalled, missing)
-        self._outboxes.forget_all_but(self._hosts.events_keys())
+        used = self._hosts.events_keys() | self._checkpoints.unsettled()
+        for key in self._checkpoints.forget_all_but(used, seen.journalled, missing):
+            self._pump.order(Forget(key))
+        self._outboxes.forget_all_but(used)
         was_up, wire.is_up = wire.is_up, True
         if self._ending is not None:
             return
@@ -247,7 +262,8 @@ class NodeLoop:
         if outboxes.is_full is not self._is_held:
             self._is_held = outboxes.is_full
             self._hosts.hold(self._is_held)
-        self._pump.keys = outboxes.keys
+        kept = self._checkpoints.kept
+        self._pump.keys = tuple({*outboxes.keys, *kept}) if kept else outboxes.keys
         is_expecting = wire.generation is None and time.monotonic() < wire.since + _EXPECTING_S
         self._pump.is_hurried = outboxes.size > BLOCK_BYTES or is_expecting
         is_settled = outboxes.is_settled or not wire.is_up

@@ -16,9 +16,14 @@ from typing import Final
 import cloudpickle
 import msgspec
 
+from tunemq_shared.byte_sizes import parse_bytes
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import PROTOCOL_VERSION, Environment, NodeHello, encode
 from tunemq_workers import machine
+from tunemq_workers.cache_disk import CacheDisk
+from tunemq_workers.cache_limits import CacheLimits
+from tunemq_workers.checkpoint_contracts import Emit
+from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.ear_process import EarProcess
 from tunemq_workers.forkservers import ForkserverPool
 from tunemq_workers.node_loop import NodeLoop
@@ -27,6 +32,8 @@ from tunemq_workers.prctl import adopt_orphans, set_name
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.redis_address import parse_address
 from tunemq_workers.spool import Spool
+from tunemq_workers.transfers.child import start_transfers
+from tunemq_workers.transfers.link import Transfers
 
 #: A part of the node broke (EX_SOFTWARE).
 EXIT_BROKEN: Final = 70
@@ -55,6 +62,11 @@ def run_node(
     """
     resources = machine.offered(_cpus(options.cpus), _resources(options.resources))
     prewarmed = _environment(options.prewarm)
+    cache = os.path.abspath(options.cache or os.path.join(options.workdir, "cache"))
+    limits = CacheLimits(
+        _bytes("--cache-bytes", options.cache_bytes),
+        _bytes("--uploads-bytes", options.uploads_bytes),
+    )
     set_name("tunemq-node")
     adopt_orphans()
     _open_log(options.workdir)
@@ -75,6 +87,18 @@ def run_node(
     pool = ForkserverPool(
         reactor, children, folder=options.workdir, hostname=hostname, node_ip=node_ip
     )
+
+    def make_checkpoints(emit: Emit) -> Checkpoints:
+        start = partial(start_transfers, os.path.join(options.workdir, "transfers.log"))
+        return Checkpoints(
+            reactor,
+            CacheDisk(reactor),
+            Transfers(reactor, start=start, children=children),
+            emit,
+            folder=cache,
+            limits=limits,
+        )
+
     loop = NodeLoop(
         incarnation=incarnation,
         hello=encode(hello),
@@ -82,6 +106,7 @@ def run_node(
         reactor=reactor,
         room=Room(Spool(options.workdir)),
         forkservers=pool,
+        make_checkpoints=make_checkpoints,
         children=children,
         start_ear=start_ear,
         ear=ear,
@@ -147,6 +172,14 @@ def _resources(text: str) -> dict[str, float]:
         if amount < 0:
             raise ConfigError(f"--resources offers {amount} of {name!r}; give at least 0.")
     return amounts
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    """The number of bytes that an option says, if it is given."""
+    number = None if text is None else parse_bytes(text)
+    if number is None and text is not None:
+        raise ConfigError(f"{option} is {text!r}; give bytes, such as 20GiB or 500MB.")
+    return number
 
 
 def _environment(path: str | None) -> Environment | None:

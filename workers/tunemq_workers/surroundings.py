@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 
+from tunemq_shared import failpoints
 from tunemq_shared.messages import HostStart
 from tunemq_workers import outputs, seeding, threads
 from tunemq_workers.family import MARK
@@ -85,6 +86,8 @@ class Surroundings:
         variables = {name: v for name, v in given.items() if not name.startswith("TUNEMQ_")}
         variables |= self.variables
         variables[MARK] = host
+        if failpoints.VARIABLE in os.environ:
+            variables[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
         if gpus:
             variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         elif not start.resources.get("gpu"):

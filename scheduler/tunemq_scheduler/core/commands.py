@@ -27,7 +27,10 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class StartTrial(Command, frozen=True):
-    """Host a trial on a node: a new incarnation (epoch) of it, from ``restore`` if there is one."""
+    """Host a trial on a node: a new incarnation (epoch) of it.
+
+    It goes on from the first of ``restore`` that is usable, from nothing where that is empty.
+    """
 
     trial: str
     epoch: int
@@ -37,7 +40,7 @@ class StartTrial(Command, frozen=True):
     resources: dict[str, float]
     run_until: Horizon
     last_step: int
-    restore: CheckpointRef | None
+    restore: tuple[CheckpointRef, ...]
 
 
 class ContinueTrial(Command, frozen=True):
@@ -51,6 +54,14 @@ class ContinueTrial(Command, frozen=True):
 
 class StopTrial(Command, frozen=True):
     """End a hosted trial: asked, saved if that is due, then TERM, then KILL."""
+
+    trial: str
+    epoch: int
+    incarnation: str
+
+
+class PauseTrial(Command, frozen=True):
+    """Save a hosted trial and end its host; it goes on later, perhaps elsewhere."""
 
     trial: str
     epoch: int
@@ -71,7 +82,7 @@ class DropNode(Command, frozen=True):
     incarnation: str
 
 
-ExecutorCommand = StartTrial | ContinueTrial | StopTrial | ReleaseTrial | DropNode
+ExecutorCommand = StartTrial | ContinueTrial | StopTrial | PauseTrial | ReleaseTrial | DropNode
 
 # --- to the record keepers ------------------------------------------------------------------------
 
@@ -98,7 +109,7 @@ class RecordResult(Command, frozen=True):
 
 
 class RecordCheckpoint(Command, frozen=True):
-    """A checkpoint of the trial is kept."""
+    """A checkpoint of the trial is in the store, and kept."""
 
     trial: str
     checkpoint: CheckpointCommitted
@@ -133,7 +144,17 @@ RecordCommand = (
 
 
 class DeleteCheckpoint(Command, frozen=True):
-    """A checkpoint is no longer kept; its folder may go."""
+    """A checkpoint is no longer kept: its manifest goes, then its objects but those in ``keep``.
+
+    ``keep`` are names in its own folder that manifests of other checkpoints refer to.
+    """
 
     trial: str
     key: str
+    keep: tuple[str, ...] = ()
+
+
+class DeleteObjects(Command, frozen=True):
+    """Objects of checkpoints that are gone, to which nobody refers any longer."""
+
+    keys: tuple[str, ...]

@@ -4,76 +4,178 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
 from tunemq_scheduler.core.values import value_of
-from tunemq_shared.messages import CheckpointCommitted, CheckpointRef, ResultReported
+from tunemq_shared.messages import (
+    CheckpointCommitted,
+    CheckpointRef,
+    CheckpointWritten,
+    ResultReported,
+)
+
+#: A trial goes on from one of so many at most: who finds eight damaged ones has a damaged disk.
+MOST_CANDIDATES: Final = 8
 
 
 class KeepRule(msgspec.Struct, frozen=True, kw_only=True):
     """How many checkpoints to keep, and which are the best.
 
     Attributes:
-        num_to_keep: None keeps all.
+        num_to_keep: of each trial; None keeps all.
         score_attribute: a key of the result; None ranks by age, newest best.
         higher_is_better: the direction of the score.
+        in_experiment: of all trials together; None keeps all.
+        max_bytes: of all trials together, each checkpoint counted as if it shared nothing.
     """
 
     num_to_keep: int | None = None
     score_attribute: str | None = None
     higher_is_better: bool = True
+    in_experiment: int | None = None
+    max_bytes: int | None = None
 
 
-class _Kept(msgspec.Struct, array_like=True):
+class Kept(msgspec.Struct, array_like=True):
+    """A checkpoint of a trial.
+
+    Attributes:
+        order: grows in the experiment with each that is written; not that of steps.
+        score: by `KeepRule`; the higher the better.
+        written: the hash of its manifest on the disk of ``node``, an incarnation; both are empty
+            where its host wrote it into the store itself.
+        committed: None while it is not in the store.
+        is_wanted: whether anybody can go on from it; one that is not wanted is only waited for.
+    """
+
     order: int
     score: float
-    checkpoint: CheckpointCommitted
+    key: str
+    epoch: int
+    step: int
+    written: str
+    node: str
+    committed: CheckpointCommitted | None
+    is_wanted: bool = True
 
 
 class KeptCheckpoints:
     """The checkpoints of one trial in the order of their arrival, which need not be that of steps.
 
-    The newest is always kept, whatever its score, because a retry goes on from it: so up to
-    ``num_to_keep + 1`` exist. A checkpoint whose result lacks the score, or has NaN there, ranks
-    last.
+    What is written and not committed is never dropped. Of the committed ones the newest is always
+    kept, whatever its score, because a retry goes on from it: so up to ``num_to_keep + 1`` exist. A
+    checkpoint whose result lacks the score, or has NaN there, ranks last.
     """
 
-    __slots__ = ("_kept", "_next", "_rule")
+    __slots__ = ("_kept", "_rule", "uploading")
 
     def __init__(self, rule: KeepRule) -> None:
         self._rule = rule
-        self._kept: dict[str, _Kept] = {}
-        self._next = 0
+        self._kept: dict[str, Kept] = {}
+        #: How many are not committed yet.
+        self.uploading = 0
 
-    def add(
-        self, checkpoint: CheckpointCommitted, result: ResultReported | None
-    ) -> list[CheckpointCommitted]:
-        """Keep a new checkpoint; returns those that are kept no longer."""
-        if checkpoint.key in self._kept:
-            return []
-        newest = _Kept(self._next, self._score(result, self._next), checkpoint)
-        self._kept[checkpoint.key] = newest
-        self._next += 1
+    def __contains__(self, key: str) -> bool:
+        return key in self._kept
+
+    def __iter__(self) -> Iterator[Kept]:
+        """All, oldest first."""
+        return iter(self._kept.values())
+
+    def get(self, key: str) -> Kept | None:
+        """One of them."""
+        return self._kept.get(key)
+
+    def add_written(
+        self,
+        checkpoint: CheckpointWritten,
+        result: ResultReported | None,
+        *,
+        order: int,
+        node: str,
+        is_wanted: bool = True,
+    ) -> None:
+        """One is on a node's disk; ``result`` is the one it contains, if that is known."""
+        self._kept[checkpoint.key] = Kept(
+            order=order,
+            score=self._score(result, order),
+            key=checkpoint.key,
+            epoch=checkpoint.epoch,
+            step=checkpoint.step,
+            written=checkpoint.sha256,
+            node=node,
+            committed=None,
+            is_wanted=is_wanted,
+        )
+        self.uploading += 1
+
+    def add_committed(
+        self, checkpoint: CheckpointCommitted, result: ResultReported | None, *, order: int
+    ) -> None:
+        """One is in the store, where its host wrote it."""
+        self._kept[checkpoint.key] = Kept(
+            order=order,
+            score=self._score(result, order),
+            key=checkpoint.key,
+            epoch=checkpoint.epoch,
+            step=checkpoint.step,
+            written="",
+            node="",
+            committed=checkpoint,
+        )
+
+    def commit(self, checkpoint: CheckpointCommitted) -> None:
+        """One that was written is in the store as well; its place and score stay the same."""
+        self._kept[checkpoint.key].committed = checkpoint
+        self.uploading -= 1
+
+    def remove(self, key: str) -> Kept | None:
+        """Keep it no longer; returns it if it was kept."""
+        kept = self._kept.pop(key, None)
+        if kept is not None and kept.committed is None:
+            self.uploading -= 1
+        return kept
+
+    def drop_surplus(self) -> list[CheckpointCommitted]:
+        """Keep no longer what the rule leaves no place for; returns those."""
         limit = self._rule.num_to_keep
-        if limit is None or len(self._kept) <= limit:
+        if limit is None or len(self._kept) - self.uploading <= limit:
             return []
-        ranked = sorted(self._kept.values(), key=lambda kept: (kept.score, kept.order))
-        worse = [kept.checkpoint for kept in ranked[:-limit] if kept is not newest]
+        committed = [kept for kept in self._kept.values() if kept.committed is not None]
+        ranked = sorted(committed, key=lambda kept: (kept.score, kept.order))
+        worse = [kept for kept in ranked[:-limit] if kept is not committed[-1]]
         for condemned in worse:
             del self._kept[condemned.key]
-        return worse
+        return [kept.committed for kept in worse if kept.committed is not None]
 
-    def newest(self) -> CheckpointRef | None:
-        """What a retry goes on from."""
-        if not self._kept:
-            return None
-        last = next(reversed(self._kept.values())).checkpoint
-        return CheckpointRef(key=last.key, sha256=last.sha256, step=last.step)
+    def refs(self, node: str) -> tuple[CheckpointRef, ...]:
+        """What a host on this node may go on from, newest first."""
+        refs: list[CheckpointRef] = []
+        for kept in reversed(self._kept.values()):
+            sha256 = "" if kept.committed is None else kept.committed.sha256
+            if kept.is_wanted and (sha256 or kept.node == node):
+                refs.append(CheckpointRef(kept.key, sha256, kept.step, kept.written))
+            if len(refs) == MOST_CANDIDATES:
+                break
+        return tuple(refs)
+
+    @property
+    def node(self) -> str:
+        """The incarnation that has the newest one on its disk; empty where none is known to."""
+        newest = next((kept for kept in reversed(self._kept.values()) if kept.is_wanted), None)
+        return "" if newest is None else newest.node
+
+    @property
+    def newest(self) -> Kept | None:
+        """The newest committed one."""
+        kept = reversed(self._kept.values())
+        return next((one for one in kept if one.committed is not None), None)
 
     def kept(self) -> Iterator[CheckpointCommitted]:
-        """All that are kept, oldest first."""
-        return (kept.checkpoint for kept in self._kept.values())
+        """All that are committed, oldest first."""
+        return (kept.committed for kept in self._kept.values() if kept.committed is not None)
 
     def _score(self, result: ResultReported | None, order: int) -> float:
         attribute = self._rule.score_attribute

@@ -49,8 +49,14 @@ class Placement:
         self._out_of_bucket(incarnation)
         del self._total[incarnation], self._free[incarnation]
 
-    def fit(self, request: Mapping[str, float]) -> str | None:
-        """The node that would have least left over; None when no node has enough free now."""
+    def fit(self, request: Mapping[str, float], preferred: str = "") -> str | None:
+        """A node that has enough free now; None when there is none.
+
+        Args:
+            preferred: taken if it has; else that which would have least left over is.
+        """
+        if preferred in self._free and _left_over(self._free[preferred], request) is not None:
+            return preferred
         best: _Free | None = None
         least = (0.0, 0.0)
         for bucket in self._buckets:

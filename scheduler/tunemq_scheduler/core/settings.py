@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
+from tunemq_shared.messages import CheckpointRef
 
 
 class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +17,8 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
         fail_fast: the first trial in ERROR ends the experiment.
         keep: which checkpoints of a trial are kept.
         request: what every trial asks for, where that does not depend on its configuration.
+        restore: what every new trial begins from, the first usable one; it lies in the experiment's
+            store, all of its objects in its own folder, and is never deleted.
     """
 
     max_concurrent: int = 0
@@ -23,3 +26,4 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     fail_fast: bool = False
     keep: KeepRule = KeepRule()
     request: dict[str, float] | None = None
+    restore: tuple[CheckpointRef, ...] = ()

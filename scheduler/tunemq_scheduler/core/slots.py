@@ -45,10 +45,12 @@ class Slots:
     def take(self, trial: Trial) -> str:
         """Take a slot for the trial's newest epoch; returns the node.
 
+        That is the one which has its newest checkpoint on its disk, if it has room.
+
         Raises:
             BugError: no node has room.
         """
-        node = self.placement.fit(trial.resources)
+        node = self.placement.fit(trial.resources, trial.checkpoints.node)
         if node is None:
             raise BugError(f"trial {trial.trial_id} was chosen, and no node has room for it")
         self.placement.take(node, trial.resources)
@@ -70,6 +72,11 @@ class Slots:
     def node_of(self, trial: Trial) -> str:
         """The node that hosts the trial's newest epoch."""
         return self._held[trial.trial_id, trial.epoch][0]
+
+    def node_at(self, trial: str, epoch: int) -> str | None:
+        """The node that hosts this incarnation, None if none does."""
+        held = self._held.get((trial, epoch))
+        return None if held is None else held[0]
 
     def has_any(self, trial: Trial) -> bool:
         """Whether any epoch of the trial holds a slot."""

@@ -36,6 +36,14 @@ TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     ERROR: frozenset(),
 }
 
+#: Seconds to wait before the next try: at once, then growing while no new result comes.
+MAX_BACK_OFF_S: Final = 60.0
+#: The wait doubles no more often than this; it is at its longest long before.
+_MOST_DOUBLINGS: Final = 10
+
+#: A trial's `Trial.waits` while it waits for nothing.
+NO_WAIT: Final = ("", "")
+
 #: How many of its last events a trial can tell.
 STORY_LENGTH: Final = 16
 
@@ -70,6 +78,10 @@ class Trial:
         fruitless: how often in a row it failed with no new result in between.
         ending: why it is about to end, while its host still has to say that all is kept.
         stop_ordered: whether it ends because somebody asked for it.
+        pausing: why it is being paused; empty while it is not.
+        restoring: the key of the checkpoint that its host begins from, until it has.
+        waits: for what of the store it waits, ``save`` or ``restore``, and why; two empty texts
+            while it does not.
     """
 
     __slots__ = (
@@ -82,9 +94,11 @@ class Trial:
         "not_before",
         "num_failures",
         "number",
+        "pausing",
         "reason",
         "repeated",
         "resources",
+        "restoring",
         "run_until",
         "started",
         "status",
@@ -92,6 +106,7 @@ class Trial:
         "story",
         "tag",
         "trial_id",
+        "waits",
     )
 
     def __init__(
@@ -122,6 +137,9 @@ class Trial:
         self.not_before = 0.0
         self.ending = ""
         self.stop_ordered = False
+        self.pausing = ""
+        self.restoring = ""
+        self.waits = NO_WAIT
         self.story: deque[Message] = deque(maxlen=STORY_LENGTH)
 
     @property
@@ -134,6 +152,21 @@ class Trial:
         """Whether it is TERMINATED or in ERROR."""
         return self.status in FINISHED
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint of it is on its way to the store, or waits for room."""
+        return self.checkpoints.uploading > 0 or self.waits[0] == "save"
+
+    @property
+    def is_restoring(self) -> bool:
+        """Whether its host has a checkpoint to begin from, and has not begun."""
+        return bool(self.restoring)
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is anything that it could go on from."""
+        return any(kept.is_wanted for kept in self.checkpoints)
+
     def move_to(self, status: str) -> None:
         """Change the state.
 
@@ -145,6 +178,14 @@ class Trial:
                 self.trial_id, self.status, status, [repr(m) for m in self.story]
             )
         self.status = status
+        self.restoring, self.waits = "", NO_WAIT
+
+    def back_off(self, elapsed: float) -> None:
+        """It failed at this time: settle when it is tried again."""
+        doublings = min(self.fruitless, _MOST_DOUBLINGS) - 1
+        pause = 0.0 if self.fruitless == 0 else min(MAX_BACK_OFF_S, 2.0**doublings)
+        self.fruitless += 1
+        self.not_before = elapsed + pause
 
     def summary(self) -> TrialSummary:
         """What is known of it now."""

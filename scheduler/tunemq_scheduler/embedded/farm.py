@@ -37,6 +37,8 @@ _READY_WITHIN_S: Final = 20.0
 #: The keeper needs a few milliseconds to end everything; after so long it is killed itself.
 _STOP_WITHIN_S: Final = 1.8
 _LOG_TAIL_BYTES: Final = 2000
+#: Variables for a store's clients (where it is, its keys and certificates), and for failpoints.
+_ABOUT_STORE: Final = ("AWS_", "MINIO_", "SSL_CERT_", "TUNEMQ_S3_", "TUNEMQ_FAILPOINTS")
 _terms = itertools.count(1)
 
 
@@ -71,6 +73,8 @@ class EmbeddedFarm:
     ) -> None:
         self.cpus = cpus if cpus is not None else default_cpus()
         binary, environ = find_redis_server(), environment()
+        #: What its node knows about stores.
+        self.about_store = about_store()
         self.folder = make_runtime_folder()
         self._socket_path = os.path.join(self.folder, layout.SOCKET)
         #: Where its Redis is, as redis-py spells it.
@@ -231,6 +235,11 @@ class EmbeddedFarm:
         """Let go of a farm that belongs to our parent process."""
         self._control.close()
         self._keeper.returncode = 0  # else it is polled and complained about when it is collected
+
+
+def about_store() -> dict[str, str]:
+    """What the script's environment says about stores and their keys."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_ABOUT_STORE)}
 
 
 def _write_private(path: str, content: bytes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tunemq_scheduler.embedded.command_lines import default_cpus
-from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_scheduler.embedded.farm import EmbeddedFarm, about_store
 from tunemq_shared.messages import Environment
 
 _lock = threading.Lock()
@@ -24,7 +24,9 @@ def embedded_farm(
     """This script's farm for the length of one experiment: the warm one, or a new one.
 
     A node serves one experiment at a time, so searches that run side by side, in threads, get a
-    farm each. Warm farms end with the script. Redis may still be starting: see `EmbeddedFarm`.
+    farm each. So does one for which the environment says something else about stores: a node has
+    their keys from there. Warm farms end with the script. Redis may still be starting: see
+    `EmbeddedFarm`.
 
     Args:
         cpus: what the node offers; see `EmbeddedFarm`.
@@ -45,7 +47,8 @@ def _take(cpus: int, prewarm: Environment | None) -> EmbeddedFarm:
     with _lock:
         while _idle:
             farm = _idle.pop()
-            if farm.cpus == cpus and farm.is_usable:
+            fits = farm.cpus == cpus and farm.about_store == about_store()
+            if fits and farm.is_usable:
                 break
             farm.stop()
         else:

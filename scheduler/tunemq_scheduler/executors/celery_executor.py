@@ -18,6 +18,7 @@ from typing import Final, Protocol
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
     DropNode,
+    PauseTrial,
     ReleaseTrial,
     StartTrial,
     StopTrial,
@@ -177,6 +178,12 @@ class CeleryTrialExecutor(TrialExecutor):
         mailbox = self._mailbox(order.incarnation)
         if mailbox is not None:
             mailbox.stop(order.trial, order.epoch)
+
+    def pause_trial(self, order: PauseTrial) -> None:
+        """Have a hosted trial saved and ended, to go on later."""
+        mailbox = self._mailbox(order.incarnation)
+        if mailbox is not None:
+            mailbox.pause(order.trial, order.epoch)
 
     def release_trial(self, order: ReleaseTrial) -> None:
         """Forget a trial whose host is gone; the node hears of it with its next orders."""

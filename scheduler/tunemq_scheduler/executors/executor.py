@@ -9,6 +9,7 @@ from tunemq_scheduler.core.commands import (
     ContinueTrial,
     DropNode,
     ExecutorCommand,
+    PauseTrial,
     ReleaseTrial,
     StartTrial,
     StopTrial,
@@ -49,6 +50,8 @@ class TrialExecutor(ABC):
                     self.start_trial(command)
                 case StopTrial():
                     self.stop_trial(command)
+                case PauseTrial():
+                    self.pause_trial(command)
                 case ReleaseTrial():
                     self.release_trial(command)
                 case DropNode():
@@ -68,6 +71,14 @@ class TrialExecutor(ABC):
     @abstractmethod
     def stop_trial(self, order: StopTrial) -> None:
         """End a hosted trial; its `HostFreed` follows when nothing of it is left."""
+
+    @abstractmethod
+    def pause_trial(self, order: PauseTrial) -> None:
+        """Save a hosted trial and end its host: `TrialPaused`, then `HostFreed`.
+
+        Whatever fails is stated as a fact by `poll`, never raised, and `HostFreed` follows even so.
+        What the trial reported meanwhile is stated before, and not lost.
+        """
 
     def release_trial(self, order: ReleaseTrial) -> None:  # noqa: B027  a backend may keep no list
         """Forget a trial whose host is gone."""

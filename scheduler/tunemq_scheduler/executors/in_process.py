@@ -12,8 +12,9 @@ import queue
 import socket
 import time
 from collections import deque
+from contextlib import closing
 
-from tunemq_scheduler.core.commands import ContinueTrial, StartTrial, StopTrial
+from tunemq_scheduler.core.commands import ContinueTrial, PauseTrial, StartTrial, StopTrial
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
@@ -72,6 +73,10 @@ class InProcessExecutor(TrialExecutor):
         """Ask the trial to end; it does at its next report."""
         self._news.put(m.HostOrder(order.trial, order.epoch, (), stop=True))
 
+    def pause_trial(self, order: PauseTrial) -> None:
+        """Ask the trial to save and end; it does at its next report."""
+        self._news.put(m.HostOrder(order.trial, order.epoch, (), pause=True))
+
     def poll(self, timeout: float) -> list[m.Event]:
         """What the trial said since the last call."""
         events: deque[m.Event] = deque()
@@ -116,9 +121,10 @@ class InProcessExecutor(TrialExecutor):
         )
         self._facts.put(started)
         channel = _Queues(self._facts, self._news)
-        sink = StoreSink(open_store(start.store), order.trial, os.path.basename(start.folder))
-        session = TrialSession(order, unpack_config(start.config), channel, sink)
-        run_trial(load(start.code), session)
+        with closing(open_store(start.store)) as store:
+            sink = StoreSink(store, order.trial, os.path.basename(start.folder))
+            session = TrialSession(order, unpack_config(start.config), channel, sink)
+            run_trial(load(start.code), session)
         self._facts.put(m.HostFreed(order.trial, order.epoch))
 
 

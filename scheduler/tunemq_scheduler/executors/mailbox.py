@@ -16,6 +16,7 @@ class _Wanted:
     run_until: Horizon
     start: HostStart
     stop: bool = False
+    pause: bool = False
     start_version: int | None = None
 
 
@@ -78,6 +79,13 @@ class Mailbox:
             wanted.stop = True
             self.is_changed = True
 
+    def pause(self, trial: str, epoch: int) -> None:
+        """Have a trial saved and ended, to go on later."""
+        wanted = self._find(trial, epoch)
+        if wanted is not None:
+            wanted.pause = True
+            self.is_changed = True
+
     def release(self, trial: str, epoch: int) -> None:
         """Forget a trial that is over; the node may hear of it with the next change."""
         if self._find(trial, epoch) is not None:
@@ -116,7 +124,9 @@ class Mailbox:
             wanted.start_version = self.version
         is_known = self._confirmed >= wanted.start_version
         start = None if is_known else wanted.start
-        return HostOrder(trial, wanted.epoch, wanted.run_until, stop=wanted.stop, start=start)
+        return HostOrder(
+            trial, wanted.epoch, wanted.run_until, wanted.stop, start=start, pause=wanted.pause
+        )
 
     def _find(self, trial: str, epoch: int) -> _Wanted | None:
         wanted = self._wanted.get(trial)

@@ -36,6 +36,9 @@ class Display:
     def trial_ended(self, trial: TrialView, reason: str) -> None:
         """The trial is TERMINATED or in ERROR."""
 
+    def trial_waits(self, trial: TrialView) -> None:
+        """The trial begins to wait for the store, as ``trial.waits`` says, or goes on."""
+
     def news(self, text: str) -> None:
         """Something happened that is about no trial: a node warned, a service was started again."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tunemq_scheduler.report.display import Display, Output
 from tunemq_scheduler.report.format import clean, clock, duration, parameters, resources, value
-from tunemq_scheduler.report.rows import STATES, TableOptions, is_reported_metric
+from tunemq_scheduler.report.rows import STATES, TableOptions, is_reported_metric, waits_in_words
 from tunemq_scheduler.report.summary import plain, sections
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ _PER_SECOND: Final = 5.0
 _WIDTH: Final = 120
 #: Characters of something that happened; a reason may be long.
 _NEWS: Final = 500
+#: Seconds that a trial waits for the store before that is said: short waits are nothing unusual.
+_PATIENCE_S: Final = 2.0
 
 
 class _Allowance:
@@ -48,8 +50,7 @@ class LineDisplay(Display):
     """Writes a line when a trial starts, ends or fails, and when there is a new best.
 
     Thousands of short trials are not told one by one: lines that come too fast are left out and
-        counted,
-    failures apart from the others, so that neither hides the other.
+    counted, failures apart from the others, so that neither hides the other.
     """
 
     def __init__(
@@ -74,17 +75,24 @@ class LineDisplay(Display):
         self._events = _Allowance(self._began)
         self._failures = _Allowance(self._began)
         self._left_out = 0
+        #: The trials of which it was said that they wait.
+        self._waiting: set[str] = set()
+        #: Those that wait of which it was not, and since when; the longest first.
+        self._waits: dict[str, tuple[float, TrialView]] = {}
 
     def begin(self, view: SearchView) -> None:
         """Say what begins and where it writes."""
         self._before = view.elapsed_s
         amount = f"{view.num_trials} trials, " if view.num_trials else ""
-        self._say(f"search {clean(view.name)}: {amount}results in {clean(view.path)}")
+        store = f", checkpoints in {clean(view.store)}" if view.store else ""
+        self._say(f"search {clean(view.name)}: {amount}results in {clean(view.path)}{store}")
 
     def trial_started(self, trial: TrialView) -> None:
         """Say where and with what."""
+        self._waits_no_more(trial)
         if self._may(self._events):
-            again = f" again (attempt {trial.epoch})" if trial.epoch > 1 else ""
+            again = " again" if trial.epoch > 1 else ""
+            again += f" (attempt {trial.num_failures + 1})" if trial.num_failures else ""
             where = f" on {clean(trial.hostname)}" if trial.hostname else ""
             params = parameters(trial.evaluated_params or trial.config)
             self._say(f"trial {clean(trial.trial_id)} started{again}{where}: {params}")
@@ -105,6 +113,7 @@ class LineDisplay(Display):
 
     def trial_ended(self, trial: TrialView, reason: str) -> None:
         """Say how it ended; failures were told already."""
+        self._waits_no_more(trial)
         if trial.status != "ERROR" and self._may(self._events):
             result = trial.last_result
             steps = result.get("training_iteration", 0)
@@ -112,6 +121,15 @@ class LineDisplay(Display):
             why = f" ({clean(reason, 80)})" if reason else ""
             told = f"trial {clean(trial.trial_id)} ended after {steps} steps, {took}{why}"
             self._say(f"{told}: {self._metrics(result)}" if result else told)
+
+    def trial_waits(self, trial: TrialView) -> None:
+        """Say that it goes on, if it was said that it waits; `update` says that, after a while."""
+        name = trial.trial_id
+        if trial.waits[0]:
+            if name not in self._waiting:
+                self._waits.setdefault(name, (self._now(), trial))
+        elif self._waits_no_more(trial):
+            self._say(f"trial {clean(name)} goes on: the store has answered")
 
     def news(self, text: str) -> None:
         """Say it at once."""
@@ -121,6 +139,7 @@ class LineDisplay(Display):
     def update(self, view: SearchView) -> None:
         """Say that there is a new best, and how far the search is, each not too often."""
         now = self._now()
+        self._tell_waits(now)
         best = view.best
         if best is not None and now >= self._best_due and best[:2] != self._best:
             self._best = best[:2]
@@ -135,6 +154,23 @@ class LineDisplay(Display):
     def end(self, view: SearchView, results: Sequence[Result]) -> None:
         """Write the summary."""
         self._output.write(*plain(sections(view, results, self._options, _WIDTH)))
+
+    def _tell_waits(self, now: float) -> None:
+        for name, (since, trial) in list(self._waits.items()):
+            if now - since < _PATIENCE_S:
+                break
+            del self._waits[name]
+            if self._may(self._failures):
+                self._waiting.add(name)
+                what, reason = trial.waits
+                self._say(f"trial {clean(name)} {waits_in_words(what)} ({clean(reason, _NEWS)})")
+
+    def _waits_no_more(self, trial: TrialView) -> bool:
+        """Forget that it waits; whether anybody was told of it."""
+        self._waits.pop(trial.trial_id, None)
+        was_told = trial.trial_id in self._waiting
+        self._waiting.discard(trial.trial_id)
+        return was_told
 
     def _status(self, view: SearchView) -> str:
         counts = [f"{view.counts[state]} {state}" for state in STATES if view.counts.get(state)]

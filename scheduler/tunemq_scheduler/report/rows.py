@@ -71,6 +71,7 @@ class Row(msgspec.Struct):
     status: str
     params: Mapping[str, Any]
     result: Mapping[str, Any]
+    waits: str = ""
 
 
 def row_of(trial: TrialView) -> Row:
@@ -81,7 +82,14 @@ def row_of(trial: TrialView) -> Row:
         status=trial.status,
         params=trial.evaluated_params or flatten(trial.config),
         result=trial.last_result,
+        waits=trial.waits[0],
     )
+
+
+def waits_in_words(what: str) -> str:
+    """What a trial does that waits for the store to ``save`` or to ``restore``."""
+    doing = {"save": "saving", "restore": "restoring"}.get(what, clean(what))
+    return f"{doing}: waits for the store"
 
 
 def fair_share(groups: Mapping[str, Sequence[T]], limit: int) -> dict[str, int]:
@@ -143,7 +151,7 @@ def columns_of(
     ]
     columns = [
         Column(header=" " * len(star) + "trial", cells=trials),
-        Column(header="status", cells=[row.status for row in rows]),
+        Column(header="status", cells=[_status(row) for row in rows]),
     ]
     for rank, (key, name) in enumerate(_parameter_keys(rows, options).items()):
         found = [lookup(row.params, key) for row in rows]
@@ -164,6 +172,10 @@ def columns_of(
 def is_reported_metric(key: str, found: Any) -> bool:
     """Whether a value of a flattened result is a number that the trainable reported."""
     return key not in _AUTOMATIC and not key.startswith("config/") and is_number(found)
+
+
+def _status(row: Row) -> str:
+    return waits_in_words(row.waits) if row.waits else row.status
 
 
 def _column(name: str, found: Sequence[Any], width: int, rank: int) -> Column:

@@ -19,11 +19,14 @@ from tunemq_scheduler.report.rows import (
     sorted_by_metric,
 )
 from tunemq_shared.conditions import lookup
+from tunemq_shared.store_address import without_settings
+from tunemq_shared.stored_checkpoint import StoredCheckpoint
 
 if TYPE_CHECKING:
     from tunemq_scheduler.failures import FailureGroup
     from tunemq_scheduler.report.view import SearchView
     from tunemq_scheduler.result import Result
+    from tunemq_shared.checkpoint import Checkpoint
 
 #: How many metrics of the best trial are named.
 _METRICS: Final = 10
@@ -123,7 +126,7 @@ def _best(best: Row, results: Sequence[Result], metric: str) -> Section:
         "trial": [clean(best.trial_id)],
         "config": [f"{clean(key)} = {value(found, 60)}" for key, found in best.params.items()],
         "metrics": [f"{clean(key)} = {value(found)}" for key, found in others.items()][:_METRICS],
-        "checkpoint": [clean(result.checkpoint.path) if result.checkpoint else "none"],
+        "checkpoint": [clean(_place(result.checkpoint)) if result.checkpoint else "none"],
         "folder": [clean(result.path)],
     }
     lines = [
@@ -134,6 +137,13 @@ def _best(best: Row, results: Sequence[Result], metric: str) -> Section:
     return Section(title=f"best {clean(metric)}: {lookup(best.result, metric)}", lines=lines)
 
 
+def _place(checkpoint: Checkpoint) -> str:
+    """Where it is; what is in a store is not downloaded for that."""
+    if isinstance(checkpoint, StoredCheckpoint):
+        return without_settings(checkpoint.uri)
+    return checkpoint.path
+
+
 def _where(view: SearchView, rows: Sequence[Row], metric: str | None) -> Section:
     counts = ", ".join(
         f"{view.counts[state]} {state}" for state in STATES if view.counts.get(state)
@@ -142,6 +152,8 @@ def _where(view: SearchView, rows: Sequence[Row], metric: str | None) -> Section
         f"{counts or 'no trials'} in {duration(view.elapsed_s)}",
         f"results in {clean(view.path)}",
     ]
+    if view.store:
+        lines.append(f"checkpoints in {clean(view.store)}")
     if metric and rows and all(score(row.result, metric, None) is None for row in rows):
         lines.append(f"no trial reported a finite value of {clean(metric)}")
     lines += [clean(note) for note in view.notes]

@@ -59,6 +59,8 @@ _STYLES: Final = {
     "ERROR": "red",
     "TERMINATED": "green",
 }
+#: Of a trial that waits for the store, whatever its state.
+_WAITS: Final = "yellow"
 _WORDS: Final = {
     "RUNNING": "running",
     "PAUSED": "paused",
@@ -218,7 +220,7 @@ def _drawn_table(columns: Sequence[Column]) -> Table:
     for cells in zip(*(column.cells for column in columns), strict=True):
         drawn = []
         for column, cell in zip(columns, cells, strict=True):
-            style = _STYLES.get(cell, "") if column.header == "status" else ""
+            style = _STYLES.get(cell, _WAITS) if column.header == "status" else ""
             drawn.append(Text(cell, style="bold" if column.is_main else style))
         table.add_row(*drawn)
     return table

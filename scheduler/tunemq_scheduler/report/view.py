@@ -22,6 +22,10 @@ class SearchView(Protocol):
         """The experiment's folder."""
 
     @property
+    def store(self) -> str:
+        """Where its checkpoints are; empty where that is its folder."""
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds in which a scheduler ran this search."""
 

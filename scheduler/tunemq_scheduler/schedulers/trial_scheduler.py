@@ -95,7 +95,7 @@ class RunnerLike(Protocol):
     """The experiment as a scheduler sees it."""
 
     def waiting(self) -> Iterable[TrialLike]:
-        """The trials, PENDING or PAUSED, that could be placed now, the longest waiting first."""
+        """The trials that could be placed now: PENDING ones, then PAUSED; longest waiting first."""
         ...
 
 
@@ -187,8 +187,18 @@ class TrialScheduler:
         """A trial that was not running ended: it never ran, or was paused."""
 
     def choose_trial_to_run(self, runner: RunnerLike) -> TrialLike | None:
-        """Which of `RunnerLike.waiting` starts next, if any should. Asking changes nothing."""
-        return next(iter(runner.waiting()), None)
+        """Which of `RunnerLike.waiting` starts next, if any should. Asking changes nothing.
+
+        The one that has waited longest of those that are PENDING; where there is none, of those
+        that are PAUSED. A scheduler that pauses trials may want to say which of them go on; one
+        that lets none go on when only PAUSED ones are left ends the experiment in an error.
+        """
+        first: TrialLike | None = None
+        for trial in runner.waiting():
+            if trial.status == "PENDING":
+                return trial
+            first = first or trial
+        return first
 
     def horizon(self, trial: TrialLike) -> Horizon | None:  # noqa: ARG002
         """When the scheduler must be asked about the trial again; see the class."""

@@ -15,6 +15,7 @@ class FakeSearch:
     def __init__(self, trials: int = 3) -> None:
         self.name = "train_mnist"
         self.path = "/results/train_mnist"
+        self.store = ""
         self.elapsed_s = 0.0
         self.trials = [FakeTrial(n, self.path, lr=0.1 * n) for n in range(trials)]
         self.num_trials: int | None = trials

@@ -30,6 +30,10 @@ class Runner:
         return iter(self.trials)
 
 
+def waiting(status: str) -> Any:
+    return SimpleNamespace(status=status)
+
+
 class Custom(FIFOScheduler):
     """As people write them for Ray."""
 
@@ -57,9 +61,15 @@ def test_a_scheduler_that_says_nothing_about_horizons_is_asked_about_every_resul
 
 @pytest.mark.parity(62)
 def test_the_longest_waiting_trial_starts_first() -> None:
-    first, second = object(), object()
+    first, second = waiting("PENDING"), waiting("PENDING")
     assert FIFOScheduler().choose_trial_to_run(Runner(first, second)) is first
     assert FIFOScheduler().choose_trial_to_run(Runner()) is None
+
+
+def test_paused_trials_go_on_when_no_other_waits() -> None:
+    paused, later, pending = waiting("PAUSED"), waiting("PAUSED"), waiting("PENDING")
+    assert FIFOScheduler().choose_trial_to_run(Runner(paused, later, pending)) is pending
+    assert TrialScheduler().choose_trial_to_run(Runner(paused, later)) is paused
 
 
 def test_a_verdict_is_the_bare_word_with_a_reason() -> None:

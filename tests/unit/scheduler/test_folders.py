@@ -127,3 +127,17 @@ def test_a_file_that_cannot_be_replaced_stands(tmp_path: Path):
     with pytest.raises(StoreError, match="file cannot be replaced"):
         replace_file(str(tmp_path / "file"), b"new")
     assert (tmp_path / "file" / "inner").exists()
+
+
+def test_a_name_that_is_taken_elsewhere_gets_a_number_as_well(tmp_path):
+    (tmp_path / "run_3").mkdir()
+    taken = {"run", "run_2"}
+    made = make_experiment_folder(str(tmp_path), "run", is_new=True, is_taken=taken.__contains__)
+    assert made == str(tmp_path / "run_4")
+    assert sorted(os.listdir(tmp_path)) == ["run_3", "run_4"]
+
+
+def test_results_may_go_to_the_address_of_a_folder(tmp_path):
+    assert results_folder(f"file://{tmp_path}/with%20space") == str(tmp_path / "with space")
+    with pytest.raises(ConfigError, match="file:///path"):
+        results_folder("file://elsewhere/folder")

@@ -10,6 +10,7 @@ import pytest
 
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.executors.executor import TrialExecutor
@@ -61,6 +62,9 @@ class ScriptedExecutor(TrialExecutor):
     def stop_trial(self, order: c.StopTrial) -> None:
         self.log.append(("stop", order.trial))
 
+    def pause_trial(self, order: c.PauseTrial) -> None:
+        self.log.append(("pause", order.trial))
+
     def release(self, accepted: dict[str, int]) -> None:
         self.log.append(("release", dict(accepted)))
 
@@ -88,8 +92,8 @@ class LoggedRecords:
     def record(self, command, trial) -> None:
         self.log.append((type(command).__name__, command.trial))
 
-    def delete_checkpoint(self, key) -> None:
-        pass
+    def trial_waits(self, trial) -> None:
+        self.log.append(("waits", trial.trial_id, *trial.waits))
 
     def turn_began(self) -> None:
         pass
@@ -130,6 +134,7 @@ class Loop:
             resources_for=lambda _config: resources or {"cpu": 1.0},
             trial_prefix="t",
             clock=lambda: self.now,
+            discard=lambda removal: self.log.append(("discard", removal)),
             **options,
         )
 
@@ -464,3 +469,125 @@ def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> Non
     suggested = m.ConfigSuggested(0, "t", pack_config({}), "", {"cpu": 1.0})
     algorithms.decide(TrialView(suggested, PLAN), {"val": {"loss": math.nan}}, 1)
     assert shown == [math.inf]
+
+
+# --- pausing --------------------------------------------------------------------------------------
+
+
+class PausesAtOne(TrialScheduler):
+    """Pauses each trial once, and lets it go on when told to."""
+
+    may_go_on = True
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[str, str]] = []
+
+    def on_trial_result(self, runner, trial, result):
+        return self.PAUSE.because("enough") if result["training_iteration"] == 1 else self.CONTINUE
+
+    def on_trial_remove(self, runner, trial):
+        self.ends.append(("remove", trial.trial_id))
+
+    def on_trial_complete(self, runner, trial, result):
+        self.ends.append(("complete", trial.trial_id))
+
+    def choose_trial_to_run(self, runner):
+        fresh = (one for one in runner.waiting() if self.may_go_on or one.status == "PENDING")
+        return next(fresh, None)
+
+
+def paused_once(loop: Loop) -> list[tuple[Any, ...]]:
+    """Let the first trial report, pause and free its slot; returns what was done in that turn."""
+    loop.turn(NODE)
+    assert ("pause", "t_00000") in loop.batch(1, started(), result(1))
+    return loop.batch(3, m.TrialPaused("t_00000", 1), m.HostFreed("t_00000", 1))
+
+
+@pytest.mark.parity(68, 172)
+def test_a_trial_is_paused_with_a_reason_and_goes_on_in_a_new_incarnation() -> None:
+    loop = Loop(scheduler=PausesAtOne(), trials=1)
+    assert ("start", "t_00000", 2) in paused_once(loop)
+    (decided,) = [
+        answer
+        for entry in loop.journal.entries
+        for answer in entry.answers
+        if isinstance(answer, m.Decided)
+    ]
+    assert decided == m.Decided("t_00000", 1, m.PAUSE, "enough")
+
+
+@pytest.mark.parity(68)
+def test_a_new_trial_gets_the_slot_of_one_that_is_paused() -> None:
+    loop = Loop(scheduler=PausesAtOne(), trials=2)
+    loop.loop.algorithms.scheduler.may_go_on = False
+    assert ("start", "t_00001", 1) in paused_once(loop)
+    assert loop.loop.trials["t_00000"].status == "PAUSED"
+
+
+def test_a_search_whose_paused_trials_are_never_chosen_ends_and_says_so() -> None:
+    loop = Loop(scheduler=PausesAtOne(), trials=1)
+    loop.loop.algorithms.scheduler.may_go_on = False
+    paused_once(loop)
+    with pytest.raises(SearchFailed, match=r"all 1 trials .* are PAUSED, and PausesAtOne lets"):
+        loop.turn()
+
+
+def test_a_paused_trial_that_is_stopped_is_told_as_removed() -> None:
+    scheduler = PausesAtOne()
+    loop = Loop(scheduler=scheduler, trials=2)
+    scheduler.may_go_on = False
+    paused_once(loop)
+    loop.loop.request_stop("somebody said so", trial="t_00000")
+    loop.turn()
+    assert scheduler.ends == [("remove", "t_00000")]
+
+
+# --- the store ------------------------------------------------------------------------------------
+
+
+def test_that_a_trial_waits_for_the_store_is_told_after_the_journal_has_it() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    log = loop.batch(1, started(), m.TrialWaits("t_00000", 1, "save", "connection refused"))
+    assert log[-1] == ("waits", "t_00000", "save", "connection refused")
+    assert log[0][0] == "journal"
+    log = loop.batch(3, m.TrialWaits("t_00000", 1, "", ""))
+    assert log[-1] == ("waits", "t_00000", "", "")
+
+
+@pytest.mark.parity(103)
+def test_a_damaged_checkpoint_is_news_that_names_it_and_the_one_taken_instead() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    damaged = m.CheckpointDamaged("t_00000", 1, "a/checkpoint_1-2", "one bit.", "a/checkpoint_1-1")
+    log = loop.batch(1, damaged, started())
+    (told,) = [line[1] for line in log if line[0] == "news"]
+    assert "a/checkpoint_1-2" in told
+    assert "goes on from a/checkpoint_1-1 instead" in told
+    assert loop.loop.has_leftovers
+
+
+def test_a_checkpoint_that_is_lost_is_news_and_its_remains_are_discarded() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    written = m.CheckpointWritten("t_00000", 1, 1, 1, "a/checkpoint_1-1", "0" * 64, 10)
+    loop.batch(1, started(), result(1), written)
+    lost = m.CheckpointLost("t_00000", 1, "a/checkpoint_1-1", "the store was away.", 0.0)
+    log = loop.batch(4, lost)
+    (told,) = [line[1] for line in log if line[0] == "news"]
+    assert "a/checkpoint_1-1" in told
+    assert "the store was away" in told
+
+
+def test_what_is_not_kept_is_discarded_after_the_journal_has_it() -> None:
+    loop = Loop()
+    loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, keep=KeepRule(num_to_keep=1))
+    loop.turn(NODE)
+    kept = [
+        m.CheckpointCommitted("t_00000", 1, n, n, f"a/checkpoint_1-{n}", "0" * 64, 10)
+        for n in (1, 2)
+    ]
+    log = loop.batch(1, started(), result(1), kept[0], result(2), kept[1])
+    discarded = [line[1] for line in log if line[0] == "discard"]
+    assert discarded == [c.DeleteCheckpoint("t_00000", "a/checkpoint_1-1")]
+    assert log[0][0] == "journal"

@@ -108,3 +108,17 @@ def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
 
     assert mailbox.same_assignment() == first
     assert mailbox.renewals_unconfirmed == 0
+
+
+def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
+    mailbox = mailbox_with_one_trial()
+    mailbox.confirm(3, mailbox.next_assignment().version)
+    mailbox.pause("t1", 2)
+    assert not mailbox.is_changed, "of another incarnation"
+    mailbox.pause("t1", 1)
+
+    assert mailbox.is_changed
+    (order,) = mailbox.next_assignment().orders
+    assert (order.pause, order.stop, order.start) == (True, False, None)
+    mailbox.release("t1", 1)
+    assert mailbox.next_assignment().orders == ()

@@ -18,6 +18,16 @@ def test_the_node_with_least_left_over_is_taken() -> None:
     assert placement.fit({"cpu": 3.0}) == "big"
 
 
+def test_a_preferred_node_is_taken_while_it_has_room_and_only_then() -> None:
+    placement = Placement()
+    placement.add_node("cached", {"cpu": 8.0})
+    placement.add_node("small", {"cpu": 2.0})
+    assert placement.fit({"cpu": 2.0}, "cached") == "cached"
+    placement.take("cached", {"cpu": 7.0})
+    assert placement.fit({"cpu": 2.0}, "cached") == "small"
+    assert placement.fit({"cpu": 2.0}, "gone") == "small"
+
+
 @pytest.mark.parity(138)
 def test_a_trial_without_a_gpu_goes_where_no_gpu_is_left_idle() -> None:
     placement = Placement()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import pytest
@@ -15,19 +14,12 @@ from tunemq_scheduler.records import Records
 from tunemq_scheduler.report.display import Display
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
-from tunemq_shared.errors import SearchFailed, StoreError
+from tunemq_shared.errors import SearchFailed
 from tunemq_shared.packing import pack_config
 
 
-class Store:
-    """Cannot remove anything."""
-
-    def delete_checkpoint(self, key: str) -> None:
-        raise StoreError(f"checkpoint {key} cannot be removed: Permission denied.")
-
-
 def records(*callbacks: Callback) -> Records:
-    return Records(callbacks, Display(), Store(), None, None)  # type: ignore[arg-type]
+    return Records(callbacks, Display(), None, None)
 
 
 def reported(told: Records) -> None:
@@ -35,12 +27,6 @@ def reported(told: Records) -> None:
     view.started(m.TrialStarted("t", 1, 1, "host", "127.0.0.1", 0.0))
     result = m.ResultReported("t", 1, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
     told.record(c.RecordResult("t", result, done=False), view)
-
-
-def test_a_checkpoint_that_cannot_be_removed_is_warned_of_and_ends_no_search(caplog) -> None:
-    with caplog.at_level(logging.WARNING):
-        records().delete_checkpoint("t/1-1")
-    assert "t/1-1 cannot be removed" in caplog.text
 
 
 @pytest.mark.parity(57)

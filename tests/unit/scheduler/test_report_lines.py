@@ -41,6 +41,56 @@ def test_the_beginning_says_how_much_there_is_to_do_and_where_it_goes(shown):
     ]
 
 
+def test_a_store_elsewhere_is_named_at_the_beginning_and_at_the_end(shown):
+    shown.search.store = "s3://bucket/train_mnist"
+    shown.display.begin(shown.search)
+    assert shown.lines()[0].endswith("train_mnist, checkpoints in s3://bucket/train_mnist")
+    shown.display.end(shown.search, [])
+    assert "  checkpoints in s3://bucket/train_mnist" in shown.lines()
+
+
+def test_that_a_trial_waits_for_the_store_for_long_is_told_and_that_it_goes_on(shown):
+    trial = shown.search.trials[0]
+    for reason in ("connection refused", "connection refused by 127.0.0.1"):
+        trial.waits = ("save", reason)
+        shown.display.trial_waits(trial)
+    shown.display.update(shown.search)
+    assert shown.lines() == []
+    shown.clock.now += 2
+    for _ in range(2):
+        shown.display.update(shown.search)
+    assert shown.lines() == [
+        "[00:00:02] trial ab12_00000 saving: waits for the store (connection refused by 127.0.0.1)"
+    ]
+    trial.waits = ("", "")
+    for _ in range(2):
+        shown.display.trial_waits(trial)
+    assert shown.lines() == ["[00:00:02] trial ab12_00000 goes on: the store has answered"]
+
+
+def test_that_a_trial_waits_for_an_upload_for_a_moment_is_not_told(shown):
+    trial = shown.search.trials[0]
+    for waits in (("save", "1 of its checkpoints is not in the store yet"), ("", "")):
+        trial.waits = waits
+        shown.display.trial_waits(trial)
+        shown.display.update(shown.search)
+        shown.clock.now += 1
+    shown.clock.now += 2
+    shown.display.update(shown.search)
+    assert shown.lines() == []
+
+
+def test_a_trial_that_died_while_it_waited_says_so_again_when_it_waits_again(shown):
+    trial = shown.search.trials[0]
+    for _ in range(2):
+        shown.display.trial_started(trial)
+        trial.waits = ("restore", "connection refused")
+        shown.display.trial_waits(trial)
+        shown.clock.now += 2
+        shown.display.update(shown.search)
+    assert sum("restoring: waits for the store" in line for line in shown.lines()) == 2
+
+
 def test_the_clock_goes_on_where_an_earlier_run_ended(shown):
     shown.search.elapsed_s = 60.0
     shown.display.begin(shown.search)
@@ -51,9 +101,17 @@ def test_the_clock_goes_on_where_an_earlier_run_ended(shown):
 
 
 def test_a_trial_that_is_tried_again_says_so(shown):
-    shown.search.trials[0].epoch = 2
-    shown.display.trial_started(shown.search.trials[0])
+    trial = shown.search.trials[0]
+    trial.epoch, trial.num_failures = 3, 1
+    shown.display.trial_started(trial)
     assert "started again (attempt 2) on node-a" in shown.lines()[0]
+
+
+def test_a_trial_that_goes_on_after_a_pause_says_so_and_counts_no_attempt(shown):
+    trial = shown.search.trials[0]
+    trial.epoch = 2
+    shown.display.trial_started(trial)
+    assert "started again on node-a" in shown.lines()[0]
 
 
 def test_the_end_of_a_trial_tells_steps_time_reason_and_metrics(shown):

@@ -50,6 +50,17 @@ def drawn(search: FakeSearch, options: TableOptions | None = None, **size: int) 
     return captured.get()
 
 
+def test_a_trial_that_waits_for_the_store_shows_it_instead_of_its_state():
+    search = FakeSearch()
+    search.trials[1].waits = ("save", "connection refused")
+    search.notes = ["a trial waits for the store: connection refused"]
+    shown = drawn(search)
+    (line,) = [line for line in shown.splitlines() if "ab12_00001" in line]
+    assert "saving: waits for the store" in line
+    assert "RUNNING" not in line
+    assert "a trial waits for the store: connection refused" in shown
+
+
 @pytest.mark.parity(76, 134)
 def test_the_table_tells_states_resources_best_and_trials():
     search = FakeSearch()

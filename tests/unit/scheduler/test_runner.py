@@ -2,90 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
+from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import BugError, IllegalTransition
-
-NODE = "node.1"
-TO_THE_END = m.HorizonSet("a", ())
-
-
-class Story:
-    """A runner, and all that it was told, so that it can be replayed."""
-
-    def __init__(self, *, cpus: float = 2.0, **settings: Any) -> None:
-        self.settings = RunnerSettings(**settings)
-        self.runner = TrialRunner(self.settings)
-        self.entries: list[m.Entry] = []
-        self.tell(m.NodeJoined(NODE, "node", "host", "127.0.0.1", {"cpu": cpus}))
-
-    def tell(self, event: m.Event, *answers: m.Answer) -> list[c.Command]:
-        self.entries.append(m.Entry(event, answers))
-        return self.runner.handle(event, answers)
-
-    def add(self, trial: str, *answers: m.Answer, cpus: float = 1.0) -> list[c.Command]:
-        n = self.runner.suggested
-        return self.tell(m.ConfigSuggested(n, trial, b"", "", {"cpu": cpus}), *answers)
-
-    def start(self, trial: str, *answers: m.Answer) -> c.StartTrial:
-        self.add(trial, *answers)
-        return self.choose(trial)
-
-    def choose(self, trial: str) -> c.StartTrial:
-        (order,) = self.tell(m.TrialChosen(trial))
-        assert isinstance(order, c.StartTrial)
-        return order
-
-    def report(
-        self,
-        trial: str,
-        step: int,
-        *answers: m.Answer,
-        epoch: int = 1,
-        done: bool = False,
-        **metrics: Any,
-    ) -> list[c.Command]:
-        return self.tell(result(trial, step, epoch=epoch, done=done, **metrics), *answers)
-
-    def die(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.HostDied(trial, epoch, 1, 9, None, 0.0))
-
-    def finish(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.TrialFinished(trial, epoch))
-
-    def fail(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.TrialFailed(trial, epoch, "storage", "StoreError: full", "", 0.0))
-
-    def commit(self, trial: str, step: int, epoch: int = 1) -> list[c.Command]:
-        key = f"{trial}/{epoch}-{step}"
-        return self.tell(m.CheckpointCommitted(trial, epoch, step, step, key, "hash", 10))
-
-    def free(self, trial: str, epoch: int = 1) -> list[c.Command]:
-        return self.tell(m.HostFreed(trial, epoch))
-
-
-def result(
-    trial: str, step: int, *, epoch: int = 1, done: bool = False, **metrics: Any
-) -> m.ResultReported:
-    seconds = float(step)
-    return m.ResultReported(
-        trial, epoch, step, metrics, 0.0, 1.0, seconds, seconds, step, done=done
-    )
-
-
-def kinds(commands: Sequence[c.Command]) -> list[str]:
-    return [type(command).__name__ for command in commands]
 
 
 def test_a_chosen_trial_is_started_with_the_next_epoch_on_the_node_that_has_room() -> None:
@@ -178,7 +104,7 @@ def test_a_trial_that_died_before_its_final_checkpoint_is_tried_again() -> None:
     story.commit("a", 1)
     story.report("a", 2, done=True)
     story.die("a")
-    assert story.choose("a").restore == m.CheckpointRef("a/1-1", "hash", 1)
+    assert story.choose("a").restore == (m.CheckpointRef("a/1-1", "hash", 1),)
     assert story.report("a", 2, epoch=2, done=True) == []
     assert kinds(story.commit("a", 2, epoch=2)) == ["RecordCheckpoint"]
     assert kinds(story.finish("a", epoch=2)) == ["RecordEnd"]
@@ -249,7 +175,7 @@ def test_a_dead_host_is_followed_by_another_from_the_last_checkpoint() -> None:
     assert kinds(story.die("a")) == ["RecordFailure"]
     order = story.choose("a")
     assert order.epoch == 2
-    assert order.restore == m.CheckpointRef("a/1-1", "hash", 1)
+    assert order.restore == (m.CheckpointRef("a/1-1", "hash", 1),)
     assert order.last_step == 2
 
 

@@ -20,7 +20,9 @@ class FakeTrial:
         self.status = "RUNNING"
         self.last_result: dict[str, Any] = {}
         self.epoch = 1
+        self.num_failures = 0
         self.hostname = "node-a"
+        self.waits = ("", "")
 
     def __str__(self) -> str:
         return self.trial_name

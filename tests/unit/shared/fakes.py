@@ -8,10 +8,13 @@ from pathlib import Path
 
 from tunemq_shared.channel import Channel
 from tunemq_shared.conditions import TO_THE_END, Condition, Horizon
+from tunemq_shared.errors import CheckpointCorrupt
 from tunemq_shared.messages import (
     BlobRef,
     CheckpointCommitted,
+    CheckpointDamaged,
     CheckpointRef,
+    CheckpointWritten,
     Environment,
     HostOrder,
     HostStart,
@@ -52,8 +55,14 @@ class MemoryChannel(Channel):
         return [event for event in self.sent if isinstance(event, ResultReported)]
 
     @property
-    def checkpoints(self) -> list[CheckpointCommitted]:
-        return [event for event in self.sent if isinstance(event, CheckpointCommitted)]
+    def checkpoints(self) -> list[CheckpointWritten | CheckpointCommitted]:
+        kinds = CheckpointWritten | CheckpointCommitted
+        return [event for event in self.sent if isinstance(event, kinds)]
+
+    @property
+    def damages(self) -> list[tuple[str, str]]:
+        events = (event for event in self.sent if isinstance(event, CheckpointDamaged))
+        return [(event.key, event.instead) for event in events]
 
     @property
     def failure(self) -> TrialFailed:
@@ -62,25 +71,37 @@ class MemoryChannel(Channel):
 
 
 class MemorySink:
-    """Copies checkpoints below ``root``; ``error`` is raised instead if there is one."""
+    """Copies checkpoints below ``root``; ``error`` is raised instead if there is one.
 
-    def __init__(self, root: Path) -> None:
+    It is a store itself, or ``is_cache`` of one; checkpoints with the keys ``damaged`` are so.
+    """
+
+    def __init__(self, root: Path, *, is_cache: bool = False) -> None:
         self.root = root
+        self.is_cache = is_cache
+        self.damaged: set[str] = set()
+        self.opened: list[CheckpointRef] = []
         self.states: dict[str, dict] = {}
         self.metrics: dict[str, dict] = {}
         self.error: Exception | None = None
 
-    def save(self, source, *, epoch, n, step, state, metrics) -> CheckpointCommitted:
+    def save(
+        self, source, *, epoch, n, step, state, metrics
+    ) -> CheckpointWritten | CheckpointCommitted:
         if self.error is not None:
             raise self.error
         key = f"trial/{epoch}-{n}"
         shutil.copytree(source, self.root / key)
         self.states[key], self.metrics[key] = state, metrics
-        return CheckpointCommitted("t1", epoch, n, step, key, "sha", 1)
+        kind = CheckpointWritten if self.is_cache else CheckpointCommitted
+        return kind("t1", epoch, n, step, key, "sha", 1)
 
     def open(self, ref: CheckpointRef):
         if self.error is not None:
             raise self.error
+        self.opened.append(ref)
+        if ref.key in self.damaged:
+            raise CheckpointCorrupt(f"checkpoint {ref.key}: model is damaged.")
         return self.root / ref.key, self.states[ref.key]
 
 
@@ -104,10 +125,10 @@ def start(folder: Path, **changes) -> HostStart:
 class World:
     """One trial's surroundings; `session` begins an epoch of it with what the last one kept."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, has_cache: bool = False) -> None:
         self.folder = folder
         self.channel = MemoryChannel()
-        self.sink = MemorySink(folder / "store")
+        self.sink = MemorySink(folder / "store", is_cache=has_cache)
         self.epoch = 0
 
     def session(
@@ -119,12 +140,14 @@ class World:
         return TrialSession(order, config or {}, self.channel, self.sink)
 
     def restored(self, **changes) -> TrialSession:
-        newest = self.channel.checkpoints[-1]
-        ref = CheckpointRef(newest.key, newest.sha256, newest.step)
-        return self.session(restore=ref, **changes)
+        kept = reversed(self.channel.checkpoints)
+        refs = tuple(CheckpointRef(event.key, event.sha256, event.step) for event in kept)
+        return self.session(restore=refs, **changes)
 
-    def order(self, run_until: Horizon = TO_THE_END, *, stop: bool = False) -> HostOrder:
-        return HostOrder("t1", self.epoch, run_until, stop=stop)
+    def order(
+        self, run_until: Horizon = TO_THE_END, *, stop: bool = False, pause: bool = False
+    ) -> HostOrder:
+        return HostOrder("t1", self.epoch, run_until, stop=stop, pause=pause)
 
 
 def up_to(step: int) -> Horizon:

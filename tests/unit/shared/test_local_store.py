@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import signal
@@ -16,9 +17,12 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import KEY, contents, fill, put
-from tunemq_shared import copying
-from tunemq_shared.errors import CheckpointCorrupt, ConfigError, StoreError
+from tunemq_shared import copying, failpoints, listing
+from tunemq_shared.checkpoint import METADATA_FILE, Checkpoint
+from tunemq_shared.errors import CheckpointCorrupt, CheckpointError, ConfigError, StoreError
 from tunemq_shared.local_store import LocalStore
+from tunemq_shared.manifest import make_manifest
+from tunemq_shared.store import Collected
 from tunemq_shared.stores import open_store
 
 #: Puts a checkpoint and hangs in the middle of it, saying so.
@@ -40,6 +44,10 @@ copying.write_all = write_one_piece
 info = CheckpointInfo(trial="t0", epoch=1, n=1, step=1, metrics={}, state={})
 LocalStore(sys.argv[1]).put_checkpoint(sys.argv[2], Path(sys.argv[3]), info)
 """
+
+
+def collect(store: LocalStore) -> Collected:
+    return store.collect({}, lambda _: False)
 
 
 @pytest.fixture(params=[True, False], ids=["durable", "quick"])
@@ -151,7 +159,7 @@ def test_other_things_in_the_folder_are_no_checkpoints(store: LocalStore, source
 
 
 @pytest.mark.parity(114)
-def test_a_killed_writer_leaves_nothing_at_the_key_and_is_swept(
+def test_a_killed_writer_leaves_nothing_at_the_key_and_is_collected(
     store: LocalStore, source: Path
 ) -> None:
     command = [sys.executable, "-c", KILLED_WRITER, store.root, KEY, source]
@@ -161,36 +169,36 @@ def test_a_killed_writer_leaves_nothing_at_the_key_and_is_swept(
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"writing\n"
             assert store.list_checkpoints() == []
-            # Somebody who sweeps meanwhile does not disturb a living writer.
-            assert store.sweep() == 0
-            assert len(list((store.root / ".staging").iterdir())) == 1
+            # Somebody who collects meanwhile does not disturb a living writer.
+            assert collect(store) == (0, 0)
+            assert len(list((store.root / ".staging").iterdir())) == 2
         finally:
             writer.send_signal(signal.SIGKILL)
     assert not (store.root / KEY).exists()
-    assert store.sweep() > 0
+    files, size = collect(store)
+    assert files > 0
+    assert size > 0
     assert list((store.root / ".staging").iterdir()) == []
     assert put(store, source)
 
 
-def test_a_swept_staging_folder_is_made_again(
-    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch
+def test_collecting_keeps_what_is_live_or_busy_and_what_is_not_ours(
+    store: LocalStore, source: Path
 ) -> None:
-    make = Path.mkdir
-    swept: list[Path] = []
-
-    def make_and_lose(self: Path, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        if self.parent.name == ".staging" and not swept:
-            swept.append(self)
-            self.rmdir()
-
-    monkeypatch.setattr(Path, "mkdir", make_and_lose)
-    assert put(store, source)
-    assert swept
+    keys = [f"train_0/checkpoint_1-00000{n}" for n in range(1, 4)]
+    hashes = {key: put(store, source, key).sha256 for key in keys}
+    looks_like_one = store.root / "train_0" / "mine"
+    (looks_like_one / "files").mkdir(parents=True)
+    (looks_like_one / "manifest.json").write_text("{}")
+    removed = store.collect({keys[0]: hashes[keys[0]]}, lambda key: key == keys[1])
+    assert store.list_checkpoints() == [*keys[:2], "train_0/mine"]
+    assert removed.objects == 5  # its files, and the manifest
+    assert removed.bytes > 3 * 2**20
+    assert store.open_checkpoint(keys[1], hashes[keys[1]])
 
 
-def test_sweeping_an_empty_store_is_no_error(store: LocalStore) -> None:
-    assert store.sweep() == 0
+def test_collecting_from_an_empty_store_is_no_error(store: LocalStore) -> None:
+    assert collect(store) == (0, 0)
 
 
 def test_several_threads_write_at_once(store: LocalStore, source: Path) -> None:
@@ -204,11 +212,170 @@ def test_several_threads_write_at_once(store: LocalStore, source: Path) -> None:
     assert "tunemq-hasher" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_too_many_files_are_refused_before_any_is_copied(
+    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "MAX_FILES", 4)
+    with pytest.raises(CheckpointError, match=r"source' has more than 4 files, .* archive"):
+        put(store, source)
+    assert not store.root.exists()
+
+
+def test_a_failpoint_fails_as_the_disk_would(
+    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name in failpoints.FAILPOINTS if name.startswith("cache.")]
+    for name in names:
+        monkeypatch.setenv(failpoints.VARIABLE, f"{name}=error")
+        failpoints._disarm()
+        with pytest.raises(StoreError, match=rf"{KEY} cannot be written: .*failpoint {name}"):
+            put(store, source)
+        assert store.list_checkpoints() == ([KEY] if name == "cache.after_rename" else [])
+    monkeypatch.undo()
+    failpoints._disarm()
+
+
+def test_a_file_that_fails_among_several_ends_the_others(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "large"
+    source.mkdir()
+    for n in range(8):
+        (source / f"{n}.bin").write_bytes(bytes(2 * 2**20))
+    began: list[int] = []
+
+    def fail(fd: int, data: memoryview) -> None:
+        began.append(fd)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(copying, "write_all", fail)
+    with pytest.raises(StoreError, match="bytes are free"):
+        put(store, source)
+    assert len(began) < 8
+    assert not [thread for thread in threading.enumerate() if "tunemq" in thread.name]
+
+
+def test_several_large_files_are_each_what_they_were(store: LocalStore, tmp_path: Path) -> None:
+    source = tmp_path / "large"
+    source.mkdir()
+    for n in range(5):
+        (source / f"{n}.bin").write_bytes(os.urandom(2**20 + n * 700_001))
+    committed = put(store, source)
+    opened = store.open_checkpoint(KEY, committed.sha256)
+    assert contents(opened.path) == contents(source)
+    assert [file.name for file in opened.manifest.files] == [f"{n}.bin" for n in range(5)]
+
+
+# --- copies of what is in an object store ---------------------------------------------------------
+
+
+def committed_copy(store: LocalStore, source: Path, *, written: bool) -> tuple[str, str]:
+    """A checkpoint with ``committed.json``; the hashes of ``manifest.json`` and of that."""
+    first = put(store, source).sha256
+    manifest = store.read_manifest(KEY, first)
+    objects = {file.sha256: f"{KEY}/{file.sha256}" for file in manifest.files}
+    data = make_manifest(manifest, manifest.files, manifest.folders, objects)
+    (store.root / KEY / "committed.json").write_bytes(data)
+    if not written:
+        (store.root / KEY / "manifest.json").unlink()
+    return first, hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_copy_is_opened_by_the_hash_of_either_manifest(
+    store: LocalStore, source: Path, written: bool
+) -> None:
+    first, second = committed_copy(store, source, written=written)
+    assert store.open_checkpoint(KEY, second).manifest.objects
+    assert store.open_checkpoint(KEY, ("", second)).path
+    assert store.open_checkpoint(KEY, (first, second)).path
+    assert store.list_checkpoints() == [KEY]
+    if written:
+        assert store.open_checkpoint(KEY, first).manifest.objects == {}
+    else:
+        with pytest.raises(CheckpointCorrupt, match=rf"committed.json is damaged: .*{second}"):
+            store.open_checkpoint(KEY, first)
+
+
+def test_of_what_fits_neither_manifest_both_are_named(store: LocalStore, source: Path) -> None:
+    committed_copy(store, source, written=True)
+    expected = "expected SHA-256 0+ or 1+, got"
+    with pytest.raises(
+        CheckpointCorrupt, match=f"manifest.json .*{expected}.*committed.json .*{expected}"
+    ):
+        store.open_checkpoint(KEY, ("0" * 64, "1" * 64))
+
+
+def test_a_missing_checkpoint_is_damage_and_a_missing_store_is_not(
+    store: LocalStore, source: Path
+) -> None:
+    with pytest.raises(StoreError, match=r"there is no folder .*experiment") as caught:
+        store.open_checkpoint(KEY, "0" * 64)
+    assert not isinstance(caught.value, CheckpointCorrupt)
+    put(store, source, "train_1/other")
+    with pytest.raises(CheckpointCorrupt, match=rf"{KEY}: it is not in .*experiment"):
+        store.open_checkpoint(KEY, "0" * 64)
+
+
+# --- getting a copy -------------------------------------------------------------------------------
+
+
+def test_what_is_got_is_a_copy_of_ones_own(store: LocalStore, source: Path, tmp_path: Path) -> None:
+    committed = put(store, source)
+    manifest = store.get_checkpoint(KEY, committed.sha256, tmp_path / "mine")
+    assert contents(tmp_path / "mine") == contents(source)
+    assert manifest == store.read_manifest(KEY, committed.sha256)
+    (tmp_path / "mine" / "model.bin").write_bytes(b"changed")
+    assert store.open_checkpoint(KEY, committed.sha256)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"stale", "expected SHA-256"), (b"st", "expected 5 bytes, got 2"), (None, "is missing")],
+)
+def test_of_what_is_damaged_nothing_is_got(
+    store: LocalStore, source: Path, tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    committed = put(store, source)
+    file = store.root / KEY / "files" / "deep" / "er" / "state"
+    file.unlink() if content is None else file.write_bytes(content)
+    (tmp_path / "there").mkdir()
+    with pytest.raises(CheckpointCorrupt, match=f"'deep/er/state' .*{message}"):
+        store.get_checkpoint(KEY, committed.sha256, tmp_path / "there" / "mine")
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+def test_a_folder_in_the_way_is_left_alone(store: LocalStore, source: Path, tmp_path: Path) -> None:
+    committed = put(store, source)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("notes")
+    with pytest.raises(StoreError, match=r"cannot be copied to .*mine: .*not empty"):
+        store.get_checkpoint(KEY, committed.sha256, tmp_path / "mine")
+    assert contents(tmp_path / "mine") == {"notes": b"notes"}
+
+
+@pytest.mark.parametrize("change", ["changed", "removed"])
+def test_metadata_that_people_changed_are_got_as_they_are(
+    store: LocalStore, source: Path, tmp_path: Path, change: str
+) -> None:
+    Checkpoint(source).set_metadata({"note": "first"})
+    committed = put(store, source)
+    opened = Checkpoint(store.open_checkpoint(KEY, committed.sha256).path)
+    if change == "changed":
+        opened.set_metadata({"note": "another"})
+    else:
+        Path(opened.path, METADATA_FILE).unlink()
+    expected = opened.get_metadata()
+    assert expected != {"note": "first"}
+    store.get_checkpoint(KEY, committed.sha256, tmp_path / "mine")
+    assert Checkpoint(tmp_path / "mine").get_metadata() == expected
+
+
 @pytest.mark.parity(157)
 def test_an_address_means_a_store(tmp_path: Path) -> None:
     for address in (str(tmp_path), f"file://{tmp_path}", f"file://localhost{tmp_path}"):
         store = open_store(address)
         assert isinstance(store, LocalStore)
         assert store.root == tmp_path
-    with pytest.raises(ConfigError, match="s3://bucket"):
-        open_store("s3://bucket")
+    with pytest.raises(ConfigError, match=r"gs://bucket"):
+        open_store("gs://bucket")

@@ -1,22 +1,29 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
+from pathlib import Path
 
 import pytest
 
+from tunemq_shared import failpoints
 from tunemq_shared.conditions import Condition
-from tunemq_shared.errors import MetricError
+from tunemq_shared.errors import CheckpointCorrupt, MetricError, StoreError, TuneError
 from tunemq_shared.messages import (
+    CheckpointRef,
+    CheckpointWritten,
     HostOrder,
     ResultReported,
     TrialFailed,
     TrialFinished,
+    TrialPaused,
     decode_node_event,
     encode,
 )
-from tunemq_workers import frames
+from tunemq_workers import checkpoint_messages, frames
+from tunemq_workers.checkpoint_messages import FetchAnswer, FetchCheckpoint, RoomAnswer
 from tunemq_workers.host_channel import HostChannel
 
 
@@ -39,15 +46,21 @@ def received(node):
     return frames.FrameDecoder().feed(node.recv(1 << 20))
 
 
-def test_each_event_is_one_frame_and_the_last_of_a_trial_is_marked(pair):
+def test_each_event_is_one_frame_and_those_that_the_node_acts_on_are_marked(pair):
     channel, node = pair
-    events = [result(loss=1.0), TrialFinished("t", 1)]
+    written = CheckpointWritten("t", 1, 1, 1, "trial/checkpoint_1-000001", "sha", 3)
+    events = [result(loss=1.0), written, TrialFinished("t", 1), TrialPaused("t", 2)]
     for event in events:
         channel.send(event)
 
     got = received(node)
 
-    assert [kind for kind, _ in got] == [frames.EVENT, frames.ENDING]
+    assert [kind for kind, _ in got] == [
+        frames.EVENT,
+        frames.WRITTEN,
+        frames.ENDING,
+        frames.ENDING,
+    ]
     assert [decode_node_event(payload) for _, payload in got] == events
 
 
@@ -102,6 +115,109 @@ def test_the_next_trial_comes_after_the_host_said_that_it_is_free(pair):
     assert received(node) == [(frames.IDLE, b"")]
 
 
+# --- questions about checkpoints ---
+
+REF = CheckpointRef("trial/checkpoint_1-000001", "sha", 3, "written")
+
+
+def say(node, kind, message):
+    encoder = encode if kind == frames.ORDER else checkpoint_messages.encode
+    node.send(frames.frame(kind, encoder(message)))
+
+
+def test_a_host_that_asks_for_room_waits_and_keeps_the_orders_that_come_meanwhile(pair):
+    channel, node = pair
+    say(node, frames.ORDER, order(1))
+    say(node, frames.ORDER, order(2))
+    say(node, frames.ROOM, RoomAnswer("/cache"))
+    say(node, frames.ORDER, order(3))
+
+    assert channel.ask_room() == Path("/cache")
+    assert received(node) == [(frames.ASK_ROOM, b"")]
+    assert channel.poll() == order(3)
+
+
+def test_room_that_was_not_there_in_time_is_an_error(pair):
+    channel, node = pair
+    say(node, frames.ROOM, RoomAnswer("", "no room within 1800 s"))
+
+    with pytest.raises(StoreError, match="no room within 1800 s"):
+        channel.ask_room()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_checkpoint_is_fetched_by_its_reference(pair, again):
+    channel, node = pair
+    say(node, frames.FETCHED, FetchAnswer("/cache"))
+
+    assert channel.fetch(REF, again=again) == (Path("/cache"), REF)
+    ((kind, question),) = received(node)
+    assert kind == frames.FETCH
+    assert checkpoint_messages.decode_fetch(question) == FetchCheckpoint(REF, again)
+
+
+@pytest.mark.parametrize("is_corrupt", [False, True])
+def test_damage_is_told_from_a_store_that_is_away(pair, is_corrupt):
+    channel, node = pair
+    say(node, frames.FETCHED, FetchAnswer("", "why", is_corrupt=is_corrupt))
+
+    with pytest.raises(StoreError, match="why") as caught:
+        channel.fetch(REF)
+    assert isinstance(caught.value, CheckpointCorrupt) is is_corrupt
+
+
+def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
+    channel, node = pair
+
+    def too_long(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(TimeoutError):
+            channel.ask_room()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    say(node, frames.ROOM, RoomAnswer("/late"))
+    assert received(node) == [(frames.ASK_ROOM, b"")]
+
+    def answer():
+        received(node)
+        say(node, frames.FETCHED, FetchAnswer("/cache"))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+
+    assert channel.fetch(REF) == (Path("/cache"), REF)
+    answering.join()
+
+
+def test_a_child_of_a_trial_cannot_ask_and_reads_why(pair, monkeypatch):
+    channel, node = pair
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+
+    with pytest.raises(TuneError, match="a child of the trial's process"):
+        channel.ask_room()
+    node.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        node.recv(1)
+
+
+@pytest.mark.parametrize(("name", "sent"), [("before", []), ("after", [frames.WRITTEN])])
+def test_a_host_can_be_made_to_fail_around_saying_what_it_wrote(pair, monkeypatch, name, sent):
+    channel, node = pair
+    monkeypatch.setenv(failpoints.VARIABLE, f"written.{name}_send=error")
+    monkeypatch.setattr(failpoints, "_armed", None)
+
+    with pytest.raises(OSError, match=f"written.{name}_send"):
+        channel.send(CheckpointWritten("t", 1, 1, 1, "trial/checkpoint_1-000001", "sha", 3))
+
+    monkeypatch.undo()
+    channel.send(TrialFinished("t", 1))
+    assert [kind for kind, _ in received(node)] == [*sent, frames.ENDING]
+
+
 def test_a_result_that_is_too_large_is_an_error_and_the_line_stays_usable(pair):
     channel, node = pair
     with pytest.raises(MetricError, match="the result has 33 MiB"):
@@ -113,7 +229,13 @@ def test_a_result_that_is_too_large_is_an_error_and_the_line_stays_usable(pair):
 
 @pytest.mark.parametrize(
     "use",
-    [HostChannel.poll, HostChannel.wait, lambda channel: channel.send(TrialFinished("t", 1))],
+    [
+        HostChannel.poll,
+        HostChannel.wait,
+        HostChannel.ask_room,
+        lambda channel: channel.fetch(REF),
+        lambda channel: channel.send(TrialFinished("t", 1)),
+    ],
 )
 def test_the_process_ends_when_the_node_is_gone(use):
     host, node = socket.socketpair()

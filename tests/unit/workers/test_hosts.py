@@ -4,77 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tunemq_shared.conditions import TO_THE_END, next_result
+from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
+from tunemq_shared.conditions import next_result
 from tunemq_shared.messages import (
-    BlobRef,
-    Environment,
     HostDied,
     HostFreed,
-    HostOrder,
-    HostStart,
     TrialFailed,
     TrialFinished,
+    TrialPaused,
     decode_node_event,
     encode,
 )
 from tunemq_workers import frames
+from tunemq_workers.cache_limits import CacheLimits
+from tunemq_workers.checkpoint_contracts import TrialKey
+from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.hosts import TERM_GRACE_S, Hosts
-
-
-class Clock:
-    """Timers that are due when a test says so."""
-
-    def __init__(self):
-        self.now = 0.0
-        self.timers = []
-
-    def after(self, delay_s, call):
-        timer = Timer(self.now + delay_s, call)
-        self.timers.append(timer)
-        return timer
-
-    def advance(self, seconds):
-        self.now += seconds
-        due = [timer for timer in self.timers if timer.at <= self.now]
-        self.timers = [timer for timer in self.timers if timer.at > self.now]
-        for timer in due:
-            if timer.call is not None:
-                timer.call()
-
-
-class Timer:
-    def __init__(self, at, call):
-        self.at, self.call = at, call
-
-    def cancel(self):
-        self.call = None
-
-
-class FakeLink:
-    def __init__(self):
-        self.sent = []
-        self.unread = []
-        self.is_held = self.is_closed = False
-        self.on_event = None
-
-    def send(self, kind, payload):
-        self.sent.append((kind, frames_order(payload)))
-
-    def hold(self, is_held):
-        self.is_held = is_held
-
-    def drain(self):
-        for event in self.unread:
-            self.on_event(encode(event))
-
-    def close(self):
-        self.is_closed = True
-
-
-def frames_order(payload):
-    import msgspec
-
-    return msgspec.msgpack.decode(payload, type=HostOrder) if payload else None
 
 
 class FakeForkservers:
@@ -105,11 +50,14 @@ class Node:
         self.clock = Clock()
         self.forkservers = FakeForkservers()
         self.said = []
-        self.hosts = Hosts(
-            self.clock,
-            self.forkservers,
-            lambda key, event: self.said.append((key, decode_node_event(event))),
+        disk, transfers = FakeDisk(), FakeTransfers()
+        self.checkpoints = Checkpoints(
+            self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
         )
+        self.hosts = Hosts(self.clock, self.forkservers, self.checkpoints, self._emit)
+
+    def _emit(self, key, event):
+        self.said.append((key, decode_node_event(event)))
 
     @property
     def events(self):
@@ -142,27 +90,6 @@ class Node:
 @pytest.fixture
 def node():
     return Node()
-
-
-def start(*, sha="s", reuse=False, cpu=1.0, preload=(), key="events"):
-    return HostStart(
-        experiment="e",
-        events_key=key,
-        trial_name="t",
-        trial_number=0,
-        folder="/f",
-        code=BlobRef(sha, 1, "/b"),
-        config=b"",
-        resources={"cpu": cpu},
-        environment=Environment("python", preload, {}, ()),
-        store="/s",
-        reuse=reuse,
-        stop_grace_s=5.0,
-    )
-
-
-def order(trial, begin=None, *, epoch=1, run_until=TO_THE_END, stop=False):
-    return HostOrder(trial, epoch, run_until, stop, begin)
 
 
 @pytest.mark.parity(133)
@@ -412,3 +339,59 @@ def test_a_node_that_ends_kills_all_and_starts_none(node):
     node.hosts.obey([order("a"), order("b", start())])
     assert node.done == [("kill", "h1")]
     assert node.started == ["a"]
+
+
+def test_a_pause_is_told_and_gets_all_the_time_that_it_needs(node):
+    node.begin("a")
+    node.hosts.obey([order("a", pause=True)])
+    node.hosts.obey([order("a", pause=True)])
+    assert node.sent("h1") == [(frames.ORDER, order("a", pause=True))]
+    node.clock.advance(3600)
+    assert node.done == []
+    node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
+    node.end("h1")
+    assert node.events == [TrialPaused("a", 1), HostFreed("a", 1)]
+
+
+def test_a_paused_host_that_lingers_is_ended(node):
+    node.begin("a")
+    node.hosts.obey([order("a", pause=True)])
+    node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
+    node.clock.advance(5)
+    assert node.done == [("term", "h1")]
+
+
+def test_a_trial_that_pauses_can_still_be_stopped(node):
+    node.begin("a")
+    node.hosts.obey([order("a", pause=True)])
+    node.hosts.obey([order("a", pause=True, stop=True)])
+    node.clock.advance(5)
+    assert node.done == [("term", "h1")]
+
+
+def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node):
+    node.begin("a")
+    node.checkpoints.on_given_up(TrialKey("events", "a"), "the store is away")
+    node.checkpoints.on_given_up(TrialKey("other", "a"), "the store is away")
+    node.finish("h1", "a")  # it had said so before it heard
+    node.end("h1", signal=9)
+    failed, freed = node.events
+    assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "storage")
+    assert failed.error == "the store is away"
+    assert freed == HostFreed("a", 1)
+    assert node.done == [("kill", "h1")]
+
+
+def test_a_trial_that_has_ended_does_not_fail_of_its_uploads(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.checkpoints.on_given_up(TrialKey("events", "a"), "the store is away")
+    assert node.events == [TrialFinished("a", 1)]
+    assert node.done == []
+
+
+@pytest.mark.parametrize("kind", [frames.WRITTEN, frames.FETCH])
+def test_a_host_that_says_nonsense_of_a_checkpoint_is_killed(node, kind):
+    node.begin("a")
+    node.hosts.said("h1", kind, b"nonsense")
+    assert node.done == [("kill", "h1")]

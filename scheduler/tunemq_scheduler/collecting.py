@@ -1,0 +1,60 @@
+"""What is done about the store when the last turn of a search is over."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Final
+
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.store_keeper import StoreKeeper
+from tunemq_shared.errors import StoreError
+from tunemq_shared.store import Store
+from tunemq_shared.store_address import without_settings
+
+#: How long the end of a search waits for removals, and that of one that was interrupted.
+PATIENCE_S: Final = 10.0
+SHORT_PATIENCE_S: Final = 1.0
+#: How many of those that are left are named.
+_NAMED: Final = 5
+
+
+def settle_store(
+    loop: ExperimentLoop,
+    store: Store,
+    keeper: StoreKeeper,
+    tell: Callable[[str], None],
+    is_enough: Callable[[], bool],
+) -> None:
+    """Have removed what is to be removed, and nothing else left behind; says what could not be.
+
+    Nothing of it ends a search in error: what is left costs room, and nothing else.
+
+    Args:
+        store: the search's, which nobody else uses any more but the keeper; closed here.
+        tell: shows a line to the person at the terminal.
+        is_enough: whether that person has lost patience; asked now and then.
+    """
+    runner, plan = loop.runner, loop.plan
+    patience = SHORT_PATIENCE_S if runner.interrupted else PATIENCE_S
+    left = keeper.finish(min(patience, plan.sync_timeout_s), is_enough)
+    for text in keeper.news():
+        tell(text)
+    place = without_settings(plan.store_address)
+    if left:
+        named = ", ".join(left[:_NAMED]) + (", ..." if len(left) > _NAMED else "")
+        tell(f"Kept no longer, and still in {place}: {named}. They take up room, nothing else.")
+    uploading = runner.uploading
+    if uploading:
+        who = "1 checkpoint has" if uploading == 1 else f"{uploading} checkpoints have"
+        tell(f"{who} not reached {place}, and can be found in {plan.cache}.")
+    elif plan.cache:
+        shutil.rmtree(plan.cache, ignore_errors=True)
+    # While anything is under way, what looks left behind may be needed in a moment.
+    is_quiet = runner.is_finished and not (uploading or left or runner.interrupted)
+    if is_quiet and (loop.has_leftovers or runner.stale) and not is_enough():
+        try:
+            store.collect(runner.live_checkpoints(), runner.is_busy)
+        except StoreError as error:
+            tell(f"What broken uploads left in {place} could not be removed: {error}")
+    store.close()

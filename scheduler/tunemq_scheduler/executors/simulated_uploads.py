@@ -1,0 +1,156 @@
+"""What simulated nodes have written and not committed, and what is in the simulated store."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from tunemq_scheduler.core.commands import StartTrial
+from tunemq_shared import messages as m
+from tunemq_shared.errors import BugError
+
+
+class UploadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How checkpoints come to the store; without `upload_s` hosts write them there themselves.
+
+    Attributes:
+        upload_s: the longest time that an upload takes; each takes a random part of it.
+        lost: the share of uploads that are given up.
+        damaged: the share of checkpoints that are found damaged when a host begins from them.
+        unchanged: the share of those that refer to the object of the one before, and send nothing.
+    """
+
+    upload_s: float = 0.0
+    lost: float = 0.0
+    damaged: float = 0.0
+    unchanged: float = 0.0
+
+
+#: (delay, action, arguments): have something done later.
+At = Callable[..., None]
+#: (node, events): a node states these.
+Report = Callable[..., None]
+
+
+class SimulatedUploads:
+    """One queue for each trial on each node, as a real node has.
+
+    Args:
+        on_room: called with trial and node when an upload of the trial is over.
+        on_given_up: called with trial, node and why.
+    """
+
+    def __init__(
+        self,
+        settings: UploadSettings,
+        seed: int,
+        *,
+        at: At,
+        report: Report,
+        on_room: Callable[[str, str], None],
+        on_given_up: Callable[[str, str, str], None],
+    ) -> None:
+        self._settings = settings
+        self._seed = seed
+        self._at, self._report = at, report
+        self._on_room, self._on_given_up = on_room, on_given_up
+        self._queues: dict[tuple[str, str], deque[m.CheckpointWritten]] = {}
+        #: What each epoch's next upload may refer to.
+        self._bases: dict[tuple[str, int], str] = {}
+        #: Where the object of each committed checkpoint lies.
+        self._carriers: dict[str, str] = {}
+        self._lost: set[str] = set()
+
+    def waiting(self, trial: str, node: str) -> int:
+        """How many checkpoints of the trial are on this node and not committed."""
+        return len(self._queues.get((trial, node), ()))
+
+    def usable(self, order: StartTrial) -> tuple[m.CheckpointRef | None, list[m.CheckpointDamaged]]:
+        """The first usable checkpoint of an order, and what is told of those before it.
+
+        Raises:
+            BugError: the node can neither have it nor get it.
+        """
+        damaged: list[m.CheckpointDamaged] = []
+        for place, ref in enumerate(order.restore):
+            queue = self._queues.get((order.trial, order.incarnation), ())
+            is_here = any(written.key == ref.key for written in queue)
+            # What was only written may have been committed, or lost, while the order was on its way.
+            is_lost = ref.key in self._lost
+            if not (ref.sha256 or is_here or is_lost or ref.key in self._carriers):
+                raise BugError(f"{ref.key} is neither in the store nor on {order.incarnation}")
+            is_damaged = self._chance("damaged", ref.key) < self._settings.damaged
+            if not (is_damaged or is_lost):
+                self._bases[order.trial, order.epoch] = ref.key
+                return ref, damaged
+            instead = order.restore[place + 1].key if place + 1 < len(order.restore) else ""
+            damaged.append(
+                m.CheckpointDamaged(order.trial, order.epoch, ref.key, "simulated", instead)
+            )
+        return None, damaged
+
+    def save(
+        self, trial: str, epoch: int, step: int, node: str
+    ) -> m.CheckpointWritten | m.CheckpointCommitted:
+        """A host saves; returns what there is to state."""
+        key = f"{trial}/checkpoint_{epoch}-{step:06d}"
+        if not self._settings.upload_s:
+            return m.CheckpointCommitted(trial, epoch, step, step, key, "simulated", 1)
+        written = m.CheckpointWritten(trial, epoch, step, step, key, "written", 1)
+        queue = self._queues.setdefault((trial, node), deque())
+        queue.append(written)
+        if len(queue) == 1:
+            self._begin(trial, node)
+        return written
+
+    def node_died(self, node: str) -> None:
+        """Nothing of what only this node had is left."""
+        for trial, other in list(self._queues):
+            if other == node:
+                del self._queues[trial, other]
+
+    def _begin(self, trial: str, node: str) -> None:
+        written = self._queues[trial, node][0]
+        seconds = self._settings.upload_s * self._chance("upload", written.key)
+        self._at(seconds, self._done, trial, node, written)
+
+    def _done(self, trial: str, node: str, written: m.CheckpointWritten) -> None:
+        queue = self._queues.get((trial, node))
+        if queue is None:
+            return
+        queue.popleft()
+        if self._chance("lost", written.key) < self._settings.lost:
+            self._give_up(trial, node, written)
+            return
+        self._report(node, self._committed(written))
+        if queue:
+            self._begin(trial, node)
+        else:
+            del self._queues[trial, node]
+        self._on_room(trial, node)
+
+    def _committed(self, written: m.CheckpointWritten) -> m.CheckpointCommitted:
+        key = carrier = written.key
+        base = self._bases.get((written.trial, written.epoch))
+        if base is not None and self._chance("unchanged", key) < self._settings.unchanged:
+            carrier = self._carriers.get(base, base)
+        self._carriers[key] = carrier
+        self._bases[written.trial, written.epoch] = key
+        shared = (f"{carrier}/object",) if carrier != key else ()
+        fields = (written.trial, written.epoch, written.n, written.step, key, "simulated", 1)
+        return m.CheckpointCommitted(*fields, shared)
+
+    def _give_up(self, trial: str, node: str, written: m.CheckpointWritten) -> None:
+        """As on a real node, all behind it are lost as well."""
+        lost = [written, *self._queues.pop((trial, node))]
+        self._lost.update(one.key for one in lost)
+        reason = f"{written.key} could not be uploaded"
+        told = [m.CheckpointLost(trial, one.epoch, one.key, reason, 0.0) for one in lost]
+        self._report(node, *told)
+        self._on_given_up(trial, node, reason)
+
+    def _chance(self, *what: str) -> float:
+        return random.Random(f"{self._seed}/{'/'.join(what)}").random()

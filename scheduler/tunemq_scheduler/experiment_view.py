@@ -1,0 +1,146 @@
+"""A search as displays see it, made of what the loop and the records know when they draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING
+from tunemq_scheduler.failures import FailureGroup
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.prepare import Prepared
+from tunemq_scheduler.records import Records
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared.store_address import without_settings
+
+#: The states of trials that are not over.
+UNFINISHED: Final = (PENDING, RUNNING, PAUSED)
+#: Seconds that uploads may take behind the last trial before something is said about them.
+_PATIENCE_S: Final = 2.0
+#: Of how many trials a note tells; all of them may wait for the same thing.
+_LOOKED_AT: Final = 1000
+
+
+class ExperimentView:
+    """The search as displays see it; see `tunemq_scheduler.report.view.SearchView`.
+
+    Args:
+        loop, records: what knows how far it is.
+        prepared: what was asked for.
+        elapsed: for how many seconds it runs.
+    """
+
+    def __init__(
+        self,
+        loop: ExperimentLoop,
+        records: Records,
+        prepared: Prepared,
+        elapsed: Callable[[], float],
+    ) -> None:
+        self._loop = loop
+        self._records = records
+        self._elapsed = elapsed
+        plan = loop.plan
+        self.name = plan.experiment
+        self.path = plan.folder
+        self.store = without_settings(plan.store)
+        self.metric = prepared.tune.metric
+        self.mode = prepared.tune.direction
+        self.num_trials = prepared.trials
+
+    @property
+    def elapsed_s(self) -> float:
+        """See `SearchView`."""
+        return self._elapsed()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See `SearchView`."""
+        return self._loop.runner.counts
+
+    @property
+    def live(self) -> Iterable[TrialView]:
+        """See `SearchView`."""
+        return self._loop.trials.values()
+
+    @property
+    def resources_used(self) -> Mapping[str, float]:
+        """See `SearchView`."""
+        placement = self._loop.runner.placement
+        free = placement.free
+        return {name: total - free.get(name, 0.0) for name, total in placement.total.items()}
+
+    @property
+    def resources_total(self) -> Mapping[str, float]:
+        """See `SearchView`."""
+        return self._loop.runner.placement.total
+
+    @property
+    def best(self) -> tuple[str, float, Mapping[str, Any]] | None:
+        """See `SearchView`."""
+        return self._records.best
+
+    @property
+    def outcome(self) -> str:
+        """See `SearchView`."""
+        runner = self._loop.runner
+        if runner.interrupted:
+            return f"was interrupted ({runner.interrupted}); what is PENDING was not finished"
+        if runner.stopping:
+            return f"was stopped: {runner.stopping}"
+        return "is over" if runner.is_finished else "broke off"
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """See `SearchView`."""
+        return [*self._loop.executor.notes(), *self._waits(), *filter(None, [self.uploads])]
+
+    def _waits(self) -> Iterator[str]:
+        """Why trials wait for the store, in one line, however many do."""
+        waiting = [trial for trial in islice(self.live, _LOOKED_AT) if trial.waits[0]]
+        if waiting:
+            first = waiting[0]
+            who = "a trial waits" if len(waiting) == 1 else f"{len(waiting)} trials wait"
+            yield f"{who} for the store; {first.trial_id}: {first.waits[1]}"
+
+    @property
+    def uploads(self) -> str:
+        """That only checkpoints on their way keep the search from being over; empty otherwise."""
+        runner = self._loop.runner
+        if not runner.uploading or any(runner.counts[state] for state in UNFINISHED):
+            return ""
+        amount = "1 checkpoint" if runner.uploading == 1 else f"{runner.uploading} checkpoints"
+        return f"waiting for {amount} on the way to {self.store or self.path}"
+
+    @property
+    def failures(self) -> Sequence[FailureGroup]:
+        """See `SearchView`."""
+        return self._records.failures.groups()
+
+
+class UploadNews:
+    """Says once that a search waits for nothing but uploads, unless that passes quickly.
+
+    Args:
+        view: the search.
+        tell: shows a line to the person at the terminal.
+    """
+
+    def __init__(self, view: ExperimentView, tell: Callable[[str], None]) -> None:
+        self._view = view
+        self._tell = tell
+        self._since: float | None = None
+        self._has_told = False
+
+    def look(self) -> None:
+        """Once a turn."""
+        uploads = "" if self._has_told else self._view.uploads
+        if not uploads:
+            self._since = None
+            return
+        now = self._view.elapsed_s
+        self._since = now if self._since is None else self._since
+        if now - self._since >= _PATIENCE_S:
+            self._has_told = True
+            self._tell(f"{uploads}; Ctrl-C leaves them behind")

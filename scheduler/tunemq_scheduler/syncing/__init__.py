@@ -1,0 +1,1 @@
+"""Copies of an experiment's files elsewhere: settings, syncers, and the callback that uses them."""

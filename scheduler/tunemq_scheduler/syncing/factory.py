@@ -1,0 +1,108 @@
+"""From settings to who copies what: the decisions that are made once, before a search starts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+
+from tunemq_scheduler.syncing.callback import SyncerCallback
+from tunemq_scheduler.syncing.config import SyncConfig, is_syncer
+from tunemq_scheduler.syncing.default_syncer import DefaultSyncer
+from tunemq_scheduler.syncing.mirroring import overlap
+from tunemq_scheduler.syncing.places import FolderPlace, join, open_place
+from tunemq_scheduler.syncing.syncer import Syncer
+from tunemq_shared.errors import ConfigError
+from tunemq_shared.store_address import is_remote
+
+
+def get_node_to_storage_syncer(sync_config: SyncConfig) -> Syncer | None:
+    """Who copies to ``upload_dir``; None where there is no such, or nobody is to copy.
+
+    Raises:
+        ConfigError: the syncer is none.
+    """
+    syncer = sync_config.syncer
+    if not is_syncer(syncer):
+        raise ConfigError(
+            f"SyncConfig(syncer={syncer!r}) is not usable: give 'auto', None, or an object whose "
+            f"class derives from tune.syncer.Syncer; functions and command templates are not "
+            f"taken."
+        )
+    if syncer is None or not sync_config.upload_dir:
+        return None
+    return syncer if isinstance(syncer, Syncer) else _default(sync_config)
+
+
+def make_syncing(
+    sync_config: SyncConfig, store: str, experiment: str, local_folder: str
+) -> SyncerCallback | None:
+    """The callback that copies an experiment's files; None where nothing is to be copied.
+
+    It has to be told behind all loggers: it copies what they wrote.
+
+    Args:
+        store: the address of the experiment's object store, to which nodes upload its checkpoints
+            by themselves; empty where checkpoints are in the local folder, from which they are then
+            copied to ``upload_dir``, if there is one.
+        experiment: its name, below ``upload_dir`` too.
+        local_folder: its local folder.
+
+    Raises:
+        ConfigError: the destination cannot be used, or the syncer cannot be copied.
+    """
+    syncer = get_node_to_storage_syncer(sync_config)
+    if store and sync_config.syncer is not None:
+        syncer, remote = syncer or _default(sync_config), store
+    elif syncer is not None and sync_config.upload_dir:
+        sync_config.validate_upload_dir()
+        remote = join(sync_config.upload_dir, experiment)
+    else:
+        return None
+    _check_copies(syncer)
+    if isinstance(syncer, DefaultSyncer) and not is_remote(remote):
+        _check_folder(remote, local_folder)
+    return SyncerCallback(
+        syncer,
+        local_folder,
+        remote,
+        sync_period=sync_config.sync_period,
+        sync_timeout=sync_config.sync_timeout,
+        sync_artifacts=sync_config.sync_artifacts,
+        sync_on_checkpoint=sync_config.sync_on_checkpoint,
+        carries_checkpoints=not store,
+    )
+
+
+def _default(sync_config: SyncConfig) -> DefaultSyncer:
+    return DefaultSyncer(sync_config.sync_period, sync_config.sync_timeout)
+
+
+def _check_copies(syncer: Syncer) -> None:
+    try:
+        copy.deepcopy(syncer)
+    except Exception as error:  # the user's
+        raise ConfigError(
+            f"SyncConfig(syncer={syncer!r}) cannot be copied, and each folder needs a copy of its "
+            f"own: {error}. Leave out in its __getstate__ what cannot be copied."
+        ) from error
+
+
+def _check_folder(remote: str, local_folder: str) -> None:
+    """The folder at the address can be written, and is apart from the other."""
+    place = open_place(remote)
+    folder = place.root if isinstance(place, FolderPlace) else remote
+    if overlap(folder, local_folder):
+        raise ConfigError(
+            f"SyncConfig(upload_dir=...) leads to {folder}, and the experiment's own folder is "
+            f"{local_folder}: one is inside the other; choose another upload_dir."
+        )
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"SyncConfig(upload_dir=...): {folder} cannot be used: {error.strerror}. Give a folder "
+            f"that you may write."
+        ) from error

@@ -1,0 +1,205 @@
+"""What every `ObjectStore` promises, over MinIO and rclone; and what only a real server shows."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.object_servers import ObjectServer
+from tests.support import eventually
+from tunemq_shared import s3_objects
+from tunemq_shared.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.object_store import MissingObject, WrongSize
+from tunemq_shared.parts import PART
+from tunemq_shared.retrying import Cancel, Cancelled, in_parallel, retried
+from tunemq_shared.s3_objects import S3Objects
+
+LARGE = 2 * PART + 12345
+
+
+@pytest.fixture(params=["minio", "rclone"])
+def server(request: pytest.FixtureRequest) -> ObjectServer:
+    return request.getfixturevalue(f"shared_{request.param}")
+
+
+@pytest.fixture
+def objects(server: ObjectServer) -> Iterator[S3Objects]:
+    with server.objects(server.create_bucket(), "some/where") as objects:
+        yield objects
+
+
+def make_file(path: Path, size: int) -> tuple[int, str]:
+    data = os.urandom(size)
+    path.write_bytes(data)
+    return size, hashlib.sha256(data).hexdigest()
+
+
+def put(objects: S3Objects, key: str, path: Path, cancel: Cancel | None = None) -> None:
+    size, sha256 = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+    objects.put_file(key, path, size=size, sha256=sha256, cancel=cancel or Cancel(50))
+
+
+class TestObjectStore:
+    """The suite."""
+
+    def test_a_place_that_can_be_used_is_left_as_it_was(self, objects):
+        objects.probe()
+        assert list(objects.list()) == []
+
+    def test_bytes_come_back(self, objects):
+        for data in (b"", b"x", os.urandom(2**20)):
+            objects.put_bytes("a/b", data)
+            assert objects.get_bytes("a/b", limit=2**20) == data
+
+    def test_an_object_may_be_written_again(self, objects):
+        objects.put_bytes("a", b"old")
+        objects.put_bytes("a", b"new")
+        assert objects.get_bytes("a", limit=3) == b"new"
+
+    def test_more_bytes_than_are_wanted_are_not_read(self, objects):
+        objects.put_bytes("a", bytes(100))
+        with pytest.raises(WrongSize, match="at most 99 bytes, got 100"):
+            objects.get_bytes("a", limit=99)
+
+    @pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, LARGE])
+    def test_files_of_all_sizes_come_back(self, objects, tmp_path, size):
+        make_file(tmp_path / "file", size)
+        put(objects, "t/c/file", tmp_path / "file")
+        assert [found[:2] for found in objects.list("t/")] == [("t/c/file", size)]
+        objects.get_file("t/c/file", tmp_path / "copy", size=size, cancel=Cancel(50))
+        assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
+
+    @pytest.mark.parametrize("size", [1000, LARGE])
+    def test_a_file_that_is_not_what_it_was_makes_no_object(self, objects, tmp_path, size):
+        path = tmp_path / "file"
+        size, sha256 = make_file(path, size)
+        wrong = [
+            ({"size": size, "sha256": "0" * 64}, "expected SHA-256 0000"),
+            ({"size": size + 1, "sha256": sha256}, "cut short"),
+            ({"size": size - 1, "sha256": sha256}, "has grown"),
+        ]
+        for changes, message in wrong:
+            with pytest.raises(CheckpointCorrupt, match=message):
+                objects.put_file("a", path, cancel=Cancel(50), **changes)
+        assert list(objects.list()) == []
+        assert objects.abort_uploads(lambda _key: True) == 0
+
+    @pytest.mark.parametrize("size", [0, 10, LARGE])
+    def test_an_object_of_another_size_is_found(self, objects, tmp_path, size):
+        make_file(tmp_path / "file", size)
+        put(objects, "a", tmp_path / "file")
+        for expected in {size + 1, max(size - 1, 0), size + 2 * PART} - {size}:
+            with pytest.raises(CheckpointCorrupt, match=r"expected \d+ bytes|cut short"):
+                objects.get_file("a", tmp_path / "copy", size=expected, cancel=Cancel(50))
+            (tmp_path / "copy").unlink()
+
+    def test_an_object_that_is_missing_is_said_to_be(self, objects, tmp_path):
+        with pytest.raises(MissingObject, match="nowhere"):
+            objects.get_bytes("nowhere", limit=1)
+        for size in (1, LARGE):
+            with pytest.raises(MissingObject, match="nowhere"):
+                objects.get_file("nowhere", tmp_path / "copy", size=size, cancel=Cancel(50))
+            (tmp_path / "copy").unlink()
+
+    def test_removing_twice_is_no_error(self, objects):
+        keys = [f"a/{n}" for n in range(20)]
+        for key in keys:
+            objects.put_bytes(key, b"x")
+        objects.delete([*keys, "a/none"])
+        objects.delete(keys)
+        assert list(objects.list()) == []
+
+    def test_all_that_begins_with_a_prefix_is_listed_in_order(self, objects, server):
+        for key in ("b/1", "a/2", "a/1", "a-1", "ä/ü ?#%+&"):
+            objects.put_bytes(key, b"12345")
+        assert [found.key for found in objects.list("a/")] == ["a/1", "a/2"]
+        assert [found.key for found in objects.list("a")] == ["a-1", "a/1", "a/2"]
+        assert {found.key for found in objects.list()} == {
+            *("b/1", "a/2", "a/1", "a-1", "ä/ü ?#%+&")
+        }
+        assert all(found.size == 5 and found.modified > 1e9 for found in objects.list())
+        assert list(objects.list("c")) == []
+
+    def test_more_objects_than_one_answer_holds_are_listed(self, objects):
+        keys = [f"{n:04d}" for n in range(1100)]
+
+        def put_one(key: str, cancel: Cancel) -> None:
+            retried(lambda: objects.put_bytes(key, b""), cancel)
+
+        in_parallel(put_one, keys, Cancel(50), at_once=4)
+        assert [found.key for found in objects.list()] == keys
+
+    @pytest.mark.parametrize("key", ["", "/a", "../a", "a/../../b", "a//b", "a/", ".", "a\0b"])
+    def test_a_key_never_leaves_the_prefix(self, objects, key, tmp_path):
+        (tmp_path / "file").touch()
+        for use in (
+            lambda: objects.put_bytes(key, b""),
+            lambda: objects.get_bytes(key, limit=1),
+            lambda: objects.delete([key]),
+            lambda: put(objects, key, tmp_path / "file"),
+            lambda: objects.get_file(key, tmp_path / "copy", size=0, cancel=Cancel(5)),
+        ):
+            with pytest.raises(StoreError, match="is not the key of an object"):
+                use()
+
+    def test_what_is_beside_the_prefix_is_not_seen(self, server):
+        bucket = server.create_bucket()
+        with server.objects(bucket, "exp") as ours, server.objects(bucket, "exp2") as theirs:
+            theirs.put_bytes("a", b"")
+            assert list(ours.list()) == []
+            assert ours.abort_uploads(lambda _key: True) == 0
+
+    @pytest.mark.parity(151)
+    def test_a_transfer_that_is_called_off_ends_and_leaves_nothing(self, objects, tmp_path):
+        make_file(tmp_path / "file", LARGE)
+        cancel = Cancel()
+        cancel.cancel()
+        with pytest.raises(Cancelled):
+            put(objects, "a", tmp_path / "file", cancel)
+        with pytest.raises(Cancelled):
+            objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=cancel)
+        assert list(objects.list()) == []
+        assert objects.abort_uploads(lambda _key: True) == 0
+
+
+def test_parts_that_a_dead_writer_sent_are_thrown_away(shared_minio):
+    with shared_minio.objects(shared_minio.create_bucket(), "exp") as objects:
+        for key in ("ours/a", "theirs/b"):
+            objects._client.create_upload(objects._name(key), "it cannot be written")
+        assert objects.abort_uploads(lambda key: key.startswith("ours/")) == 1
+        left = {unfinished.name for unfinished in objects._client.unfinished()}
+        assert left == {"exp/theirs/b"}
+
+
+def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
+    shared_minio, tmp_path, monkeypatch
+):
+    make_file(tmp_path / "file", LARGE)
+    forgotten = []
+
+    def forget(name: str) -> None:
+        assert name == "upload.within_object"
+        if not forgotten:
+            forgotten.append(objects.abort_uploads(lambda _key: True))
+
+    with shared_minio.objects(shared_minio.create_bucket()) as objects:
+        monkeypatch.setattr(s3_objects, "failpoint", forget)
+        put(objects, "a", tmp_path / "file")
+        assert forgotten == [1]
+        objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(50))
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
+
+
+def test_a_transfer_under_way_can_be_called_off(shared_minio, tmp_path, monkeypatch):
+    make_file(tmp_path / "file", 4 * PART)
+    cancel = Cancel()
+    monkeypatch.setattr(s3_objects, "failpoint", lambda _name: cancel.cancel())
+    with shared_minio.objects(shared_minio.create_bucket()) as objects:
+        with pytest.raises(Cancelled):
+            put(objects, "a", tmp_path / "file", cancel)
+        assert list(objects.list()) == []
+        eventually(lambda: list(objects._client.unfinished()) == [])

@@ -1,0 +1,58 @@
+"""A TCP proxy that counts what passes, to see how much a program moves to and from a server."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class CountedProxy(socketserver.ThreadingTCPServer):
+    """Passes everything on to a port of this machine; counts the bytes of both directions."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.moved = 0
+        super().__init__(("127.0.0.1", 0), _Connection)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self.server_address[1])
+
+
+class _Connection(socketserver.BaseRequestHandler):
+    server: CountedProxy
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.server.target)) as there:
+            back = threading.Thread(target=self._pass_on, args=(there, self.request), daemon=True)
+            back.start()
+            self._pass_on(self.request, there)
+            back.join()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):  # either end may have gone
+            while data := source.recv(65536):
+                self.server.moved += len(data)
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def counted(port: int) -> Iterator[CountedProxy]:
+    """A proxy to this port, while the context lasts."""
+    with CountedProxy(port) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield proxy
+        finally:
+            proxy.shutdown()
+            thread.join()

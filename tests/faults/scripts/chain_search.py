@@ -1,0 +1,104 @@
+"""A search of `tests.chain` on a store, for tests that kill parts of it or cut it off.
+
+``chain_search.py FOLDER OPTIONS``: as `search.py`. When the search is over, FOLDER/results.json
+holds for each trial its last value and step, its status and the keys of its checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+import tunemq as tune
+import tunemq_scheduler.experiment as parts
+from tests.chain import chain, chain_class
+
+
+@dataclass
+class Options:
+    """What to do.
+
+    Attributes:
+        storage: the address or folder.
+        trials, steps, step_s: how many, how many in each, and how long each takes at least.
+        save_every: a checkpoint belongs to every so many steps.
+        payload: bytes of each of the two files in a checkpoint.
+        kept: how many checkpoints are kept of each trial.
+        form: ``function`` or ``class``.
+        sync_timeout: as in `SyncConfig`.
+    """
+
+    storage: str
+    trials: int = 2
+    steps: int = 30
+    step_s: float = 0.02
+    save_every: int = 3
+    payload: int = 100_000
+    kept: int | None = 2
+    max_failures: int = -1
+    form: str = "function"
+    sync_timeout: float = 1800.0
+
+
+FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
+
+
+class WatchedLoop(parts.ExperimentLoop):
+    """Leaves its state behind."""
+
+    def close(self):
+        (FOLDER / "snapshot").write_bytes(self.runner.snapshot())
+        super().close()
+
+
+parts.ExperimentLoop = WatchedLoop
+
+
+def search():
+    executed = FOLDER / "executed"
+    executed.mkdir(exist_ok=True)
+    is_function = OPTIONS.form == "function"
+    results = tune.Tuner(
+        chain if is_function else chain_class(),
+        param_space={
+            "seed": tune.grid_search(list(range(OPTIONS.trials))),
+            "executed": str(executed),
+            "steps": OPTIONS.steps,
+            "save_every": OPTIONS.save_every,
+            "payload": OPTIONS.payload,
+            "step_s": OPTIONS.step_s,
+        },
+        tune_config=tune.TuneConfig(metric="score", mode="max", seed=1),
+        run_config=tune.RunConfig(
+            name="search",
+            storage_path=OPTIONS.storage,
+            sync_config=tune.SyncConfig(sync_timeout=OPTIONS.sync_timeout),
+            failure_config=tune.FailureConfig(max_failures=OPTIONS.max_failures),
+            checkpoint_config=tune.CheckpointConfig(
+                num_to_keep=OPTIONS.kept,
+                checkpoint_frequency=0 if is_function else OPTIONS.save_every,
+            ),
+        ),
+    ).fit()
+    told = [
+        {
+            "seed": result.config["seed"],
+            "value": result.metrics.get("chain"),
+            "step": result.metrics.get("training_iteration"),
+            "status": result.status,
+            "recorded": [line["training_iteration"] for line in result.history],
+            "checkpoints": [
+                metrics["training_iteration"] for _, metrics in result.best_checkpoints
+            ],
+        }
+        for result in results
+    ]
+    (FOLDER / "results.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    search()

@@ -1,0 +1,125 @@
+"""Checkpoints on a disk that is full, or that may not be written to: a real one, of 8 MiB.
+
+It is mounted in a namespace of the child's own, and so is gone with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PUT = """
+import json, os, sys
+from pathlib import Path
+from tunemq_shared.errors import StoreError
+from tunemq_shared.local_store import LocalStore
+from tunemq_shared.manifest import CheckpointInfo
+
+def put(n):
+    info = CheckpointInfo(trial="t0", epoch=1, n=n, step=n, metrics={}, state={})
+    try:
+        return store.put_checkpoint(f"train_0/checkpoint_1-{n:06d}", source, info).sha256
+    except StoreError as error:
+        return str(error)
+
+disk, source = Path(sys.argv[1]), Path(sys.argv[2])
+store = LocalStore(disk / "experiment", durable=sys.argv[3] == "durable")
+"""
+
+FULL = """
+first = put(1)
+said = put(2)
+left = sorted(str(path.relative_to(disk)) for path in disk.rglob("*") if path.is_file())
+found = store.open_checkpoint("train_0/checkpoint_1-000001", first).path.is_dir()
+free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+(disk / "filler").write_bytes(b"x" * free)
+store.delete_checkpoint("train_0/checkpoint_1-000001")
+print(json.dumps([said, left, found, len(put(2)), free]))
+"""
+
+READ_ONLY = """
+first = put(1)
+os.system(f"mount -o remount,ro {disk}")
+found = store.open_checkpoint("train_0/checkpoint_1-000001", first).path.is_dir()
+said = [put(2)]
+try:
+    store.delete_checkpoint("train_0/checkpoint_1-000001")
+except StoreError as error:
+    said.append(str(error))
+print(json.dumps([said, found]))
+"""
+
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+@functools.cache
+def can_mount() -> bool:
+    if not shutil.which("unshare"):
+        return False
+    tried = subprocess.run(
+        [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
+    )
+    return tried.returncode == 0
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("a.bin", "b.bin"):
+        (source / name).write_bytes(os.urandom(5 * 2**19))
+    return source
+
+
+def on_a_small_disk(tmp_path: Path, source: Path, script: str, durable: str) -> Any:
+    """What the script prints."""
+    if not can_mount():
+        pytest.skip("this machine lets nobody mount a file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = 'mount -t tmpfs -o size=8m tmpfs "$1" && shift && exec "$@"'
+    python = [sys.executable, "-c", PUT + script, disk, source, durable]
+    command: list[str | Path] = [*NAMESPACE, "sh", "-c", mount, "sh", disk, *python]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    return json.loads(shown.stdout)
+
+
+@pytest.mark.parametrize("durable", ["durable", "quick"])
+def test_a_full_disk_is_named_with_its_free_bytes_and_keeps_nothing_of_what_failed(
+    tmp_path: Path, source: Path, durable: str
+) -> None:
+    said, left, found, length, free = on_a_small_disk(tmp_path, source, FULL, durable)
+    key = "train_0/checkpoint_1-000001"
+    assert "checkpoint_1-000002 cannot be written: " in said
+    assert "disk/experiment: No space left on device (" in said
+    assert "bytes are free)" in said
+    assert left == [
+        f"experiment/{key}/{name}" for name in ("files/a.bin", "files/b.bin", "manifest.json")
+    ]
+    assert found
+    # What failed took no space; deleting works on a disk without any; then there is room again.
+    assert free > 2 * 2**20
+    assert length == 64
+
+
+@pytest.mark.parametrize("durable", ["durable", "quick"])
+def test_a_read_only_folder_is_named_and_can_be_read(
+    tmp_path: Path, source: Path, durable: str
+) -> None:
+    (put, deleted), found = on_a_small_disk(tmp_path, source, READ_ONLY, durable)
+    assert "checkpoint_1-000002 cannot be written: " in put
+    assert "Read-only file system" in put
+    assert "checkpoint_1-000001 cannot be removed: " in deleted
+    assert "Read-only file system" in deleted
+    assert "/disk/experiment/" in put
+    assert "/disk/experiment/" in deleted
+    assert found

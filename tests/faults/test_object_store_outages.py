@@ -1,0 +1,189 @@
+"""An object server that dies, restarts, or stops answering in the middle of a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.object_servers import ObjectServer, running_minio
+from tests.support import eventually
+from tunemq_shared import s3_objects
+from tunemq_shared.parts import PART
+from tunemq_shared.retrying import Cancel, Cancelled, StoreUnavailable, TimedOut
+from tunemq_shared.s3_objects import S3Objects
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+SIZE = 4 * PART + 17
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ObjectServer]:
+    with running_minio(tmp_path / "minio") as server:
+        yield server
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_objects, "CONNECT_S", 0.5)
+    monkeypatch.setattr(s3_objects, "READ_S", 0.5)
+
+
+@pytest.fixture
+def objects(server: ObjectServer) -> Iterator[S3Objects]:
+    with server.objects(server.create_bucket(), "exp") as objects:
+        yield objects
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(os.urandom(SIZE))
+    return path
+
+
+def put(objects: S3Objects, file: Path, cancel: Cancel, on_trouble=s3_objects.ignore) -> None:
+    data = file.read_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    objects.put_file("a", file, size=len(data), sha256=sha256, cancel=cancel, on_trouble=on_trouble)
+
+
+class Once:
+    """Calls something the first time that there is trouble; several threads may have it."""
+
+    def __init__(self, call) -> None:
+        self.told: list[str] = []
+        self._call = call
+        self._lock = threading.Lock()
+
+    def __call__(self, trouble: str) -> None:
+        with self._lock:
+            self.told.append(trouble)
+            if len(self.told) == 1:
+                self._call()
+
+
+def when_half_is_sent(monkeypatch: pytest.MonkeyPatch, call) -> None:
+    """Do it between two parts of a file."""
+    left = iter([lambda: None, call])
+    monkeypatch.setattr(s3_objects, "failpoint", lambda _name: next(left, lambda: None)())
+
+
+def test_a_server_that_dies_in_the_middle_of_a_file_gets_the_rest_later(
+    server, objects, file, tmp_path, monkeypatch
+):
+    is_dead = threading.Event()
+
+    def kill() -> None:
+        server.kill()
+        is_dead.set()
+
+    def start() -> None:
+        assert is_dead.wait(10)
+        server.start()
+
+    when_half_is_sent(monkeypatch, kill)
+    restart = Once(start)
+    put(objects, file, Cancel(50), restart)
+    assert "the server cannot be reached" in restart.told[0]
+    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=Cancel(50))
+    assert (tmp_path / "copy").read_bytes() == file.read_bytes()
+    assert list(objects._client.unfinished()) == []
+
+
+def test_a_server_that_was_away_when_a_file_is_read(server, objects, file, tmp_path):
+    put(objects, file, Cancel(50))
+    server.kill()
+    restart = Once(server.start)
+    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=Cancel(50), on_trouble=restart)
+    assert restart.told
+    assert (tmp_path / "copy").read_bytes() == file.read_bytes()
+
+
+def test_a_server_that_stops_answering_in_the_middle_of_a_file(
+    impatient, server, objects, file, tmp_path, monkeypatch
+):
+    when_half_is_sent(monkeypatch, server.freeze)
+    thaw = Once(server.thaw)
+    put(objects, file, Cancel(50), thaw)
+    assert "timed out" in thaw.told[0]
+    server.freeze()
+    thaw = Once(server.thaw)
+    objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=Cancel(50), on_trouble=thaw)
+    assert (tmp_path / "copy").read_bytes() == file.read_bytes()
+
+
+def test_when_its_time_is_over_a_transfer_says_what_kept_it(server, objects, file, tmp_path):
+    server.kill()
+    with pytest.raises(TimedOut, match=r"Connection refused.*Gave up after 1 s"):
+        put(objects, file, Cancel(1))
+    with pytest.raises(TimedOut, match=r"Connection refused.*Gave up after 1 s"):
+        objects.get_file("a", tmp_path / "copy", size=SIZE, cancel=Cancel(1))
+
+
+@pytest.mark.parity(151)
+def test_a_transfer_that_waits_for_the_server_can_be_called_off(
+    impatient, server, objects, file, monkeypatch
+):
+    when_half_is_sent(monkeypatch, server.freeze)
+    cancel = Cancel()
+    with pytest.raises(Cancelled):
+        put(objects, file, cancel, Once(cancel.cancel))
+    server.thaw()
+    assert list(objects.list()) == []
+
+
+def test_small_things_say_at_once_that_the_server_is_away(server, objects):
+    objects.put_bytes("a", b"1")
+    server.kill()
+    for use in (
+        lambda: objects.put_bytes("b", b""),
+        lambda: objects.get_bytes("a", limit=1),
+        lambda: objects.delete(["a"]),
+        lambda: list(objects.list()),
+        lambda: objects.abort_uploads(lambda _key: True),
+    ):
+        with pytest.raises(StoreUnavailable, match="cannot be reached"):
+            use()
+    server.start()
+    eventually(lambda: objects.get_bytes("a", limit=1) == b"1")
+
+
+MEASURE = """
+import hashlib, os, resource, sys
+from pathlib import Path
+from tunemq_shared.retrying import Cancel
+from tunemq_shared.stores import open_objects
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+file, size = Path(sys.argv[2]), int(sys.argv[3])
+with file.open("rb") as opened:
+    sha256 = hashlib.file_digest(opened, "sha256").hexdigest()
+with open_objects(sys.argv[1]) as objects:
+    objects.probe()
+    before = peak()
+    objects.put_file("a", file, size=size, sha256=sha256, cancel=Cancel(300))
+    objects.get_file("a", file.with_name("copy"), size=size, cancel=Cancel(300))
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_large_file_takes_no_more_memory_than_a_few_parts(minio, bucket, tmp_path):
+    size = 600 * 2**20
+    with (tmp_path / "file").open("wb") as file:
+        file.truncate(size)
+    command = [sys.executable, "-c", MEASURE, minio.address(bucket), tmp_path / "file", str(size)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) < 150, "MiB"
+    assert (tmp_path / "copy").stat().st_size == size

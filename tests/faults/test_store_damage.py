@@ -1,0 +1,92 @@
+"""Checkpoints that were damaged in the store or in a node's cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chain_searches import ChainSearch, chain_searches
+from tests.object_servers import ObjectServer
+from tunemq_shared import messages as m
+from tunemq_shared.object_store import ObjectStore
+from tunemq_shared.stores import open_objects
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+@pytest.fixture
+def start(tmp_path: Path, minio: ObjectServer, bucket: str) -> Iterator[Callable[..., ChainSearch]]:
+    yield from chain_searches(tmp_path, minio, bucket)
+
+
+def payloads(objects: ObjectStore, key: str) -> str:
+    """The key of the object with a checkpoint's payload."""
+    manifest = json.loads(objects.get_bytes(f"{key}/manifest.json", limit=2**20))
+    (sha256,) = [file["sha256"] for file in manifest["files"] if file["name"] == "payload"]
+    return manifest["objects"][sha256]
+
+
+def flip(objects: ObjectStore, damaged: str, before: str) -> None:
+    data = bytearray(objects.get_bytes(damaged, limit=2**24))
+    data[len(data) // 2] ^= 1
+    objects.put_bytes(damaged, bytes(data))
+
+
+def truncate(objects: ObjectStore, damaged: str, before: str) -> None:
+    objects.put_bytes(damaged, objects.get_bytes(damaged, limit=2**24)[:-1])
+
+
+def remove(objects: ObjectStore, damaged: str, before: str) -> None:
+    objects.delete([damaged])
+
+
+def swap(objects: ObjectStore, damaged: str, before: str) -> None:
+    objects.put_bytes(damaged, objects.get_bytes(before, limit=2**24))
+
+
+@pytest.mark.parity(103, 105)
+@pytest.mark.parametrize("damage", [flip, truncate, remove, swap])
+def test_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start, damage) -> None:
+    search = start(trials=1, steps=30, save_every=5, step_s=0.15, kept=3)
+    trial = search.trial(0)
+    before = search.wait_for(m.CheckpointCommitted, trial=trial, n=1, within=20).event
+    damaged = search.wait_for(m.CheckpointCommitted, trial=trial, n=2, within=20).event
+    folder = search.folder / "search"
+    objects = open_objects(search.store_address())
+    damage(objects, payloads(objects, damaged.key), payloads(objects, before.key))
+    shutil.rmtree(folder / ".cache")
+    search.kill_the_node()
+    found = search.wait_for(m.CheckpointDamaged, trial=trial, within=20).event
+    assert search.ends(within=40) == 0, search
+
+    assert (found.key, found.instead) == (damaged.key, before.key)
+    said = search.said.decode()
+    assert damaged.key in said
+    assert before.key in said
+    search.is_undisturbed()
+    search.journal_gives_the_state()
+    search.is_whole()
+
+
+def test_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
+    search = start(trials=1, steps=30, save_every=5, step_s=0.1, kept=3)
+    trial = search.trial(0)
+    newest = search.wait_for(m.CheckpointCommitted, trial=trial, n=2, within=20).event
+    file = search.folder / "search" / ".cache" / newest.key / "files" / "payload"
+    os.chmod(file, 0o644)
+    with file.open("r+b") as opened:
+        opened.seek(5_000)
+        opened.write(b"damaged")
+    killed = search.hosts()
+    search.kill(killed[0])
+    assert search.ends(within=40) == 0, search
+
+    assert search.all_of(m.CheckpointDamaged) == []
+    assert len(search.all_of(m.HostDied)) == 1
+    assert max(search.repeats(), default=0) <= search.save_every, search.repeats()
+    search.is_undisturbed()

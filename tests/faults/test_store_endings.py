@@ -1,0 +1,64 @@
+"""A search ends while its store does not answer."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chain_searches import ChainSearch, chain_searches
+from tests.object_servers import ObjectServer, running_minio
+from tests.support import eventually
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+Start = Callable[..., ChainSearch]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    with running_minio(tmp_path / "minio") as server:
+        for name, value in server.environ.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def start(tmp_path: Path, server: ObjectServer) -> Iterator[Start]:
+    yield from chain_searches(tmp_path, server, server.create_bucket())
+
+
+def left_with_an_upload(start: Start, server: ObjectServer) -> ChainSearch:
+    """A search whose only trial is over, and whose last checkpoint cannot be sent."""
+    search = start(trials=1, steps=6, save_every=3, step_s=0.6)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=1, within=20)
+    server.freeze()
+    search.wait_for(m.CheckpointWritten, trial=search.trial(0), n=2, within=20)
+    told = b"waiting for 1 checkpoint on the way to s3://"
+    eventually(lambda: told in search.said, within=15, message=lambda: str(search))
+    return search
+
+
+def test_a_search_whose_last_checkpoint_cannot_be_sent_waits_and_says_for_what(start, server):
+    search = left_with_an_upload(start, server)
+    assert search.process.poll() is None, search
+    server.thaw()
+    assert search.ends(within=30) == 0, search
+    search.is_undisturbed()
+    assert not (search.folder / "search" / ".cache").exists()
+
+
+def test_whoever_does_not_want_to_wait_for_uploads_is_told_where_they_are(start, server):
+    search = left_with_an_upload(start, server)
+    search.process.send_signal(signal.SIGINT)
+    assert search.ends(within=20) != 0
+    said = search.said.decode()
+    cache = search.folder / "search" / ".cache"
+    assert "1 checkpoint has not reached s3://" in said
+    assert str(cache) in said
+    assert len(list(cache.glob("*/checkpoint_1-000002/files/payload"))) == 1
+    search.leaves_nothing()
+    server.thaw()

@@ -1,0 +1,60 @@
+"""A process of a search is killed at each failpoint, before and after each durable step."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chain_searches import ChainSearch, chain_searches
+from tests.object_servers import ObjectServer
+from tunemq_shared.failpoints import FAILPOINTS
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+#: When a process of each kind is killed: late enough that each of them makes some progress.
+TIMES = {"host": 2, "node": 6, "transfers": 4, "scheduler": 5}
+#: Several of these belong to one upload.
+TIMES_OF_OBJECTS = dict.fromkeys(
+    ("upload.before_object", "upload.within_object", "upload.after_object"), 10
+)
+
+
+@pytest.fixture
+def start(tmp_path: Path, minio: ObjectServer, bucket: str) -> Iterator[Callable[..., ChainSearch]]:
+    yield from chain_searches(tmp_path, minio, bucket)
+
+
+def test_there_is_a_failpoint_before_and_after_each_durable_step() -> None:
+    assert len(FAILPOINTS) >= 12
+    for name in FAILPOINTS:
+        part, _, step = name.partition(".")
+        if step.startswith("before_"):
+            rest = step.removeprefix("before_")
+            assert f"{part}.after_{rest}" in FAILPOINTS or f"{part}.within_{rest}" in FAILPOINTS
+
+
+@pytest.mark.parametrize("name", FAILPOINTS)
+def test_a_kill_leaves_no_half_checkpoint_and_no_orphan(start, name: str) -> None:
+    who = FAILPOINTS[name].partition(":")[0]
+    # A part of a large object is 16 MiB; downloads happen where a host begins again elsewhere.
+    payload = 17 * 2**20 if name == "upload.within_object" else 30_000
+    times = TIMES_OF_OBJECTS.get(name, TIMES[who])
+    search = start(
+        trials=2,
+        steps=21,
+        payload=payload,
+        step_s=0.01,
+        kept=1,
+        variables={"TUNEMQ_FAILPOINTS": f"{name}=kill@{times}"},
+    )
+    code = search.ends(within=50)
+    if who == "scheduler":
+        assert code == -signal.SIGKILL, search
+        search.leaves_nothing()
+    else:
+        assert code == 0, search
+        search.is_undisturbed()
+    search.is_whole()

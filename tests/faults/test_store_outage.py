@@ -1,0 +1,87 @@
+"""The object store goes away in mid-search, and comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chain_searches import ChainSearch, chain_searches
+from tests.object_servers import ObjectServer, running_minio
+from tests.support import eventually
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+Start = Callable[..., ChainSearch]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    with running_minio(tmp_path / "minio") as server:
+        for name, value in server.environ.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def start(tmp_path: Path, server: ObjectServer) -> Iterator[Start]:
+    yield from chain_searches(tmp_path, server, server.create_bucket())
+
+
+def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[], None]) -> None:
+    search = start(trials=2, steps=60, save_every=3, step_s=0.05, kept=None)
+    for number in range(2):
+        search.wait_for(m.CheckpointCommitted, trial=search.trial(number), within=20)
+    end()
+    gone_at = time.monotonic()
+    # Both trials write what they may, and then wait in their reports.
+    for number in range(2):
+        search.wait_for(m.TrialWaits, trial=search.trial(number), what="save", within=30)
+    eventually(lambda: b"waits for the store" in search.said, within=10, message=str(search))
+    eventually(lambda: time.monotonic() > gone_at + seconds, within=seconds + 5)
+    assert search.process.poll() is None, search
+    server.thaw() if server.process is not None else server.start()
+    assert search.ends(within=60) == 0, search
+
+    search.is_undisturbed()
+    for number in range(2):
+        committed = [
+            event
+            for event in search.all_of(m.CheckpointCommitted)
+            if event.trial == search.trial(number)
+        ]
+        assert [event.step for event in committed] == list(range(3, 61, 3)), (
+            "in order, none left out"
+        )
+        assert {event.epoch for event in committed} == {1}, "no trial had to begin again"
+    assert search.all_of(m.TrialFailed) == search.all_of(m.HostDied) == []
+    search.journal_gives_the_state()
+    search.is_whole()
+    search.leaves_nothing()
+
+
+@pytest.mark.parity(97, 106, 114)
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+def test_trials_wait_for_the_store_and_everything_is_committed_afterwards(start, server, how):
+    outage(start, server, 4.0, server.kill if how == "killed" else server.freeze)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_minute_without_the_store(start, server):
+    outage(start, server, 60.0, server.stop)
+
+
+def test_a_store_that_stays_away_ends_trials_in_an_error_that_says_so(start, server):
+    search = start(trials=1, steps=60, step_s=0.02, max_failures=0, sync_timeout=3.0)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), within=20)
+    server.kill()
+    failed = search.wait_for(m.TrialFailed, within=20).event
+    assert failed.kind == "storage", failed
+    assert search.ends(within=30) == 0, search
+    assert search.results()[0]["status"] == "ERROR"
+    assert server.url in failed.error
+    search.leaves_nothing()

@@ -1,0 +1,351 @@
+"""A node's checkpoints in a real MinIO: written by hosts, uploaded, fetched once, waited for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.counted_proxy import counted
+from tests.integration.farm_support import Node, RedisServer, Scheduler, children_of, order
+from tests.object_servers import ObjectServer, running_minio
+from tests.support import eventually
+from tunemq_shared import wire
+from tunemq_shared.failpoints import VARIABLE as FAILPOINTS
+from tunemq_shared.local_store import LocalStore
+from tunemq_shared.messages import (
+    CheckpointCommitted,
+    CheckpointDamaged,
+    CheckpointLost,
+    CheckpointRef,
+    CheckpointWritten,
+    HostDied,
+    HostFreed,
+    ResultReported,
+    TrialFailed,
+    TrialFinished,
+    TrialPaused,
+    TrialWaits,
+)
+
+pytestmark = pytest.mark.integration
+
+SIZE = 3_000_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def scheduler(server: RedisServer, tmp_path: Path) -> Scheduler:
+    return Scheduler(server, tmp_path)
+
+
+@pytest.fixture
+def store(minio: ObjectServer, bucket: str) -> str:
+    return minio.address(bucket, "runs/exp")
+
+
+@pytest.fixture
+def node(
+    server: RedisServer, scheduler: Scheduler, minio: ObjectServer, tmp_path: Path
+) -> Iterator[Node]:
+    node = Node(server, scheduler, tmp_path / "node")
+    yield node
+    node.end()
+
+
+def saving(config):
+    """Save ``steps`` times, from where a checkpoint says; the weights never change."""
+    import os
+    import tempfile
+    import time
+
+    from tunemq_shared.checkpoint import Checkpoint
+    from tunemq_shared.session import get_checkpoint, report
+
+    done = 0
+    restored = get_checkpoint()
+    if restored is not None:
+        with restored.as_directory() as folder:
+            with open(os.path.join(folder, "done")) as file:
+                done = int(file.read())
+            with open(os.path.join(folder, "weights"), "rb") as file:
+                assert file.read() == b"w" * config["size"]
+    for step in range(done + 1, config["steps"] + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "weights"), "wb") as file:
+                file.write(b"w" * config["size"])
+            with open(os.path.join(folder, "done"), "w") as file:
+                file.write(str(step))
+            report({"step": step, "done_before": done}, checkpoint=Checkpoint(folder))
+        time.sleep(config.get("pause_s", 0))
+
+
+def start(scheduler, store, number=0, *, steps=3, size=SIZE, pause_s=0.0, **how):
+    config = {"steps": steps, "size": size, "pause_s": pause_s}
+    return scheduler.start(saving, config, store=store, trial_number=number, **how)
+
+
+def keys(scheduler, kind):
+    return [event.key for event in scheduler.said(kind)]
+
+
+def downloads(node):
+    """How many checkpoints the node has downloaded."""
+    return node.log().count("checkpoint.downloaded")
+
+
+def stored_bytes(minio, bucket):
+    return sum(found.size for found in minio.client().list_objects(bucket, recursive=True))
+
+
+def committed(scheduler, trial="t"):
+    """A reference to the newest committed checkpoint."""
+    *_, last = [event for event in scheduler.said(CheckpointCommitted) if event.trial == trial]
+    return CheckpointRef(last.key, last.sha256, last.step)
+
+
+def test_what_is_saved_is_written_then_committed_and_then_the_node_waits_for_nothing(
+    node, scheduler, store, minio, bucket
+):
+    scheduler.assign(node.incarnation, order("t", start(scheduler, store)))
+    eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 3, within=20, message=node.log)
+    expected = [f"trial_0/checkpoint_1-{n:06d}" for n in (1, 2, 3)]
+    assert keys(scheduler, CheckpointWritten) == keys(scheduler, CheckpointCommitted) == expected
+    events = [
+        (type(event), event.step)
+        for event in scheduler.events()
+        if isinstance(event, ResultReported | CheckpointWritten)
+    ]
+    assert events == [(kind, n) for n in (1, 2, 3) for kind in (ResultReported, CheckpointWritten)]
+    # The weights were sent once.
+    assert stored_bytes(minio, bucket) < 1.1 * SIZE
+    shared = [event.shared for event in scheduler.said(CheckpointCommitted)]
+    assert [len(each) for each in shared] == [0, 1, 1]
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    assert scheduler.said(TrialFinished)
+
+
+def clone_ten(server, scheduler, store, ref, folder, first):
+    """Have ten trials begin on a new node from one checkpoint, which each saves again; the node."""
+    node = Node(server, scheduler, folder)
+    try:
+        numbers = range(first, first + 10)
+        clones = [
+            order(f"c{n}", start(scheduler, store, n, steps=2, restore=(ref,))) for n in numbers
+        ]
+        scheduler.assign(node.incarnation, *clones)
+        eventually(
+            lambda: node.log().count("checkpoint.committed") == 10, within=40, message=node.log
+        )
+    finally:
+        node.end()
+    return node
+
+
+def test_trials_cloned_from_one_checkpoint_read_it_once_a_node_and_send_next_to_nothing(
+    server, minio, bucket, tmp_path
+):
+    with counted(minio.port) as proxy:
+        endpoint = f"http://127.0.0.1:{proxy.port}"
+        store = f"s3://{bucket}/exp?endpoint={endpoint}&region=us-east-1"
+        scheduler = Scheduler(server, tmp_path)
+        node = Node(server, scheduler, tmp_path / "first")
+        try:
+            scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
+            eventually(lambda: scheduler.said(CheckpointCommitted), within=20, message=node.log)
+        finally:
+            node.end()
+        assert proxy.moved > SIZE
+        ref = committed(scheduler)
+        proxy.moved = 0
+        same = clone_ten(server, scheduler, store, ref, node.folder, 1)
+        assert downloads(same) == 0
+        assert proxy.moved < 0.01 * 10 * SIZE
+        proxy.moved = 0
+        other = clone_ten(server, scheduler, store, ref, tmp_path / "other", 11)
+        assert downloads(other) == 1
+        assert SIZE < proxy.moved < SIZE + 0.01 * 10 * SIZE
+
+
+def test_a_store_that_is_away_is_waited_for_visibly_and_nothing_due_is_skipped(
+    server, scheduler, tmp_path, monkeypatch
+):
+    with running_minio(tmp_path / "minio") as minio:
+        for name, value in minio.environ.items():
+            monkeypatch.setenv(name, value)
+        minio.create_bucket("mine")
+        node = Node(server, scheduler, tmp_path / "node")
+        try:
+            minio.stop()
+            begin = start(scheduler, minio.address("mine", "exp"), steps=6, size=1000)
+            scheduler.assign(node.incarnation, order("t", begin))
+            eventually(
+                lambda: any(": " in event.reason for event in scheduler.said(TrialWaits)),
+                within=20,
+                message=node.log,
+            )
+            waits = scheduler.said(TrialWaits)[0]
+            assert (waits.trial, waits.epoch, waits.what) == ("t", 1, "save")
+            assert len(scheduler.said(CheckpointWritten)) == 2
+            assert len(scheduler.said(ResultReported)) == 3
+            minio.start()
+            eventually(
+                lambda: len(scheduler.said(CheckpointCommitted)) == 6, within=30, message=node.log
+            )
+        finally:
+            node.end()
+    assert keys(scheduler, CheckpointCommitted) == keys(scheduler, CheckpointWritten)
+    assert scheduler.said(TrialWaits)[-1].what == ""
+    assert not scheduler.said(TrialFailed)
+
+
+def test_a_store_that_stays_away_costs_the_trial_after_sync_timeout(
+    server, scheduler, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "is there")
+    store = "s3://mine/exp?endpoint=http://127.0.0.1:1&region=us-east-1"
+    node = Node(server, scheduler, tmp_path / "node")
+    try:
+        begin = start(scheduler, store, steps=9, size=10, sync_timeout_s=1.5)
+        scheduler.assign(node.incarnation, order("t", begin))
+        eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+    finally:
+        node.end()
+    (failed,) = scheduler.said(TrialFailed)
+    assert failed.kind == "storage"
+    assert "127.0.0.1:1" in failed.error
+    assert keys(scheduler, CheckpointLost) == keys(scheduler, CheckpointWritten)
+    assert not scheduler.said(HostDied)
+
+
+def test_a_paused_trial_saves_though_the_store_is_away(server, scheduler, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "is there")
+    store = "s3://mine/exp?endpoint=http://127.0.0.1:1&region=us-east-1"
+    node = Node(server, scheduler, tmp_path / "node")
+    try:
+        scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=9, size=10)))
+        eventually(lambda: scheduler.said(TrialWaits), within=20, message=node.log)
+        scheduler.assign(node.incarnation, order("t", None, pause=True))
+        eventually(lambda: scheduler.said(HostFreed), within=5, message=node.log)
+    finally:
+        node.end()
+    assert scheduler.said(TrialPaused)
+    assert len(scheduler.said(CheckpointWritten)) == 3
+
+
+def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_committed(
+    server, scheduler, store, minio, tmp_path
+):
+    node = Node(server, scheduler, tmp_path / "node")
+    try:
+        scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=2)))
+        eventually(
+            lambda: len(scheduler.said(CheckpointCommitted)) == 2, within=20, message=node.log
+        )
+        ref = committed(scheduler)
+        scheduler.assign(node.incarnation)
+        node.process.kill()
+        node.process.wait()
+        again = Node(server, Scheduler(server, tmp_path, "exp"), tmp_path / "node")
+    finally:
+        node.end()
+    try:
+        begin = start(scheduler, store, steps=3, restore=(ref,))
+        scheduler.assign(again.incarnation, order("t", begin, epoch=2))
+        cache = next((tmp_path / "node" / "cache").iterdir())
+        eventually(
+            (cache / "trial_0" / "checkpoint_2-000001" / "committed.json").exists,
+            within=20,
+            message=again.log,
+        )
+        assert downloads(again) == 0
+    finally:
+        again.end()
+
+
+def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, store, tmp_path):
+    scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
+    eventually(lambda: scheduler.said(CheckpointCommitted), within=20, message=node.log)
+    ref = committed(scheduler)
+    (weights,) = (tmp_path / "node" / "cache").glob(f"*/{ref.key}/files/weights")
+    weights.chmod(0o644)
+    with weights.open("r+b") as file:
+        file.write(b"W")
+    begin = start(scheduler, store, steps=2, restore=(ref,))
+    scheduler.assign(node.incarnation, order("t", begin, epoch=2))
+    eventually(lambda: len(scheduler.said(TrialFinished)) == 2, within=20, message=node.log)
+    assert downloads(node) == 1
+    assert not scheduler.said(CheckpointDamaged)
+
+
+def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store):
+    begin = start(scheduler, store, steps=8, pause_s=0.2)
+    scheduler.assign(node.incarnation, order("t", begin))
+    eventually(lambda: scheduler.said(CheckpointCommitted), within=20, message=node.log)
+    for pid in children_of(node.process.pid):
+        if b"transfers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 8, within=30, message=node.log)
+    assert keys(scheduler, CheckpointCommitted) == keys(scheduler, CheckpointWritten)
+
+
+def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, store):
+    scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
+    eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+    eventually(lambda: scheduler.said(CheckpointCommitted), within=20, message=node.log)
+    scheduler.assign(node.incarnation)
+    assert list((node.folder / "cache").iterdir())
+    scheduler.journal(node.incarnation, wire.EVERYTHING)
+    eventually(lambda: not list((node.folder / "cache").iterdir()), message=node.log)
+
+
+def test_with_a_local_store_hosts_write_by_themselves(node, scheduler, tmp_path):
+    store = str(tmp_path / "local")
+    scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=2, size=10)))
+    eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+    assert keys(scheduler, CheckpointCommitted) == LocalStore(store).list_checkpoints()
+    assert not scheduler.said(CheckpointWritten)
+    assert not (node.folder / "cache").exists()
+    assert not (node.folder / "transfers.log").exists()
+
+
+def test_a_trial_is_killed_at_a_failpoint_and_leaves_nothing_behind(
+    server, scheduler, store, minio, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(FAILPOINTS, "cache.after_rename=kill@2")
+    node = Node(server, scheduler, tmp_path / "node")
+    try:
+        begin = start(scheduler, store, steps=3)
+        scheduler.assign(node.incarnation, order("t", begin))
+        eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+        (died,) = scheduler.said(HostDied)
+        assert died.signal == signal.SIGKILL
+        (written,) = keys(scheduler, CheckpointWritten)
+        (root,) = (tmp_path / "node" / "cache").iterdir()
+        eventually(lambda: LocalStore(root).list_checkpoints() == [written], message=node.log)
+    finally:
+        node.end()
+
+
+def test_a_wrong_size_of_the_cache_is_named(tmp_path, server):
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", server.url]
+    options = ["--name", "n", "--workdir", str(tmp_path / "node"), "--cache-bytes", "much"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert "--cache-bytes is 'much'" in done.stderr
+    shutil.rmtree(tmp_path / "node")

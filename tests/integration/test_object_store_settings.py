@@ -1,0 +1,184 @@
+"""An object store that cannot be used: each mistake is told within seconds, with what to do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from minio import MinioAdmin
+from minio.credentials import StaticProvider
+
+from tests.object_servers import Certificate, running_minio, running_rclone
+from tunemq_shared.errors import StoreError
+from tunemq_shared.s3_address import parse_address
+from tunemq_shared.s3_objects import PROBE_S, S3Objects
+from tunemq_shared.stores import open_objects
+
+pytestmark = pytest.mark.integration
+
+
+def refusal(address: str, environ: dict[str, str]) -> str:
+    """What a person is told who wants to use it."""
+    begin = time.monotonic()
+    with pytest.raises(StoreError) as caught, use(address, environ) as objects:
+        objects.probe()
+    assert time.monotonic() - begin < 2 * PROBE_S
+    assert environ.get("AWS_SECRET_ACCESS_KEY", "none") not in str(caught.value)
+    return str(caught.value)
+
+
+def use(address: str, environ: dict[str, str]) -> S3Objects:
+    return S3Objects(parse_address(address, environ), environ)
+
+
+@pytest.fixture(params=["minio", "rclone"])
+def server(request):
+    return request.getfixturevalue(f"shared_{request.param}")
+
+
+@pytest.fixture
+def place(server) -> str:
+    return server.create_bucket()
+
+
+def test_everything_can_come_from_the_environment(minio, bucket):
+    with open_objects(f"s3://{bucket}/a") as objects:
+        objects.probe()
+
+
+def test_wrong_keys(server, place):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        told = refusal(server.address(place), {**server.environ, name: "wrong" * 4})
+        assert f"s3://{place} at {server.url}" in told
+        assert "the server does not know these keys" in told
+        assert "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in told
+
+
+def test_no_keys(server, place):
+    assert "there are no keys for the store" in refusal(server.address(place), {})
+
+
+def test_a_bucket_that_is_missing_is_made_only_if_told_so(server):
+    name = f"missing-{server.access_key[:6]}"
+    told = refusal(server.address(name), server.environ)
+    assert f"there is no bucket '{name}'; make it, correct the name, or add create_bucket" in told
+    for _ in range(2):
+        with use(server.address(name, create_bucket="true"), server.environ) as objects:
+            objects.probe()
+    assert server.client().bucket_exists(name)
+
+
+def test_https_where_there_is_http(server, place):
+    told = refusal(server.address(place, endpoint=f"https{server.url[4:]}"), server.environ)
+    assert "no secure connection can be made" in told
+    assert "check http or https in endpoint" in told
+
+
+def test_nobody_listens(server, place):
+    told = refusal(server.address(place, endpoint="http://127.0.0.1:1"), server.environ)
+    assert "cannot be reached ([Errno 111] Connection refused)" in told
+    assert "check that it runs and that endpoint is its address" in told
+
+
+def test_no_such_host(server, place):
+    told = refusal(server.address(place, endpoint="http://no-such-host.invalid"), server.environ)
+    assert "the server cannot be reached" in told
+
+
+@pytest.fixture
+def web_server() -> Iterator[str]:
+    """Says the same to everybody, and nothing of S3."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<p/>"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def test_what_is_no_object_store(shared_minio, web_server):
+    told = refusal(shared_minio.address("bucket", endpoint=web_server), shared_minio.environ)
+    assert "what answers there does not speak S3" in told
+
+
+def test_a_wrong_region(tmp_path):
+    with running_minio(tmp_path / "minio", region="eu-test") as server:
+        place = server.create_bucket()
+        told = refusal(server.address(place, region="us-east-1"), server.environ)
+        assert "the region 'us-east-1' is wrong" in told
+        assert "expecting 'eu-test'" in told
+        with use(server.address(place), server.environ) as objects:
+            objects.probe()
+
+
+def test_a_certificate_of_ones_own(tmp_path):
+    certificate = Certificate(tmp_path / "certificate")
+    with running_minio(tmp_path / "minio", certificate=certificate) as server:
+        place = server.create_bucket()
+        keys = {name: value for name, value in server.environ.items() if "KEY" in name}
+        told = refusal(f"s3://{place}?endpoint={server.url}", keys)
+        assert "certificate verify failed" in told
+        assert "name its certificate with ca_file" in told
+        told = refusal(f"s3://{place}?endpoint=http{server.url[5:]}", keys)
+        assert "does not speak S3 (HTTP status 400); check host, port, and http or https" in told
+        for address, environ in (
+            (server.address(place), keys),
+            (f"s3://{place}?endpoint={server.url}", server.environ),
+        ):
+            with use(address, environ) as objects:
+                objects.probe()
+                objects.put_bytes("a", bytes(2**20))
+                assert objects.get_bytes("a", limit=2**20) == bytes(2**20)
+
+
+def test_a_server_that_accepts_and_says_nothing(tmp_path):
+    with running_minio(tmp_path / "minio") as server:
+        place = server.create_bucket()
+        server.freeze()
+        told = refusal(server.address(place), server.environ)
+        server.thaw()
+        assert "the server cannot be reached (timed out)" in told
+
+
+@pytest.mark.parametrize(
+    ("allowed", "message"),
+    [
+        ("s3:GetObject", "it cannot be listed: these keys are not allowed to do that"),
+        ("s3:ListBucket", "it cannot be written: these keys are not allowed to do that"),
+    ],
+)
+def test_keys_that_are_not_allowed_enough(tmp_path, allowed, message):
+    statement = {"Effect": "Allow", "Action": [allowed], "Resource": ["arn:aws:s3:::*"]}
+    policy = {"Version": "2012-10-17", "Statement": [statement]}
+    with running_minio(tmp_path / "minio") as server:
+        keys = StaticProvider(server.access_key, server.secret_key)
+        admin = MinioAdmin(endpoint=server.url[len("http://") :], credentials=keys, secure=False)
+        admin.user_add("reader", "readers-secret")
+        admin.policy_add("some", policy=policy)
+        admin.policy_set("some", user="reader")
+        environ = {"AWS_ACCESS_KEY_ID": "reader", "AWS_SECRET_ACCESS_KEY": "readers-secret"}
+        told = refusal(server.address(server.create_bucket()), environ)
+        assert message in told
+        assert "allow them to read, write, list and remove below s3://" in told
+
+
+def test_a_store_that_cannot_be_written(tmp_path):
+    (tmp_path / "rclone" / "data" / "shelf").mkdir(parents=True)
+    with running_rclone(tmp_path / "rclone", "--read-only") as server:
+        told = refusal(server.address("shelf"), server.environ)
+        assert "it cannot be written" in told

@@ -1,0 +1,90 @@
+"""An `ObjectStore` in memory, and one that writes down what it is told to do."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from tunemq_shared.errors import CheckpointCorrupt
+from tunemq_shared.object_store import MissingObject, ObjectInfo, ObjectStore
+from tunemq_shared.retrying import Cancel, ignore
+
+
+class MemoryObjects(ObjectStore):
+    """All objects in a dict."""
+
+    address = "memory:"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+
+    def probe(self, *, create_bucket: bool = False) -> None:
+        pass
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        self.objects[key] = data
+
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size: int,
+        sha256: str,
+        cancel: Cancel,
+        on_trouble: Callable[[str], None] = ignore,
+    ) -> None:
+        data = path.read_bytes()
+        if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
+            raise CheckpointCorrupt(f"{path} is not what it was")
+        self.put_bytes(key, data)
+
+    def get_bytes(self, key: str, *, limit: int) -> bytes:
+        if key not in self.objects:
+            raise MissingObject(key)
+        return self.objects[key]
+
+    def get_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size: int,
+        cancel: Cancel,
+        on_trouble: Callable[[str], None] = ignore,
+    ) -> None:
+        path.write_bytes(self.get_bytes(key, limit=size))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.objects.pop(key, None)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        found = sorted(key for key in self.objects if key.startswith(prefix))
+        return iter([ObjectInfo(key, len(self.objects[key]), 0.0) for key in found])
+
+    def abort_uploads(self, is_over: Callable[[str], bool]) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+class Delayed(MemoryObjects):
+    """Reads from another store now; what it is to write and remove there is done one by one later.
+
+    ``steps`` are those things, in their order.
+    """
+
+    def __init__(self, objects: MemoryObjects) -> None:
+        super().__init__()
+        self.steps: list[Callable[[], None]] = []
+        self._real = objects
+        self.objects = objects.objects
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        self.steps.append(lambda: self._real.put_bytes(key, data))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        self.steps += [lambda key=key: self._real.delete([key]) for key in keys]

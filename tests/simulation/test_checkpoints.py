@@ -1,0 +1,179 @@
+"""Checkpoints on slow and dying nodes: what is kept stands in the store, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.simulation.farm import Search
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.executors.simulated import SimulationSettings
+from tunemq_scheduler.executors.simulated_uploads import UploadSettings
+from tunemq_scheduler.replay import compare
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
+from tunemq_shared import messages as m
+from tunemq_shared.conditions import Condition
+
+SEEDS = 25
+MAX_T = 9
+
+SLOW = UploadSettings(upload_s=4.0, unchanged=0.5)
+BAD = UploadSettings(upload_s=4.0, unchanged=0.5, lost=0.05, damaged=0.2)
+
+
+class Pausing(FIFOScheduler):
+    """Pauses each trial at every third step; those that wait longest go on first."""
+
+    def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> str:
+        return self.PAUSE if result["training_iteration"] % 3 == 0 else self.CONTINUE
+
+    def horizon(self, trial: Any) -> Any:
+        done = trial.last_result.get("training_iteration", 0)
+        return (Condition("training_iteration", done - done % 3 + 3),)
+
+
+SCHEDULERS = {
+    "fifo": FIFOScheduler,
+    "asha": lambda: ASHAScheduler(max_t=MAX_T, grace_period=1, reduction_factor=3),
+    "pausing": Pausing,
+}
+
+
+def search(
+    name: str, seed: int, uploads: UploadSettings, *, deaths: float = 0.0, **limits: Any
+) -> Search:
+    simulation = SimulationSettings(
+        nodes=4, seed=seed, latency_s=0.1, deaths=deaths, death_window_s=30.0, uploads=uploads
+    )
+    return Search(SCHEDULERS[name], simulation=simulation, max_t=MAX_T, **limits).run()
+
+
+class Store:
+    """Which manifests there are, and which objects, when each order is carried out at once."""
+
+    def __init__(self) -> None:
+        self.manifests: dict[str, set[str]] = {}
+        self.objects: set[str] = set()
+
+    def upload(self, event: m.CheckpointCommitted) -> None:
+        own = set() if event.shared else {f"{event.key}/object"}
+        self.objects |= own
+        self.manifests[event.key] = own | set(event.shared)
+
+    def perform(self, commands: Sequence[c.Command]) -> None:
+        for command in commands:
+            match command:
+                case c.DeleteCheckpoint():
+                    self.manifests.pop(command.key, None)
+                    own = {f"{command.key}/object"}
+                    self.objects -= own - {f"{command.key}/{name}" for name in command.keep}
+                case c.DeleteObjects():
+                    self.objects -= set(command.keys)
+                case _:
+                    pass
+
+
+def check_store(run: Search) -> Store:
+    """Go through the journal: what must stand stands after each event, and at the end only that."""
+    runner, store = TrialRunner(run.settings), Store()
+    for entry in run.journal.entries:
+        is_wanted = False
+        if isinstance(entry.event, m.CheckpointCommitted):
+            store.upload(entry.event)
+            trial = runner.live.get(entry.event.trial)
+            written = trial.checkpoints.get(entry.event.key) if trial is not None else None
+            is_wanted = written is not None and written.is_wanted
+        commands = runner.handle(entry.event, entry.answers)
+        assert not is_wanted or any(isinstance(one, c.RecordCheckpoint) for one in commands)
+        store.perform(commands)
+        if any(isinstance(one, c.DeleteCheckpoint | c.DeleteObjects) for one in commands):
+            for key in runner.live_checkpoints():
+                assert store.manifests[key] <= store.objects, f"{key} lacks an object"
+    assert store.manifests.keys() == runner.live_checkpoints().keys()
+    assert store.objects == set().union(*store.manifests.values())
+    return store
+
+
+@pytest.mark.parametrize("deaths", [0.0, 0.7])
+@pytest.mark.parametrize("uploads", [UploadSettings(), SLOW, BAD], ids=["local", "slow", "bad"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_search_comes_to_its_end_with_what_it_keeps_in_the_store(
+    name: str, uploads: UploadSettings, deaths: float
+) -> None:
+    for seed in range(SEEDS):
+        run = search(name, seed, uploads, deaths=deaths)
+        runner = run.runner
+        assert len(runner.finished) == 20
+        assert runner.uploading == 0
+        assert runner.book.state()[1:3] == ([], []), "nobody writes any more"
+        if name != "asha":
+            steps = [runner.summary(trial).last_result.step for trial in runner.finished]
+            assert steps == [MAX_T] * 20
+        check_store(run)
+
+
+@pytest.mark.parity(118, 120, 123)
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_journal_replayed_in_lock_step_keeps_the_same_checkpoints(name: str) -> None:
+    for seed in range(SEEDS):
+        run = search(name, seed, BAD, deaths=0.5)
+        live = run.outcome()
+        compare(live, run.outcome_in_lock_step())
+        assert run.replayed().snapshot() == run.runner.snapshot()
+        assert len(live.ends) == 20
+        assert any(live.kept.values())
+
+
+def test_a_simulation_of_bad_stores_has_seen_everything() -> None:
+    seen: set[type[m.Event]] = set()
+    shared = 0
+    for seed in range(SEEDS):
+        for entry in search("pausing", seed, BAD, deaths=0.5).journal.entries:
+            seen.add(type(entry.event))
+            shared += bool(isinstance(entry.event, m.CheckpointCommitted) and entry.event.shared)
+    assert seen >= {
+        m.CheckpointWritten,
+        m.CheckpointCommitted,
+        m.CheckpointLost,
+        m.CheckpointDamaged,
+        m.TrialWaits,
+        m.TrialPaused,
+        m.TrialFailed,
+        m.NodeLost,
+    }
+    assert shared > SEEDS
+
+
+@pytest.mark.parity(130, 140)
+def test_each_result_of_a_paused_trial_is_recorded_once_and_in_its_order() -> None:
+    for seed in range(SEEDS):
+        recorded: dict[str, list[int]] = {}
+        for trial, step, _metrics in search("pausing", seed, BAD, deaths=0.5).outcome().records:
+            recorded.setdefault(trial, []).append(step)
+        assert all(steps == list(range(1, MAX_T + 1)) for steps in recorded.values())
+
+
+@pytest.mark.parametrize("uploads", [UploadSettings(), SLOW], ids=["local", "slow"])
+def test_the_best_of_the_experiment_are_left_in_the_end(uploads: UploadSettings) -> None:
+    for seed in range(SEEDS):
+        everything = search("fifo", seed, uploads)
+        committed = {
+            kept.key: kept.step
+            for trial in everything.runner.finished
+            for kept in everything.runner.summary(trial).checkpoints
+        }
+        run = search("fifo", seed, uploads, in_experiment=5)
+        kept = check_store(run).manifests.keys()
+        assert len(kept) == 5
+        losses = {(trial, step): metrics["loss"] for trial, step, metrics in run.outcome().records}
+        ranked = sorted(committed, key=lambda key: losses[key.partition("/")[0], committed[key]])
+        assert kept == set(ranked[:5])
+
+
+def test_the_quota_holds_but_for_what_must_not_go() -> None:
+    for seed in range(SEEDS):
+        run = search("pausing", seed, SLOW, max_bytes=6)
+        assert len(check_store(run).manifests) == 6

@@ -1,0 +1,85 @@
+"""What displays are told of a search that waits for its store."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.scheduler.test_loop import PLAN
+from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tunemq_scheduler.experiment_view import ExperimentView, UploadNews
+
+
+class Search:
+    """The parts that know how far a search is."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.told: list[str] = []
+        self.runner = SimpleNamespace(
+            uploading=0, counts={"PENDING": 0, "RUNNING": 0, "PAUSED": 0, "TERMINATED": 3}
+        )
+        self.trials: dict[str, Any] = {}
+        address = "s3://bucket/x?endpoint=http://host:9000"
+        plan = msgspec.structs.replace(PLAN, store=address)
+        executor = SimpleNamespace(notes=lambda: ["Redis is away"])
+        loop = SimpleNamespace(runner=self.runner, plan=plan, trials=self.trials, executor=executor)
+        tune = SimpleNamespace(metric=None, direction=None)
+        prepared = SimpleNamespace(tune=tune, trials=3)
+        self.view = ExperimentView(
+            loop,  # type: ignore[arg-type]
+            SimpleNamespace(),  # type: ignore[arg-type]
+            prepared,  # type: ignore[arg-type]
+            lambda: self.now,
+        )
+        self.uploads = UploadNews(self.view, self.told.append)
+
+
+@pytest.fixture
+def search() -> Search:
+    return Search()
+
+
+def test_the_store_is_shown_without_its_settings(search):
+    assert search.view.store == "s3://bucket/x"
+
+
+@pytest.mark.parametrize(
+    ("count", "note"),
+    [
+        (1, "a trial waits for the store; ab12_00000: connection refused"),
+        (2, "2 trials wait for the store; ab12_00000: connection refused"),
+    ],
+)
+def test_why_trials_wait_is_one_note_however_many_do(search, count, note):
+    for n in range(3):
+        trial = search.trials[str(n)] = FakeTrial(n)
+        trial.waits = ("save", "connection refused") if n < count else ("", "")
+    assert search.view.notes == ["Redis is away", note]
+
+
+def test_uploads_are_a_note_once_only_they_keep_the_search_from_being_over(search):
+    search.runner.uploading = 2
+    assert search.view.notes[1:] == ["waiting for 2 checkpoints on the way to s3://bucket/x"]
+    search.runner.counts["RUNNING"] = 1
+    assert search.view.notes == ["Redis is away"]
+
+
+def test_uploads_are_news_once_and_only_if_they_take_their_time(search):
+    search.runner.uploading = 1
+    for search.now in (0.0, 1.0):
+        search.uploads.look()
+    search.runner.uploading = 0
+    search.uploads.look()
+    search.runner.uploading = 1
+    for search.now in (1.5, 3.0):
+        search.uploads.look()
+    assert search.told == []
+    for search.now in (3.5, 4.0, 60.0):
+        search.uploads.look()
+    assert search.told == [
+        "waiting for 1 checkpoint on the way to s3://bucket/x; Ctrl-C leaves them behind"
+    ]

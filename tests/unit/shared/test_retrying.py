@@ -1,0 +1,131 @@
+"""Trying again: how long, how often, and what ends it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from tunemq_shared import retrying
+from tunemq_shared.errors import StoreError
+from tunemq_shared.retrying import (
+    Cancel,
+    Cancelled,
+    StoreUnavailable,
+    TimedOut,
+    in_parallel,
+    retried,
+)
+
+
+class Pauses(Cancel):
+    """Does not sleep, and remembers for how long it would have."""
+
+    def __init__(self, timeout_s: float = 1000.0) -> None:
+        super().__init__(timeout_s)
+        self.seconds: list[float] = []
+
+    def pause(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+
+def failing(times: int, error: Exception):
+    left = iter([error] * times)
+
+    def call() -> str:
+        for problem in left:
+            raise problem
+        return "done"
+
+    return call
+
+
+@pytest.mark.parity(155)
+def test_pauses_grow_up_to_a_limit_and_differ():
+    told, cancel = [], Pauses()
+    assert retried(failing(12, StoreUnavailable("away")), cancel, told.append) == "done"
+    assert told == ["away"] * 12
+    for number, seconds in enumerate(cancel.seconds):
+        longest = min(retrying.LONGEST_PAUSE_S, retrying.FIRST_PAUSE_S * 2**number)
+        assert longest / 2 <= seconds <= longest
+    assert len(set(cancel.seconds)) == 12
+
+
+def test_what_would_be_the_same_next_time_is_not_tried_again():
+    cancel = Pauses()
+    with pytest.raises(StoreError, match="forbidden"):
+        retried(failing(1, StoreError("forbidden")), cancel)
+    assert cancel.seconds == []
+
+
+def test_after_its_time_it_says_what_was_wrong_last():
+    with pytest.raises(TimedOut, match=r"away\. Gave up after 0.05 s"):
+        retried(failing(99, StoreUnavailable("away.")), Cancel(0.05))
+
+
+def test_calling_off_ends_a_pause_at_once():
+    cancel, begin = Cancel(), time.monotonic()
+    with pytest.raises(Cancelled):
+        retried(failing(99, StoreUnavailable("away")), cancel, lambda _trouble: cancel.cancel())
+    assert time.monotonic() - begin < 0.15
+
+
+def test_a_child_ends_with_its_parent_and_not_the_other_way_round():
+    parent = Cancel(60)
+    with parent.child() as child:
+        child.cancel()
+        with pytest.raises(Cancelled):
+            child.check()
+        parent.check()
+    with parent.child() as child:
+        assert child.left == pytest.approx(parent.left, abs=1)
+        parent.cancel()
+        with pytest.raises(Cancelled):
+            child.check()
+    with parent.child() as child, pytest.raises(Cancelled):
+        child.check()
+
+
+def test_time_that_is_over_is_over():
+    with pytest.raises(TimedOut, match="within 0 s"):
+        Cancel(0).check()
+
+
+def test_things_done_in_parallel_keep_their_order():
+    barrier = threading.Barrier(3)
+
+    def work(number: int, _cancel: Cancel) -> int:
+        barrier.wait(5)
+        return number * 10
+
+    assert in_parallel(work, iter(range(3)), Cancel(), at_once=3) == [0, 10, 20]
+
+
+def test_the_first_failure_stops_the_others_and_is_the_one_that_is_raised():
+    others_wait = threading.Barrier(3)
+
+    def work(number: int, cancel: Cancel) -> None:
+        others_wait.wait(5)
+        if number == 1:
+            raise ValueError("the cause")
+        cancel.pause(30)
+        cancel.check()
+
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="the cause"):
+        in_parallel(work, range(3), Cancel(), at_once=3)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_failure_among_the_items_stops_what_is_under_way():
+    def items():
+        yield 1
+        raise ValueError("the source")
+
+    def work(_number: int, cancel: Cancel) -> None:
+        cancel.pause(30)
+        cancel.check()
+
+    with pytest.raises(ValueError, match="the source"):
+        in_parallel(work, items(), Cancel(), at_once=2)

@@ -1,0 +1,184 @@
+"""A node's care for checkpoints with real folders, and hosts that do what a test says."""
+
+from __future__ import annotations
+
+from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
+from tunemq_shared.checkpoint_sink import checkpoint_key
+from tunemq_shared.local_store import LocalStore
+from tunemq_shared.manifest import CheckpointInfo
+from tunemq_shared.messages import (
+    CheckpointCommitted,
+    CheckpointLost,
+    CheckpointRef,
+    CheckpointWritten,
+    TrialWaits,
+    decode_node_event,
+    encode,
+)
+from tunemq_workers import checkpoint_messages, frames
+from tunemq_workers.cache_limits import CacheLimits
+from tunemq_workers.checkpoint_messages import FetchCheckpoint
+from tunemq_workers.checkpoints import Checkpoints
+from tunemq_workers.host_contracts import Host
+
+STORE = "s3://bucket/exp?endpoint=http://127.0.0.1:9"
+KEY = "tunemq:events:exp"
+
+
+class World:
+    """The checkpoints of a node, and everything around them that a test moves."""
+
+    def __init__(self, folder, *, cache_bytes=2**30, uploads_bytes=2**30):
+        self.folder = folder
+        self.cache_bytes = cache_bytes
+        self.limits = CacheLimits(cache_bytes, uploads_bytes)
+        self.clock = Clock()
+        self.said = []
+        self.given_up = []
+        self._names = 0
+        self.begin()
+
+    def begin(self):
+        """A node begins."""
+        self.disk, self.transfers = FakeDisk(), FakeTransfers()
+        self.checkpoints = Checkpoints(
+            self.clock,
+            self.disk,
+            self.transfers,
+            lambda key, event: self.said.append((key, decode_node_event(event))),
+            folder=str(self.folder / "node"),
+            limits=self.limits,
+        )
+        self.checkpoints.on_given_up = lambda trial, reason: self.given_up.append((trial, reason))
+        self.checkpoints.start()
+        self.disk.settle()
+
+    @property
+    def cache(self):
+        return self.checkpoints._cache
+
+    def host(self, trial="t", epoch=1, *, restore=(), waiting=1, **how):
+        """A host of a trial; ``waiting`` checkpoints may wait behind the one in flight."""
+        self._names += 1
+        how = {"key": KEY, "store": STORE, "sync_timeout_s": 60.0, **how}
+        begin = start(folder=f"/f/{trial}", restore=restore, uploads_waiting=waiting, **how)
+        return FakeHost(self, f"h{self._names}", trial, epoch, begin)
+
+    def events(self, *kinds):
+        return [event for _, event in self.said if not kinds or isinstance(event, kinds)]
+
+    def keys(self, kind, trial="t"):
+        return [event.key for event in self.events(kind) if event.trial == trial]
+
+    @property
+    def written(self):
+        return self.keys(CheckpointWritten)
+
+    @property
+    def committed(self):
+        return self.keys(CheckpointCommitted)
+
+    @property
+    def lost(self):
+        return self.keys(CheckpointLost)
+
+    @property
+    def waits(self):
+        return [(event.what, event.reason) for event in self.events(TrialWaits)]
+
+    def finish(self, key):
+        self.transfers.finish(key)
+        self.disk.settle()
+
+    def fail(self, key, *how, **more):
+        self.transfers.fail(key, *how, **more)
+        self.disk.settle()
+
+    def on_disk(self):
+        """The keys of the checkpoints in the folder that the node has chosen."""
+        return [
+            key
+            for root in sorted((self.folder / "node").iterdir())
+            for key in LocalStore(root).list_checkpoints()
+        ]
+
+
+class FakeHost:
+    """The host of one trial, which does as hosts do."""
+
+    def __init__(self, world, name, trial, epoch, begin):
+        self._world = world
+        self.link = FakeLink()
+        self.host = Host(name, order(trial, epoch=epoch), begin, self.link)
+        self.trial, self.epoch, self.n = trial, epoch, 0
+        self.previous = None
+        self.is_waiting = False
+
+    def _said(self, kind, payload=b""):
+        self._world.checkpoints.said(self.host, kind, payload)
+        self._world.disk.settle()
+
+    @property
+    def answers(self):
+        return [answer for _, answer in self.link.sent]
+
+    def ask(self):
+        """Ask for room; whether there is."""
+        asked = len(self.link.sent)
+        self._said(frames.ASK_ROOM)
+        return len(self.link.sent) > asked
+
+    def write(self, content=b"x" * 10, **files):
+        """Write a checkpoint where the last answer said, and say so; its key."""
+        cache = self.answers[-1].cache
+        source = self._world.folder / f"source-{self.trial}"
+        source.mkdir(exist_ok=True)
+        for name, data in {"weights": content, **files}.items():
+            (source / name).write_bytes(data)
+        self.n += 1
+        key = checkpoint_key(self.trial, self.epoch, self.n)
+        info = CheckpointInfo(
+            trial=self.trial, epoch=self.epoch, n=self.n, step=self.n, metrics={}, state={}
+        )
+        store = LocalStore(cache, durable=False, linking=True)
+        put = store.put_checkpoint(key, source, info, base=self.previous)
+        self.previous = key
+        self._said(
+            frames.WRITTEN,
+            encode(
+                CheckpointWritten(self.trial, self.epoch, self.n, self.n, key, put.sha256, put.size)
+            ),
+        )
+        return key
+
+    def save(self, content=b"x" * 10, **files):
+        """Ask and write; there must be room."""
+        assert self.ask(), "there is no room"
+        return self.write(content, **files)
+
+    def fetch(self, ref, *, again=False):
+        """Ask for a checkpoint; the answer if there is one."""
+        asked = len(self.link.sent)
+        self._said(frames.FETCH, checkpoint_messages.encode(FetchCheckpoint(ref, again)))
+        return self.answers[-1] if len(self.link.sent) > asked else None
+
+    def told(self, **how):
+        self.host.order = order(self.trial, epoch=self.epoch, **how)
+        self._world.checkpoints.told(self.host)
+        self._world.disk.settle()
+
+    def die(self):
+        self._world.checkpoints.host_gone(self.host.name)
+        self._world.disk.settle()
+
+
+def committed_ref(world, key):
+    """A reference to a committed checkpoint."""
+    event = next(event for event in world.events(CheckpointCommitted) if event.key == key)
+    return CheckpointRef(key, event.sha256, event.step)
+
+
+def written_ref(world, key):
+    """A reference to a written checkpoint."""
+    event = next(event for event in world.events(CheckpointWritten) if event.key == key)
+    return CheckpointRef(key, "", event.step, event.sha256)

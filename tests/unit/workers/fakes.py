@@ -1,0 +1,205 @@
+"""What is around the hosts of a node, in memory, and moved by a test."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from tunemq_shared.conditions import TO_THE_END
+from tunemq_shared.manifest import COMMITTED, FILES, MANIFEST
+from tunemq_shared.messages import BlobRef, Environment, HostOrder, HostStart, encode
+from tunemq_workers import checkpoint_messages, frames
+from tunemq_workers.transfers.messages import Upload, Uploaded
+
+
+class Clock:
+    """Timers that are due when a test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.timers = []
+
+    def after(self, delay_s, call):
+        timer = Timer(self.now + delay_s, call)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, seconds):
+        self.now += seconds
+        due = [timer for timer in self.timers if timer.at <= self.now]
+        self.timers = [timer for timer in self.timers if timer.at > self.now]
+        for timer in due:
+            if timer.call is not None:
+                timer.call()
+
+
+class Timer:
+    def __init__(self, at, call):
+        self.at, self.call = at, call
+
+    def cancel(self):
+        self.call = None
+
+
+class FakeLink:
+    """Keeps what a host is sent, decoded."""
+
+    def __init__(self):
+        self.sent = []
+        self.unread = []
+        self.is_held = self.is_closed = False
+        self.on_event = None
+
+    def send(self, kind, payload):
+        self.sent.append((kind, _DECODERS[kind](payload) if payload else None))
+
+    def hold(self, is_held):
+        self.is_held = is_held
+
+    def drain(self):
+        for event in self.unread:
+            self.on_event(encode(event))
+
+    def close(self):
+        self.is_closed = True
+
+
+_decode_order = msgspec.msgpack.Decoder(HostOrder).decode
+_DECODERS = {
+    frames.ORDER: _decode_order,
+    frames.NEXT: _decode_order,
+    frames.ROOM: checkpoint_messages.decode_room,
+    frames.FETCHED: checkpoint_messages.decode_fetched,
+}
+
+
+class FakeDisk:
+    """Does each job at once, and says so when `settle` is called."""
+
+    def __init__(self):
+        self.done = []
+
+    def run(self, job, then, failed=None):
+        try:
+            result = job()
+        except OSError as problem:
+            self.done.append(partial(failed or _raise, problem))
+        else:
+            self.done.append(lambda: then(result))
+
+    def settle(self):
+        while self.done:
+            self.done.pop(0)()
+
+
+def _raise(problem):
+    raise problem
+
+
+class FakeTransfers:
+    """Transfers between a node's folders and a store in memory; each ends when a test says so."""
+
+    def __init__(self):
+        self.under_way = {}
+        self.store = {}
+        #: What was begun, also what is over.
+        self.uploads = []
+        self.downloads = []
+        self.is_closed = False
+        self._ids = itertools.count(1)
+
+    def upload(self, upload, on_done, on_failed, on_trouble):
+        assert os.path.exists(os.path.join(upload.folder, MANIFEST)), "it is on the disk"
+        assert not upload.base or os.path.exists(upload.base)
+        self.uploads.append(upload)
+        return self._begin(upload, on_done, on_failed, on_trouble)
+
+    def download(self, download, on_done, on_failed, on_trouble):
+        if download not in self.waited_for:
+            assert not os.path.lexists(download.folder), "nothing is in its place"
+            self.downloads.append(download)
+        return self._begin(download, on_done, on_failed, on_trouble)
+
+    def cancel(self, number):
+        self.under_way.pop(number, None)
+
+    def close(self):
+        self.under_way.clear()
+        self.is_closed = True
+
+    @property
+    def waited_for(self):
+        return [transfer for transfer, *_ in self.under_way.values()]
+
+    def keys(self):
+        return [transfer.key for transfer in self.waited_for]
+
+    def finish(self, key):
+        for transfer, on_done, _, _ in self._end(key):
+            if isinstance(transfer, Upload):
+                on_done(self._uploaded(transfer))
+            else:
+                self._downloaded(transfer)
+                on_done()
+
+    def fail(self, key, reason="the store is away", *, is_corrupt=False):
+        for _, _, on_failed, _ in self._end(key):
+            on_failed(reason, is_corrupt)
+
+    def trouble(self, key, reason):
+        for transfer, _, _, on_trouble in list(self.under_way.values()):
+            if transfer.key == key:
+                on_trouble(reason)
+
+    def _begin(self, transfer, *callbacks):
+        number = next(self._ids)
+        self.under_way[number] = (transfer, *callbacks)
+        return number
+
+    def _end(self, key):
+        found = [number for number, (one, *_) in self.under_way.items() if one.key == key]
+        assert found, f"no transfer of {key} is under way"
+        return [self.under_way.pop(number) for number in found]
+
+    def _uploaded(self, upload):
+        manifest = f"manifest of {upload.key}".encode()
+        sha256 = hashlib.sha256(manifest).hexdigest()
+        Path(upload.folder, COMMITTED).write_bytes(manifest)
+        self.store[upload.key] = manifest
+        return Uploaded(sha256, 10, (), 10)
+
+    def _downloaded(self, download):
+        folder = Path(download.folder)
+        if not folder.exists():
+            (folder / FILES).mkdir(parents=True)
+            (folder / FILES / "weights").write_bytes(b"w" * 10)
+            manifest = self.store[download.key]
+            assert hashlib.sha256(manifest).hexdigest() == download.sha256
+            (folder / COMMITTED).write_bytes(manifest)
+
+
+def start(*, sha="s", reuse=False, cpu=1.0, preload=(), key="events", **how):
+    values = {
+        "experiment": "e",
+        "events_key": key,
+        "trial_name": "t",
+        "trial_number": 0,
+        "folder": "/f",
+        "code": BlobRef(sha, 1, "/b"),
+        "config": b"",
+        "resources": {"cpu": cpu},
+        "environment": Environment("python", preload, {}, ()),
+        "store": "/s",
+        "reuse": reuse,
+        "stop_grace_s": 5.0,
+    }
+    return HostStart(**(values | how))
+
+
+def order(trial, begin=None, *, epoch=1, run_until=TO_THE_END, stop=False, pause=False):
+    return HostOrder(trial, epoch, run_until, stop, begin, pause)

@@ -1,0 +1,161 @@
+"""Hosts, uploads and a clock in any order: what holds of checkpoints whatever happens."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.unit.workers.checkpoint_world import World, committed_ref
+from tunemq_shared.messages import CheckpointCommitted, CheckpointLost, CheckpointWritten
+
+TRIALS = ("a", "b", "c")
+WAITING = 1
+UPLOADS_BYTES = 100
+
+trials = st.sampled_from(TRIALS)
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="tunemq-test-"))
+        self.world = World(self.folder, cache_bytes=60_000, uploads_bytes=UPLOADS_BYTES)
+        self.hosts = {}
+        self.epochs = dict.fromkeys(TRIALS, 0)
+        self.leaving = set()
+        #: Hosts that wait for an answer, and those that were told that they may write.
+        self.asked = set()
+        self.granted = set()
+
+    def teardown(self):
+        while self.granted or self.world.transfers.under_way:
+            for trial in list(self.granted):
+                self.a_host_writes(trial, 1)
+            self.world.finish(self.world.transfers.keys()[0])
+            self.note_answers()
+        assert self.asked == set(), "every question is answered once all is uploaded"
+        for host in self.hosts.values():
+            host.die()
+        for trial in TRIALS:
+            settled = self.world.keys(CheckpointCommitted | CheckpointLost, trial)
+            assert settled == self.world.keys(CheckpointWritten, trial), "nothing is forgotten"
+        assert self.world.checkpoints.unsettled() == set()
+        assert self.world.cache.size <= self.world.cache_bytes
+        assert not self.world.checkpoints._uploads._queues
+        shutil.rmtree(self.folder)
+
+    def note_answers(self):
+        for trial in list(self.asked):
+            if len(self.hosts[trial].answers) > self.hosts[trial].answered:
+                self.asked.discard(trial)
+                if self.hosts[trial].answers[-1].cache:
+                    self.granted.add(trial)
+
+    @rule(trial=trials)
+    def a_host_begins(self, trial):
+        if trial not in self.hosts:
+            self.epochs[trial] += 1
+            committed = self.world.keys(CheckpointCommitted, trial)
+            restore = tuple(committed_ref(self.world, key) for key in committed[-1:])
+            host = self.world.host(trial, self.epochs[trial], restore=restore, waiting=WAITING)
+            host.answered = 0
+            self.hosts[trial] = host
+            for ref in restore:
+                host.fetch(ref)
+                if not host.answers:  # the copy had to go
+                    self.world.finish(ref.key)
+
+    @rule(trial=trials)
+    def a_host_asks(self, trial):
+        self.a_host_begins(trial)
+        if trial not in self.asked | self.granted:
+            self.asked.add(trial)
+            self.hosts[trial].answered = len(self.hosts[trial].answers)
+            self.hosts[trial].ask()
+            self.note_answers()
+
+    @rule(trial=trials, size=st.integers(1, 80))
+    def a_host_writes(self, trial, size):
+        if trial in self.granted:
+            self.granted.discard(trial)
+            self.hosts[trial].write(b"x" * size)
+            self.note_answers()
+
+    @rule(trial=trials, how=st.sampled_from(["stop", "pause"]))
+    def a_host_is_told_to_end(self, trial, how):
+        if trial in self.hosts:
+            self.leaving.add(trial)
+            self.hosts[trial].told(**{how: True})
+            self.note_answers()
+            assert trial not in self.asked
+
+    @rule(trial=trials)
+    def a_host_ends(self, trial):
+        if trial in self.hosts:
+            self.hosts.pop(trial).die()
+            for some in (self.leaving, self.asked, self.granted):
+                some.discard(trial)
+            self.note_answers()
+
+    @precondition(lambda self: self.world.transfers.under_way)
+    @rule(data=st.data())
+    def an_upload_is_done(self, data):
+        self.world.finish(data.draw(st.sampled_from(self.world.transfers.keys())))
+        self.note_answers()
+
+    @precondition(lambda self: self.world.transfers.under_way)
+    @rule(data=st.data())
+    def an_upload_is_given_up(self, data):
+        given_up = len(self.world.given_up)
+        key = data.draw(st.sampled_from(self.world.transfers.keys()))
+        self.world.fail(key)
+        assert len(self.world.given_up) == given_up + 1
+        self.note_answers()
+        trial = key.partition("/")[0]
+        if trial in self.hosts:  # it is killed
+            self.a_host_ends(trial)
+
+    @precondition(lambda self: self.world.transfers.under_way)
+    @rule(data=st.data(), reason=st.sampled_from(["", "away", "slow"]))
+    def an_upload_has_trouble(self, data, reason):
+        self.world.transfers.trouble(
+            data.draw(st.sampled_from(self.world.transfers.keys())), reason
+        )
+
+    @rule()
+    def time_passes(self):
+        self.world.clock.advance(61)
+        self.note_answers()
+        assert self.asked == set(), "nobody waits for longer than sync_timeout"
+
+    @invariant()
+    def a_trial_has_one_upload_under_way_and_few_behind_it(self):
+        keys = self.world.transfers.keys()
+        for trial in TRIALS:
+            written = self.world.keys(CheckpointWritten, trial)
+            settled = self.world.keys(CheckpointCommitted | CheckpointLost, trial)
+            assert settled == written[: len(settled)], "in the order in which they were written"
+            waiting = written[len(settled) :]
+            assert [key for key in keys if key.startswith(f"{trial}/")] == waiting[:1]
+            if trial in self.hosts and trial not in self.leaving and trial in self.granted:
+                # Those of an older epoch that was leaving may be more.
+                of_epoch = [key for key in waiting if f"_{self.epochs[trial]}-" in key]
+                assert len(of_epoch) <= WAITING
+
+    @invariant()
+    def what_is_not_committed_is_on_the_disk(self):
+        root = self.folder / "node"
+        for trial in TRIALS:
+            written = self.world.keys(CheckpointWritten, trial)
+            settled = self.world.keys(CheckpointCommitted | CheckpointLost, trial)
+            for key in written[len(settled) :]:
+                assert next(root.glob(f"*/{key}/manifest.json"))
+
+
+Machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCheckpointsInAnyOrder = Machine.TestCase

@@ -1,0 +1,392 @@
+"""The node's end of its transfers, with a process that does what a checkpoint's name says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.transfers import Waiting, run_until
+from tunemq_workers.reactor import Reactor
+from tunemq_workers.transfers import keeper, link
+from tunemq_workers.transfers.child import TransferProcess
+from tunemq_workers.transfers.link import Transfers
+from tunemq_workers.transfers.messages import Download, Upload, Uploaded
+
+#: Notes every order, and obeys those whose keys it knows.
+PROCESS = """
+import os, socket, sys
+from tunemq_workers.frames import FrameDecoder, frame
+from tunemq_workers.transfers.messages import *
+node, notes = socket.socket(fileno=int(sys.argv[1])), open(sys.argv[2], "a")
+def answer(*answers):
+    node.sendall(b"".join(frame(ANSWER, encode(one)) for one in answers))
+done = Uploaded("sha", 7, ("t/c/a",), 3)
+decoder = FrameDecoder()
+while data := node.recv(2**16):
+    for _, payload in decoder.feed(data):
+        order = decode_order(payload)
+        is_begin = isinstance(order, Begin)
+        word = order.transfer.key if is_begin else "abandon"
+        print(word, order.id, file=notes, flush=True)
+        match word.partition("/")[2]:
+            case "good": answer(Done(order.id, done))
+            case "fetched": answer(Done(order.id))
+            case "bad": answer(Failed(order.id, "the disk is full"))
+            case "damaged": answer(Failed(order.id, "the hash is wrong", True))
+            case "troubled": answer(Trouble(order.id, "no answer"))
+            case "goes-on":
+                answer(Trouble(order.id, "no answer"), Trouble(order.id, ""), Done(order.id))
+            case "deadly": os._exit(3)
+        if word == "abandon" and "stuck" not in sys.argv:
+            is_done = "quick" in sys.argv
+            answer(Done(order.id, done) if is_done else Failed(order.id, "called off"))
+"""
+
+
+class Processes:
+    """Starts processes, and knows what they were told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes = folder / "notes"
+        self.notes.touch()
+        self.started: list[int] = []
+        self.arguments: list[str] = []
+        self.refusals = 0
+
+    def start(self) -> TransferProcess:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError("no more processes")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.set_inheritable(True)
+            arguments = [str(theirs.fileno()), str(self.notes), *self.arguments]
+            command = [sys.executable, "-c", PROCESS, *arguments]
+            pid = os.posix_spawn(sys.executable, command, os.environ)
+        self.started.append(pid)
+        return TransferProcess(pid, ours)
+
+    def told(self) -> list[str]:
+        """The keys of the transfers that were begun, and each "abandon"."""
+        return [line.split()[0] for line in self.notes.read_text().splitlines()]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Processes:
+    return Processes(tmp_path)
+
+
+@pytest.fixture
+def reactor() -> Reactor:
+    return Reactor()
+
+
+@pytest.fixture
+def children() -> set[int]:
+    return set()
+
+
+@pytest.fixture
+def transfers(reactor: Reactor, processes: Processes, children: set[int]) -> Iterator[Transfers]:
+    transfers = Transfers(reactor, start=processes.start, children=children)
+    yield transfers
+    transfers.close()
+    assert not children
+
+
+@pytest.fixture
+def warm(transfers: Transfers, processes: Processes, reactor: Reactor) -> Transfers:
+    """Transfers whose process is there, so that it answers quickly."""
+    it = Waiting()
+    transfers.upload(upload("good"), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    processes.notes.write_text("")
+    return transfers
+
+
+def upload(name: str, timeout_s: float = 30) -> Upload:
+    return Upload("s3://b/x", f"t/{name}", "/cache/t/c", "", timeout_s)
+
+
+def download(name: str, timeout_s: float = 30) -> Download:
+    return Download("s3://b/x", f"t/{name}", "sha", "/cache/t/c", timeout_s)
+
+
+def test_no_process_is_there_before_the_first_transfer(transfers, processes, reactor):
+    run_until(reactor, lambda: True)
+    assert (transfers.pid, len(transfers), processes.started) == (None, 0, [])
+
+
+def test_an_upload_is_told_what_was_committed(transfers, reactor, children):
+    it = Waiting()
+    transfers.upload(upload("good"), *it.callbacks)
+    assert len(transfers) == 1
+    run_until(reactor, lambda: it.is_over)
+    assert it.done == [Uploaded("sha", 7, ("t/c/a",), 3)]
+    assert len(transfers) == 0
+    assert children == {transfers.pid}
+
+
+def test_a_failure_says_why_and_whether_anything_is_damaged(transfers, reactor):
+    bad, damaged = Waiting(), Waiting()
+    transfers.download(download("bad"), *bad.callbacks)
+    transfers.download(download("damaged"), *damaged.callbacks)
+    run_until(reactor, lambda: bad.is_over and damaged.is_over)
+    assert bad.failed == [("the disk is full", False)]
+    assert damaged.failed == [("the hash is wrong", True)]
+
+
+def test_one_process_does_all_transfers(transfers, processes, reactor):
+    waiting = [Waiting() for _ in range(20)]
+    for it in waiting:
+        transfers.upload(upload("good"), *it.callbacks)
+    run_until(reactor, lambda: all(it.is_over for it in waiting))
+    assert len(processes.started) == 1
+
+
+def test_trouble_is_told_and_its_end_too(transfers, reactor):
+    it = Waiting()
+    transfers.download(download("goes-on"), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    assert it.troubles == ["no answer", ""]
+    assert it.done
+
+
+def test_ten_who_want_the_same_checkpoint_have_it_fetched_once(transfers, processes, reactor):
+    waiting = [Waiting() for _ in range(10)]
+    for it in waiting:
+        transfers.download(download("fetched"), *it.callbacks)
+    assert len(transfers) == 1
+    run_until(reactor, lambda: all(it.is_over for it in waiting))
+    assert all(it.done for it in waiting)
+    assert processes.told() == ["t/fetched"]
+
+
+def test_who_comes_later_hears_of_the_trouble(transfers, reactor):
+    first, second = Waiting(), Waiting()
+    transfers.download(download("troubled"), *first.callbacks)
+    run_until(reactor, lambda: first.troubles)
+    transfers.download(download("troubled"), *second.callbacks)
+    assert not second.troubles
+    run_until(reactor, lambda: second.troubles == ["no answer"])
+
+
+def test_a_transfer_is_left_when_nobody_waits_any_more(transfers, processes, reactor):
+    first, second = Waiting(), Waiting()
+    numbers = [transfers.download(download("slow"), *it.callbacks) for it in (first, second)]
+    run_until(reactor, lambda: processes.told() == ["t/slow"])
+    transfers.cancel(numbers[0])
+    assert len(transfers) == 1
+    transfers.cancel(numbers[1])
+    transfers.cancel(numbers[1])
+    assert len(transfers) == 0
+    run_until(reactor, lambda: processes.told() == ["t/slow", "abandon"])
+    assert not first.is_over
+    assert not second.is_over
+
+
+def test_who_comes_while_it_is_being_left_has_it_begun_anew(transfers, processes, reactor):
+    first, second = Waiting(), Waiting()
+    number = transfers.download(download("slow"), *first.callbacks)
+    run_until(reactor, processes.told)
+    transfers.cancel(number)
+    number = transfers.download(download("slow"), *second.callbacks)
+    run_until(reactor, lambda: processes.told() == ["t/slow", "abandon", "t/slow"])
+    assert not second.is_over
+    transfers.cancel(number)
+
+
+def test_who_comes_after_it_was_left_does_not_get_what_was_made_before(
+    transfers, processes, reactor
+):
+    processes.arguments = ["quick"]
+    first, second = Waiting(), Waiting()
+    number = transfers.download(download("slow"), *first.callbacks)
+    run_until(reactor, processes.told)
+    transfers.cancel(number)
+    number = transfers.download(download("slow"), *second.callbacks)
+    run_until(reactor, lambda: processes.told() == ["t/slow", "abandon", "t/slow"])
+    assert not second.is_over
+    transfers.cancel(number)
+
+
+def test_what_is_done_just_after_its_time_is_done(transfers, processes, reactor):
+    processes.arguments = ["quick"]
+    it = Waiting()
+    transfers.upload(upload("slow", timeout_s=0.3), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    assert it.done
+
+
+def test_a_transfer_that_takes_too_long_is_left_and_fails_with_the_last_trouble(
+    warm, processes, reactor
+):
+    it = Waiting()
+    warm.upload(upload("troubled", timeout_s=0.5), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    [(reason, is_corrupt)] = it.failed
+    assert "the upload of checkpoint t/troubled was given up after 0.5 s: no answer" in reason
+    assert not is_corrupt
+    assert processes.told() == ["t/troubled", "abandon"]
+
+
+def test_each_waits_as_long_as_it_said(warm, processes, reactor):
+    short, long = Waiting(), Waiting()
+    warm.download(download("slow", timeout_s=0.3), *short.callbacks)
+    number = warm.download(download("slow", timeout_s=30), *long.callbacks)
+    run_until(reactor, lambda: short.is_over)
+    assert short.failed
+    assert not long.is_over
+    assert processes.told() == ["t/slow"]
+    warm.cancel(number)
+
+
+def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
+    transfers, processes, reactor, children
+):
+    slow, done, fetched = Waiting(), Waiting(), Waiting()
+    transfers.upload(upload("slow"), *slow.callbacks)
+    transfers.upload(upload("good"), *done.callbacks)
+    transfers.download(download("slow"), *fetched.callbacks)
+    run_until(reactor, lambda: len(processes.told()) == 3 and done.is_over)
+    os.kill(transfers.pid, signal.SIGKILL)
+    run_until(reactor, lambda: len(processes.told()) == 5)
+    assert processes.told()[3:] == ["t/slow", "t/slow"]
+    assert len(done.done) == 1
+    assert children == {processes.started[1]}
+    assert len(slow.troubles) == 2
+    assert "ended with SIGKILL" in slow.troubles[0]
+    assert not slow.troubles[1]
+
+
+def test_what_nobody_waits_for_is_not_begun_anew(transfers, processes, reactor):
+    it = Waiting()
+    number = transfers.upload(upload("slow"), *Waiting().callbacks)
+    transfers.upload(upload("slower"), *it.callbacks)
+    run_until(reactor, lambda: len(processes.told()) == 2)
+    os.kill(transfers.pid, signal.SIGKILL)
+    transfers.cancel(number)
+    run_until(reactor, lambda: processes.told()[2:] == ["t/slower"])
+
+
+def test_a_process_that_always_dies_does_not_keep_anybody_waiting_for_ever(
+    transfers, processes, reactor
+):
+    it = Waiting()
+    transfers.upload(upload("deadly", timeout_s=3), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    [(reason, _)] = it.failed
+    assert "ended with exit code 3" in reason
+    assert 2 <= len(processes.started) <= 7
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(transfers, processes, reactor):
+    processes.refusals = 2
+    it = Waiting()
+    transfers.upload(upload("good"), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    assert it.done
+    assert "no more processes" in it.troubles[0]
+
+
+def test_a_process_that_does_not_leave_a_transfer_is_killed(
+    transfers, processes, reactor, monkeypatch
+):
+    monkeypatch.setattr(link, "_LEAVING_S", 0.2)
+    processes.arguments = ["stuck"]
+    late, other = Waiting(), Waiting()
+    transfers.upload(upload("slow", timeout_s=1), *late.callbacks)
+    transfers.upload(upload("slower"), *other.callbacks)
+    run_until(reactor, lambda: late.is_over)
+    assert "given up after 1 s" in late.failed[0][0]
+    run_until(reactor, lambda: processes.told()[-1] == "t/slower" and len(processes.started) == 2)
+    assert not other.is_over
+
+
+def test_a_process_without_work_is_let_go_and_another_comes_with_work(
+    transfers, processes, reactor, children, monkeypatch
+):
+    monkeypatch.setattr(link, "_IDLE_S", 0.05)
+    first, second = Waiting(), Waiting()
+    transfers.upload(upload("good"), *first.callbacks)
+    run_until(reactor, lambda: first.is_over and not children)
+    assert transfers.pid is None
+    transfers.upload(upload("good"), *second.callbacks)
+    run_until(reactor, lambda: second.is_over)
+    assert second.troubles == []
+    assert len(processes.started) == 2
+
+
+def test_work_may_come_while_a_process_is_let_go(transfers, reactor):
+    first, second = Waiting(), Waiting()
+    transfers.upload(upload("good"), *first.callbacks)
+    run_until(reactor, lambda: first.is_over)
+    transfers._rest()
+    transfers.upload(upload("good"), *second.callbacks)
+    run_until(reactor, lambda: second.is_over)
+    assert second.troubles == []
+
+
+def test_whoever_is_told_may_order_and_cancel(transfers, processes, reactor):
+    waiting = [Waiting() for _ in range(4)]
+    numbers = []
+
+    def told(*_):
+        transfers.cancel(numbers[1])
+        transfers.download(download("fetched"), *waiting[2].callbacks)
+
+    callbacks = told, waiting[0].on_failed, waiting[0].on_trouble
+    numbers.append(transfers.download(download("fetched"), *callbacks))
+    numbers.append(transfers.download(download("fetched"), *waiting[1].callbacks))
+    run_until(reactor, lambda: waiting[2].is_over)
+    assert waiting[2].done
+    assert not waiting[1].is_over
+
+
+def test_nothing_is_left_after_the_end(processes, reactor):
+    children: set[int] = set()
+    transfers = Transfers(reactor, start=processes.start, children=children)
+    it = Waiting()
+    transfers.upload(upload("slow"), *it.callbacks)
+    run_until(reactor, processes.told)
+    [pid] = children
+    transfers.close()
+    assert (len(transfers), transfers.pid, children) == (0, None, set())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not it.is_over
+
+
+def test_pauses_between_deaths_grow(reactor, processes, children, monkeypatch):
+    pauses: list[float] = []
+    after = reactor.after
+
+    def at_once(delay_s, call):
+        if getattr(call, "__name__", "") == "_start_now":
+            pauses.append(delay_s)
+            delay_s = 0
+        return after(delay_s, call)
+
+    monkeypatch.setattr(reactor, "after", at_once)
+    processes.refusals = 12
+    ends: list[str] = []
+    held = keeper.ChildKeeper(
+        reactor,
+        processes.start,
+        children,
+        on_up=lambda: None,
+        on_answer=lambda _: None,
+        on_end=lambda why: (ends.append(why), held.start_if_none()),
+    )
+    held.start_if_none()
+    run_until(reactor, lambda: held.is_up)
+    held.close()
+    assert pauses[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert max(pauses) == 10
+    assert len(ends) == 12

@@ -1,0 +1,88 @@
+"""What the parts that care for a node's checkpoints need of each other, and of what is around."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from tunemq_workers.host_contracts import Host
+from tunemq_workers.reactor import Timer
+from tunemq_workers.transfers.messages import Download, Upload, Uploaded
+
+_T = TypeVar("_T")
+
+#: Takes (events stream, encoded event).
+Emit = Callable[[str, bytes], object]
+
+
+class TrialKey(NamedTuple):
+    """A trial of one of the experiments on this node, whatever its epoch."""
+
+    events_key: str
+    trial: str
+
+
+def trial_of(host: Host) -> TrialKey:
+    """The trial that a host is there for."""
+    return TrialKey(host.start.events_key, host.order.trial)
+
+
+def is_leaving(host: Host) -> bool:
+    """Whether a host was told to end, so that nothing holds it up."""
+    return host.order.stop or host.order.pause
+
+
+class Timers(Protocol):
+    """Calls later: `tunemq_workers.reactor.Reactor`."""
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Call once, ``delay_s`` from now."""
+        ...
+
+
+class Disk(Protocol):
+    """Does what takes its time on the disk: `tunemq_workers.cache_disk.CacheDisk`."""
+
+    def run(
+        self,
+        job: Callable[[], _T],
+        then: Callable[[_T], None],
+        failed: Callable[[OSError], None] | None = None,
+    ) -> None:
+        """Have ``job`` done, after those before it, then call ``then`` or ``failed``."""
+        ...
+
+
+class Transfers(Protocol):
+    """Uploads and downloads: `tunemq_workers.transfers.link.Transfers`.
+
+    Never calls back before the call that ordered a transfer has returned.
+    """
+
+    def upload(
+        self,
+        upload: Upload,
+        on_done: Callable[[Uploaded], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin an upload; a number for `cancel`."""
+        ...
+
+    def download(
+        self,
+        download: Download,
+        on_done: Callable[[], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin a download, or wait for the same one; a number for `cancel`."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """Wait no more."""
+        ...
+
+    def close(self) -> None:
+        """End everything, telling nobody."""
+        ...

@@ -1,0 +1,157 @@
+"""The node's hold on its transfers process: starts it, hears it, starts another when it dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tunemq_workers.host_link import HostLink
+from tunemq_workers.reactor import Reactor, Timer
+from tunemq_workers.transfers.child import TransferProcess
+from tunemq_workers.transfers.messages import ORDER, Answer, Order, decode_answer, encode
+
+#: Processes that die in a row are started less and less often; one that lived so long begins anew.
+_BACK_OFF_S: Final = (0.1, 10.0)
+_LIVED_S: Final = 10.0
+#: How long the end of the process is waited for at the end of the node.
+_CLOSE_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class ChildKeeper:
+    """Keeps at most one transfers process, and none before `start_if_none`.
+
+    No process is started before the one before it was reaped, so nothing is ever done by two.
+
+    Args:
+        reactor: calls back.
+        start: starts a process; called in the reactor's thread.
+        children: the pids of the node's own children; the process's is kept there until it is
+            reaped.
+        on_up: a process is there, and knows of nothing yet.
+        on_answer: takes each answer.
+        on_end: the process has ended, whoever ended it, or none could be started; takes why.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        start: Callable[[], TransferProcess],
+        children: set[int],
+        *,
+        on_up: Callable[[], None],
+        on_answer: Callable[[Answer], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._reactor, self._start, self._children = reactor, start, children
+        self._on_up, self._on_answer, self._on_end = on_up, on_answer, on_end
+        self._link: HostLink | None = None
+        self._pid = self._pidfd = -1
+        self._started_at = 0.0
+        self._why: str | None = None
+        self._deaths_in_a_row = 0
+        self._pending: Timer | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process that takes orders."""
+        return self._link is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The process, as long as it is not reaped."""
+        return self._pid if self._pid > 0 else None
+
+    def start_if_none(self) -> None:
+        """Have a process soon: as soon as the last one is reaped, and a pause is over."""
+        if self._pid > 0 or self._pending is not None:
+            return
+        delay_s = 0.0
+        if self._deaths_in_a_row:
+            low, high = _BACK_OFF_S
+            delay_s = min(high, low * 2.0 ** min(self._deaths_in_a_row - 1, 10))
+        self._pending = self._reactor.after(delay_s, self._start_now)
+
+    def send(self, order: Order) -> None:
+        """Give an order to the process that is there."""
+        assert self._link is not None  # whoever orders has asked `is_up`
+        self._link.send(ORDER, encode(order))
+
+    def end(self, why: str = "") -> None:
+        """Kill the process, if there is one; `on_end` follows, with this reason."""
+        if self._link is not None:
+            self._why = why
+            self._drop()
+
+    def close(self) -> None:
+        """Kill the process and wait for its end; nobody is called any more."""
+        if self._pending is not None:
+            self._pending.cancel()
+        if self._link is not None:
+            self._drop()
+        if self._pid > 0:
+            self._reactor.unwatch(self._pidfd)
+            # One that hangs in the kernel is left to whoever comes after the node.
+            if select.select([self._pidfd], [], [], _CLOSE_S)[0]:
+                self._reap()
+
+    def _start_now(self) -> None:
+        self._pending = None
+        try:
+            self._pid, sock = self._start()
+        except OSError as problem:  # no process is to be had now; one that dies frees one
+            why = f"the transfers process cannot be started: {problem}"
+            _log.error("transfers.not_started why=%r", why)
+            self._deaths_in_a_row += 1
+            self._on_end(why)
+            return
+        self._children.add(self._pid)
+        self._pidfd = os.pidfd_open(self._pid)
+        self._started_at, self._why = time.monotonic(), None
+        self._link = HostLink(
+            self._reactor,
+            sock,
+            on_event=_is_no_host,
+            on_other=lambda _, payload: self._on_answer(decode_answer(payload)),
+            on_end=self._drop,
+        )
+        _log.info("transfers.started pid=%d", self._pid)
+        self._on_up()
+
+    def _drop(self) -> None:
+        """Close the socket, and see to the process's end."""
+        assert self._link is not None  # it is dropped once
+        self._link.close()
+        self._link = None
+        self._reactor.watch(self._pidfd, self._ended)
+        os.kill(self._pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
+
+    def _ended(self, _events: int) -> None:
+        self._reactor.unwatch(self._pidfd)
+        pid = self._pid
+        code = self._reap()
+        if time.monotonic() - self._started_at >= _LIVED_S:
+            self._deaths_in_a_row = 0
+        if self._why is None:  # it ended by itself
+            self._deaths_in_a_row += 1
+            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            self._why = f"the transfers process {pid} ended with {how}"
+        _log.info("transfers.ended pid=%d why=%r", pid, self._why)
+        self._on_end(self._why)
+
+    def _reap(self) -> int:
+        os.close(self._pidfd)
+        _, status = os.waitpid(self._pid, 0)
+        self._children.discard(self._pid)
+        self._pid = self._pidfd = -1
+        return os.waitstatus_to_exitcode(status)
+
+
+def _is_no_host(_event: bytes) -> None:
+    """The process sends no events."""

@@ -1,0 +1,320 @@
+"""The node's end of its transfers: what is to be done, who waits for it, and until when.
+
+The process holds nothing that would be missed: when it dies another is started and told again all
+that is unfinished, since every transfer may be done twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from tunemq_workers.reactor import Reactor, Timer
+from tunemq_workers.transfers.child import TransferProcess
+from tunemq_workers.transfers.keeper import ChildKeeper
+from tunemq_workers.transfers.messages import (
+    Abandon,
+    Answer,
+    Begin,
+    Done,
+    Download,
+    Failed,
+    Trouble,
+    Upload,
+    Uploaded,
+)
+
+#: What the process may take to leave a transfer that is given up: a read from a store that answers
+#: no more ends by itself within less.
+_LEAVING_S: Final = 90.0
+#: A process that has had nothing to do for so long is let go, with its clients and their memory.
+_IDLE_S: Final = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Listener:
+    """Somebody who waits for a transfer."""
+
+    id: int
+    job: _Job
+    timeout_s: float
+    on_done: Callable[[Uploaded | None], None]
+    on_failed: Callable[[str, bool], None]
+    on_trouble: Callable[[str], None]
+    timer: Timer | None = None
+    is_late: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One transfer, as the process knows it."""
+
+    id: int
+    transfer: Upload | Download
+    listeners: list[_Listener] = field(default_factory=list)
+    #: The process that runs now was told to do it; it stays known until that has answered.
+    is_begun: bool = False
+    #: ... and then to leave it.
+    is_abandoned: bool = False
+    #: Why it does not go on, where it does not; and why it last did not.
+    trouble: str = ""
+    problem: str = ""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits whose time is not over."""
+        return not all(listener.is_late for listener in self.listeners)
+
+
+class Transfers:
+    """Uploads and downloads by a process of their own, started with the first. Never blocks.
+
+    To be used in the reactor's thread, which is the one whose end is the process's end. Of the
+    callbacks exactly one of ``on_done`` and ``on_failed`` is called, once, and never before the
+    call that ordered the transfer has returned; after that nothing of the transfer goes on, unless
+    others wait for it too. ``on_failed`` takes the reason and whether the checkpoint is damaged or
+    missing where it was to be read, so that trying again is of no use. ``on_trouble`` takes why the
+    transfer does not go on, for people to read, and an empty text when it does again.
+
+    Args:
+        reactor: calls back.
+        start: starts a transfers process.
+        children: the pids of the node's own children; the process's is kept there.
+    """
+
+    def __init__(
+        self, reactor: Reactor, *, start: Callable[[], TransferProcess], children: set[int]
+    ) -> None:
+        self._reactor = reactor
+        self._ids = itertools.count(1)
+        self._jobs: dict[int, _Job] = {}
+        self._downloads: dict[tuple[str, str, str, str], _Job] = {}
+        self._listeners: dict[int, _Listener] = {}
+        self._idle: Timer | None = None
+        self._child = ChildKeeper(
+            reactor,
+            start,
+            children,
+            on_up=self._begin_all,
+            on_answer=self._answered,
+            on_end=self._child_ended,
+        )
+
+    def __len__(self) -> int:
+        """How many transfers are waited for."""
+        return sum(1 for job in self._jobs.values() if job.listeners)
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return self._child.pid
+
+    def upload(
+        self,
+        upload: Upload,
+        on_done: Callable[[Uploaded], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin an upload; a number for `cancel`."""
+
+        def done(uploaded: Uploaded | None) -> None:
+            assert uploaded is not None  # the process says so of every upload
+            on_done(uploaded)
+
+        job = self._add(upload)
+        return self._listen(job, upload.timeout_s, done, on_failed, on_trouble)
+
+    def download(
+        self,
+        download: Download,
+        on_done: Callable[[], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin a download, or wait for the same one that is under way; a number for `cancel`."""
+        target = _target(download)
+        job = self._downloads.get(target)
+        if job is None:
+            job = self._downloads[target] = self._add(download)
+        return self._listen(job, download.timeout_s, lambda _: on_done(), on_failed, on_trouble)
+
+    def cancel(self, number: int) -> None:
+        """Wait no more; the callbacks are not called. One that is over is ignored."""
+        listener = self._listeners.get(number)
+        if listener is None:
+            return
+        self._dismiss(listener)
+        if not listener.job.is_wanted and listener.job.id in self._jobs:
+            self._abandon(listener.job)
+
+    def close(self) -> None:
+        """End the process and forget everything, telling nobody."""
+        for listener in list(self._listeners.values()):
+            self._dismiss(listener)
+        self._jobs.clear()
+        self._downloads.clear()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._child.close()
+
+    # --- what is to be done -------------------------------------------------------------------
+
+    def _add(self, transfer: Upload | Download) -> _Job:
+        number = next(self._ids)
+        self._jobs[number] = job = _Job(number, transfer)
+        self._begin(job)
+        return job
+
+    def _listen(
+        self,
+        job: _Job,
+        timeout_s: float,
+        on_done: Callable[[Uploaded | None], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        number = next(self._ids)
+        listener = _Listener(number, job, timeout_s, on_done, on_failed, on_trouble)
+        listener.timer = self._reactor.after(timeout_s, partial(self._time_is_over, listener))
+        self._listeners[number] = listener
+        job.listeners.append(listener)
+        if job.trouble:
+            self._reactor.after(0.0, lambda: self._tell([listener], job.trouble))
+        return number
+
+    def _begin(self, job: _Job) -> None:
+        """Have the process do it; if there is none, it will be told when it is there."""
+        if self._child.is_up:
+            job.is_begun, job.is_abandoned = True, False
+            self._child.send(Begin(job.id, job.transfer))
+        else:
+            self._child.start_if_none()
+
+    def _begin_all(self) -> None:
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            self._begin(job)
+        for job in jobs:
+            self._set_trouble(job, "")
+
+    def _abandon(self, job: _Job) -> None:
+        """Have the process leave what nobody wants; its answer is waited for."""
+        if not job.is_begun:
+            self._over(job)
+        elif not job.is_abandoned:
+            job.is_abandoned = True
+            self._child.send(Abandon(job.id))
+
+    def _forget(self, job: _Job) -> None:
+        del self._jobs[job.id]
+        if isinstance(job.transfer, Download):
+            del self._downloads[_target(job.transfer)]
+        if not self._jobs:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = self._reactor.after(_IDLE_S, self._rest)
+
+    def _rest(self) -> None:
+        if not self._jobs:
+            self._child.end()
+
+    # --- what becomes of it -------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        job = self._jobs.get(answer.id)
+        if job is None:  # whoever was told of the answer before has closed all this
+            return
+        match answer:
+            case Trouble(_, reason):
+                self._set_trouble(job, reason)
+            case Done(_, uploaded):
+                job.is_begun = False
+                # Who came after it had been abandoned may have removed what was there by then.
+                if job.is_abandoned and job.is_wanted:
+                    self._over(job)
+                else:
+                    self._forget(job)
+                    self._finish(job.listeners, lambda listener: listener.on_done(uploaded))
+            case Failed(_, reason, is_corrupt):
+                job.is_begun = False
+                if job.is_abandoned and not is_corrupt:
+                    self._over(job)
+                else:
+                    self._forget(job)
+                    self._finish(job.listeners, lambda who: who.on_failed(reason, is_corrupt))
+
+    def _over(self, job: _Job) -> None:
+        """Nothing of it goes on. Those whose time is over are told; for others it begins anew."""
+        late = [listener for listener in job.listeners if listener.is_late]
+        if job.is_wanted:
+            self._begin(job)
+        else:
+            self._forget(job)
+        self._finish(late, self._give_up)
+
+    def _child_ended(self, why: str) -> None:
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.is_begun = False
+        for job in jobs:
+            if job.id in self._jobs:
+                self._over(job)
+                self._set_trouble(job, why)
+
+    def _time_is_over(self, listener: _Listener) -> None:
+        listener.is_late = True
+        if listener.job.is_wanted:  # by others
+            self._finish([listener], self._give_up)
+            return
+        self._abandon(listener.job)
+        if listener.id in self._listeners:
+            listener.timer = self._reactor.after(_LEAVING_S, partial(self._is_stuck, listener.job))
+
+    def _is_stuck(self, job: _Job) -> None:
+        _log.error("transfers.stuck transfer=%r", job.transfer)
+        self._child.end(f"the transfers process could not leave {_name(job)}")
+
+    def _give_up(self, listener: _Listener) -> None:
+        problem = listener.job.problem or "it was still going on"
+        after = f"{listener.timeout_s:g} s"
+        listener.on_failed(f"{_name(listener.job)} was given up after {after}: {problem}", False)
+
+    def _set_trouble(self, job: _Job, reason: str) -> None:
+        if reason != job.trouble:
+            job.trouble = reason
+            job.problem = reason or job.problem
+            self._tell(job.listeners, reason)
+
+    def _tell(self, listeners: Iterable[_Listener], trouble: str) -> None:
+        for listener in list(listeners):
+            if listener.id in self._listeners and not listener.is_late:
+                listener.on_trouble(trouble)
+
+    def _finish(self, listeners: Iterable[_Listener], call: Callable[[_Listener], None]) -> None:
+        for listener in list(listeners):
+            # The one before may have cancelled it.
+            if listener.id in self._listeners:
+                self._dismiss(listener)
+                call(listener)
+
+    def _dismiss(self, listener: _Listener) -> None:
+        del self._listeners[listener.id]
+        listener.job.listeners.remove(listener)
+        if listener.timer is not None:
+            listener.timer.cancel()
+
+
+def _target(download: Download) -> tuple[str, str, str, str]:
+    return download.store, download.key, download.sha256, download.folder
+
+
+def _name(job: _Job) -> str:
+    kind = "upload" if isinstance(job.transfer, Upload) else "download"
+    return f"the {kind} of checkpoint {job.transfer.key}"

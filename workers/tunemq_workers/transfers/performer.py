@@ -1,0 +1,237 @@
+"""Performs transfers in threads: for each store a few that send, and others that fetch.
+
+A trial waits for what is fetched, so that is never behind what is sent; and a store that does not
+answer holds up only its own transfers. A store that refuses is tried again like one that is away: a
+search found it usable when it began, so somebody may mend the keys, the policy or the bucket.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from tunemq_shared import object_checkpoints
+from tunemq_shared.errors import CheckpointCorrupt, TuneError
+from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.retrying import Cancel, StoreUnavailable, retried
+from tunemq_shared.s3_address import parse_address
+from tunemq_shared.s3_errors import Refused
+from tunemq_shared.s3_objects import S3Objects
+from tunemq_workers.transfers.messages import (
+    Abandon,
+    Answer,
+    Begin,
+    Done,
+    Download,
+    Failed,
+    Order,
+    Trouble,
+    Upload,
+    Uploaded,
+)
+
+#: How many transfers of a store go on at the same time.
+_UPLOADS: Final = 3
+_DOWNLOADS: Final = 3
+#: Of how many stores without a transfer client and threads are kept.
+_IDLE_STORES: Final = 8
+
+#: A trouble is told at once, and then this often at most if it is another.
+_TELL_EVERY_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class _Store:
+    """One store's client, made when it is first needed, and its threads."""
+
+    def __init__(self, address: str) -> None:
+        self.unfinished = 0
+        self._address = address
+        self._lock = threading.Lock()
+        self._objects: ObjectStore | None = None
+        self._senders = ThreadPoolExecutor(_UPLOADS, "upload")
+        self._fetchers = ThreadPoolExecutor(_DOWNLOADS, "download")
+
+    @property
+    def objects(self) -> ObjectStore:
+        """The client; for any thread."""
+        with self._lock:
+            if self._objects is None:
+                self._objects = S3Objects(parse_address(self._address, os.environ), os.environ)
+            return self._objects
+
+    def forget(self, objects: ObjectStore) -> None:
+        """Have the next transfer make a new client, which looks for the keys to the store anew."""
+        with self._lock:
+            if self._objects is objects:
+                self._objects = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return not self.unfinished
+
+    def submit(self, transfer: Upload | Download, perform: Callable[[], None]) -> Future[None]:
+        """Have a thread of the kind that the transfer needs call ``perform``."""
+        pool = self._senders if isinstance(transfer, Upload) else self._fetchers
+        return pool.submit(perform)
+
+    def close(self) -> None:
+        """Let go of the client, and of the threads, which are idle."""
+        self._senders.shutdown(wait=False)
+        self._fetchers.shutdown(wait=False)
+        if self._objects is not None:
+            self._objects.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A transfer that was begun and is not answered."""
+
+    order: Begin
+    store: _Store
+    cancel: Cancel
+    future: Future[None] | None = None
+    trouble: str = ""
+    told_at: float = -math.inf
+
+
+class Performer:
+    """Obeys orders, which come from one thread, and answers from any.
+
+    Args:
+        answer: takes answers; called in any thread.
+    """
+
+    def __init__(self, answer: Callable[[Answer], None]) -> None:
+        self._answer = answer
+        self._lock = threading.Lock()
+        self._stores: dict[str, _Store] = {}
+        self._running: dict[int, _Running] = {}
+
+    def obey(self, order: Order) -> None:
+        """Begin a transfer, or leave one; one that is not under way is ignored."""
+        match order:
+            case Begin():
+                self._begin(order)
+            case Abandon(number):
+                with self._lock:
+                    running = self._running.get(number)
+                if running is not None:
+                    self._abandon(running)
+
+    def _begin(self, order: Begin) -> None:
+        # The node looks after the time: it knows of those who came to wait later.
+        running = _Running(order, self._store(order.transfer.store), Cancel())
+        with self._lock:
+            self._running[order.id] = running
+            running.store.unfinished += 1
+        running.future = running.store.submit(order.transfer, partial(self._perform, running))
+
+    def _abandon(self, running: _Running) -> None:
+        running.cancel.cancel()
+        assert running.future is not None  # orders come from one thread
+        if running.future.cancel():  # it was waiting for a thread, and will not be performed
+            self._end(running, Failed(running.order.id, "it was called off before it began"))
+
+    def _perform(self, running: _Running) -> None:
+        number, transfer = running.order.id, running.order.transfer
+        answer: Answer
+        _log.info("transfer.begun id=%d transfer=%r", number, transfer)
+        try:
+            match transfer:
+                case Upload():
+                    answer = Done(number, self._upload(running, transfer))
+                case Download():
+                    self._download(running, transfer)
+                    answer = Done(number)
+        except Exception as problem:  # noqa: BLE001 - the node is told, and this log
+            is_expected = isinstance(problem, TuneError)
+            _log.warning(
+                "transfer.failed id=%d problem=%r",
+                number,
+                str(problem),
+                exc_info=None if is_expected else problem,
+            )
+            reason = str(problem) if is_expected else f"{type(problem).__name__}: {problem}"
+            answer = Failed(number, reason, isinstance(problem, CheckpointCorrupt | MissingObject))
+        else:
+            _log.info("transfer.done id=%d", number)
+        self._end(running, answer)
+
+    def _upload(self, running: _Running, upload: Upload) -> Uploaded:
+        base = Path(upload.base) if upload.base else None
+        in_trouble = partial(self._in_trouble, running)
+
+        def send(objects: ObjectStore) -> object_checkpoints.Uploaded:
+            return object_checkpoints.upload(
+                objects, upload.key, Path(upload.folder), base, running.cancel, in_trouble
+            )
+
+        done = self._patiently(running, send)
+        return Uploaded(done.sha256, done.size, done.shared, done.sent)
+
+    def _download(self, running: _Running, download: Download) -> None:
+        folder, in_trouble = Path(download.folder), partial(self._in_trouble, running)
+
+        def fetch(objects: ObjectStore) -> None:
+            object_checkpoints.download(
+                objects, download.key, download.sha256, folder, running.cancel, in_trouble
+            )
+
+        self._patiently(running, fetch)
+
+    def _patiently(self, running: _Running, work: Callable[[ObjectStore], _T]) -> _T:
+        """What ``work`` makes of the store, tried again, all of it, while that is refused."""
+
+        def attempt() -> _T:
+            try:
+                objects = running.store.objects
+            except TuneError as problem:  # a file with keys may be about to be replaced
+                raise StoreUnavailable(str(problem)) from problem
+            try:
+                return work(objects)
+            except Refused as refusal:
+                running.store.forget(objects)
+                raise StoreUnavailable(str(refusal)) from refusal
+
+        return retried(attempt, running.cancel, partial(self._in_trouble, running))
+
+    def _in_trouble(self, running: _Running, reason: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            # Files and parts of them that are tried again all say the same, in words of their own.
+            is_news = not reason or now >= running.told_at + _TELL_EVERY_S
+            if reason == running.trouble or not is_news:
+                return
+            running.trouble = reason
+            running.told_at = now if reason else running.told_at
+        _log.warning("transfer.trouble id=%d reason=%r", running.order.id, reason)
+        self._answer(Trouble(running.order.id, reason))
+
+    def _end(self, running: _Running, answer: Answer) -> None:
+        with self._lock:
+            del self._running[running.order.id]
+            running.store.unfinished -= 1
+        self._answer(answer)
+
+    def _store(self, address: str) -> _Store:
+        """The store; clients of others that have been idle longest are let go."""
+        store = self._stores.pop(address, None) or _Store(address)
+        self._stores[address] = store  # the newest is the last
+        with self._lock:
+            idle = [at for at, one in self._stores.items() if one is not store and one.is_idle]
+        for at in idle[:-_IDLE_STORES]:
+            self._stores.pop(at).close()
+        return store
