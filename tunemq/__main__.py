@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
@@ -11,15 +10,9 @@ from tunemq import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="tunemq",
-        description="Hyperparameter search on machines you own.",
-        epilog="A search is started from a script: see the README. This command has no others yet.",
-    )
-    parser.add_argument("--version", action="version", version=f"tunemq {__version__}")
-    parser.parse_args(arguments)
-    parser.print_help()
-    return 0
+    from tunemq_scheduler.tools import command
+
+    return command.main(__version__, arguments)
 
 
 if __name__ == "__main__":

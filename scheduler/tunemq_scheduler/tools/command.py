@@ -1,0 +1,54 @@
+"""The command line of ``tunemq``: finds the command, runs it, and says in a line what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tunemq_scheduler.tools import checkpoints
+from tunemq_shared.errors import BugError, TuneError
+from tunemq_shared.failpoints import FAILPOINTS
+
+#: The command line, or what it names, is of no use (EX_USAGE); 1 is a finding, not a mistake.
+EXIT_USAGE = 64
+
+
+def main(version: str, arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="tunemq",
+        description="Hyperparameter search on machines you own.",
+        epilog="A search is started from a script: see the README.",
+    )
+    parser.add_argument("--version", action="version", version=f"tunemq {version}")
+    groups = parser.add_subparsers(metavar="COMMAND")
+    checkpoints.add_parser(groups)
+    listing = groups.add_parser(
+        "failpoints",
+        help="list the places where $TUNEMQ_FAILPOINTS can make TuneMQ fail, for tests",
+        description="TUNEMQ_FAILPOINTS=name=kill|error|delay:SECONDS[@N],... ; @N is the N-th time "
+        "that a process comes there.",
+    )
+    listing.set_defaults(run=list_failpoints)
+    options = parser.parse_args(arguments)
+    if "run" not in options:
+        parser.print_help()
+        return 0
+    try:
+        return int(options.run(options))
+    except BugError:
+        raise
+    except TuneError as problem:
+        sys.stderr.write(f"tunemq: {problem}\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 130
+
+
+def list_failpoints(_options: argparse.Namespace) -> int:
+    """Print each failpoint and what it comes before or after."""
+    width = max(map(len, FAILPOINTS))
+    for name, meaning in FAILPOINTS.items():
+        sys.stdout.write(f"{name:{width}}  {meaning}\n")
+    return 0

@@ -1,0 +1,165 @@
+"""``tunemq checkpoints``, on an experiment's folder and on its address in a store."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tunemq as tune
+from tests.object_servers import ObjectServer
+from tests.searches import fit
+from tunemq_scheduler.journal import FILE_NAME, Journal, read_entries, read_header
+from tunemq_shared.messages import CheckpointCommitted
+from tunemq_shared.stores import join, open_objects
+
+pytestmark = pytest.mark.integration
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def saver(config):
+    for step in range(1, 4):
+        Path("model").mkdir(exist_ok=True)
+        Path("model", "weights").write_bytes(bytes([step]) * 1000)
+        Path("model", "constant").write_bytes(b"c" * 5000)
+        tune.report({"step": step}, checkpoint=tune.Checkpoint.from_directory("model"))
+
+
+@pytest.fixture
+def tunemq(tmp_path: Path) -> Run:
+    def run(*arguments: object, code: int = 0, said: str = "") -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "tunemq", *map(str, arguments)],
+            cwd=tmp_path,
+            input=said,
+            env={**os.environ, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done
+        return done
+
+    return run
+
+
+@pytest.fixture(params=["folder", "store, by its folder", "store, by its address"])
+def experiment(request: pytest.FixtureRequest, minio: ObjectServer, tmp_path: Path) -> str:
+    if request.param == "folder":
+        grid = fit(saver, name="models", storage_path=str(tmp_path / "results"), num_samples=2)
+        return grid.experiment_path
+    address = minio.address(minio.create_bucket(), "team/results")
+    grid = fit(saver, name="models", storage_path=address, num_samples=2)
+    return grid.experiment_path if "folder" in request.param else join(address, "models")
+
+
+def keys_of(listing: str) -> list[str]:
+    return [line.split()[0] for line in listing.splitlines() if "/checkpoint_" in line]
+
+
+def damage(experiment: str, key: str) -> None:
+    """Change a byte of the checkpoint's own weights, wherever they are."""
+    if "://" not in experiment and (file := Path(experiment, key, "files", "weights")).exists():
+        file.write_bytes(b"\0" * 1000)
+        return
+    address = experiment if "://" in experiment else _store_of(experiment)
+    objects = open_objects(address)
+    (weights,) = [found.key for found in objects.list(f"{key}/") if found.size == 1000]
+    objects.put_bytes(weights, b"\0" * 1000)
+
+
+def _store_of(folder: str) -> str:
+    return read_header(Path(folder, FILE_NAME)).store
+
+
+def test_checkpoints_are_listed_verified_copied_and_removed(experiment, tunemq, tmp_path):
+    listed = tunemq("checkpoints", "list", experiment).stdout
+    keys = keys_of(listed)
+    assert len(keys) == 6
+    assert "6 checkpoints, 36.0 kB" in listed
+    assert listed.count("newest") == 2
+
+    assert "6 of 6 checkpoints are whole" in tunemq("checkpoints", "verify", experiment).stdout
+
+    said = tunemq("checkpoints", "get", experiment, keys[1], "copy").stdout
+    assert "iteration 2" in said
+    assert (tmp_path / "copy" / "weights").read_bytes() == b"\2" * 1000
+    assert (tmp_path / "copy" / "constant").read_bytes() == b"c" * 5000
+
+    trial = keys[0].partition("/")[0]
+    tunemq("checkpoints", "get", experiment, trial, "newest")
+    assert (tmp_path / "newest" / "weights").read_bytes() == b"\3" * 1000
+
+    # The file that never changes is an object of the first checkpoint; the others still need it.
+    assert "nothing was removed" in tunemq("checkpoints", "rm", experiment, keys[0]).stdout
+    tunemq("checkpoints", "rm", experiment, keys[0], said="y\n")
+    verified = tunemq("checkpoints", "verify", experiment, *keys[1:]).stdout
+    assert "5 of 5 checkpoints are whole" in verified
+    missing = tunemq("checkpoints", "verify", experiment, keys[0], code=1).stdout
+    assert keys[0] in missing
+    listed = tunemq("checkpoints", "list", experiment).stdout
+    (line,) = [line for line in listed.splitlines() if "not there" in line]
+    assert line.startswith(keys[0])
+    assert "5 checkpoints, 30.0 kB" in listed
+
+
+def test_an_old_copy_of_the_journal_costs_no_checkpoint_that_it_does_not_know(
+    minio, bucket, tunemq, tmp_path
+):
+    address = minio.address(bucket, "results")
+    grid = fit(saver, name="models", storage_path=address)
+    experiment, whole = join(address, "models"), Path(grid.experiment_path, FILE_NAME)
+    first, second, third = keys_of(tunemq("checkpoints", "list", experiment).stdout)
+    # As if the journal had been copied when one of the three was committed, and never again.
+    entries = list(read_entries(whole))
+    commits = [n for n, one in enumerate(entries) if isinstance(one.event, CheckpointCommitted)]
+    with Journal(tmp_path / "older", read_header(whole)) as older:
+        older.append(entries[: commits[0] + 1])
+    with open_objects(experiment) as objects:
+        objects.put_bytes(FILE_NAME, older.path.read_bytes())
+    listed = tunemq("checkpoints", "list", experiment).stdout
+    assert keys_of(listed) == [first]
+    assert "2 more are there" in listed
+
+    tunemq("checkpoints", "rm", experiment, first, "--yes")
+    verified = tunemq("checkpoints", "verify", grid.experiment_path, second, third).stdout
+    assert "2 of 2 checkpoints are whole" in verified
+
+
+def test_damage_is_named(experiment, tunemq):
+    keys = keys_of(tunemq("checkpoints", "list", experiment).stdout)
+    damage(experiment, keys[4])
+    told = tunemq("checkpoints", "verify", experiment, code=1).stdout
+    assert keys[4] in told
+    assert "weights" in told
+    assert "5 of 6 checkpoints are whole" in told
+    refused = tunemq("checkpoints", "get", experiment, keys[4], "copy", code=64).stderr
+    assert keys[4] in refused
+
+
+def test_what_is_no_experiment_is_refused(tunemq, tmp_path, minio):
+    assert "is no experiment" in tunemq("checkpoints", "list", tmp_path, code=64).stderr
+    address = minio.address(minio.create_bucket(), "nothing/here")
+    assert "is no experiment" in tunemq("checkpoints", "list", address, code=64).stderr
+    missing = tunemq("checkpoints", "list", "s3://there-is-no-such-bucket/x", code=64).stderr
+    assert "there-is-no-such-bucket" in missing
+
+
+def test_an_unknown_checkpoint_is_refused_with_those_that_there_are(tunemq, tmp_path):
+    grid = fit(saver, name="models", storage_path=str(tmp_path / "results"))
+    told = tunemq("checkpoints", "get", grid.experiment_path, "nonsense", code=64).stderr
+    assert "no checkpoint 'nonsense'" in told
+    assert "checkpoint_1-000001" in told
+
+
+def test_help_lists_the_commands_and_the_failpoints(tunemq):
+    assert "checkpoints" in tunemq("--help").stdout
+    for command in ("list", "verify", "get", "rm"):
+        assert command in tunemq("checkpoints", "--help").stdout
+        assert "experiment" in tunemq("checkpoints", command, "--help").stdout
+    assert "upload.before_manifest" in tunemq("failpoints").stdout
