@@ -100,9 +100,9 @@ class ExperimentView:
         """Why trials wait for the store, in one line, however many do."""
         waiting = [trial for trial in islice(self.live, _LOOKED_AT) if trial.waits[0]]
         if waiting:
-            first = waiting[0]
-            who = "a trial waits" if len(waiting) == 1 else f"{len(waiting)} trials wait"
-            yield f"{who} for the store; {first.trial_id}: {first.waits[1]}"
+            first, others = waiting[0], len(waiting) - 1
+            who = f"trial {first.trial_id}" + (f" and {others} more wait" if others else " waits")
+            yield f"{who} for the store: {first.waits[1]}"
 
     @property
     def uploads(self) -> str:

@@ -151,6 +151,11 @@ class ExperimentLoop:
         self._requests.append(m.StopRequested(trial, reason))
         self.executor.wake()
 
+    def forget_checkpoints(self, trial: str) -> None:
+        """Have a trial begin afresh when it is tried again or goes on; for any thread."""
+        self._requests.append(m.CheckpointsForgotten(trial))
+        self.executor.wake()
+
     def interrupt(self, reason: str) -> None:
         """End now and leave every trial where it is, to be resumed; for signal handlers too."""
         self._requests.append(m.Interrupted(reason))
@@ -304,12 +309,14 @@ class ExperimentLoop:
     # --- new trials -------------------------------------------------------------------------------
 
     def _fill_slots(self) -> None:
-        self._place_waiting()
+        # New configurations come before trials that were paused: pausing is to give way to others.
+        if self.runner.queue.has_pending(self.runner.elapsed):
+            self._place_waiting()
         while self.runner.wants_config():
             n = self.runner.suggested
             if n == self._max_trials:
                 self._take(m.SearchExhausted())
-                return
+                break
             trial_id = f"{self._trial_prefix}_{n:05d}"
             suggestion = self.algorithms.suggest(n, trial_id)
             if suggestion is NoSuggestion.WAIT:
@@ -318,9 +325,10 @@ class ExperimentLoop:
             self._waits_since = None
             if isinstance(suggestion, NoSuggestion):
                 self._take(m.SearchExhausted())
-                return
+                break
             self._add_trial(n, trial_id, suggestion)
             self._place_waiting()
+        self._place_waiting()
         self._check_paused()
 
     def _check_paused(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256 as new_sha256
 from pathlib import Path
@@ -34,6 +35,8 @@ PROBE_ANSWER_S: Final = 3.0
 PARALLEL: Final = 3
 #: So many connections are kept for the next request, of however many transfers.
 CONNECTIONS: Final = 32
+#: The name of an object that holds a file.
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class S3Objects(ObjectStore):
@@ -119,7 +122,7 @@ class S3Objects(ObjectStore):
 
     def get_bytes(self, key: str, *, limit: int) -> bytes:
         """See `ObjectStore.get_bytes`."""
-        with self._client.get(self._name(key), f"{key} cannot be read") as answer:
+        with self._client.get(self._name(key), f"{_shown(key)} cannot be read") as answer:
             if answer.total > limit:
                 raise WrongSize(
                     f"{self.address}: {key} is damaged: "
@@ -157,7 +160,7 @@ class S3Objects(ObjectStore):
         """See `ObjectStore.delete`."""
 
         def remove(key: str, _cancel: Cancel) -> None:
-            self._client.remove(self._name(key), f"{key} cannot be removed")
+            self._client.remove(self._name(key), f"{_shown(key)} cannot be removed")
 
         in_parallel(remove, keys, Cancel(), at_once=PARALLEL)
 
@@ -197,7 +200,7 @@ class S3Objects(ObjectStore):
         end = start + expected if expected else size
 
         with self._client.get(
-            self._name(key), f"{key} cannot be read", offset=start, length=expected
+            self._name(key), f"{_shown(key)} cannot be read", offset=start, length=expected
         ) as answer:
             if answer.total != size:
                 raise WrongSize(
@@ -291,4 +294,10 @@ class _Upload:
 
 
 def _unwritten(key: str) -> str:
-    return f"{key} cannot be written"
+    return f"{_shown(key)} cannot be written"
+
+
+def _shown(key: str) -> str:
+    """An object's key as people can bear it: of a hash the beginning."""
+    folder, slash, name = key.rpartition("/")
+    return f"{folder}{slash}{name[:8]}..." if _HASH.fullmatch(name) else key

@@ -219,7 +219,7 @@ def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, m
             down = node.download("0" * 64, tmp_path / "elsewhere" / KEY, timeout_s=2)
             for it in (up, down):
                 reason, is_corrupt = node.fail(it)
-                assert f"checkpoint {KEY} was given up after 2 s: " in reason
+                assert "it was given up after 2 s: " in reason
                 assert server.url in reason
                 assert not is_corrupt
             server.start()

@@ -12,7 +12,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.executors.simulated_uploads import UploadSettings
-from tunemq_scheduler.replay import compare
+from tunemq_scheduler.replay import compare, replay
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition
@@ -125,6 +125,22 @@ def test_the_journal_replayed_in_lock_step_keeps_the_same_checkpoints(name: str)
         assert run.replayed().snapshot() == run.runner.snapshot()
         assert len(live.ends) == 20
         assert any(live.kept.values())
+
+
+@pytest.mark.parity(119)
+def test_who_ran_in_a_search_that_is_read_back_waits_once_its_nodes_are_known_to_be_lost() -> None:
+    for seed in range(SEEDS):
+        run = search("pausing", seed, BAD, deaths=0.5)
+        entries = run.journal.entries
+        for end in range(0, len(entries), 37):
+            runner = replay(run.runner.settings, entries[:end])
+            for incarnation in list(runner.nodes):
+                runner.handle(m.NodeLost(incarnation, "the scheduler that knew it has ended"))
+            waiting = {trial.trial_id for trial in runner.live.values() if not trial.is_finished}
+            assert runner.counts["RUNNING"] == runner.uploading == len(runner.slots) == 0
+            runner.handle(m.NodeJoined("new", "new", "host", "127.0.0.1", {"cpu": 1000.0}))
+            runner.handle(m.Tick(runner.elapsed + 3600))
+            assert {trial.trial_id for trial in runner.waiting()} == waiting
 
 
 def test_a_simulation_of_bad_stores_has_seen_everything() -> None:

@@ -117,8 +117,9 @@ class CheckpointRoom:
         allowed = 1 + host.start.uploads_waiting
         if count < allowed:
             return ""
-        reason = f"{count} of its checkpoints are not in {without_settings(host.start.store)} yet"
-        return _with_trouble(reason, self._uploads.trouble(trial))
+        if trouble := self._uploads.trouble(trial):
+            return f"{count} of its checkpoints are not there yet: {trouble}"
+        return f"{count} of its checkpoints are not in {without_settings(host.start.store)} yet"
 
     def _too_large(self, question: _Question) -> str:
         held = self._uploads.size + sum(granted.size for granted in self._granted.values())
@@ -126,7 +127,8 @@ class CheckpointRoom:
         if not held or held + size <= self._limits.uploads:
             return ""
         reason = f"no more than {self._limits.uploads} bytes on this node may wait to be uploaded"
-        return _with_trouble(reason, self._uploads.trouble())
+        trouble = self._uploads.trouble()
+        return f"{reason}: {trouble}" if trouble else reason
 
     def _grant(self, question: _Question) -> None:
         host, trial = question.host, trial_of(question.host)
@@ -159,7 +161,3 @@ class CheckpointRoom:
     def _say(self, host: Host, what: str, reason: str) -> None:
         waits = TrialWaits(*host.key, what, reason)
         self._emit(host.start.events_key, encode(waits))
-
-
-def _with_trouble(reason: str, trouble: str) -> str:
-    return f"{reason}: {trouble}" if trouble else reason

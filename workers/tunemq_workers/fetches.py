@@ -152,6 +152,8 @@ class Fetches:
 
     def _failed(self, question: _Question, reason: str, is_corrupt: bool) -> None:
         self._settle(question)
+        if not is_corrupt:
+            reason = f"checkpoint {question.ref.key} could not be downloaded: {reason}"
         self._answer(question, FetchAnswer("", reason, is_corrupt))
 
     def _has_trouble(self, question: _Question, reason: str) -> None:

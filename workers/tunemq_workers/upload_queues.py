@@ -25,7 +25,6 @@ from tunemq_shared.messages import (
     HostStart,
     encode,
 )
-from tunemq_shared.store_address import without_settings
 from tunemq_workers.checkpoint_cache import Cached, CheckpointCache
 from tunemq_workers.checkpoint_contracts import Emit, Transfers, TrialKey
 from tunemq_workers.transfers.messages import Upload, Uploaded
@@ -188,14 +187,13 @@ class UploadQueues:
         """Nothing behind it may be committed: a trial's checkpoints are, in order, or are not."""
         written = self._end(queue, base)
         key = written.said.key
-        place = without_settings(written.start.store)
-        text = f"checkpoint {key} could not be uploaded to {place}: {reason}"
+        text = f"checkpoint {key} could not be uploaded: {reason}"
         _log.error("checkpoint.lost key=%s reason=%r", key, reason)
-        self._lose(queue, written, text)
+        self._lose(queue, written, reason)
         while queue.waiting:
             behind = queue.waiting.popleft()
             self.size -= behind.said.size
-            self._lose(queue, behind, f"it waited behind one that is lost: {text}")
+            self._lose(queue, behind, f"it waited behind {key}, which is lost")
         queue.given_up |= queue.hosted
         self._on_given_up(queue.key, text)
         self._tidy(queue)

@@ -78,7 +78,7 @@ class SimulatedUploads:
         for place, ref in enumerate(order.restore):
             queue = self._queues.get((order.trial, order.incarnation), ())
             is_here = any(written.key == ref.key for written in queue)
-            # What was only written may have been committed, or lost, while the order was on its way.
+            # It may have been committed, or lost, while the order was on its way.
             is_lost = ref.key in self._lost
             if not (ref.sha256 or is_here or is_lost or ref.key in self._carriers):
                 raise BugError(f"{ref.key} is neither in the store nor on {order.incarnation}")

@@ -108,7 +108,7 @@ class LineDisplay(Display):
         if self._may(self._failures):
             about = ", ".join(clean(one) for one in (failure.hostname, failure.file) if one)
             then = "" if failure.is_final else "; it is tried again"
-            told = f"trial {clean(trial.trial_id)} failed: {clean(failure.error, 300)}"
+            told = f"trial {clean(trial.trial_id)} failed: {clean(failure.error, _NEWS)}"
             self._say(f"{told} ({about}){then}" if about else f"{told}{then}")
 
     def trial_ended(self, trial: TrialView, reason: str) -> None:

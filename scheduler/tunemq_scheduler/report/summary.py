@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: How many metrics of the best trial are named.
 _METRICS: Final = 10
+#: Characters of an error; one of a store tells where, what, why and what to do.
+_ERROR: Final = 500
 
 
 class Section(msgspec.Struct, kw_only=True):
@@ -72,9 +74,9 @@ def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[Sect
     for group in failures[:most]:
         times = "once" if group.count == 1 else f"{group.count} times"
         hosts = f" on {', '.join(map(clean, group.hostnames))}" if group.hostnames else ""
-        lines.append(f"{clean(group.error, 300)}")
+        lines.append(f"{clean(group.error, _ERROR)}")
         if group.cause:
-            lines.append(f"  began with: {clean(group.cause, 300)}")
+            lines.append(f"  began with: {clean(group.cause, _ERROR)}")
         if group.place:
             lines.append(f"  raised at {clean(group.place)}")
         lines.append(f"  {times}{hosts}; trials {_names(group)}")

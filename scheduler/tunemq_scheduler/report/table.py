@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -46,9 +47,9 @@ if TYPE_CHECKING:
 PERIOD_S: Final = 0.5
 _SHARE: Final = 0.02
 #: Lines of the screen that are no rows: the header, the table's head, notes, and one to print on.
-_OTHER_LINES: Final = 9
+_OTHER_LINES: Final = 10
 _LEAST_ROWS: Final = 3
-_NOTES: Final = 3
+_NOTES: Final = 4
 #: Characters of something that happened; a reason may be long.
 _NEWS: Final = 500
 
@@ -159,8 +160,8 @@ class TableDisplay(Display):
         if rows and hidden > 0:
             parts.append(Text(f" ... {hidden} more not shown", style="bright_black"))
         parts += [
-            Text(f" {clean(note)}", style="yellow", no_wrap=True, overflow="ellipsis")
-            for note in view.notes[:_NOTES]
+            Text(f" {line}", style="yellow", no_wrap=True, overflow="ellipsis")
+            for line in _in_lines(view.notes, self._console.width - 2)
         ]
         return Group(*parts)
 
@@ -206,6 +207,14 @@ def _states(view: SearchView) -> Text:
         if count and state != "TERMINATED":
             told.append("  ").append(f"{count} {_WORDS[state]}", style=_STYLES[state])
     return told
+
+
+def _in_lines(notes: Sequence[str], width: int) -> list[str]:
+    """The notes in as many lines as there is room for; why something waits is at a note's end."""
+    lines = [line for note in notes for line in textwrap.wrap(clean(note, _NEWS), width)]
+    if len(lines) > _NOTES:
+        lines[_NOTES - 1] += " ..."
+    return lines[:_NOTES]
 
 
 def _drawn_table(columns: Sequence[Column]) -> Table:

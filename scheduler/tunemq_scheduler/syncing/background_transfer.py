@@ -93,9 +93,9 @@ class BackgroundTransfer:
         if run.thread.is_alive():
             run.cancel.cancel()
             self._given_up.append(run.thread)
-            raise self._timed_out(allowed)
+            raise _timed_out(allowed)
         if isinstance(run.error, TimedOut):
-            raise self._timed_out(allowed) from run.error
+            raise _timed_out(allowed) from run.error
         if run.error is not None:
             raise run.error
         return run.result
@@ -111,9 +111,9 @@ class BackgroundTransfer:
         for thread in self.threads():
             thread.join()
 
-    def _timed_out(self, allowed: float) -> TimeoutError:
-        name = getattr(self._function, "__name__", str(self._function))
-        return TimeoutError(f"{name} took longer than {allowed:g} s and was cancelled")
+
+def _timed_out(allowed: float) -> TimeoutError:
+    return TimeoutError(f"it took longer than {allowed:g} s and was cancelled")
 
 
 class _Run:

@@ -50,8 +50,8 @@ def test_the_store_is_shown_without_its_settings(search):
 @pytest.mark.parametrize(
     ("count", "note"),
     [
-        (1, "a trial waits for the store; ab12_00000: connection refused"),
-        (2, "2 trials wait for the store; ab12_00000: connection refused"),
+        (1, "trial ab12_00000 waits for the store: connection refused"),
+        (2, "trial ab12_00000 and 1 more wait for the store: connection refused"),
     ],
 )
 def test_why_trials_wait_is_one_note_however_many_do(search, count, note):

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import Any
 
 import pytest
 
+from tests.unit.scheduler.loops import (
+    NODE,
+    PLAN,
+    Loop,
+    recorded,
+    result,
+    started,
+)
 from tunemq_scheduler.algorithms import Algorithms
-from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.kept_checkpoints import KeepRule
-from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.executors.executor import TrialExecutor
-from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import (
     WAIT,
     BasicVariantGenerator,
-    SearchAlgorithm,
     SearchSetup,
     Suggestion,
 )
@@ -30,136 +30,6 @@ from tunemq_shared import messages as m
 from tunemq_shared.conditions import TO_THE_END, Horizon, lookup
 from tunemq_shared.errors import JournalError, ResourceError, SearchFailed, WireError
 from tunemq_shared.packing import pack_config
-
-NODE = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})
-PLAN = ExperimentPlan(
-    experiment="x",
-    experiment_id="0",
-    events_key="",
-    folder="/nowhere",
-    trainable_name="train",
-    code=m.BlobRef("", 0, ""),
-    environment=m.Environment("", (), {}, ()),
-)
-
-
-class ScriptedExecutor(TrialExecutor):
-    """States what the test gives it, and writes down what it is told, with the journal's length."""
-
-    def __init__(self, log: list[tuple[Any, ...]]) -> None:
-        self.facts: deque[list[m.Event]] = deque()
-        self.log = log
-
-    def poll(self, timeout: float) -> list[m.Event]:
-        return self.facts.popleft() if self.facts else []
-
-    def start_trial(self, order: c.StartTrial) -> None:
-        self.log.append(("start", order.trial, order.epoch))
-
-    def continue_training(self, order: c.ContinueTrial) -> None:
-        self.log.append(("continue", order.trial))
-
-    def stop_trial(self, order: c.StopTrial) -> None:
-        self.log.append(("stop", order.trial))
-
-    def pause_trial(self, order: c.PauseTrial) -> None:
-        self.log.append(("pause", order.trial))
-
-    def release(self, accepted: dict[str, int]) -> None:
-        self.log.append(("release", dict(accepted)))
-
-
-class LoggedJournal:
-    def __init__(self, log: list[tuple[Any, ...]]) -> None:
-        self.log = log
-        self.entries: list[m.Entry] = []
-        self.is_full = False
-
-    def append(self, entries):
-        if self.is_full:
-            raise JournalError("no space")
-        self.entries += entries
-        self.log.append(("journal", len(entries)))
-
-    def close(self) -> None:
-        pass
-
-
-class LoggedRecords:
-    def __init__(self, log: list[tuple[Any, ...]]) -> None:
-        self.log = log
-
-    def record(self, command, trial) -> None:
-        self.log.append((type(command).__name__, command.trial))
-
-    def trial_waits(self, trial) -> None:
-        self.log.append(("waits", trial.trial_id, *trial.waits))
-
-    def turn_began(self) -> None:
-        pass
-
-    def turn_ended(self) -> None:
-        pass
-
-    def news(self, text) -> None:
-        self.log.append(("news", text))
-
-
-class Loop:
-    """A loop, and the log of all that it did, in order."""
-
-    def __init__(
-        self,
-        *,
-        search: SearchAlgorithm | None = None,
-        scheduler: TrialScheduler | None = None,
-        resources: dict[str, float] | None = None,
-        trials: int = 2,
-        **options: Any,
-    ) -> None:
-        self.log: list[tuple[Any, ...]] = []
-        self.now = 0.0
-        search = search or BasicVariantGenerator()
-        search.set_up(SearchSetup({"x": 1}, trials))
-        self.executor = ScriptedExecutor(self.log)
-        self.journal = LoggedJournal(self.log)
-        self.runner = TrialRunner(RunnerSettings(request=resources or {"cpu": 1.0}))
-        self.loop = ExperimentLoop(
-            runner=self.runner,
-            plan=PLAN,
-            algorithms=Algorithms(search=search, scheduler=scheduler or FIFOScheduler()),
-            executor=self.executor,
-            journal=self.journal,
-            records=LoggedRecords(self.log),
-            resources_for=lambda _config: resources or {"cpu": 1.0},
-            trial_prefix="t",
-            clock=lambda: self.now,
-            discard=lambda removal: self.log.append(("discard", removal)),
-            **options,
-        )
-
-    def turn(self, *facts: m.Event) -> list[tuple[Any, ...]]:
-        """One turn with these facts; returns what was done in it."""
-        self.executor.facts.append(list(facts))
-        before = len(self.log)
-        self.loop.step()
-        return self.log[before:]
-
-    def batch(self, first: int, *events: m.NodeEvent) -> list[tuple[Any, ...]]:
-        read = m.BatchRead("n.1", first, first + len(events) - 1, f"{first}-0")
-        return self.turn(read, *events)
-
-
-def started(trial: str = "t_00000") -> m.TrialStarted:
-    return m.TrialStarted(trial, 1, 1, "host", "127.0.0.1", 0.0)
-
-
-def result(step: int, trial: str = "t_00000", *, done: bool = False) -> m.ResultReported:
-    return m.ResultReported(trial, 1, step, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, step, done=done)
-
-
-def recorded(log: list[tuple[Any, ...]]) -> int:
-    return sum(line[0] == "RecordResult" for line in log)
 
 
 @pytest.mark.parity(52, 57, 122, 139)
@@ -469,125 +339,3 @@ def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> Non
     suggested = m.ConfigSuggested(0, "t", pack_config({}), "", {"cpu": 1.0})
     algorithms.decide(TrialView(suggested, PLAN), {"val": {"loss": math.nan}}, 1)
     assert shown == [math.inf]
-
-
-# --- pausing --------------------------------------------------------------------------------------
-
-
-class PausesAtOne(TrialScheduler):
-    """Pauses each trial once, and lets it go on when told to."""
-
-    may_go_on = True
-
-    def __init__(self) -> None:
-        self.ends: list[tuple[str, str]] = []
-
-    def on_trial_result(self, runner, trial, result):
-        return self.PAUSE.because("enough") if result["training_iteration"] == 1 else self.CONTINUE
-
-    def on_trial_remove(self, runner, trial):
-        self.ends.append(("remove", trial.trial_id))
-
-    def on_trial_complete(self, runner, trial, result):
-        self.ends.append(("complete", trial.trial_id))
-
-    def choose_trial_to_run(self, runner):
-        fresh = (one for one in runner.waiting() if self.may_go_on or one.status == "PENDING")
-        return next(fresh, None)
-
-
-def paused_once(loop: Loop) -> list[tuple[Any, ...]]:
-    """Let the first trial report, pause and free its slot; returns what was done in that turn."""
-    loop.turn(NODE)
-    assert ("pause", "t_00000") in loop.batch(1, started(), result(1))
-    return loop.batch(3, m.TrialPaused("t_00000", 1), m.HostFreed("t_00000", 1))
-
-
-@pytest.mark.parity(68, 172)
-def test_a_trial_is_paused_with_a_reason_and_goes_on_in_a_new_incarnation() -> None:
-    loop = Loop(scheduler=PausesAtOne(), trials=1)
-    assert ("start", "t_00000", 2) in paused_once(loop)
-    (decided,) = [
-        answer
-        for entry in loop.journal.entries
-        for answer in entry.answers
-        if isinstance(answer, m.Decided)
-    ]
-    assert decided == m.Decided("t_00000", 1, m.PAUSE, "enough")
-
-
-@pytest.mark.parity(68)
-def test_a_new_trial_gets_the_slot_of_one_that_is_paused() -> None:
-    loop = Loop(scheduler=PausesAtOne(), trials=2)
-    loop.loop.algorithms.scheduler.may_go_on = False
-    assert ("start", "t_00001", 1) in paused_once(loop)
-    assert loop.loop.trials["t_00000"].status == "PAUSED"
-
-
-def test_a_search_whose_paused_trials_are_never_chosen_ends_and_says_so() -> None:
-    loop = Loop(scheduler=PausesAtOne(), trials=1)
-    loop.loop.algorithms.scheduler.may_go_on = False
-    paused_once(loop)
-    with pytest.raises(SearchFailed, match=r"all 1 trials .* are PAUSED, and PausesAtOne lets"):
-        loop.turn()
-
-
-def test_a_paused_trial_that_is_stopped_is_told_as_removed() -> None:
-    scheduler = PausesAtOne()
-    loop = Loop(scheduler=scheduler, trials=2)
-    scheduler.may_go_on = False
-    paused_once(loop)
-    loop.loop.request_stop("somebody said so", trial="t_00000")
-    loop.turn()
-    assert scheduler.ends == [("remove", "t_00000")]
-
-
-# --- the store ------------------------------------------------------------------------------------
-
-
-def test_that_a_trial_waits_for_the_store_is_told_after_the_journal_has_it() -> None:
-    loop = Loop()
-    loop.turn(NODE)
-    log = loop.batch(1, started(), m.TrialWaits("t_00000", 1, "save", "connection refused"))
-    assert log[-1] == ("waits", "t_00000", "save", "connection refused")
-    assert log[0][0] == "journal"
-    log = loop.batch(3, m.TrialWaits("t_00000", 1, "", ""))
-    assert log[-1] == ("waits", "t_00000", "", "")
-
-
-@pytest.mark.parity(103)
-def test_a_damaged_checkpoint_is_news_that_names_it_and_the_one_taken_instead() -> None:
-    loop = Loop()
-    loop.turn(NODE)
-    damaged = m.CheckpointDamaged("t_00000", 1, "a/checkpoint_1-2", "one bit.", "a/checkpoint_1-1")
-    log = loop.batch(1, damaged, started())
-    (told,) = [line[1] for line in log if line[0] == "news"]
-    assert "a/checkpoint_1-2" in told
-    assert "goes on from a/checkpoint_1-1 instead" in told
-    assert loop.loop.has_leftovers
-
-
-def test_a_checkpoint_that_is_lost_is_news_and_its_remains_are_discarded() -> None:
-    loop = Loop()
-    loop.turn(NODE)
-    written = m.CheckpointWritten("t_00000", 1, 1, 1, "a/checkpoint_1-1", "0" * 64, 10)
-    loop.batch(1, started(), result(1), written)
-    lost = m.CheckpointLost("t_00000", 1, "a/checkpoint_1-1", "the store was away.", 0.0)
-    log = loop.batch(4, lost)
-    (told,) = [line[1] for line in log if line[0] == "news"]
-    assert "a/checkpoint_1-1" in told
-    assert "the store was away" in told
-
-
-def test_what_is_not_kept_is_discarded_after_the_journal_has_it() -> None:
-    loop = Loop()
-    loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, keep=KeepRule(num_to_keep=1))
-    loop.turn(NODE)
-    kept = [
-        m.CheckpointCommitted("t_00000", 1, n, n, f"a/checkpoint_1-{n}", "0" * 64, 10)
-        for n in (1, 2)
-    ]
-    log = loop.batch(1, started(), result(1), kept[0], result(2), kept[1])
-    discarded = [line[1] for line in log if line[0] == "discard"]
-    assert discarded == [c.DeleteCheckpoint("t_00000", "a/checkpoint_1-1")]
-    assert log[0][0] == "journal"

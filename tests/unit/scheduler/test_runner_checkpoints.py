@@ -337,3 +337,11 @@ def test_a_trial_read_back_in_mid_restore_is_where_it_was_and_waits_when_its_nod
     (order,) = again.handle(m.TrialChosen("a"))
     assert isinstance(order, c.StartTrial)
     assert refs(order) == ["a/1-1"]
+
+
+@pytest.mark.parity(112)
+def test_a_checkpoint_that_is_committed_twice_is_not_removed_as_its_own_predecessor() -> None:
+    story = running(keep=KeepRule(num_to_keep=1))
+    assert deleted(story.commit("a", 2)) == ["a/1-1"]
+    assert deleted(story.commit("a", 2)) == []
+    assert "a/1-2" in kept(story)

@@ -78,7 +78,7 @@ def test_its_timeout_counts_from_its_start_and_names_what_it_ran(gate: Gate) -> 
     transfer = BackgroundTransfer(gate.pass_through, 0.05)
     transfer.start()
     eventually(lambda: transfer.is_overdue)
-    with pytest.raises(TimeoutError, match=r"pass_through took longer than 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"it took longer than 0.05 s"):
         transfer.wait(10)
     assert not transfer.is_running
 
@@ -92,7 +92,7 @@ def test_one_that_heeds_its_timeout_by_itself_timed_out_too() -> None:
     transfer = BackgroundTransfer(heeds, 0.05)
     transfer.start()
     eventually(lambda: not transfer.is_running)
-    with pytest.raises(TimeoutError, match=r"heeds took longer than 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"it took longer than 0.05 s"):
         transfer.wait()
 
 
@@ -222,7 +222,7 @@ def test_an_overdue_sync_is_given_up_for_the_next_and_only_logged(
     eventually(lambda: transfer.is_overdue)
     syncer.sync_timeout = 10
     assert syncer.sync_up("/here", "there") is True
-    assert "The last sync failed: pass_through took longer than 0.02 s" in caplog.text
+    assert "The last sync failed: it took longer than 0.02 s" in caplog.text
     gate.is_open.set()
     syncer.wait()
     assert gate.most_at_work == 1

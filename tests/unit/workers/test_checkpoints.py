@@ -60,7 +60,7 @@ def test_a_third_checkpoint_waits_and_the_scheduler_hears_why(world):
     world.transfers.trouble(first, "connection refused")
     assert world.waits[-1] == (
         "save",
-        "2 of its checkpoints are not in s3://bucket/exp yet: connection refused",
+        "2 of its checkpoints are not there yet: connection refused",
     )
     world.finish(first)
     assert host.answers[-1] == RoomAnswer(root_of(world))
@@ -81,7 +81,6 @@ def test_a_question_is_refused_after_the_timeout_with_the_last_trouble(world):
     world.clock.advance(60)
     (error,) = [answer.error for answer in host.answers if answer.error]
     assert "for 60 s (sync_timeout)" in error
-    assert "s3://bucket/exp yet" in error
     assert "connection refused" in error
     world.finish(first)
     assert len(host.answers) == 3  # it is not answered again
@@ -150,7 +149,6 @@ def test_an_upload_that_is_given_up_loses_all_behind_it_and_the_trial(world):
     (trial, reason), *more = world.given_up
     assert (trial.trial, more) == ("t", [])
     assert first in reason
-    assert "to s3://bucket/exp: " in reason
     assert "no answer for 60 s" in reason
     assert world.on_disk() == []
 

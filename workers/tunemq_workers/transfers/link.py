@@ -284,7 +284,7 @@ class Transfers:
     def _give_up(self, listener: _Listener) -> None:
         problem = listener.job.problem or "it was still going on"
         after = f"{listener.timeout_s:g} s"
-        listener.on_failed(f"{_name(listener.job)} was given up after {after}: {problem}", False)
+        listener.on_failed(f"it was given up after {after}: {problem}", False)
 
     def _set_trouble(self, job: _Job, reason: str) -> None:
         if reason != job.trouble:

@@ -1,0 +1,152 @@
+"""A loop whose executor, journal and records are lists, turned by hand."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.executors.executor import TrialExecutor
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
+from tunemq_scheduler.search import (
+    BasicVariantGenerator,
+    SearchAlgorithm,
+    SearchSetup,
+)
+from tunemq_shared import messages as m
+from tunemq_shared.errors import JournalError
+
+NODE = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})
+PLAN = ExperimentPlan(
+    experiment="x",
+    experiment_id="0",
+    events_key="",
+    folder="/nowhere",
+    trainable_name="train",
+    code=m.BlobRef("", 0, ""),
+    environment=m.Environment("", (), {}, ()),
+)
+
+
+class ScriptedExecutor(TrialExecutor):
+    """States what the test gives it, and writes down what it is told, with the journal's length."""
+
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self.facts: deque[list[m.Event]] = deque()
+        self.log = log
+
+    def poll(self, timeout: float) -> list[m.Event]:
+        return self.facts.popleft() if self.facts else []
+
+    def start_trial(self, order: c.StartTrial) -> None:
+        self.log.append(("start", order.trial, order.epoch))
+
+    def continue_training(self, order: c.ContinueTrial) -> None:
+        self.log.append(("continue", order.trial))
+
+    def stop_trial(self, order: c.StopTrial) -> None:
+        self.log.append(("stop", order.trial))
+
+    def pause_trial(self, order: c.PauseTrial) -> None:
+        self.log.append(("pause", order.trial))
+
+    def release(self, accepted: dict[str, int]) -> None:
+        self.log.append(("release", dict(accepted)))
+
+
+class LoggedJournal:
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self.log = log
+        self.entries: list[m.Entry] = []
+        self.is_full = False
+
+    def append(self, entries):
+        if self.is_full:
+            raise JournalError("no space")
+        self.entries += entries
+        self.log.append(("journal", len(entries)))
+
+    def close(self) -> None:
+        pass
+
+
+class LoggedRecords:
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self.log = log
+
+    def record(self, command, trial) -> None:
+        self.log.append((type(command).__name__, command.trial))
+
+    def trial_waits(self, trial) -> None:
+        self.log.append(("waits", trial.trial_id, *trial.waits))
+
+    def turn_began(self) -> None:
+        pass
+
+    def turn_ended(self) -> None:
+        pass
+
+    def news(self, text) -> None:
+        self.log.append(("news", text))
+
+
+class Loop:
+    """A loop, and the log of all that it did, in order."""
+
+    def __init__(
+        self,
+        *,
+        search: SearchAlgorithm | None = None,
+        scheduler: TrialScheduler | None = None,
+        resources: dict[str, float] | None = None,
+        trials: int = 2,
+        **options: Any,
+    ) -> None:
+        self.log: list[tuple[Any, ...]] = []
+        self.now = 0.0
+        search = search or BasicVariantGenerator()
+        search.set_up(SearchSetup({"x": 1}, trials))
+        self.executor = ScriptedExecutor(self.log)
+        self.journal = LoggedJournal(self.log)
+        self.runner = TrialRunner(RunnerSettings(request=resources or {"cpu": 1.0}))
+        self.loop = ExperimentLoop(
+            runner=self.runner,
+            plan=PLAN,
+            algorithms=Algorithms(search=search, scheduler=scheduler or FIFOScheduler()),
+            executor=self.executor,
+            journal=self.journal,
+            records=LoggedRecords(self.log),
+            resources_for=lambda _config: resources or {"cpu": 1.0},
+            trial_prefix="t",
+            clock=lambda: self.now,
+            discard=lambda removal: self.log.append(("discard", removal)),
+            **options,
+        )
+
+    def turn(self, *facts: m.Event) -> list[tuple[Any, ...]]:
+        """One turn with these facts; returns what was done in it."""
+        self.executor.facts.append(list(facts))
+        before = len(self.log)
+        self.loop.step()
+        return self.log[before:]
+
+    def batch(self, first: int, *events: m.NodeEvent) -> list[tuple[Any, ...]]:
+        read = m.BatchRead("n.1", first, first + len(events) - 1, f"{first}-0")
+        return self.turn(read, *events)
+
+
+def started(trial: str = "t_00000") -> m.TrialStarted:
+    return m.TrialStarted(trial, 1, 1, "host", "127.0.0.1", 0.0)
+
+
+def result(step: int, trial: str = "t_00000", *, done: bool = False) -> m.ResultReported:
+    return m.ResultReported(trial, 1, step, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, step, done=done)
+
+
+def recorded(log: list[tuple[Any, ...]]) -> int:
+    return sum(line[0] == "RecordResult" for line in log)
