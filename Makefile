@@ -18,7 +18,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 MINIO := $(TUNEMQ_CACHE)/minio-$(MINIO_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test minio check format bench lock clean
+.PHONY: help demo test soak minio check format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -28,6 +28,9 @@ demo: $(VENV)/.examples  ## tune a classifier of handwritten digits; about half 
 
 test: $(VENV)/.test minio  ## run every test, on real processes, a real redis-server and a real MinIO
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.test minio  ## the tests that take minutes each: a hundred kills, an outage of a minute
+	$(BIN)/python -m pytest -m soak $(ARGS)
 
 minio:  ## build the MinIO server that tests start, once; minutes, and it needs Go
 	@if [ -x '$(MINIO)' ]; then exit 0; fi; \

@@ -69,18 +69,27 @@ class ChainSearch(RunningSearch):
 
     def is_whole(self) -> None:
         """Check what is in the store: no half checkpoint, and after a collection no orphan."""
+        self.is_restorable()
         with opened(str(self.folder / "search")) as kept:
             _manifests_are_complete(kept)
+            kept.store.collect(kept.runner.live_checkpoints(), lambda _key: False)
+            assert checkpoint_objects(kept) == _needed(kept), self
+
+    def is_restorable(self) -> None:
+        """Check that every checkpoint that is kept can be got from the store."""
+        with opened(str(self.folder / "search")) as kept:
             for one in kept.all():
                 target = self.folder / "verified" / one.key
                 target.parent.mkdir(parents=True, exist_ok=True)
                 kept.store.get_checkpoint(one.key, one.committed.sha256, target)
-            kept.store.collect(kept.runner.live_checkpoints(), lambda _key: False)
-            needed = set()
-            for key, sha256 in kept.runner.live_checkpoints().items():
-                manifest = kept.store.read_manifest(key, sha256)
-                needed |= {f"{key}/manifest.json", *manifest.objects.values()}
-            assert checkpoint_objects(kept) == needed, self
+
+    def left_nothing_in_the_store(self) -> None:
+        """Check that a search which came to its end has removed by itself what nobody needs."""
+        with opened(str(self.folder / "search")) as kept:
+            assert checkpoint_objects(kept) == _needed(kept), self
+            left: list[str] = []
+            open_objects(kept.address).abort_uploads(lambda key: bool(left.append(key)))
+            assert left == [], self
 
     # --- killing ----------------------------------------------------------------------------------
 
@@ -131,6 +140,15 @@ def checkpoint_objects(kept: Kept) -> set[str]:
     return {key for key in keys if key.count("/") == 2 and "/checkpoint_" in key}
 
 
+def _needed(kept: Kept) -> set[str]:
+    """The keys of all objects that what is kept consists of."""
+    needed = set()
+    for key, sha256 in kept.runner.live_checkpoints().items():
+        manifest = kept.store.read_manifest(key, sha256)
+        needed |= {f"{key}/manifest.json", *manifest.objects.values()}
+    return needed
+
+
 def _manifests_are_complete(kept: Kept) -> None:
     """Check that all objects of every manifest that is there, known or not, are there."""
     objects = open_objects(kept.address)
@@ -148,10 +166,11 @@ def chain_searches(
     """For a fixture: starts searches on the server, and ends them with the test."""
     running: list[ChainSearch] = []
 
-    def start(**options: Any) -> ChainSearch:
+    def start(*, same_place: ChainSearch | None = None, **options: Any) -> ChainSearch:
         below = folder / f"search-{len(running)}"
         below.mkdir()
-        address = server.address(bucket, f"prefix/{len(running)}")
+        place = len(running) if same_place is None else running.index(same_place)
+        address = server.address(bucket, f"prefix/{place}")
         running.append(ChainSearch(below, storage=address, **options))
         return running[-1]
 

@@ -19,7 +19,7 @@ from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_scheduler.report.news import told_of
+from tunemq_scheduler.report.news import told_of, told_of_lost
 from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
 from tunemq_scheduler.store_keeper import Removal
 from tunemq_scheduler.trial_view import TrialView
@@ -230,12 +230,17 @@ class ExperimentLoop:
             case m.TrialStarted() if self.runner.is_current(event.trial, event.epoch):
                 self.trials[event.trial].started(event)
             case m.NodeWarned():
+                self.has_leftovers |= event.has_leftovers
                 self._warnings.append(event.text)
             case m.CheckpointLost() | m.CheckpointDamaged():
                 self.has_leftovers = True
                 self._warnings.append(told_of(event))
-            case m.HostDied() | m.NodeLost():
+            case m.HostDied():
                 self.has_leftovers = True  # of a copy or an upload that was cut off
+            case m.NodeLost():
+                self.has_leftovers = True
+                if keys := self.runner.book.uploads_of(event.incarnation):
+                    self._warnings.append(told_of_lost(event, keys))
             case _:
                 pass
         self._take(event)

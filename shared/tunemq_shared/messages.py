@@ -180,9 +180,13 @@ class HostFreed(Message, frozen=True, tag="freed"):
 
 
 class NodeWarned(Message, frozen=True, tag="warned"):
-    """Something about the node that the person at the terminal should read; of no trial."""
+    """Something about the node that the person at the terminal should read; of no trial.
+
+    ``has_leftovers``: there may now be something in the store that nobody refers to.
+    """
 
     text: str
+    has_leftovers: bool = False
 
 
 NodeEvent = (

@@ -84,7 +84,7 @@ def upload(
         base: The ``committed.json`` of an older checkpoint in the same store, which is kept at
             least until this one is committed; what is in its objects is not sent.
         cancel: What ends it early.
-        on_trouble: Told what was wrong, before each try after the first.
+        on_trouble: Told what was wrong, before each try after the first; see `retried`.
 
     Raises:
         CheckpointCorrupt: a file is not what ``manifest.json`` says.
@@ -148,7 +148,7 @@ def download(
         sha256: The hash of its manifest in the store.
         folder: What is to be made.
         cancel: What ends it early.
-        on_trouble: Told what was wrong, before each try after the first.
+        on_trouble: Told what was wrong, before each try after the first; see `retried`.
 
     Raises:
         CheckpointCorrupt: something is damaged or missing; names key, file, expected and found.

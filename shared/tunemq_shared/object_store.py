@@ -77,7 +77,7 @@ class ObjectStore(ABC):
         Args:
             size: The file's, in bytes.
             sha256: The file's, in hexadecimal; an object with another is never made.
-            on_trouble: Told what was wrong, before each try after the first.
+            on_trouble: Told what was wrong, before each try after the first; see `retried`.
 
         Raises:
             CheckpointCorrupt: the file has another size or hash.

@@ -100,7 +100,7 @@ def retried(
     """What ``call`` returns, tried again as often as it raises `StoreUnavailable`.
 
     Args:
-        on_trouble: Told what was wrong, before each pause.
+        on_trouble: Told what was wrong, before each pause; an empty text when it goes on.
 
     Raises:
         Cancelled: ``cancel`` was called off.
@@ -109,9 +109,13 @@ def retried(
     for tries in itertools.count():
         cancel.check()
         try:
-            return call()
+            result = call()
         except StoreUnavailable as error:
             trouble = error
+        else:
+            if tries:
+                on_trouble("")
+            return result
         if cancel.left:
             on_trouble(str(trouble))
             # 2 ** 10 of the first pauses are more than the longest; no need to count on.

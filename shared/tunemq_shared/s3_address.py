@@ -139,9 +139,13 @@ def parse_address(text: str, environ: Mapping[str, str]) -> S3Address:
 def find_ca_file(address: S3Address, environ: Mapping[str, str]) -> str:
     """The file with the certificates to trust; empty for those that everybody trusts.
 
+    Without TLS there is nothing to trust, and reading a whole file of certificates takes 50 ms.
+
     Raises:
         ConfigError: it is not there, or has no certificate in it.
     """
+    if not address.endpoint.startswith("https://"):
+        return ""
     file = address.ca_file or _first(environ, _CA_VARIABLES)
     if file:
         try:

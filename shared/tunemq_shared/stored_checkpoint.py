@@ -65,8 +65,9 @@ class StoredCheckpoint(Checkpoint):
             CheckpointError: always.
         """
         raise CheckpointError(
-            f"the metadata of {without_settings(self.uri)} cannot be set: a checkpoint in a store never changes. Set "
-            "it on a copy: Checkpoint.from_directory(checkpoint.to_directory(path))."
+            f"the metadata of {without_settings(self.uri)} cannot be set: a checkpoint in a store "
+            "never changes. Set it on a copy: "
+            "Checkpoint.from_directory(checkpoint.to_directory(path))."
         )
 
     def __repr__(self) -> str:

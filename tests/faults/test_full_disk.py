@@ -1,20 +1,16 @@
-"""Checkpoints on a disk that is full, or that may not be written to: a real one, of 8 MiB.
-
-It is mounted in a namespace of the child's own, and so is gone with it.
-"""
+"""Checkpoints on a disk that is full, or that may not be written to: a real one, of 8 MiB."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.small_disk import with_small_disk
 
 PUT = """
 import json, os, sys
@@ -57,19 +53,6 @@ except StoreError as error:
 print(json.dumps([said, found]))
 """
 
-NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
-
-
-@functools.cache
-def can_mount() -> bool:
-    if not shutil.which("unshare"):
-        return False
-    tried = subprocess.run(
-        [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
-    )
-    return tried.returncode == 0
-
-
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"
@@ -81,14 +64,9 @@ def source(tmp_path: Path) -> Path:
 
 def on_a_small_disk(tmp_path: Path, source: Path, script: str, durable: str) -> Any:
     """What the script prints."""
-    if not can_mount():
-        pytest.skip("this machine lets nobody mount a file system")
     disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = 'mount -t tmpfs -o size=8m tmpfs "$1" && shift && exec "$@"'
-    python = [sys.executable, "-c", PUT + script, disk, source, durable]
-    command: list[str | Path] = [*NAMESPACE, "sh", "-c", mount, "sh", disk, *python]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    python = [sys.executable, "-c", PUT + script, str(disk), str(source), durable]
+    shown = with_small_disk(disk, python)
     assert shown.returncode == 0, shown.stderr
     return json.loads(shown.stdout)
 

@@ -57,4 +57,5 @@ def test_a_kill_leaves_no_half_checkpoint_and_no_orphan(start, name: str) -> Non
     else:
         assert code == 0, search
         search.is_undisturbed()
+        search.left_nothing_in_the_store()
     search.is_whole()

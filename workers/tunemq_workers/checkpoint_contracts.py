@@ -59,6 +59,9 @@ class Transfers(Protocol):
     Never calls back before the call that ordered a transfer has returned.
     """
 
+    #: Takes why the process that does them ended; another goes on with what is unfinished.
+    on_death: Callable[[str], object]
+
     def upload(
         self,
         upload: Upload,

@@ -16,7 +16,7 @@ import msgspec
 
 from tunemq_shared.errors import StoreError, WireError
 from tunemq_shared.failpoints import failpoint
-from tunemq_shared.messages import CheckpointWritten
+from tunemq_shared.messages import CheckpointWritten, NodeWarned, encode
 from tunemq_shared.store import check_key
 from tunemq_workers import cache_disk, checkpoint_messages
 from tunemq_workers.cache_folders import CacheFolders
@@ -90,6 +90,9 @@ class Checkpoints:
         self._fetches = Fetches(transfers, self._cache, disk, emit, on_given=self._given)
         self._guests: dict[str, _Guest] = {}
         self._is_closed = False
+        #: Those that were told that the process which uploads had died.
+        self._told_of_death: set[str] = set()
+        transfers.on_death = self._transfers_died
 
     def start(self) -> None:
         """Look what a node before this one has left."""
@@ -162,7 +165,9 @@ class Checkpoints:
         self, used: Collection[str], journalled: Mapping[str, int], missing: Collection[str]
     ) -> set[str]:
         """Forget experiments that are over; see `CacheFolders.forget_all_but`."""
-        return self._folders.forget_all_but(used, journalled, missing)
+        over = self._folders.forget_all_but(used, journalled, missing)
+        self._told_of_death -= over
+        return over
 
     # --- what hosts ask and say -----------------------------------------------------------------
 
@@ -206,6 +211,13 @@ class Checkpoints:
             self._cache.release(before, name)
         self._uploads.add(host.start, said, cached)
         self._room.written(name)
+
+    def _transfers_died(self, why: str) -> None:
+        """Of large files the store keeps the parts that had come, until somebody removes them."""
+        for events_key in self._uploads.events_keys() - self._told_of_death:
+            self._told_of_death.add(events_key)
+            warned = NodeWarned(f"{why}; uploads go on in another.", has_leftovers=True)
+            self._emit(events_key, encode(warned))
 
     def _look(self) -> None:
         self._room.look()

@@ -126,12 +126,12 @@ class Hosts:
                 self._checkpoints.said(host, kind, payload)
             except WireError as problem:
                 _log.error("host.wrong_frame host=%s problem=%r", name, str(problem))
-                self._kill(host)
+                self._kill_broken(host)
         elif kind == IDLE and host.start.reuse and not host.is_killed:
             self._park(host)
         elif kind != IDLE:
             _log.error("host.unknown_frame host=%s kind=%d", name, kind)
-            self._kill(host)
+            self._kill_broken(host)
 
     def closed(self, name: str) -> None:
         """A host closed its socket: it has ended, or can no longer be told anything."""
@@ -216,6 +216,13 @@ class Hosts:
     def _kill(self, host: Host) -> None:
         if not host.is_killed:
             host.is_given_up = host.is_killed = True
+            self._set_timer(host, None)
+            self._forkservers.kill(host.name)
+
+    def _kill_broken(self, host: Host) -> None:
+        """Kill a host that says what none of ours does; unlike one that is to go, it died."""
+        if not host.is_killed:
+            host.is_killed = True
             self._set_timer(host, None)
             self._forkservers.kill(host.name)
 

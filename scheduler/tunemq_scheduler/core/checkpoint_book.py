@@ -75,6 +75,10 @@ class CheckpointBook:
         """How many checkpoints are written and neither committed nor lost."""
         return sum(len(keys) for keys in self._uploads.values())
 
+    def uploads_of(self, node: str) -> list[str]:
+        """The keys of what is written on this node and neither committed nor lost."""
+        return list(self._uploads.get(node, ()))
+
     # --- epochs -----------------------------------------------------------------------------------
 
     def begin(self, trial: Trial, node: str) -> tuple[CheckpointRef, ...]:

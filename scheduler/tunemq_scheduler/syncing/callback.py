@@ -38,6 +38,8 @@ TRANSFERS: Final = 4
 #: A folder rests so many seconds between two transfers, but for the last: checkpoints that come
 #: fast must not have it copied all the time.
 REST_S: Final = 1.0
+#: Where nodes upload the checkpoints themselves it is in no hurry.
+ARTIFACTS_REST_S: Final = 10.0
 #: After so many seconds of waiting for the last syncs the person at the terminal is told.
 _SILENT_S: Final = 5.0
 
@@ -275,7 +277,8 @@ class SyncerCallback(LoggerCallback):
             self._record(lane, lane.collect())
         now = time.monotonic()
         for lane in [one for one in self._waiting.values() if not one.is_busy]:
-            if not lane.is_last and now - lane.synced_at < REST_S:
+            rest_s = REST_S if self.carries_checkpoints else ARTIFACTS_REST_S
+            if not lane.is_last and now - lane.synced_at < rest_s:
                 continue
             if self._given_up or len(self._running) >= TRANSFERS:
                 break

@@ -68,13 +68,15 @@ def upload_folder(
         Cancelled, TimedOut: see `Cancel`.
     """
     known = copied.between(local_path, uri)
+    files = list_files(local_path, excluding((*exclude, *UNFINISHED)))
+    changed = {name: stamp for name, stamp in files.items() if known.get(name) != (stamp,)}
+    if not changed:
+        return 0
     unreadable: list[OSError] = []
     sent = 0
     with _place(uri, local_path) as place:
-        for name, stamp in list_files(local_path, excluding((*exclude, *UNFINISHED))).items():
+        for name, stamp in changed.items():
             cancel.check()
-            if known.get(name) == (stamp,):
-                continue
             is_settled = _is_settled(stamp)
             path = os.path.join(local_path, name)
             try:

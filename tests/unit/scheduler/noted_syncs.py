@@ -96,6 +96,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REST_S", 0.01)
+    monkeypatch.setattr(module, "ARTIFACTS_REST_S", 0.01)
     monkeypatch.setattr(lane, "PAUSE_S", 0.001)
 
 

@@ -141,6 +141,29 @@ def test_what_a_node_warns_of_is_journalled_counted_and_told() -> None:
     assert ("news", "numpy is not preloaded") not in loop.turn()
 
 
+def test_checkpoints_that_went_with_their_node_are_named() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    key = "train_t_00000/checkpoint_1-000001"
+    written = m.CheckpointWritten("t_00000", 1, 1, 1, key, "h", 10)
+    loop.batch(1, started(), result(1), written)
+    log = loop.turn(m.NodeLost("n.1", "its lease ran out"))
+    (told,) = [text for kind, *text in log if kind == "news"]
+    assert "1 checkpoint was not in the store yet" in told[0]
+    assert key in told[0]
+    assert "its lease ran out" in told[0]
+
+
+def test_a_node_that_may_have_left_something_in_the_store_has_it_looked_for() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.batch(1, m.NodeWarned("numpy is not preloaded"))
+    assert not loop.loop.has_leftovers
+    loop.batch(2, m.NodeWarned("the transfers process died", has_leftovers=True))
+    loop.batch(3, m.NodeWarned("scipy is not preloaded"))
+    assert loop.loop.has_leftovers
+
+
 @pytest.mark.parity(54)
 def test_the_time_budget_stops_what_runs() -> None:
     loop = Loop(time_budget_s=60.0)

@@ -299,6 +299,22 @@ def test_kept_checkpoints_are_the_best_and_the_newest_and_the_others_are_deleted
     assert [kept.key for kept in story.runner.live["a"].checkpoints.kept()] == ["k2", "k4"]
 
 
+def test_what_is_of_no_trial_of_this_search_is_busy() -> None:
+    story = Story()
+    story.start("2f1ab_00000", TO_THE_END)
+    for kept in (1, 2):
+        story.report("2f1ab_00000", kept)
+    trial, other = "train_2f1ab_00000", "train_99999_00000"
+    committed = m.CheckpointCommitted("2f1ab_00000", 1, 1, 1, f"{trial}/checkpoint_1-1", "h", 10)
+    story.tell(committed)
+    assert story.runner.is_busy(f"{trial}/checkpoint_1-2")  # its host may be writing that
+    story.finish("2f1ab_00000")
+    story.free("2f1ab_00000")
+    assert story.runner.is_busy(committed.key)
+    assert not story.runner.is_busy(f"{trial}/checkpoint_1-2")
+    assert story.runner.is_busy(f"{other}/checkpoint_1-1")
+
+
 def test_a_checkpoint_of_a_dropped_result_is_deleted() -> None:
     story = Story()
     story.start("a")

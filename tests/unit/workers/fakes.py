@@ -111,6 +111,7 @@ class FakeTransfers:
         self.uploads = []
         self.downloads = []
         self.is_closed = False
+        self.on_death = None
         self._ids = itertools.count(1)
 
     def upload(self, upload, on_done, on_failed, on_trouble):

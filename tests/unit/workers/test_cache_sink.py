@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import threading
 from pathlib import Path
@@ -183,6 +184,18 @@ def test_a_copy_that_is_not_where_the_node_said_is_fetched_once_more(sink, node,
     away.rename(node.cache / "away")
     node.replaces = lambda: (node.cache / "away").rename(away)
 
+    assert contents(sink.open(reference(written))[0]) == contents(source)
+
+
+def test_a_copy_of_what_was_committed_meanwhile_is_known_by_what_the_node_says(sink, node, source):
+    written = save(sink, source)
+    folder = node.cache / written.key
+    data = (folder / "manifest.json").read_bytes() + b" "
+    (folder / "manifest.json").unlink()
+    (folder / "committed.json").write_bytes(data)
+    with pytest.raises(CheckpointCorrupt):
+        sink.open(reference(written))
+    node.fetched = FetchAnswer(str(node.cache), sha256=hashlib.sha256(data).hexdigest())
     assert contents(sink.open(reference(written))[0]) == contents(source)
 
 

@@ -12,7 +12,13 @@ import pytest
 from tests.unit.workers.checkpoint_world import KEY, STORE, World, committed_ref, written_ref
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
-from tunemq_shared.messages import CheckpointCommitted, CheckpointRef, CheckpointWritten, encode
+from tunemq_shared.messages import (
+    CheckpointCommitted,
+    CheckpointRef,
+    CheckpointWritten,
+    NodeWarned,
+    encode,
+)
 from tunemq_workers import frames
 from tunemq_workers.checkpoint_messages import FetchAnswer, RoomAnswer
 
@@ -151,6 +157,18 @@ def test_an_upload_that_is_given_up_loses_all_behind_it_and_the_trial(world):
     assert first in reason
     assert "no answer for 60 s" in reason
     assert world.on_disk() == []
+
+
+def test_a_dead_process_is_told_once_to_those_whose_uploads_it_may_have_left_in_parts(world):
+    world.host("a").save()
+    other = world.host("b", key="tunemq:events:other")
+    world.finish(other.save())
+    for _ in range(2):
+        world.transfers.on_death("the transfers process 7 ended with SIGKILL")
+    ((key, warned),) = [said for said in world.said if isinstance(said[1], NodeWarned)]
+    assert key == KEY
+    assert "SIGKILL" in warned.text
+    assert warned.has_leftovers
 
 
 def test_what_a_host_writes_before_it_dies_of_a_lost_checkpoint_is_lost_too(world):
@@ -300,7 +318,8 @@ def test_a_download_that_fails_is_answered_with_the_reason(world, is_corrupt):
     host.fetch(ref)
     world.transfers.trouble(ref.key, "away")
     world.fail(ref.key, "why", is_corrupt=is_corrupt)
-    assert host.answers == [FetchAnswer("", "why", is_corrupt)]
+    reason = "why" if is_corrupt else f"checkpoint {ref.key} could not be downloaded: why"
+    assert host.answers == [FetchAnswer("", reason, is_corrupt)]
     assert world.waits[-1] == ("", "")
 
 
@@ -337,6 +356,34 @@ def test_what_was_never_committed_and_is_not_here_is_of_no_use(world):
     answer = world.host(restore=(ref,)).fetch(ref)
     assert answer.is_corrupt
     assert ref.key in answer.error
+
+
+def test_what_was_committed_and_made_way_after_the_retry_was_ordered_is_downloaded(tmp_path):
+    world = World(tmp_path, cache_bytes=0)
+    old = world.host()
+    key = old.save()
+    ref = written_ref(world, key)  # all that the scheduler knows when it orders the retry
+    old.die()
+    world.finish(key)
+    assert world.on_disk() == []
+    host = world.host(epoch=2, restore=(ref,))
+    assert host.fetch(ref) is None
+    world.finish(key)
+    (answer,) = host.answers
+    assert answer == FetchAnswer(root_of(world), sha256=committed_ref(world, key).sha256)
+
+
+def test_a_damaged_copy_of_what_was_committed_after_the_retry_was_ordered_is_replaced(world):
+    old = world.host()
+    key = old.save()
+    ref = written_ref(world, key)
+    old.die()
+    host = world.host(epoch=2, restore=(ref,))
+    host.fetch(ref)
+    world.finish(key)
+    assert host.fetch(ref, again=True) is None
+    world.finish(key)
+    assert host.answers[-1].sha256 == committed_ref(world, key).sha256
 
 
 def test_a_download_for_which_nobody_waits_any_more_is_called_off(world):

@@ -395,3 +395,7 @@ def test_a_host_that_says_nonsense_of_a_checkpoint_is_killed(node, kind):
     node.begin("a")
     node.hosts.said("h1", kind, b"nonsense")
     assert node.done == [("kill", "h1")]
+    node.end("h1", signal=9)
+    died, freed = node.events  # a trial whose slot is free must have come to an end
+    assert (died.trial, died.epoch, died.signal) == ("a", 1, 9)
+    assert freed == HostFreed("a", 1)

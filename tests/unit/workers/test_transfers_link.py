@@ -250,6 +250,8 @@ def test_each_waits_as_long_as_it_said(warm, processes, reactor):
 def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
     transfers, processes, reactor, children
 ):
+    deaths: list[str] = []
+    transfers.on_death = deaths.append
     slow, done, fetched = Waiting(), Waiting(), Waiting()
     transfers.upload(upload("slow"), *slow.callbacks)
     transfers.upload(upload("good"), *done.callbacks)
@@ -263,6 +265,7 @@ def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
     assert len(slow.troubles) == 2
     assert "ended with SIGKILL" in slow.troubles[0]
     assert not slow.troubles[1]
+    assert deaths == slow.troubles[:1]
 
 
 def test_what_nobody_waits_for_is_not_begun_anew(transfers, processes, reactor):

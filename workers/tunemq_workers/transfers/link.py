@@ -91,6 +91,8 @@ class Transfers:
     def __init__(
         self, reactor: Reactor, *, start: Callable[[], TransferProcess], children: set[int]
     ) -> None:
+        #: Takes why the process ended, where that was not our wish.
+        self.on_death: Callable[[str], object] = _nobody_is_told
         self._reactor = reactor
         self._ids = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
@@ -260,6 +262,8 @@ class Transfers:
         self._finish(late, self._give_up)
 
     def _child_ended(self, why: str) -> None:
+        if why:
+            self.on_death(why)
         jobs = list(self._jobs.values())
         for job in jobs:
             job.is_begun = False
@@ -309,6 +313,10 @@ class Transfers:
         listener.job.listeners.remove(listener)
         if listener.timer is not None:
             listener.timer.cancel()
+
+
+def _nobody_is_told(_why: str) -> None:
+    """Until somebody listens."""
 
 
 def _target(download: Download) -> tuple[str, str, str, str]:

@@ -7,6 +7,7 @@ search found it usable when it began, so somebody may mend the keys, the policy 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -68,14 +69,14 @@ class _Store:
         """The client; for any thread."""
         with self._lock:
             if self._objects is None:
-                self._objects = S3Objects(parse_address(self._address, os.environ), os.environ)
+                self._objects = self._open()
             return self._objects
 
-    def forget(self, objects: ObjectStore) -> None:
-        """Have the next transfer make a new client, which looks for the keys to the store anew."""
-        with self._lock:
-            if self._objects is objects:
-                self._objects = None
+    def renew(self, refused: ObjectStore) -> None:
+        """Have the next transfer use a client that has looked for the keys to the store anew."""
+        with self._lock, contextlib.suppress(TuneError):  # they may be just about to be replaced
+            if self._objects is refused:
+                self._objects = self._open()
 
     @property
     def is_idle(self) -> bool:
@@ -93,6 +94,9 @@ class _Store:
         self._fetchers.shutdown(wait=False)
         if self._objects is not None:
             self._objects.close()
+
+    def _open(self) -> ObjectStore:
+        return S3Objects(parse_address(self._address, os.environ), os.environ)
 
 
 @dataclass(slots=True, eq=False)
@@ -196,14 +200,11 @@ class Performer:
         """What ``work`` makes of the store, tried again, all of it, while that is refused."""
 
         def attempt() -> _T:
-            try:
-                objects = running.store.objects
-            except TuneError as problem:  # a file with keys may be about to be replaced
-                raise StoreUnavailable(str(problem)) from problem
+            objects = running.store.objects
             try:
                 return work(objects)
             except Refused as refusal:
-                running.store.forget(objects)
+                running.store.renew(objects)
                 raise StoreUnavailable(str(refusal)) from refusal
 
         return retried(attempt, running.cancel, partial(self._in_trouble, running))

@@ -1,0 +1,289 @@
+"""A store of checkpoints that cannot be used, as people meet it: in a script, at a prompt.
+
+What an address may not be is in ``tests/unit/shared/test_s3_address.py``, what servers refuse in
+``tests/integration/test_object_store_settings.py``, stores that go away and come back in
+``tests/faults/test_store_outage.py`` and ``test_store_adversities.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from minio import MinioAdmin
+from minio.credentials import StaticProvider
+
+from tests.acceptance.scripts import run, write
+from tests.chain_searches import ChainSearch, chain_searches
+from tests.object_servers import ObjectServer, running_minio
+from tests.small_disk import with_small_disk
+from tests.support import eventually
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+MARK = "STORE_TEST_MARK"
+SEARCH = """
+    import sys
+    import tempfile
+    from pathlib import Path
+
+    import tunemq as tune
+
+    STORAGE, SIZE = sys.argv[1], int(sys.argv[2])
+
+
+    def train(config):
+        for step in range(4):
+            with tempfile.TemporaryDirectory() as folder:
+                Path(folder, "model").write_bytes(bytes([step]) * SIZE)
+                tune.report({"step": step}, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+    results = tune.Tuner(train, run_config=tune.RunConfig(name="e", storage_path=STORAGE)).fit()
+    (result,) = results
+    whole = [bytes([line["step"]]) * SIZE for _, line in result.best_checkpoints]
+    files = [
+        Path(one.to_directory(tempfile.mkdtemp()), "model").read_bytes()
+        for one, _ in result.best_checkpoints
+    ]
+    assert files == whole
+    print("kept and whole:", len(files))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With the script in it; what the script starts can be found by a mark."""
+    monkeypatch.setenv(MARK, uuid.uuid4().hex)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    return write(tmp_path / "script", {"search.py": SEARCH})
+
+
+def still_running(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [process for process in found if process != psutil.Process()]
+
+
+def nothing_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """No process of the script's, and no temporary file."""
+    mark = os.environ[MARK]
+    monkeypatch.delenv(MARK)
+    eventually(lambda: not still_running(mark), message=lambda: f"{still_running(mark)}")
+    return list((folder.parent / "tmp").iterdir()) == []
+
+
+# --- found before anything starts -----------------------------------------------------------------
+
+WRONG = {
+    "a server that nobody runs": (
+        "s3://{bucket}/x?endpoint=http://127.0.0.1:1",
+        {},
+        ["s3://{bucket}/x at http://127.0.0.1:1", "cannot be reached", "check that it runs"],
+    ),
+    "a bucket that is not there": (
+        "s3://no-such-bucket/x",
+        {},
+        ["no bucket 'no-such-bucket'", "create_bucket=true"],
+    ),
+    "no name of a bucket": ("s3://My_Bucket/x", {}, ["'My_Bucket'", "3 to 63", "s3://my-bucket"]),
+    "keys in the address": (
+        "s3://someone:hunter2@{bucket}/x",
+        {},
+        ["has keys in it", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"],
+    ),
+    "a key as a setting": (
+        "s3://{bucket}/x?secret_key=hunter2",
+        {},
+        ["'secret_key'", "keys do not belong into an address"],
+    ),
+    "an unknown setting": (
+        "s3://{bucket}/x?regoin=eu-1",
+        {},
+        ["unknown setting 'regoin'", "did you mean 'region'?"],
+    ),
+    "a wrong secret": (
+        "s3://{bucket}/x",
+        {"AWS_SECRET_ACCESS_KEY": "hunter2"},
+        ["does not know these keys", "AWS_SECRET_ACCESS_KEY", "credentials file"],
+    ),
+    "no keys": (
+        "s3://{bucket}/x",
+        {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": "/nowhere"},
+        ["there are no keys", "/nowhere/.aws/credentials", "on each machine"],
+    ),
+    "half of the keys": (
+        "s3://{bucket}/x",
+        {"AWS_SECRET_ACCESS_KEY": ""},
+        ["AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY is not"],
+    ),
+    "a profile that the file lacks": (
+        "s3://{bucket}/x",
+        {
+            "AWS_ACCESS_KEY_ID": "",
+            "AWS_SECRET_ACCESS_KEY": "",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "AWS_PROFILE": "lab",
+        },
+        ["/dev/null has no aws_access_key_id", "profile 'lab'", "AWS_PROFILE"],
+    ),
+    "a wrong kind of certificate file": (
+        "s3://{bucket}/x?endpoint=https://127.0.0.1:1&ca_file=/dev/null",
+        {},
+        ["'/dev/null'", "no certificate", "correct ca_file"],
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_store_that_cannot_be_used_is_told_in_a_few_lines_before_anything_starts(
+    minio, bucket, folder, tmp_path, monkeypatch, wrong
+):
+    address, variables, words = WRONG[wrong]
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    ended = run(folder, "search.py", address.format(bucket=bucket), "10")
+
+    assert ended.returncode == 1
+    told = ended.stderr.splitlines()
+    for word in words:
+        assert word.format(bucket=bucket) in told[-1], ended.stderr
+    # Python shows where in the script it was; what sockets and clients raised is nobody's business.
+    assert ended.stderr.count("Traceback") == 1, ended.stderr
+    assert len(told) <= 40, ended.stderr
+    assert ended.stdout == ""
+    for secret in ("hunter2", minio.secret_key):
+        assert secret not in ended.stderr.partition("tunemq_shared.")[2]
+    assert not (tmp_path / "tunemq_results").exists()
+    assert list(minio.client().list_objects(bucket, recursive=True)) == []
+    assert nothing_is_left(folder, monkeypatch)
+
+
+def test_a_wrong_region_is_told_before_anything_starts(folder, tmp_path, monkeypatch):
+    with running_minio(tmp_path / "server", region="eu-7") as server:
+        for name, value in (server.environ | {"AWS_REGION": "mars-1"}).items():
+            monkeypatch.setenv(name, value)
+        ended = run(folder, "search.py", f"s3://{server.create_bucket()}/x", "10")
+    (told,) = [line for line in ended.stderr.splitlines() if "region" in line]
+    assert "the region 'mars-1' is wrong" in told
+    assert "expecting 'eu-7'" in told
+    assert told.endswith("set region in the address.")
+    assert ended.stderr.count("Traceback") == 1
+    assert not (tmp_path / "tunemq_results").exists()
+    assert nothing_is_left(folder, monkeypatch)
+
+
+@pytest.mark.parametrize("place", ["storage_path", "$TUNEMQ_RESULTS beside a bucket"])
+def test_a_read_only_disk_is_told_before_anything_starts(
+    minio, bucket, folder, tmp_path, monkeypatch, place
+):
+    disk = tmp_path / "disk"
+    storage = str(disk / "results")
+    if place != "storage_path":
+        monkeypatch.setenv("TUNEMQ_RESULTS", storage)
+        storage = f"s3://{bucket}/x"
+    script = [sys.executable, str(folder / "search.py"), storage, "10"]
+    ended = with_small_disk(disk, script, options="size=8m,ro")
+    told = ended.stderr.splitlines()[-1]
+    assert f"the results folder {disk / 'results'}/e cannot be used: Read-only file system" in told
+    assert "RunConfig(storage_path=...) or $TUNEMQ_RESULTS" in told
+    assert ended.stdout == ""
+    assert list(minio.client().list_objects(bucket, recursive=True)) == []
+    assert nothing_is_left(folder, monkeypatch)
+
+
+# --- found only when a trial saves ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["a local store", "the cache before a bucket"])
+def test_on_a_full_disk_the_trial_fails_with_its_name_and_what_was_saved_before_is_whole(
+    minio, bucket, folder, tmp_path, monkeypatch, place
+):
+    disk = tmp_path / "disk"
+    storage = str(disk / "results")
+    if place != "a local store":
+        monkeypatch.setenv("TUNEMQ_RESULTS", storage)
+        storage = f"s3://{bucket}/x"
+    script = [sys.executable, str(folder / "search.py"), storage, str(3 * 2**20)]
+    ended = with_small_disk(disk, script, options="size=7m")
+    assert ended.returncode == 0, ended.stderr
+    (failed,) = [line for line in ended.stdout.splitlines() if " failed: " in line]
+    assert "StoreError: checkpoint train_" in failed
+    assert f"{disk}/results/e" in failed
+    assert "No space left on device (" in failed
+    assert "bytes are free)" in failed
+    assert "kept and whole: 2" in ended.stdout
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert nothing_is_left(folder, monkeypatch)
+
+
+# --- found in the middle of a search --------------------------------------------------------------
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    with running_minio(tmp_path / "minio") as server:
+        for name, value in server.environ.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def start(tmp_path: Path, server: ObjectServer) -> Iterator[Callable[..., ChainSearch]]:
+    yield from chain_searches(tmp_path, server, server.create_bucket("shelf"))
+
+
+def ends_in_an_error(search: ChainSearch, reason: str, sync_timeout: float) -> None:
+    """It said why it waits, waited as long as it was told to, and ended in such an error."""
+    waits = search.wait_for(m.TrialWaits, what="save", within=20)
+    failed = search.wait_for(m.TrialFailed, within=20)
+    assert failed.event.kind == "storage"
+    assert f"given up after {sync_timeout:g} s" in failed.event.error
+    assert reason in failed.event.error
+    assert failed.at - waits.at > sync_timeout / 2
+    assert search.ends(within=40) == 0, search
+    said = search.said.decode()
+    assert "saving: waits for the store" in said
+    assert reason in said
+    assert "Traceback" not in said
+    (result,) = search.results()
+    assert result["status"] == "ERROR"
+    search.leaves_nothing()
+
+
+def test_keys_that_are_revoked_are_told_and_end_the_trial_after_sync_timeout(
+    start, server, monkeypatch
+):
+    keys = StaticProvider(server.access_key, server.secret_key)
+    admin = MinioAdmin(server.url.partition("//")[2], keys, secure=False)
+    admin.user_add("guest", "guests-secret")
+    admin.policy_set("readwrite", user="guest")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "guest")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guests-secret")
+    search = start(trials=1, steps=200, step_s=0.05, max_failures=0, sync_timeout=4.0)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
+    admin.user_remove("guest")
+    ends_in_an_error(search, "the server does not know these keys", 4.0)
+
+
+def test_a_bucket_that_is_removed_is_told_and_ends_the_trial_after_sync_timeout(start, server):
+    search = start(trials=1, steps=200, step_s=0.05, max_failures=0, sync_timeout=4.0)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
+    (server.data / "shelf").rename(server.folder / "removed")
+    ends_in_an_error(search, "there is no bucket 'shelf'", 4.0)
+    # It comes back: what was committed before is there, whole.
+    (server.folder / "removed").rename(server.data / "shelf")
+    search.is_restorable()

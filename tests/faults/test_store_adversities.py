@@ -1,0 +1,82 @@
+"""What happens to a search on a store when others, or the store's owner, do what they should not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chain_searches import ChainSearch, chain_searches
+from tests.object_servers import ObjectServer, running_minio
+from tests.search_support import NODE
+from tests.support import eventually
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+Start = Callable[..., ChainSearch]
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    with running_minio(tmp_path / "minio") as server:
+        for name, value in server.environ.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture
+def bucket(server: ObjectServer) -> str:
+    return server.create_bucket()
+
+
+@pytest.fixture
+def start(tmp_path: Path, server: ObjectServer, bucket: str) -> Iterator[Start]:
+    yield from chain_searches(tmp_path, server, bucket)
+
+
+def test_a_bucket_that_is_taken_away_and_comes_back_costs_no_trial_and_no_checkpoint(
+    start, server, bucket
+):
+    search = start(trials=2, steps=24, step_s=0.1, kept=None)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
+    there, away = server.data / bucket, server.data.parent / "away"
+    there.rename(away)
+    told = f"there is no bucket '{bucket}'".encode()
+    eventually(lambda: told in search.said, within=20, message=lambda: str(search))
+    assert search.process.poll() is None, search
+    away.rename(there)
+    assert search.ends(within=40) == 0, search
+    search.is_undisturbed()
+    assert search.all_of(m.CheckpointLost) == []
+    search.is_whole()
+
+
+def test_a_node_that_was_stopped_for_longer_than_its_lease_harms_nothing(start):
+    search = start(trials=2, steps=30, step_s=0.25, kept=1)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=1, within=20)
+    (node,) = search.processes(NODE)
+    node.send_signal(signal.SIGSTOP)
+    search.wait_for(m.NodeLost, within=30)
+    node.send_signal(signal.SIGCONT)
+    assert search.ends(within=60) == 0, search
+    search.is_undisturbed()
+    search.is_whole()
+
+
+def test_two_searches_that_got_the_same_place_at_once_take_nothing_from_each_other(
+    start, server, bucket
+):
+    # As from two machines: each has its results folder, and sees nothing of the other yet.
+    first = start(trials=2, steps=18, step_s=0.15)
+    second = start(trials=2, steps=36, step_s=0.15, same_place=first)
+    first.wait_for(m.CheckpointCommitted, trial=first.trial(0), n=1, within=20)
+    second.wait_for(m.CheckpointCommitted, trial=second.trial(0), n=1, within=20)
+    assert first.store_address() == second.store_address()
+    assert first.kill_the_node()  # so that it looks for leftovers in the end
+    for search in (first, second):
+        assert search.ends(within=60) == 0, search
+        search.is_undisturbed()
+        search.is_restorable()

@@ -1,0 +1,45 @@
+"""A real file system of a few MiB, for what must bear a full or read-only disk.
+
+It is mounted in a namespace of the child's own, and so is gone with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+_MOUNT = 'mount -t tmpfs -o "$1" tmpfs "$2" && shift 2 && exec "$@"'
+
+
+@functools.cache
+def can_mount() -> bool:
+    """Whether this machine lets us mount one."""
+    if not shutil.which("unshare"):
+        return False
+    tried = subprocess.run(
+        [*_NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False
+    )
+    return tried.returncode == 0
+
+
+def with_small_disk(
+    disk: Path, command: list[str], *, options: str = "size=8m"
+) -> subprocess.CompletedProcess[str]:
+    """Run a command that finds the file system at ``disk``, an empty folder; skip if it cannot."""
+    if not can_mount():
+        pytest.skip("this machine lets nobody mount a file system")
+    disk.mkdir(exist_ok=True)
+    return subprocess.run(
+        [*_NAMESPACE, "sh", "-c", _MOUNT, "sh", options, str(disk), *command],
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
