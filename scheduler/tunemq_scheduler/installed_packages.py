@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tunemq_shared.errors import ConfigError
+
+#: Searches may begin side by side, in threads: then a package may be there and not yet imported.
+_importing = threading.Lock()
 
 
 @contextmanager
@@ -20,14 +24,15 @@ def installed_packages_first(*packages: str) -> Iterator[None]:
     Raises:
         ConfigError: the script has imported its own module of such a name already.
     """
-    for name in packages:
-        _refuse_shadow(name)
-    before = sys.path.copy()
-    sys.path[:0] = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-    try:
-        yield
-    finally:
-        sys.path[:] = before
+    with _importing:
+        for name in packages:
+            _refuse_shadow(name)
+        before = sys.path.copy()
+        sys.path[:0] = dict.fromkeys(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
+        try:
+            yield
+        finally:
+            sys.path[:] = before
 
 
 def _refuse_shadow(name: str) -> None:

@@ -4,14 +4,14 @@
     ├─ UserError                               bad input: says the field, the value and the fix
     │   ├─ ConfigError                         an option of Tuner, TuneConfig, RunConfig, ...
     │   ├─ SearchSpaceError                    a search space that cannot be sampled
-    │   ├─ MetricError                         a reported metric that is missing or not a finite
-    number │   ├─ TrainableError                      a trainable that cannot be run or shipped
+    │   ├─ MetricError                         a reported metric that is missing or not finite
+    │   ├─ TrainableError                      a trainable that cannot be run or shipped
     │   ├─ ResourceError                       more than any node has
     │   └─ CheckpointError                     a checkpoint that is not one
     ├─ TrialError                              a trial ended in ERROR; carries its failures
     ├─ SearchFailed                            a search algorithm or trial scheduler raised
-    ├─ WireError                               Redis cannot be reached, or what came from it cannot
-    be read │   └─ WireUnavailable                     ... for so many seconds, at that address
+    ├─ WireError                               Redis cannot be reached, or sends what is unreadable
+    │   └─ WireUnavailable                     ... for so many seconds, at that address
     ├─ StoreError                              a checkpoint cannot be written or read
     │   └─ CheckpointCorrupt                   sizes or hashes do not match the manifest
     ├─ JournalError                            the experiment's journal cannot be written or read

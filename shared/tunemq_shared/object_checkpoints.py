@@ -246,12 +246,11 @@ def delete_checkpoint(
     check_key(key)
     cancel, kept = cancel or Cancel(PATIENCE_S), {f"{key}/{name}" for name in keep}
     failpoint("delete.before_manifest")
+    own = retried(lambda: _own_objects(objects, key), cancel)
     _delete(objects, [f"{key}/{MANIFEST}"], cancel)
     failpoint("delete.after_manifest")
-    found = retried(lambda: [found.key for found in objects.list(f"{key}/")], cancel)
     failpoint("delete.before_objects")
-    doomed = [each for each in found if each not in kept and _checkpoint_of(each, any_name=True)]
-    _delete(objects, doomed, cancel)
+    _delete(objects, [each for each in own if each not in kept], cancel)
     failpoint("delete.after_objects")
 
 
@@ -403,6 +402,21 @@ def _checkpoint_of(key: str, *, any_name: bool = False) -> str:
     if not is_ours or not is_object_key(key, name):
         return ""
     return folder if any_name or _NAME.fullmatch(checkpoint) else ""
+
+
+def _own_objects(objects: ObjectStore, key: str) -> list[str]:
+    """The objects in the checkpoint's own folder, besides its manifest.
+
+    The manifest names them; only without one (somebody has begun to remove it) they are listed,
+    which costs a server much more. What a broken upload left beside them is left to `collect`.
+    """
+    try:
+        manifest = parse_manifest(key, objects.get_bytes(f"{key}/{MANIFEST}", limit=MAX_MANIFEST))
+    except (MissingObject, CheckpointCorrupt):
+        found = (each.key for each in objects.list(f"{key}/"))
+        return [each for each in found if _checkpoint_of(each, any_name=True)]
+    own = set(manifest.objects.values())
+    return sorted(each for each in own if each.rpartition("/")[0] == key)
 
 
 def _is_there(folder: Path, manifest: bytes) -> bool:

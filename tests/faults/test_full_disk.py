@@ -53,6 +53,7 @@ except StoreError as error:
 print(json.dumps([said, found]))
 """
 
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     source = tmp_path / "source"

@@ -1,4 +1,4 @@
-"""What happens to a search on a store when others, or the store's owner, do what they should not."""
+"""What happens to a search on a store when others, or its owner, do what they should not."""
 
 from __future__ import annotations
 

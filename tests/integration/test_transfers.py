@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -61,10 +62,17 @@ class Node:
         put(LocalStore(self.cache, durable=False), source, key)
         return self.cache / key
 
-    def upload(self, key: str = KEY, *, base: str = "", timeout_s: float = 30) -> Waiting:
+    def upload(
+        self, key: str = KEY, *, base: str = "", base_sha256: str = "", timeout_s: float = 30
+    ) -> Waiting:
         it = Waiting()
-        folder, committed = str(self.cache / key), str(self.cache / base / "committed.json")
-        order = Upload(self.store, key, folder, committed if base else "", timeout_s)
+        folder, committed = str(self.cache / key), self.cache / base / "committed.json"
+        order = Upload(self.store, key, folder, "", timeout_s)
+        if base:
+            sha256 = hashlib.sha256(committed.read_bytes()).hexdigest()
+            order = msgspec.structs.replace(
+                order, base=str(committed), base_sha256=base_sha256 or sha256
+            )
         it.number = self.transfers.upload(order, *it.callbacks)
         return it
 
@@ -137,6 +145,22 @@ def test_a_file_that_did_not_change_is_not_sent_again(node, source, tmp_path):
     assert second.size == first.size + 2
     assert second.shared
     assert all(key.startswith(f"{KEY}/") for key in second.shared)
+    target = tmp_path / "elsewhere" / NEXT
+    node.finish(node.download(second.sha256, target, NEXT))
+    assert contents(target / "files") == contents(source)
+
+
+def test_nothing_is_referred_to_by_a_base_that_was_damaged_on_the_disk(node, source, tmp_path):
+    node.write(source)
+    first = node.finish(node.upload())
+    committed = node.cache / KEY / "committed.json"
+    # It can still be read, and names objects of a checkpoint that has never been.
+    committed.write_bytes(
+        committed.read_bytes().replace(b"checkpoint_1-000001", b"checkpoint_1-000009")
+    )
+    node.write(source, NEXT)
+    second = node.finish(node.upload(NEXT, base=KEY, base_sha256=first.sha256))
+    assert second.shared == ()
     target = tmp_path / "elsewhere" / NEXT
     node.finish(node.download(second.sha256, target, NEXT))
     assert contents(target / "files") == contents(source)

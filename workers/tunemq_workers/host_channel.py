@@ -109,9 +109,7 @@ class HostChannel(Channel):
             raise StoreError(answer.error)
         return Path(answer.cache)
 
-    def fetch(
-        self, ref: CheckpointRef, *, again: bool = False
-    ) -> tuple[Path, CheckpointRef]:
+    def fetch(self, ref: CheckpointRef, *, again: bool = False) -> tuple[Path, CheckpointRef]:
         """The node's folder of checkpoints, once ``ref`` is below it under its key.
 
         Nothing in it is verified. With ``again`` the copy that is there is of no use: the node

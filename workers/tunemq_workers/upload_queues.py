@@ -152,6 +152,7 @@ class UploadQueues:
             os.path.join(written.cached.root, said.key),
             "" if base is None else os.path.join(base.root, base.key, COMMITTED),
             start.sync_timeout_s,
+            "" if base is None else base.sha256,
         )
         queue.transfer = self._transfers.upload(
             upload,

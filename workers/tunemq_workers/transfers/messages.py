@@ -19,8 +19,8 @@ class Upload(msgspec.Struct, frozen=True, tag="upload"):
     """Bring the cached checkpoint in ``folder`` into ``store`` under ``key``.
 
     ``base`` is the path of an older checkpoint's ``committed.json``, whose objects may be referred
-    to instead of sending a file again; empty where there is none. Whoever waits for a transfer
-    gives it up ``timeout_s`` after ordering it.
+    to instead of sending a file again, and ``base_sha256`` its hash; both are empty where there is
+    none. Whoever waits for a transfer gives it up ``timeout_s`` after ordering it.
     """
 
     store: str
@@ -28,6 +28,7 @@ class Upload(msgspec.Struct, frozen=True, tag="upload"):
     folder: str
     base: str
     timeout_s: float
+    base_sha256: str = ""
 
 
 class Download(msgspec.Struct, frozen=True, tag="download"):

@@ -8,6 +8,7 @@ search found it usable when it began, so somebody may mend the keys, the policy 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import os
@@ -175,7 +176,7 @@ class Performer:
         self._end(running, answer)
 
     def _upload(self, running: _Running, upload: Upload) -> Uploaded:
-        base = Path(upload.base) if upload.base else None
+        base = _whole_base(upload)
         in_trouble = partial(self._in_trouble, running)
 
         def send(objects: ObjectStore) -> object_checkpoints.Uploaded:
@@ -236,3 +237,18 @@ class Performer:
         for at in idle[:-_IDLE_STORES]:
             self._stores.pop(at).close()
         return store
+
+
+def _whole_base(upload: Upload) -> Path | None:
+    """The base, unless it was damaged on the disk: it would name objects that are nowhere."""
+    if not upload.base:
+        return None
+    base = Path(upload.base)
+    try:
+        found = hashlib.sha256(base.read_bytes()).hexdigest()
+    except OSError as problem:
+        found = str(problem)
+    if found == upload.base_sha256:
+        return base
+    _log.warning("transfer.base_damaged path=%s found=%r", base, found)
+    return None
