@@ -9,10 +9,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.bench import Bench
 from benchmarks.figures import Row, table
 from benchmarks.machine import describe
 from benchmarks.peers import RAY_PYTHON, ROOT, BenchmarkFailed, find_peers
-from benchmarks.scenarios import SCENARIOS, Bench
+from benchmarks.scenarios import SCENARIOS
 
 RESULTS = Path(__file__).parent / "results"
 

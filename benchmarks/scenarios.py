@@ -9,36 +9,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from benchmarks.bench import Bench
+from benchmarks.checkpoints import checkpoints, saving_beside
 from benchmarks.figures import Row
 from benchmarks.peers import Peer, Running
 from benchmarks.trees import footprint
-
-
-@dataclass(frozen=True)
-class Bench:
-    """How to measure.
-
-    Attributes:
-        peers: TuneMQ first.
-        runs: how often each thing is measured; peers that take minutes are measured once.
-    """
-
-    peers: list[Peer]
-    runs: int
-
-    @property
-    def ours(self) -> Peer:
-        """TuneMQ."""
-        return self.peers[0]
-
-    def repeat(self) -> Iterator[Peer]:
-        """Whom to measure, one after another; ours as often as was asked for."""
-        for run in range(self.runs):
-            for peer in self.peers:
-                if peer is self.ours or run == 0:
-                    yield peer
 
 
 def first_result(bench: Bench) -> Iterator[Row]:
@@ -187,6 +163,8 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "results": many_results,
     "lockstep": lock_step,
     "idle": idle,
+    "checkpoints": checkpoints,
+    "beside": saving_beside,
     "core": core,
     "floors": floors,
 }

@@ -93,6 +93,7 @@ def upload(
     check_key(key)
     with _local(f"checkpoint {key} cannot be read from {folder}"):
         manifest = parse_manifest(key, (folder / MANIFEST).read_bytes())
+        written_at = (folder / MANIFEST).stat().st_mtime_ns
     done = _committed_before(key, folder, manifest)
     if done is not None:
         return done
@@ -108,11 +109,14 @@ def upload(
 
     def send(entry: FileEntry, cancel: Cancel) -> None:
         failpoint("upload.before_object")
+        path = folder / FILES / entry.name
         objects.put_file(
             f"{key}/{entry.sha256}",
-            folder / FILES / entry.name,
+            path,
             size=entry.size,
             sha256=entry.sha256,
+            # The hashes were taken before the manifest was written.
+            is_unchanged=path.stat().st_mtime_ns <= written_at,
             cancel=cancel,
             on_trouble=on_trouble,
         )

@@ -69,6 +69,7 @@ class ObjectStore(ABC):
         *,
         size: int,
         sha256: str,
+        is_unchanged: bool = False,
         cancel: Cancel,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
@@ -77,6 +78,8 @@ class ObjectStore(ABC):
         Args:
             size: The file's, in bytes.
             sha256: The file's, in hexadecimal; an object with another is never made.
+            is_unchanged: Nobody has written to the file since that hash was taken, so that it need
+                not be taken once more where that costs something: for large files.
             on_trouble: Told what was wrong, before each try after the first; see `retried`.
 
         Raises:

@@ -102,6 +102,7 @@ class S3Objects(ObjectStore):
         *,
         size: int,
         sha256: str,
+        is_unchanged: bool = False,
         cancel: Cancel,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
@@ -110,7 +111,8 @@ class S3Objects(ObjectStore):
         if size > part_length(size):
             upload = _Upload(self._client, key, name, cancel, on_trouble)
             # Where the server has forgotten an upload that was begun, all of it is sent again.
-            retried(lambda: upload.send(path, size, sha256), cancel, on_trouble)
+            checked = "" if is_unchanged else sha256
+            retried(lambda: upload.send(path, size, checked), cancel, on_trouble)
             return
         body = Body(size)
         with path.open("rb", buffering=0) as file:
@@ -257,7 +259,7 @@ class _Upload:
             raise
 
     def _bodies(self, path: Path, size: int, sha256: str) -> Iterator[tuple[int, Body]]:
-        """Each part with its number; the last only if the hash of them all is right."""
+        """Each part with its number; the last only if the hash of them all is right, if any."""
         length, digest = part_length(size), new_sha256()
         with path.open("rb", buffering=0) as file:
             for number, start in enumerate(range(0, size, length), 1):
@@ -268,10 +270,12 @@ class _Upload:
                 if len(body) > size - start:
                     body = Body(size - start)
                 body.fill(file)
-                digest.update(body)
+                if sha256:
+                    digest.update(body)
                 if start + length >= size:
                     check_end(file)
-                    check_hash(str(path), sha256, digest.hexdigest())
+                    if sha256:
+                        check_hash(str(path), sha256, digest.hexdigest())
                 yield number, body
 
     def _create(self) -> str:

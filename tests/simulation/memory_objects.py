@@ -19,7 +19,7 @@ class MemoryObjects(ObjectStore):
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
 
-    def probe(self, *, create_bucket: bool = False) -> None:
+    def probe(self) -> None:
         pass
 
     def put_bytes(self, key: str, data: bytes) -> None:
@@ -32,6 +32,7 @@ class MemoryObjects(ObjectStore):
         *,
         size: int,
         sha256: str,
+        is_unchanged: bool = False,
         cancel: Cancel,
         on_trouble: Callable[[str], None] = ignore,
     ) -> None:
