@@ -3,10 +3,12 @@
 #
 # PYTHON        the interpreter that .venv is made with (3.11 or newer)
 # ARGS          passed on: `make test ARGS="tests/unit -k journal"`
+# JOBS          how many processes run tests at once
 # TUNEMQ_CACHE  where the MinIO server for tests is kept, for all checkouts of this machine
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -27,10 +29,10 @@ demo: $(VENV)/.examples  ## tune a classifier of handwritten digits; about half 
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.test minio  ## run every test, on real processes, a real redis-server and a real MinIO
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 soak: $(VENV)/.test minio  ## the tests that take minutes each: a hundred kills, an outage of a minute
-	$(BIN)/python -m pytest -m soak $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
 
 minio:  ## build the MinIO server that tests start, once; minutes, and it needs Go
 	@if [ -x '$(MINIO)' ]; then exit 0; fi; \

@@ -271,7 +271,7 @@ def test_an_upload_can_be_called_off_while_it_goes_on(node, tmp_path, minio, buc
     assert objects(minio, bucket) == set()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(180)
 def test_a_store_that_only_accepts_connections_holds_nobody_for_ever(tmp_path, monkeypatch):
     with running_minio(tmp_path / "server") as server:
@@ -428,7 +428,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize(
     "size",
-    [400 * 2**20, pytest.param(2 * 2**30, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
+    [400 * 2**20, pytest.param(2 * 2**30, marks=[pytest.mark.soak, pytest.mark.timeout(300)])],
 )
 def test_memory_does_not_grow_with_a_file(node, tmp_path, size):
     source = tmp_path / "source"

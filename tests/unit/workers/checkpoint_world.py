@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
 from tunemq_shared.checkpoint_sink import checkpoint_key
 from tunemq_shared.local_store import LocalStore
@@ -182,3 +184,9 @@ def written_ref(world, key):
     """A reference to a written checkpoint."""
     event = next(event for event in world.events(CheckpointWritten) if event.key == key)
     return CheckpointRef(key, "", event.step, event.sha256)
+
+
+def elsewhere(world, key="s/checkpoint_1-000007"):
+    """A checkpoint that another node has committed."""
+    world.transfers.store[key] = b"a manifest"
+    return CheckpointRef(key, hashlib.sha256(b"a manifest").hexdigest(), 7)
