@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -281,10 +282,14 @@ def test_keys_that_are_revoked_are_told_and_end_the_trial_after_sync_timeout(
 def test_a_bucket_that_is_removed_is_told_and_ends_the_trial_after_sync_timeout(start, server):
     search = start(trials=1, steps=200, step_s=0.05, max_failures=0, sync_timeout=4.0)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
-    # While it is down: what it is writing just then would make the bucket anew.
-    server.stop()
     (server.data / "shelf").rename(server.folder / "removed")
-    server.start()
+
+    def is_noticed() -> bool:
+        # What the server was writing at that moment makes the bucket anew.
+        shutil.rmtree(server.data / "shelf", ignore_errors=True)
+        return bool(search.all_of(m.TrialWaits))
+
+    eventually(is_noticed, within=20, message=lambda: str(search))
     ends_in_an_error(search, "there is no bucket 'shelf'", 4.0)
     # It comes back: what was committed before is there, whole.
     (server.folder / "removed").rename(server.data / "shelf")
