@@ -77,26 +77,32 @@ def _unchanged(bench: Bench, server: ObjectServer, scratch: str) -> Iterator[Row
 
 
 def saving_beside(bench: Bench) -> Iterator[Row]:
-    """A trial that computes on one core and saves 50 MB every 2 s to MinIO."""
-    slower = Row("step time beside uploads / without any", "", goal=1.05)
+    """A trial that computes on one core and saves 50 MB at every fourth step of 0.5 s to MinIO."""
+    slower = Row("all steps / those without an upload beside", "", goal=1.05)
     report = Row("report(50 MB) / a copy of it to that disk", "", goal=1.3)
     bare = Row("report(50 MB) / a copy that is not synced", "")
     with _server(bench) as (server, scratch):
+        _be_elsewhere(server)
         for _ in range(bench.runs):
-            spins: dict[str, Any] = {}
-            means = []
-            for every in (10**6, 4):
-                address = server.address(server.create_bucket())
-                options = ("--trials", 1, "--saves", 40, "--every", every, "--step-s", 0.5)
-                more = ("--spins-per-s", spins["spins_per_s"]) if spins else ()
-                figures = _search(bench.ours, address, scratch, 50, *options, *more)
-                spins = spins or figures
-                means.append(mean(figures["steps"][1:]))
-            slower.add("tunemq", means[1] / means[0])
+            address = server.address(server.create_bucket())
+            options = ("--trials", 1, "--saves", 64, "--every", 4, "--step-s", 0.5)
+            figures = _search(bench.ours, address, scratch, 50, *options)
+            steps = figures["steps"][4:]  # when things have settled
+            # Compared within one run: what else happens on a machine changes more between two.
+            # The upload is over before the second step after a save.
+            alone = [step for number, step in enumerate(steps) if number % 4 != 1]
+            slower.add("tunemq", mean(steps) / mean(alone))
             synced, unsynced = _copying(scratch, 50)
             report.add("tunemq", median(figures["reports"]) / synced)
             bare.add("tunemq", median(figures["reports"]) / unsynced)
     yield from (slower, report, bare)
+
+
+def _be_elsewhere(server: ObjectServer) -> None:
+    """Let the server take only what is left over: in a farm it has a machine of its own."""
+    assert server.process is not None
+    for thread in os.listdir(f"/proc/{server.process.pid}/task"):
+        os.setpriority(os.PRIO_PROCESS, int(thread), 19)
 
 
 def _copying(scratch: str, mb: int) -> tuple[float, float]:

@@ -26,7 +26,8 @@ def saver(config: dict[str, Any]) -> None:
     folder = tempfile.mkdtemp(dir=config["scratch"])
     with open(os.path.join(folder, "model.bin"), "wb") as file:
         file.write(os.urandom(config["mb"] * MB))
-    began, reports, steps = time.time(), [], []
+    began = time.time()
+    reports, steps = [], []
     for save in range(config["saves"]):
         started = time.perf_counter()
         spin(config["step_s"])
