@@ -1,14 +1,16 @@
 """Which checkpoints are on a node's disk, who uses them, and which of them have to go.
 
-What is not committed stays, and so does what somebody uses. Of the rest, the copies, there are at
-most so many bytes on the disk: those go first that were not used for longest, but the newest of a
-trial after all others, since a trial that fails goes on from that.
+What is not committed stays, and so does what somebody uses. Of the rest, the copies, each trial has
+its newest and the one before it: from those it goes on when it fails. Older ones go at once, while
+they are only in memory: to write them to the disk would take half of what the disk can do, and what
+memory they take would be missing to the others. All together have at most so many bytes: those go
+first that were not used for longest, but the newest of a trial after all others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +23,8 @@ from tunemq_workers.cache_disk import Found, Inodes
 from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Disk
 
+#: So many committed copies of a trial stay while there is room.
+_COPIES_OF_A_TRIAL: Final = 2
 #: Of so many commits it is known what their manifests are, whatever became of the copies.
 _KNOWN_COMMITS: Final = 10_000
 
@@ -76,6 +80,7 @@ class CheckpointCache:
         # The committed ones, the longest unused first: those that go first, and those that go last.
         self._others: dict[Cached, None] = {}
         self._last: dict[Cached, None] = {}
+        self._committed = defaultdict[tuple[str, str], list[Cached]](list)
         self._links = Counter[tuple[int, int]]()
 
     def __len__(self) -> int:
@@ -138,6 +143,7 @@ class CheckpointCache:
         """``user`` needs it no more; one that did not use it is ignored."""
         cached.users.discard(user)
         self._remove_if_lost(cached)
+        self._drop_older(cached.trial)
         self._trim()
 
     def discard(self, cached: Cached) -> None:
@@ -157,9 +163,18 @@ class CheckpointCache:
     def _enlist(self, cached: Cached) -> None:
         is_newest = self._newest.get(cached.trial) is cached
         (self._last if is_newest else self._others)[cached] = None
+        self._committed[cached.trial].append(cached)
         if not cached.inodes:
             job = partial(cache_disk.measure, cached.root, cached.key)
             self._disk.run(job, partial(self._measured, cached))
+        self._drop_older(cached.trial, spare=cached)  # somebody may be about to use it
+
+    def _drop_older(self, trial: tuple[str, str], spare: Cached | None = None) -> None:
+        """Remove what is older than the trial's last copies, unless it is in use."""
+        copies = sorted(self._committed.get(trial, ()), key=lambda one: cache_disk.age_of(one.key))
+        for cached in copies[:-_COPIES_OF_A_TRIAL]:
+            if not cached.users and cached is not spare:
+                self.discard(cached)
 
     def _measured(self, cached: Cached, inodes: Inodes) -> None:
         if cached.is_gone:
@@ -188,6 +203,11 @@ class CheckpointCache:
         del self._cached[cached.root, cached.key]
         self._others.pop(cached, None)
         self._last.pop(cached, None)
+        if cached.sha256:
+            copies = self._committed[cached.trial]
+            copies.remove(cached)
+            if not copies:
+                del self._committed[cached.trial]
         if self._newest.get(cached.trial) is cached:
             del self._newest[cached.trial]
         for inode, size in cached.inodes.items():

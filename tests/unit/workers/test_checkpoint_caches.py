@@ -42,6 +42,33 @@ def test_the_cache_keeps_so_many_bytes_the_longest_unused_go_first(tmp_path):
     assert len(left) >= 2
 
 
+def test_of_each_trial_the_newest_copy_and_the_one_before_it_stay(world):
+    host = world.host()
+    keys = []
+    for _ in range(5):
+        keys.append(host.save(bytes_of(LARGE)))
+        world.finish(keys[-1])
+        assert world.on_disk() == keys[-2:]
+    assert world.committed == keys
+
+
+def test_an_older_one_that_was_fetched_stays_while_its_host_does(world):
+    host = world.host()
+    keys = [host.save() for _ in range(2)]
+    for key in keys:
+        world.finish(key)
+    old = elsewhere(world, "t/checkpoint_0-000001")
+    reader = world.host("other", restore=(old,))
+    reader.fetch(old)
+    world.finish(old.key)
+    assert world.on_disk() == [old.key, *keys]
+    newer = host.save()
+    world.finish(newer)
+    assert world.on_disk() == [old.key, keys[1], newer]
+    reader.die()
+    assert world.on_disk() == [keys[1], newer]
+
+
 def test_the_newest_of_each_trial_goes_last(tmp_path):
     world = World(tmp_path, cache_bytes=3 * (LARGE + 20_000))
     host = world.host("a")
