@@ -153,7 +153,7 @@ class Experiment:
                 try:
                     executor.open(plan)
                     search.loop.run()
-                except BaseException as error:  # noqa: BLE001  raised by the thread that serves
+                except BaseException as error:  # noqa: BLE001  kept, and raised below by the thread that serves
                     failed.append(error)
                 finally:
                     executor.close()
@@ -162,7 +162,7 @@ class Experiment:
             thread.start()
             try:
                 executor.serve()
-            except BaseException:
+            except BaseException:  # passed on to the script; the loop journals why it ends
                 search.loop.interrupt("the script's thread left its trial")
                 raise
             finally:

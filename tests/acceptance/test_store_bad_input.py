@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -21,11 +20,14 @@ from minio import MinioAdmin
 from minio.credentials import StaticProvider
 
 from tests.acceptance.scripts import run, write
-from tests.chain_searches import ChainSearch, chain_searches
-from tests.object_servers import ObjectServer, running_minio
+from tests.chain_searches import ChainSearch
+from tests.object_servers import running_minio
+from tests.own_store import own_bucket, server, start
 from tests.small_disk import with_small_disk
 from tests.support import eventually
 from tunemq_shared import messages as m
+
+__all__ = ["own_bucket", "server", "start"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -231,19 +233,6 @@ def test_on_a_full_disk_the_trial_fails_with_its_name_and_what_was_saved_before_
 
 
 # --- found in the middle of a search --------------------------------------------------------------
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with running_minio(tmp_path / "minio") as server:
-        for name, value in server.environ.items():
-            monkeypatch.setenv(name, value)
-        yield server
-
-
-@pytest.fixture
-def start(tmp_path: Path, server: ObjectServer) -> Iterator[Callable[..., ChainSearch]]:
-    yield from chain_searches(tmp_path, server, server.create_bucket("shelf"))
 
 
 def ends_in_an_error(search: ChainSearch, reason: str, sync_timeout: float) -> None:

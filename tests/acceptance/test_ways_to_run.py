@@ -164,7 +164,7 @@ REUSES = """
         ).fit()
         deadline = time.monotonic() + 10  # a script that ends ends its farm, too
         while not open(results[1].path + "/stdout").read() and time.monotonic() < deadline:
-            time.sleep(0.01)
+            time.sleep(0.01)  # the script's own way to wait, as a user would write it
 """
 
 

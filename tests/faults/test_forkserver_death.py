@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.integration.farm_support import (
     Node,
-    RedisServer,
     Scheduler,
     children_of,
     is_alive,
     order,
 )
+from tests.integration.node_fixtures import node, scheduler, server
 from tests.support import eventually
 from tunemq_shared.messages import (
     HostDied,
@@ -26,29 +24,12 @@ from tunemq_shared.messages import (
     TrialStarted,
 )
 
+__all__ = ["node", "scheduler", "server"]
+
 pytestmark = pytest.mark.faults
 
 #: What is left of a forkserver is gone within so many seconds.
 SOON = 1.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def scheduler(server: RedisServer, tmp_path: Path) -> Scheduler:
-    return Scheduler(server, tmp_path)
-
-
-@pytest.fixture
-def node(server: RedisServer, scheduler: Scheduler, tmp_path: Path) -> Iterator[Node]:
-    node = Node(server, scheduler, tmp_path / "node")
-    yield node
-    node.end()
 
 
 def with_a_daemon(config):

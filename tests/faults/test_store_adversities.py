@@ -3,49 +3,31 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.chain_searches import ChainSearch, chain_searches
-from tests.object_servers import ObjectServer, running_minio
+from tests.own_store import own_bucket, server, start
 from tests.search_support import NODE
 from tests.support import eventually
 from tunemq_shared import messages as m
 
+__all__ = ["own_bucket", "server", "start"]
+
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
-
-Start = Callable[..., ChainSearch]
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with running_minio(tmp_path / "minio") as server:
-        for name, value in server.environ.items():
-            monkeypatch.setenv(name, value)
-        yield server
-
-
-@pytest.fixture
-def bucket(server: ObjectServer) -> str:
-    return server.create_bucket()
-
-
-@pytest.fixture
-def start(tmp_path: Path, server: ObjectServer, bucket: str) -> Iterator[Start]:
-    yield from chain_searches(tmp_path, server, bucket)
 
 
 def test_a_bucket_that_is_taken_away_and_comes_back_costs_no_trial_and_no_checkpoint(
-    start, server, bucket
+    start, server, own_bucket
 ):
     search = start(trials=2, steps=24, step_s=0.1, kept=None)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
-    there, away = server.data / bucket, server.data.parent / "away"
+    there, away = server.data / own_bucket, server.data.parent / "away"
+    # While it runs, a put that is in its middle would make the bucket anew.
+    server.stop()
     there.rename(away)
-    told = f"there is no bucket '{bucket}'".encode()
-    eventually(lambda: told in search.said, within=20, message=lambda: str(search))
+    server.start()
+    told = f"there is no bucket '{own_bucket}'".encode()
+    eventually(lambda: told in search.said, within=40, message=lambda: str(search))
     assert search.process.poll() is None, search
     away.rename(there)
     assert search.ends(within=40) == 0, search
@@ -67,7 +49,7 @@ def test_a_node_that_was_stopped_for_longer_than_its_lease_harms_nothing(start):
 
 
 def test_two_searches_that_got_the_same_place_at_once_take_nothing_from_each_other(
-    start, server, bucket
+    start, server, own_bucket
 ):
     # As from two machines: each has its results folder, and sees nothing of the other yet.
     first = start(trials=2, steps=18, step_s=0.15)

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from tests.chain_searches import ChainSearch, chain_searches
-from tests.object_servers import ObjectServer, running_minio
+from tests.object_servers import ObjectServer
+from tests.own_store import Start, own_bucket, server, start
 from tests.support import eventually
 from tunemq_shared import messages as m
 
+__all__ = ["own_bucket", "server", "start"]
+
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
-
-Start = Callable[..., ChainSearch]
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
-    with running_minio(tmp_path / "minio") as server:
-        for name, value in server.environ.items():
-            monkeypatch.setenv(name, value)
-        yield server
-
-
-@pytest.fixture
-def start(tmp_path: Path, server: ObjectServer) -> Iterator[Start]:
-    yield from chain_searches(tmp_path, server, server.create_bucket())
 
 
 def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[], None]) -> None:

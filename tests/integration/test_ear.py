@@ -12,27 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.farm_support import RedisServer, Scheduler, is_alive
+from tests.integration.farm_support import RedisServer, is_alive
+from tests.integration.node_fixtures import scheduler, server
 from tests.support import eventually
 from tunemq_shared import wire
-from tunemq_workers.ear_process import MAIL, READY, EarProcess, start_ear
+from tunemq_workers.child_process import ChildProcess
+from tunemq_workers.ear_process import MAIL, READY, start_ear
 from tunemq_workers.frames import FrameDecoder
 from tunemq_workers.mail import Mailbox
 
+__all__ = ["scheduler", "server"]
+
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
 
 
 class Ear:
     """An ear, and what it sends."""
 
-    def __init__(self, process: EarProcess):
+    def __init__(self, process: ChildProcess):
         self.pid, self.sock = process
         self.sock.settimeout(10)
         self.decoder = FrameDecoder()
@@ -66,11 +63,6 @@ def ear(server: RedisServer, tmp_path: Path) -> Iterator[Ear]:
     assert ear.next() == (READY, b"")
     yield ear
     ear.close()
-
-
-@pytest.fixture
-def scheduler(server, tmp_path):
-    return Scheduler(server, tmp_path)
 
 
 def test_an_ear_hands_on_mail_unread_and_in_order(ear, scheduler):

@@ -7,20 +7,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from tests.integration.farm_support import (
     Node,
-    RedisServer,
-    Scheduler,
     family_of,
     is_alive,
     order,
 )
+from tests.integration.node_fixtures import node, scheduler, server
 from tests.support import eventually
 from tunemq_shared import wire
 from tunemq_shared.conditions import next_result
@@ -34,26 +31,9 @@ from tunemq_shared.messages import (
     TrialStarted,
 )
 
+__all__ = ["node", "scheduler", "server"]
+
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def scheduler(server: RedisServer, tmp_path: Path) -> Scheduler:
-    return Scheduler(server, tmp_path)
-
-
-@pytest.fixture
-def node(server: RedisServer, scheduler: Scheduler, tmp_path: Path) -> Iterator[Node]:
-    node = Node(server, scheduler, tmp_path / "node")
-    yield node
-    node.end()
 
 
 def three_results(config):

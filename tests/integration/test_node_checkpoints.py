@@ -12,6 +12,7 @@ import pytest
 
 from tests.counted_proxy import counted
 from tests.integration.farm_support import Node, RedisServer, Scheduler, children_of, order
+from tests.integration.node_fixtures import scheduler, server
 from tests.object_servers import ObjectServer, running_minio
 from tests.support import eventually
 from tunemq_shared import wire
@@ -32,21 +33,11 @@ from tunemq_shared.messages import (
     TrialWaits,
 )
 
+__all__ = ["scheduler", "server"]
+
 pytestmark = pytest.mark.integration
 
 SIZE = 3_000_000
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.end()
-
-
-@pytest.fixture
-def scheduler(server: RedisServer, tmp_path: Path) -> Scheduler:
-    return Scheduler(server, tmp_path)
 
 
 @pytest.fixture

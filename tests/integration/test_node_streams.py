@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.farm_support import Node, RedisServer, Scheduler, order
+from tests.integration.node_fixtures import server
 from tests.support import eventually
 from tunemq_shared import wire
 from tunemq_shared.messages import (
@@ -22,14 +23,9 @@ from tunemq_shared.messages import (
 )
 from tunemq_workers import outboxes
 
+__all__ = ["server"]
+
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.end()
 
 
 def scheduler_of(experiment: str, server: RedisServer, folder: Path) -> Scheduler:

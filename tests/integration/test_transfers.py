@@ -25,8 +25,8 @@ from tests.support import eventually
 from tests.transfers import Waiting, run_until
 from tunemq_shared.failpoints import VARIABLE as FAILPOINTS
 from tunemq_shared.local_store import LocalStore
+from tunemq_workers.child_process import start_child
 from tunemq_workers.reactor import Reactor
-from tunemq_workers.transfers.child import start_transfers
 from tunemq_workers.transfers.link import Transfers
 from tunemq_workers.transfers.messages import Download, Upload
 
@@ -55,7 +55,7 @@ class Node:
         failpoints = self.failpoints.pop(0) if len(self.failpoints) > 1 else self.failpoints[0]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(FAILPOINTS, failpoints)
-            return start_transfers(str(self.log))
+            return start_child("tunemq_workers.transfers.process", (), str(self.log))
 
     def write(self, source: Path, key: str = KEY) -> Path:
         """Have a checkpoint written as a host does it; its folder."""
@@ -411,8 +411,8 @@ def test_no_process_is_left_when_the_node_closes_its_transfers(node, source):
 def test_transfers_end_with_their_node(tmp_path):
     node = f"""
 import time
-from tunemq_workers.transfers.child import start_transfers
-child = start_transfers({str(tmp_path / "log")!r})
+from tunemq_workers.child_process import start_child
+child = start_child("tunemq_workers.transfers.process", (), {str(tmp_path / "log")!r})
 print(child.pid, flush=True)
 time.sleep(60)
 """

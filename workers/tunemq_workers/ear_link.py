@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.errors import WireError
-from tunemq_workers.ear_process import MAIL, READY, EarProcess
+from tunemq_workers.child_process import ChildProcess
+from tunemq_workers.ear_process import MAIL, READY
 from tunemq_workers.frames import FrameDecoder
 from tunemq_workers.reactor import Reactor, Timer
 
@@ -38,8 +39,8 @@ class EarLink:
     def __init__(
         self,
         reactor: Reactor,
-        start: Callable[[], EarProcess],
-        first: EarProcess,
+        start: Callable[[], ChildProcess],
+        first: ChildProcess,
         children: set[int],
         *,
         on_ready: Callable[[], None],
@@ -48,7 +49,7 @@ class EarLink:
     ) -> None:
         self._reactor, self._start, self._children = reactor, start, children
         self._on_ready, self._on_mail, self._on_death = on_ready, on_mail, on_death
-        self._ear: EarProcess | None = None
+        self._ear: ChildProcess | None = None
         self._is_ready = False
         self._deaths_in_a_row = 0
         self._overdue: Timer | None = None
@@ -97,7 +98,7 @@ class EarLink:
         else:
             self._attend(ear)
 
-    def _attend(self, ear: EarProcess) -> None:
+    def _attend(self, ear: ChildProcess) -> None:
         self._ear, self._is_ready = ear, False
         self._children.add(ear.pid)
         self._decoder = FrameDecoder()
@@ -106,7 +107,7 @@ class EarLink:
         self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(ear))
         _log.info("ear.started pid=%d", ear.pid)
 
-    def _is_overdue(self, ear: EarProcess) -> None:
+    def _is_overdue(self, ear: ChildProcess) -> None:
         if self._ear is ear and not self._is_ready:
             self.restart(f"not ready after {_STARTING_S:.0f} s")
 

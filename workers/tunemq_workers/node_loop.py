@@ -18,8 +18,8 @@ from typing import Final
 from tunemq_shared.messages import PROTOCOL_VERSION, BatchHeader, NodeWarned, encode
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.checkpoints import Checkpoints
+from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.ear_link import EarLink
-from tunemq_workers.ear_process import EarProcess
 from tunemq_workers.host_contracts import Forkservers
 from tunemq_workers.hosts import Hosts
 from tunemq_workers.mail import Mailbox
@@ -95,8 +95,8 @@ class NodeLoop:
         forkservers: Forkservers,
         make_checkpoints: Callable[[Emit], Checkpoints],
         children: set[int],
-        start_ear: Callable[[], EarProcess],
-        ear: EarProcess,
+        start_ear: Callable[[], ChildProcess],
+        ear: ChildProcess,
     ) -> None:
         self._incarnation, self._hello = incarnation, hello
         self._reactor, self._forkservers = reactor, forkservers

@@ -24,7 +24,7 @@ from tunemq_workers.cache_disk import CacheDisk
 from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.checkpoints import Checkpoints
-from tunemq_workers.ear_process import EarProcess
+from tunemq_workers.child_process import ChildProcess, start_child
 from tunemq_workers.forkservers import ForkserverPool
 from tunemq_workers.node_loop import NodeLoop
 from tunemq_workers.outbox_room import Room
@@ -32,7 +32,6 @@ from tunemq_workers.prctl import adopt_orphans, set_name
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.redis_address import parse_address
 from tunemq_workers.spool import Spool
-from tunemq_workers.transfers.child import start_transfers
 from tunemq_workers.transfers.link import Transfers
 
 #: A part of the node broke (EX_SOFTWARE).
@@ -44,8 +43,8 @@ _log = logging.getLogger(__name__)
 def run_node(
     options: argparse.Namespace,
     incarnation: str,
-    start_ear: Callable[[], EarProcess],
-    ear: EarProcess,
+    start_ear: Callable[[], ChildProcess],
+    ear: ChildProcess,
     watched: int | None,
 ) -> int:
     """Run a node with the options of `tunemq_workers.node`; the exit code.
@@ -89,7 +88,8 @@ def run_node(
     )
 
     def make_checkpoints(emit: Emit) -> Checkpoints:
-        start = partial(start_transfers, os.path.join(options.workdir, "transfers.log"))
+        log = os.path.join(options.workdir, "transfers.log")
+        start = partial(start_child, "tunemq_workers.transfers.process", (), log)
         return Checkpoints(
             reactor,
             CacheDisk(reactor),

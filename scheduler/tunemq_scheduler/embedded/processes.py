@@ -44,7 +44,7 @@ def start(argv: Sequence[str], environ: Mapping[str, str], log: str) -> int:
         return pid
     try:
         _turn_into(argv, environ, log, parent)
-    except BaseException as error:  # noqa: BLE001  nothing may return into the keeper's code; the log says it
+    except BaseException as error:  # noqa: BLE001  nothing may return into the keeper's code; written to the process's log
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
     os._exit(127)
 

@@ -108,7 +108,7 @@ class _Resolver:
             return function.evaluate(SpecView(self, self.root, ()), rng)
         except SearchSpaceError:
             raise
-        except Exception as error:  # the user's code; the error goes to the user with its place
+        except Exception as error:  # the user's code: raised to its caller, with the place
             raise SearchSpaceError(
                 f"the sample_from at {path_name(path)!r} raised {type(error).__name__}: {error}. "
                 f"The configuration that it gets has the keys {list(self.root)}."

@@ -72,7 +72,7 @@ class BackgroundSyncer(Syncer):
             self._transfer.wait(timeout)
         except TimeoutError:
             raise
-        except Exception as error:  # a command may be the user's
+        except Exception as error:  # maybe the user's; logged by who waits
             raise TuneError(f"the sync failed: {error}") from error
 
     def retry(self) -> None:
@@ -118,7 +118,7 @@ class BackgroundSyncer(Syncer):
             return False
         try:
             self.wait()
-        except Exception as error:  # noqa: BLE001  nobody asked for it: it is only told
+        except Exception as error:  # noqa: BLE001  nobody waited for it: logged here, and the new sync makes it good
             _log.warning("The last sync failed: %s", error)
         self._command = command
         self.retry()

@@ -147,7 +147,7 @@ class _Run:
                     raise TimeoutError("the transfer before it was cancelled and has not ended")
             self.cancel.check()
             self.result = function(*args, **kwargs, cancel=self.cancel)
-        except BaseException as error:  # noqa: BLE001  the thread's edge: `wait` raises it
+        except BaseException as error:  # noqa: BLE001  the thread's edge: kept here, and raised and logged by who waits
             self.error = error
         finally:
             self.is_over = True

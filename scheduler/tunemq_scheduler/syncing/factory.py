@@ -81,7 +81,7 @@ def _default(sync_config: SyncConfig) -> DefaultSyncer:
 def _check_copies(syncer: Syncer) -> None:
     try:
         copy.deepcopy(syncer)
-    except Exception as error:  # the user's
+    except Exception as error:  # the user's code: raised to the script, nothing has begun
         raise ConfigError(
             f"SyncConfig(syncer={syncer!r}) cannot be copied, and each folder needs a copy of its "
             f"own: {error}. Leave out in its __getstate__ what cannot be copied."

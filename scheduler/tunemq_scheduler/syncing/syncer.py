@@ -142,12 +142,11 @@ class Syncer(ABC):
             Whether it was launched. Only a launch starts a new period.
         """
         now = time.monotonic()
-        if now - self.last_sync_up_time < self.sync_period:
-            return False
-        if not self.sync_up(local_dir, remote_dir, exclude):
-            return False
-        self.last_sync_up_time = now
-        return True
+        is_due = now - self.last_sync_up_time >= self.sync_period
+        launched = is_due and self.sync_up(local_dir, remote_dir, exclude)
+        if launched:
+            self.last_sync_up_time = now
+        return launched
 
     def sync_down_if_needed(
         self, remote_dir: str, local_dir: str, exclude: Sequence[str] | None = None
@@ -158,12 +157,11 @@ class Syncer(ABC):
             Whether it was launched. Only a launch starts a new period.
         """
         now = time.monotonic()
-        if now - self.last_sync_down_time < self.sync_period:
-            return False
-        if not self.sync_down(remote_dir, local_dir, exclude):
-            return False
-        self.last_sync_down_time = now
-        return True
+        is_due = now - self.last_sync_down_time >= self.sync_period
+        launched = is_due and self.sync_down(remote_dir, local_dir, exclude)
+        if launched:
+            self.last_sync_down_time = now
+        return launched
 
     def wait_or_retry(self, max_retries: int = 3, backoff_s: float = 5) -> None:
         """`wait`, and after a failure try again up to ``max_retries`` times.

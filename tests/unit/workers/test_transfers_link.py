@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.transfers import Waiting, run_until
+from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.transfers import keeper, link
-from tunemq_workers.transfers.child import TransferProcess
 from tunemq_workers.transfers.link import Transfers
 from tunemq_workers.transfers.messages import Download, Upload, Uploaded
 
@@ -59,7 +59,7 @@ class Processes:
         self.arguments: list[str] = []
         self.refusals = 0
 
-    def start(self) -> TransferProcess:
+    def start(self) -> ChildProcess:
         if self.refusals:
             self.refusals -= 1
             raise OSError("no more processes")
@@ -70,7 +70,7 @@ class Processes:
             command = [sys.executable, "-c", PROCESS, *arguments]
             pid = os.posix_spawn(sys.executable, command, os.environ)
         self.started.append(pid)
-        return TransferProcess(pid, ours)
+        return ChildProcess(pid, ours)
 
     def told(self) -> list[str]:
         """The keys of the transfers that were begun, and each "abandon"."""

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.host_link import HostLink
 from tunemq_workers.reactor import Reactor, Timer
-from tunemq_workers.transfers.child import TransferProcess
 from tunemq_workers.transfers.messages import ORDER, Answer, Order, decode_answer, encode
 
 #: Processes that die in a row are started less and less often; one that lived so long begins anew.
@@ -42,7 +42,7 @@ class ChildKeeper:
     def __init__(
         self,
         reactor: Reactor,
-        start: Callable[[], TransferProcess],
+        start: Callable[[], ChildProcess],
         children: set[int],
         *,
         on_up: Callable[[], None],

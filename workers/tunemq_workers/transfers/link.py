@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.reactor import Reactor, Timer
-from tunemq_workers.transfers.child import TransferProcess
 from tunemq_workers.transfers.keeper import ChildKeeper
 from tunemq_workers.transfers.messages import (
     Abandon,
@@ -89,7 +89,7 @@ class Transfers:
     """
 
     def __init__(
-        self, reactor: Reactor, *, start: Callable[[], TransferProcess], children: set[int]
+        self, reactor: Reactor, *, start: Callable[[], ChildProcess], children: set[int]
     ) -> None:
         #: Takes why the process ended, where that was not our wish.
         self.on_death: Callable[[str], object] = _nobody_is_told

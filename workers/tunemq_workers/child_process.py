@@ -1,4 +1,7 @@
-"""Starting the transfers process; apart from `process`, which imports the stores' clients."""
+"""Starting a child process of a node that talks with it over a socket pair.
+
+Imported before everything else of a node, so it imports next to nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,22 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class TransferProcess(NamedTuple):
-    """A running transfers process, and the node's end of the socket pair."""
+class ChildProcess(NamedTuple):
+    """A running child, and the node's end of the socket pair."""
 
     pid: int
     sock: socket.socket
 
 
-def start_transfers(log_path: str) -> TransferProcess:
-    """Start a transfers process; call it in the thread whose end shall be the process's end.
+def start_child(module: str, arguments: Sequence[str], log_path: str) -> ChildProcess:
+    """Run ``module``; call it in the thread whose end shall be the process's end.
+
+    The child gets ``--fd`` with its end of the pair and ``--node-pid`` besides ``arguments``, no
+    input, and ``log_path`` for what it prints.
 
     Raises:
         OSError: no process or no socket is to be had, or the log cannot be written.
@@ -25,12 +32,12 @@ def start_transfers(log_path: str) -> TransferProcess:
     ours, theirs = socket.socketpair()
     with theirs:
         theirs.set_inheritable(True)
-        arguments = ["--fd", str(theirs.fileno()), "--node-pid", str(os.getpid())]
+        line = ["--fd", str(theirs.fileno()), "--node-pid", str(os.getpid())]
         writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         try:
             pid = os.posix_spawn(
                 sys.executable,
-                [sys.executable, "-P", "-m", "tunemq_workers.transfers.process", *arguments],
+                [sys.executable, "-P", "-m", module, *arguments, *line],
                 os.environ,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -42,4 +49,4 @@ def start_transfers(log_path: str) -> TransferProcess:
         except OSError:
             ours.close()
             raise
-    return TransferProcess(pid, ours)
+    return ChildProcess(pid, ours)
