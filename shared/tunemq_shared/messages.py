@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from tunemq_shared.conditions import Condition, Horizon
+from tunemq_shared.trial_limits import TrialLimits
 
 #: Stands in every batch, assignment and journal; a difference is refused, both versions named.
 PROTOCOL_VERSION = 1
@@ -150,7 +151,9 @@ class TrialFailed(Message, frozen=True, tag="failed"):
 
     ``kind`` is one of ``user`` (its code), ``metric`` (what it reported), ``load`` (its code or
     parameters could not be read), ``restore`` (its checkpoints are damaged), ``storage`` (a
-    checkpoint could not be kept, or the store that has it is away).
+    checkpoint could not be kept, or the store that has it is away), ``memory`` (more than its limit,
+    or the machine's), ``cuda_memory`` (a GPU's), ``time_limit`` (a step or the trial took longer
+    than it may), ``stalled`` (no report for longer than it may).
     """
 
     trial: str
@@ -162,7 +165,10 @@ class TrialFailed(Message, frozen=True, tag="failed"):
 
 
 class HostDied(Message, frozen=True, tag="died"):
-    """The host ended without saying that the trial had: by a signal, or by an exit of its own."""
+    """The host ended without saying that the trial had: by a signal, or by an exit of its own.
+
+    ``cause`` is ``memory`` where the machine had none left for it, else empty.
+    """
 
     trial: str
     epoch: int
@@ -170,6 +176,7 @@ class HostDied(Message, frozen=True, tag="died"):
     signal: int | None
     exit_code: int | None
     at: float
+    cause: str = ""
 
 
 class HostFreed(Message, frozen=True, tag="freed"):
@@ -225,10 +232,37 @@ class NodeJoined(Message, frozen=True, tag="joined"):
 
 
 class NodeLost(Message, frozen=True, tag="lost"):
-    """A node incarnation is gone, with all its hosts."""
+    """A node incarnation is silent for too long: its trials may be started elsewhere.
+
+    ``is_dead``: it will not come back (its node was started again, or its machine is ours and it
+    ended), so that nothing of it has to be kept in mind.
+    """
 
     incarnation: str
     reason: str
+    is_dead: bool = False
+
+
+class NodeReturned(Message, frozen=True, tag="returned"):
+    """A lost incarnation is heard again: what nobody took over from it is its own as before."""
+
+    incarnation: str
+
+
+class ExperimentResumed(Message, frozen=True, tag="resumed"):
+    """A scheduler took up this journal again; ``run`` counts its schedulers, the first is 1.
+
+    What was interrupted, stopped or exhausted goes on. ``unfinished``: trials that are not over go
+    on; else they end where they are. ``errored``: what becomes of trials in ERROR: empty (they stay
+    so), ``resume`` (from their last checkpoint) or ``restart`` (from their beginning, a new
+    lineage). ``is_cold``: no node of the run before is left, with all that it hosted.
+    """
+
+    run: int
+    at: float
+    unfinished: bool = True
+    errored: str = ""
+    is_cold: bool = True
 
 
 class BatchRead(Message, frozen=True, tag="batch"):
@@ -287,6 +321,8 @@ Event = (
     | Tick
     | NodeJoined
     | NodeLost
+    | NodeReturned
+    | ExperimentResumed
     | BatchRead
     | ConfigSuggested
     | SearchExhausted
@@ -368,7 +404,7 @@ class HostStart(Message, frozen=True):
     from, the first usable one counts. ``cache`` is the folder in which the node keeps copies of
     checkpoints; where it is empty the node chooses. ``sync_timeout_s`` bounds each transfer, and
     each wait for one; ``uploads_waiting`` is how many written checkpoints may wait behind the one
-    that is being uploaded.
+    that is being uploaded. ``limits`` are what the host is killed for.
     """
 
     experiment: str
@@ -394,6 +430,7 @@ class HostStart(Message, frozen=True):
     cache: str = ""
     sync_timeout_s: float = 1800.0
     uploads_waiting: int = 1
+    limits: TrialLimits = TrialLimits()
 
 
 class HostOrder(Message, frozen=True):

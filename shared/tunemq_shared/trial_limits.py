@@ -1,0 +1,22 @@
+"""What a trial may take at most before its host is killed."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class TrialLimits(msgspec.Struct, frozen=True, array_like=True):
+    """The limits of each trial of an experiment; 0 is no limit.
+
+    Attributes:
+        step_s: seconds from one report to the next, or from the start to the first.
+        trial_s: seconds in all, those of earlier incarnations included.
+        stall_s: seconds without a report, after which the trial's Python stack is written to its
+            log before it is killed.
+        memory: bytes that the host's whole family holds in memory.
+    """
+
+    step_s: float = 0.0
+    trial_s: float = 0.0
+    stall_s: float = 0.0
+    memory: int = 0
