@@ -47,7 +47,7 @@ class ChainSearch(RunningSearch):
             assert result["status"] == "TERMINATED", (result, self)
             assert result["step"] == self.steps_each, (result, self)
             assert result["recorded"] == list(range(1, self.steps_each + 1)), (result, self)
-            assert result["value"] == expected({"seed": result["seed"]}, self.steps_each), self
+            assert result["value"] == expected({"seed": result["seed"]}, self.steps_each), str(self)
 
     def repeats(self) -> list[int]:
         """For each time that any trial began again: how many steps it executed once more."""
@@ -73,7 +73,7 @@ class ChainSearch(RunningSearch):
         with opened(str(self.folder / "search")) as kept:
             _manifests_are_complete(kept)
             kept.store.collect(kept.runner.live_checkpoints(), lambda _key: False)
-            assert checkpoint_objects(kept) == _needed(kept), self
+            assert checkpoint_objects(kept) == _needed(kept), str(self)
 
     def is_restorable(self) -> None:
         """Check that every checkpoint that is kept can be got from the store."""
@@ -86,8 +86,8 @@ class ChainSearch(RunningSearch):
     def left_nothing_in_the_store(self) -> None:
         """Check that a search which came to its end has removed by itself what nobody needs."""
         with opened(str(self.folder / "search")) as kept:
-            assert checkpoint_objects(kept) == _needed(kept), self
-            assert open_objects(kept.address).abort_uploads(lambda _key: True) == 0, self
+            assert checkpoint_objects(kept) == _needed(kept), str(self)
+            assert open_objects(kept.address).abort_uploads(lambda _key: True) == 0, str(self)
 
     # --- killing ----------------------------------------------------------------------------------
 

@@ -243,7 +243,7 @@ def ends_in_an_error(search: ChainSearch, reason: str, sync_timeout: float) -> N
     assert f"given up after {sync_timeout:g} s" in failed.event.error
     assert reason in failed.event.error
     assert failed.at - waits.at > sync_timeout / 2
-    assert search.ends(within=40) == 0, search
+    assert search.ends(within=40) == 0, str(search)
     said = search.said.decode()
     assert "saving: waits for the store" in said
     assert reason in said

@@ -61,7 +61,7 @@ def everything_is_saved(search: RunningSearch) -> None:
 
 def a_table_was_shown(search: RunningSearch, outcome: str) -> None:
     said = search.said.decode()
-    assert f"search {outcome}" in said, search
+    assert f"search {outcome}" in said, str(search)
     assert str(search.folder / "search") in said.replace("\r\n", "")
     assert "best value" in said
 
@@ -78,7 +78,7 @@ def test_ctrl_c_at_the_terminal_saves_and_shows_everything_and_leaves_nothing(st
 
     print(f"ended after {time.monotonic() - asked:.3f}")
     leaves_nothing(search, pids, since=time.monotonic())
-    assert "exit code 130" in search.said.decode(), search
+    assert "exit code 130" in search.said.decode(), str(search)
     everything_is_saved(search)
     a_table_was_shown(search, "was interrupted (SIGINT)")
 
@@ -119,7 +119,7 @@ def test_a_callback_that_raises_ends_the_script_and_leaves_nothing(start, kind):
     code = search.ends(within=10)
 
     leaves_nothing(search, set(), since=time.monotonic())
-    assert code == 1, search
+    assert code == 1, str(search)
     said = search.said.decode()
     assert "ValueError: the callback fails" in said
     assert "SearchFailed" in said
@@ -129,7 +129,7 @@ def test_a_callback_that_raises_ends_the_script_and_leaves_nothing(start, kind):
 def test_an_exception_behind_a_search_leaves_nothing(start):
     search = start(steps=3, ending="raises_afterwards")
 
-    assert search.ends() == 1, search
+    assert search.ends() == 1, str(search)
     leaves_nothing(search, set(), since=time.monotonic())
     assert "ValueError: the script fails" in search.said.decode()
     a_table_was_shown(search, "is over")
@@ -150,7 +150,7 @@ def test_a_second_ctrl_c_stops_at_once(start, kind):
     print(f"second Ctrl-C: ended after {ended - asked:.3f}")
     assert ended - asked < AT_ONCE_S
     leaves_nothing(search, pids, since=ended)
-    assert "exit code 130" in search.said.decode(), search
+    assert "exit code 130" in search.said.decode(), str(search)
     search.journal_gives_the_state()
 
 
@@ -165,8 +165,8 @@ def test_a_script_that_catches_ctrl_c_can_search_again(start, times):
         if n == 0 and times == 2:
             search.wait_for(m.Interrupted)
 
-    assert search.ends(within=15) == 0, search
-    assert search.said.decode().count("2 TERMINATED") == 1, search
+    assert search.ends(within=15) == 0, str(search)
+    assert search.said.decode().count("2 TERMINATED") == 1, str(search)
     search.leaves_nothing()
 
 
@@ -177,7 +177,7 @@ def test_the_scripts_own_handlers_are_back_after_a_search(start, sign):
         begun(search)
         os.kill(search.process.pid, sign)
 
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
     got = {None: "[]", signal.SIGINT: "[]", signal.SIGTERM: "[15]"}[sign]
     assert f"handlers are back: True {got}" in search.said.decode()
     search.leaves_nothing()
@@ -186,7 +186,7 @@ def test_the_scripts_own_handlers_are_back_after_a_search(start, sign):
 def test_a_search_in_a_thread_works(start):
     search = start(steps=4, ending="in_a_thread")
 
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
     for number in (0, 1):
         assert [step for step, _ in search.recorded(number)] == [1, 2, 3, 4]
     search.journal_gives_the_state()
@@ -200,7 +200,7 @@ def test_ctrl_c_while_a_search_begins_leaves_nothing(start, delay_ms):
     eventually(lambda: time.monotonic() > started + delay_ms / 1000)
     search.type(CTRL_C)
 
-    assert search.ends(within=5) != 0, search
+    assert search.ends(within=5) != 0, str(search)
     search.leaves_nothing()
 
 

@@ -55,7 +55,7 @@ def test_a_step_that_holds_the_gil_harms_neither_its_node_nor_stopping(start):
     print(f"other {other_s:.3f} holder {holder_s:.3f}")
     search.stop(2)
 
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
     assert not [*search.all_of(m.NodeLost), *search.all_of(m.HostDied)]
     assert [step for step, _ in search.recorded(0)] == [1, 2]
     search.journal_gives_the_state()
@@ -73,5 +73,5 @@ def test_a_trial_that_ignores_every_request_is_killed_when_its_time_is_over(star
     assert stopped_s < 0.3 + 1.0 + STOPPED_WITHIN_S
     search.stop(1)
 
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
     search.leaves_nothing()

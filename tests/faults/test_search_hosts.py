@@ -43,7 +43,7 @@ def test_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notices(st
     relatives = family_of(search, 1, killed)
     os.kill(killed, signal.SIGKILL)
     gone_after = seconds_until_dead([killed, *relatives])
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
 
     steps = [step for step, _ in search.steps(1)]
     again = steps[steps.index(8) + 1 :]
@@ -67,7 +67,7 @@ def test_without_further_attempts_a_killed_trial_ends_in_error_that_names_the_si
     relatives = family_of(search, 1, killed)
     os.kill(killed, signal.SIGKILL)
     gone_after = seconds_until_dead([killed, *relatives])
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
 
     assert gone_after < FAMILY_GONE_WITHIN_S
     (error,) = search.folder.glob("search/*_00001/error.txt")

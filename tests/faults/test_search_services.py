@@ -60,7 +60,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
     lost = search.wait_for(m.NodeLost)
     again = search.wait_for(m.TrialStarted, epoch=2)
     print(f"gone {gone_s:.3f} lost {lost.at - killed_at:.3f} back {again.at - killed_at:.3f}")
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
 
     all_is_recorded(search, trials=3, steps=15)
     for number in range(2):  # the last checkpoint that was committed may be that of step 4
@@ -87,7 +87,7 @@ def test_no_trial_notices_that_the_ear_is_killed_ten_times_and_commands_come_soo
         ).event
         heard = search.wait_for(m.ResultReported, trial=trial, step=answered.step + 1)
         heard_after.append(heard.at - killed_at)
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
 
     print(f"heard {sorted(heard_after)}")
     assert statistics.median(heard_after) < HEARS_AGAIN_WITHIN_S, sorted(heard_after)
@@ -104,7 +104,7 @@ def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
     for n in range(REDISES):
         search.wait_for_step(1, step=4 + 8 * n)
         search.one(REDIS).kill()
-    assert search.ends() == 0, search
+    assert search.ends() == 0, str(search)
 
     for number in range(3):
         assert [step for step, _ in search.steps(number)] == list(range(1, 31)), "nobody noticed"
@@ -119,7 +119,7 @@ def test_without_its_keeper_a_search_ends_with_an_error_and_leaves_nothing(start
     search.wait_for_step(0, step=4)
     search.wait_for_step(1, step=4)
     search.one(KEEPER).kill()
-    assert search.ends() == 1, search
+    assert search.ends() == 1, str(search)
 
     assert "its keeper process ended (-9)" in search.said.decode()
     assert search.recorded(0)[:2] == [(1, 1), (2, 2)]

@@ -28,9 +28,9 @@ def test_a_bucket_that_is_taken_away_and_comes_back_costs_no_trial_and_no_checkp
     server.start()
     told = f"there is no bucket '{own_bucket}'".encode()
     eventually(lambda: told in search.said, within=40, message=lambda: str(search))
-    assert search.process.poll() is None, search
+    assert search.process.poll() is None, str(search)
     away.rename(there)
-    assert search.ends(within=40) == 0, search
+    assert search.ends(within=40) == 0, str(search)
     search.is_undisturbed()
     assert search.all_of(m.CheckpointLost) == []
     search.is_whole()
@@ -43,7 +43,7 @@ def test_a_node_that_was_stopped_for_longer_than_its_lease_harms_nothing(start):
     node.send_signal(signal.SIGSTOP)
     search.wait_for(m.NodeLost, within=30)
     node.send_signal(signal.SIGCONT)
-    assert search.ends(within=60) == 0, search
+    assert search.ends(within=60) == 0, str(search)
     search.is_undisturbed()
     search.is_whole()
 
@@ -59,6 +59,6 @@ def test_two_searches_that_got_the_same_place_at_once_take_nothing_from_each_oth
     assert first.store_address() == second.store_address()
     assert first.kill_the_node()  # so that it looks for leftovers in the end
     for search in (first, second):
-        assert search.ends(within=60) == 0, search
+        assert search.ends(within=60) == 0, str(search)
         search.is_undisturbed()
         search.is_restorable()

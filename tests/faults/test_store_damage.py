@@ -62,7 +62,7 @@ def test_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start, da
     shutil.rmtree(folder / ".cache")
     search.kill_the_node()
     found = search.wait_for(m.CheckpointDamaged, trial=trial, within=20).event
-    assert search.ends(within=40) == 0, search
+    assert search.ends(within=40) == 0, str(search)
 
     assert (found.key, found.instead) == (damaged.key, before.key)
     said = search.said.decode()
@@ -84,7 +84,7 @@ def test_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
         opened.write(b"damaged")
     killed = search.hosts()
     search.kill(killed[0])
-    assert search.ends(within=40) == 0, search
+    assert search.ends(within=40) == 0, str(search)
 
     assert search.all_of(m.CheckpointDamaged) == []
     assert len(search.all_of(m.HostDied)) == 1

@@ -30,9 +30,9 @@ def left_with_an_upload(start: Start, server: ObjectServer) -> ChainSearch:
 
 def test_a_search_whose_last_checkpoint_cannot_be_sent_waits_and_says_for_what(start, server):
     search = left_with_an_upload(start, server)
-    assert search.process.poll() is None, search
+    assert search.process.poll() is None, str(search)
     server.thaw()
-    assert search.ends(within=30) == 0, search
+    assert search.ends(within=30) == 0, str(search)
     search.is_undisturbed()
     assert not (search.folder / "search" / ".cache").exists()
 

@@ -44,7 +44,7 @@ def test_a_kill_leaves_no_half_checkpoint_and_no_orphan(start, name: str) -> Non
     times = TIMES_OF_OBJECTS.get(name, TIMES[who])
     search = start(
         trials=2,
-        steps=21,
+        steps=15,
         payload=payload,
         step_s=0.01,
         kept=1,
@@ -52,10 +52,10 @@ def test_a_kill_leaves_no_half_checkpoint_and_no_orphan(start, name: str) -> Non
     )
     code = search.ends(within=50)
     if who == "scheduler":
-        assert code == -signal.SIGKILL, search
+        assert code == -signal.SIGKILL, str(search)
         search.leaves_nothing()
     else:
-        assert code == 0, search
+        assert code == 0, str(search)
         search.is_undisturbed()
         search.left_nothing_in_the_store()
     search.is_whole()

@@ -31,7 +31,7 @@ def kill_hosts(search: ChainSearch, kills: int, chance: random.Random) -> int:
 
 
 def check(search: ChainSearch, most_repeated: int) -> None:
-    assert search.ends(within=60) == 0, search
+    assert search.ends(within=60) == 0, str(search)
     search.is_undisturbed()
     assert max(search.repeats(), default=0) <= most_repeated, (search.repeats(), search)
     search.journal_gives_the_state()
@@ -41,14 +41,14 @@ def check(search: ChainSearch, most_repeated: int) -> None:
 @pytest.mark.parametrize("form", ["function", "class"])
 def test_a_killed_host_repeats_at_most_one_interval(start: Start, form: str) -> None:
     search = start(trials=3, steps=60, save_every=4, form=form)
-    assert kill_hosts(search, 6, random.Random(form)) >= 3, search
+    assert kill_hosts(search, 6, random.Random(form)) >= 3, str(search)
     check(search, search.save_every)
 
 
 def test_a_killed_node_repeats_at_most_three_intervals(start: Start) -> None:
     search, chance = start(trials=2, steps=60, save_every=3, step_s=0.03), random.Random(1)
     for _ in range(2):
-        assert search.pause(chance, 0.8, 1.2), search
+        assert search.pause(chance, 0.8, 1.2), str(search)
         search.kill_the_node()
     check(search, INTERVALS_OF_A_NODE * search.save_every)
 
@@ -60,12 +60,12 @@ def test_fifty_killed_hosts_and_fifty_killed_nodes(start: Start, round_: int) ->
     chance = random.Random(round_)
     form = chance.choice(["function", "class"])
     search = start(trials=3, steps=150, save_every=5, form=form, step_s=0.02)
-    assert kill_hosts(search, 5, chance) == 5, search
+    assert kill_hosts(search, 5, chance) == 5, str(search)
     check(search, search.save_every)
 
     search = start(trials=2, steps=250, save_every=5, form=form, step_s=0.03)
     nodes = 0
     while nodes < 5 and search.pause(chance, 0.5, 1.5):
         nodes += search.kill_the_node()
-    assert nodes == 5, search
+    assert nodes == 5, str(search)
     check(search, INTERVALS_OF_A_NODE * search.save_every)

@@ -28,9 +28,9 @@ def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[],
         search.wait_for(m.TrialWaits, trial=search.trial(number), what="save", within=30)
     eventually(lambda: b"waits for the store" in search.said, within=10, message=str(search))
     eventually(lambda: time.monotonic() > gone_at + seconds, within=seconds + 5)
-    assert search.process.poll() is None, search
+    assert search.process.poll() is None, str(search)
     server.thaw() if server.process is not None else server.start()
-    assert search.ends(within=60) == 0, search
+    assert search.ends(within=60) == 0, str(search)
 
     search.is_undisturbed()
     for number in range(2):
@@ -67,7 +67,7 @@ def test_a_store_that_stays_away_ends_trials_in_an_error_that_says_so(start, ser
     server.kill()
     failed = search.wait_for(m.TrialFailed, within=20).event
     assert failed.kind == "storage", failed
-    assert search.ends(within=30) == 0, search
+    assert search.ends(within=30) == 0, str(search)
     assert search.results()[0]["status"] == "ERROR"
     assert server.url in failed.error
     search.leaves_nothing()
