@@ -99,12 +99,12 @@ def forever(config):
 
 
 @pytest.mark.parity(54)
-@pytest.mark.parametrize("budget", [0.5, dt.timedelta(seconds=0.5)])
+@pytest.mark.parametrize("budget", [1.5, dt.timedelta(seconds=1.5)])
 def test_a_time_budget_ends_an_endless_search(budget):
     began = time.monotonic()
     results = fit(forever, num_samples=-1, time_budget_s=budget)
 
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 12
     assert results.num_errors == 0
     assert {result.status for result in results} == {"TERMINATED"}
 

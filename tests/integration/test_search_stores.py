@@ -13,6 +13,7 @@ import tunemq as tune
 from tests.checkpoints import contents
 from tests.journals import ended_searches
 from tests.searches import fit, results_of
+from tests.support import eventually
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_shared.errors import ConfigError, StoreError
 from tunemq_shared.stored_checkpoint import StoredCheckpoint
@@ -96,7 +97,8 @@ def test_the_local_folder_has_the_results_and_no_checkpoint_when_the_search_is_o
     results = fit(train, name="mine", storage_path=f"s3://{bucket}/searches")
 
     folder = Path(results.experiment_path)
-    assert not (folder / ".cache").exists()
+    # Its node learns with its next lease that the search is over.
+    eventually(lambda: not (folder / ".cache").exists())
     assert [one for one in contents(folder) if "checkpoint_" in one] == []
     address = read_header(folder / FILE_NAME).store
     assert address.startswith(f"s3://{bucket}/searches/mine?endpoint={minio.url}")
