@@ -3,6 +3,7 @@
 #
 # PYTHON        the interpreter that .venv is made with (3.11 or newer)
 # ARGS          passed on: `make test ARGS="tests/unit -k journal"`
+# KILLS         how often `make soak` kills, stops or cuts off a part of a farm
 # JOBS          how many processes run tests at once
 # TUNEMQ_CACHE  where the MinIO server for tests is kept, for all checkouts of this machine
 
@@ -20,7 +21,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 MINIO := $(TUNEMQ_CACHE)/minio-$(MINIO_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak minio check format bench lock clean
+.PHONY: help demo test soak defences minio check format bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -31,8 +32,11 @@ demo: $(VENV)/.examples  ## tune a classifier of handwritten digits; about half 
 test: $(VENV)/.test minio  ## run every test, on real processes, a real redis-server and a real MinIO
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
-soak: $(VENV)/.test minio  ## the tests that take minutes each: a hundred kills, an outage of a minute
-	$(BIN)/python -m pytest -n $(JOBS) -m soak $(ARGS)
+soak: $(VENV)/.test minio  ## the tests that take minutes each; with KILLS=300 a farm on which all dies in turn
+	$(if $(KILLS),$(BIN)/python -m tests.soak --kills $(KILLS),$(BIN)/python -m pytest -n $(JOBS) -m soak) $(ARGS)
+
+defences: $(VENV)/.test minio  ## switch each defence off in turn, and see that a test notices
+	$(BIN)/python -m tests.defences $(ARGS)
 
 minio:  ## build the MinIO server that tests start, once; minutes, and it needs Go
 	@if [ -x '$(MINIO)' ]; then exit 0; fi; \

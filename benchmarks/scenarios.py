@@ -136,6 +136,26 @@ def core(bench: Bench) -> Iterator[Row]:
     yield whole
 
 
+def faults(bench: Bench) -> Iterator[Row]:
+    """1,000,000 events of a simulated farm in which everything goes wrong, audited."""
+    rate = Row(
+        "1,000,000 events under faults, audited", "events/s", goal=20_000, more_is_better=True
+    )
+    for _ in range(bench.runs):
+        found = bench.ours.measure("faults.py", until="events_per_s").figures
+        rate.add("tunemq", found["events_per_s"])
+    yield rate
+
+
+def farm(bench: Bench) -> Iterator[Row]:
+    """The scheduler of a farm is killed, and started again by the same command."""
+    row = Row("farm: SIGKILL of the scheduler, restart to a new result", "s", goal=1.5)
+    for _ in range(bench.runs):
+        found = bench.ours.measure("farm_restart.py", 5, until="restart_s").figures
+        row.add("tunemq", found["restart_s"])
+    yield row
+
+
 def floors(bench: Bench) -> Iterator[Row]:
     """What the parts cost by themselves."""
     figures = _floors(bench.ours).figures
@@ -166,5 +186,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "checkpoints": checkpoints,
     "beside": saving_beside,
     "core": core,
+    "faults": faults,
+    "farm": farm,
     "floors": floors,
 }

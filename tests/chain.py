@@ -88,8 +88,9 @@ def chain(config: dict[str, Any]) -> None:
         if step % config["save_every"]:
             tune.report(metrics)
             continue
-        # No temporary folder: nobody would remove that of a killed process.
-        folder = f"{config['executed']}_state/{number}"
+        # No temporary folder: nobody would remove that of a killed process. One of this process's
+        # own: where a node was cut off there may be two that run the trial.
+        folder = f"{config['executed']}_state/{number}-{os.getpid()}"
         os.makedirs(folder, exist_ok=True)
         save(folder, value, step, size)
         tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(folder))

@@ -71,9 +71,9 @@ class ChainSearch(RunningSearch):
         """Check what is in the store: no half checkpoint, and after a collection no orphan."""
         self.is_restorable()
         with opened(str(self.folder / "search")) as kept:
-            _manifests_are_complete(kept)
+            manifests_are_complete(kept)
             kept.store.collect(kept.runner.live_checkpoints(), lambda _key: False)
-            assert checkpoint_objects(kept) == _needed(kept), str(self)
+            assert checkpoint_objects(kept) == needed_objects(kept), str(self)
 
     def is_restorable(self) -> None:
         """Check that every checkpoint that is kept can be got from the store."""
@@ -86,7 +86,7 @@ class ChainSearch(RunningSearch):
     def left_nothing_in_the_store(self) -> None:
         """Check that a search which came to its end has removed by itself what nobody needs."""
         with opened(str(self.folder / "search")) as kept:
-            assert checkpoint_objects(kept) == _needed(kept), str(self)
+            assert checkpoint_objects(kept) == needed_objects(kept), str(self)
             assert open_objects(kept.address).abort_uploads(lambda _key: True) == 0, str(self)
 
     # --- killing ----------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def checkpoint_objects(kept: Kept) -> set[str]:
     return {key for key in keys if key.count("/") == 2 and "/checkpoint_" in key}
 
 
-def _needed(kept: Kept) -> set[str]:
+def needed_objects(kept: Kept) -> set[str]:
     """The keys of all objects that what is kept consists of."""
     needed = set()
     for key, sha256 in kept.runner.live_checkpoints().items():
@@ -147,7 +147,7 @@ def _needed(kept: Kept) -> set[str]:
     return needed
 
 
-def _manifests_are_complete(kept: Kept) -> None:
+def manifests_are_complete(kept: Kept) -> None:
     """Check that all objects of every manifest that is there, known or not, are there."""
     objects = open_objects(kept.address)
     there = {found.key: found.size for found in objects.list()}

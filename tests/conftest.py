@@ -18,16 +18,20 @@ import pytest
 
 from tests.object_servers import bucket, minio, shared_minio, shared_rclone  # noqa: F401
 from tests.support import eventually
+from tunemq_shared import defences
 
 hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tunemq")
 
+# A shell, or nohup, starts what runs in its background so, and every child would ignore them, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what runs in its background so, and every child would ignore Ctrl-C, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 for _name in [name for name in os.environ if name.startswith("TUNEMQ_")]:
-    del os.environ[_name]  # before any test, fixture or child process can see it
+    if _name != defences.VARIABLE:  # of `make defences`
+        del os.environ[_name]  # before any test, fixture or child process can see it
 
 
 @pytest.fixture(autouse=True)

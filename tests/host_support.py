@@ -78,7 +78,7 @@ class Host:
                         self.give_room()
                 elif kind == frames.FETCH:
                     self._answer(frames.FETCHED, FetchAnswer(str(self.server.cache)))
-                elif payload:
+                elif payload and kind != frames.AWAIT_ORDER:
                     self.events.append(decode_node_event(payload))
 
     def give_room(self) -> None:

@@ -18,11 +18,17 @@ import pytest
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.experiment import Experiment
-from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
+from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
-from tunemq_scheduler.replay import compare, outcome, replay, replay_lock_step
+from tunemq_scheduler.replay import (
+    compare,
+    outcome,
+    replay,
+    replay_lock_step,
+    replay_recovered,
+)
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator
 from tunemq_shared.messages import Entry
@@ -55,7 +61,11 @@ def check_journal(
         make_algorithms: gives fresh ones that ask about every result; None leaves lock-step out.
     """
     path = folder / FILE_NAME
-    settings = read_header(path).settings
+    found = recover(path)
+    if found.snapshot is not None:  # what came before it is not there any more
+        assert replay_recovered(found).snapshot() == live.snapshot()
+        return
+    settings = found.header.settings
     entries = list(read_entries(path))
     handled = entries if _ends_with(entries, unwritten or []) else entries + (unwritten or [])
     assert replay(settings, handled).snapshot() == live.snapshot()
@@ -71,14 +81,16 @@ def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
     make_search = Experiment._search
 
     def watched(self, *args, **kwargs):
-        make_algorithms = _fresh_algorithms(self.prepared)
+        # What was told of an earlier run is not fresh.
+        make_algorithms = None if self.is_resumed else _fresh_algorithms(self.prepared)
         search = make_search(self, *args, **kwargs)
         ended.append(Ended(self, search.loop, make_algorithms))
         return search
 
     monkeypatch.setattr(Experiment, "_search", watched)
     yield ended
-    for search in ended:
+    # A journal is that of the last search which went on with it.
+    for search in {one.experiment.folder: one for one in ended}.values():
         check_journal(
             Path(search.experiment.folder),
             search.loop.runner,

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,8 @@ import pytest
 
 from tests.support import eventually
 from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
+from tunemq_scheduler.journal.frames import frame_at
+from tunemq_scheduler.journal.layout import TURNS_SUFFIX, numbers, turns_file
 from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
@@ -37,7 +38,6 @@ NODE, EAR = "tunemq_workers.node", "tunemq_workers.ear"
 GONE_WITHIN_S = 2.0
 #: A shell that becomes the script.
 _RUN = 'exec "$@"'
-_FRAME = struct.Struct(">II")
 
 
 @dataclass
@@ -52,28 +52,29 @@ class JournalTail:
     """Reads a journal while it grows."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
+        self._folder = path
+        #: Of the segments that there are: how far each is read.
+        self._offsets: dict[int, int] = {}
         self.seen: list[Seen] = []
 
     def read(self) -> list[Seen]:
         """All that has been seen, the newest included."""
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(self._path).st_size > self._offset:
-                self._read_new(time.monotonic())
+        for number in numbers(self._folder, TURNS_SUFFIX):
+            path, offset = turns_file(self._folder, number), self._offsets.setdefault(number, 0)
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_size > offset:
+                    self._offsets[number] = self._read_new(path, offset, time.monotonic())
         return self.seen
 
-    def _read_new(self, now: float) -> None:
-        with open(self._path, "rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        while len(data) >= _FRAME.size:
-            length, _ = _FRAME.unpack_from(data)
-            frame, data = data[_FRAME.size : _FRAME.size + length], data[_FRAME.size + length :]
-            if len(frame) < length:
-                return
-            if self._offset:  # the first one is the header
-                self.seen += [Seen(now, entry.event) for entry in m.decode_entries(frame)]
-            self._offset += _FRAME.size + length
+    def _read_new(self, path: Path, offset: int, now: float) -> int:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while (frame := frame_at(file, offset, size)) is not None:
+                if offset:  # the first one is the header
+                    entries = m.decode_entries(frame.payload)
+                    self.seen += [Seen(now, entry.event) for entry in entries]
+                offset = frame.end
+        return offset
 
 
 class RunningSearch:

@@ -28,15 +28,20 @@ def can_mount() -> bool:
     return tried.returncode == 0
 
 
+def on_small_disk(disk: Path, command: list[str], *, options: str) -> list[str]:
+    """A command that becomes ``command``, which finds the file system at the folder ``disk``."""
+    if not can_mount():
+        pytest.skip("this machine lets nobody mount a file system")
+    return [*_NAMESPACE, "sh", "-c", _MOUNT, "sh", options, str(disk), *command]
+
+
 def with_small_disk(
     disk: Path, command: list[str], *, options: str = "size=8m"
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that finds the file system at ``disk``, an empty folder; skip if it cannot."""
-    if not can_mount():
-        pytest.skip("this machine lets nobody mount a file system")
     disk.mkdir(exist_ok=True)
     return subprocess.run(
-        [*_NAMESPACE, "sh", "-c", _MOUNT, "sh", options, str(disk), *command],
+        on_small_disk(disk, command, options=options),
         env={**os.environ, "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,

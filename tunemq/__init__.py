@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tunemq_scheduler.callback import Callback
     from tunemq_scheduler.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
+    from tunemq_scheduler.limits import TrialLimits
     from tunemq_scheduler.result import Result
     from tunemq_scheduler.result_grid import ResultGrid
     from tunemq_scheduler.run import run
@@ -49,6 +50,7 @@ __version__ = "0.1.0.dev0"
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "tunemq_scheduler.callback": ("Callback",),
     "tunemq_scheduler.config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
+    "tunemq_scheduler.limits": ("TrialLimits",),
     "tunemq_scheduler.result": ("Result",),
     "tunemq_scheduler.result_grid": ("ResultGrid",),
     "tunemq_scheduler.run": ("run",),
@@ -109,6 +111,7 @@ __all__ = [
     "Stopper",
     "SyncConfig",
     "Trainable",
+    "TrialLimits",
     "TuneConfig",
     "TuneError",
     "Tuner",

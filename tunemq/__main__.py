@@ -10,9 +10,11 @@ from tunemq import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    # The two sides do not know each other: each brings its commands along.
     from tunemq_scheduler.tools import command
+    from tunemq_workers import command as worker
 
-    return command.main(__version__, arguments)
+    return command.main(__version__, arguments, others=[worker.add_parser])
 
 
 if __name__ == "__main__":

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from tunemq_scheduler.core.commands import RecordEnd
+from tunemq_scheduler.core.trial import PAUSED
 from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
 from tunemq_scheduler.search.search_algorithm import (
     NoSuggestion,
     SearchAlgorithm,
     Suggestion,
 )
+from tunemq_scheduler.states import HasState, pack_state, state_of, unpack_state
 from tunemq_scheduler.stopper import Stopper
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared.conditions import TO_THE_END, Horizon, lookup, next_result
-from tunemq_shared.errors import SearchFailed, TuneError
+from tunemq_shared.errors import ConfigError, SearchFailed, TuneError
 from tunemq_shared.messages import PAUSE, STOP, Answer, Decided, HorizonSet, ResultReported
 
 P = ParamSpec("P")
@@ -91,6 +94,12 @@ class Algorithms:
         """A new trial is there; returns up to where it may run unasked."""
         self._ask("trial scheduler", self.scheduler.on_trial_add, self.view, trial)
         return [HorizonSet(trial.trial_id, self._horizon(trial, 0))]
+
+    def taken_up(self, trial: TrialView) -> list[Answer]:
+        """A trial of an earlier run is there, or lives again; as `added`."""
+        told = self.search.told_suggested
+        self._ask("search algorithm", told, trial.number, trial.trial_id, trial.config)
+        return self.added(trial)
 
     def choose(self, waiting: list[TrialView]) -> TrialView | None:
         """Which of the waiting trials starts next."""
@@ -171,6 +180,51 @@ class Algorithms:
         self._ask(
             "search algorithm", self.search.told_complete, trial.trial_id, result, error, early
         )
+
+    def over(self, trial: TrialView, end: RecordEnd) -> None:
+        """A trial is over; its view still is as it was before."""
+        had_run = trial.epoch > 0 and trial.status != PAUSED
+        trial.status = end.status
+        self.ended(trial, error=end.status == "ERROR", early=end.early, started=had_run)
+
+    def decided(self, trial: str, answers: Iterable[Answer]) -> None:
+        """What counts is what stands in the journal, whatever was answered when asked again."""
+        if not any(isinstance(one, Decided) and one.decision == STOP for one in answers):
+            self._stopped_by_scheduler.discard(trial)
+
+    # --- their states -----------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, bytes] | None:
+        """All that they know; None while one of them has no state to give."""
+        states: dict[str, bytes] = {}
+        for who, algorithm in self._all().items():
+            state = self._ask(who, state_of, algorithm)
+            if state is None:
+                return None
+            states[who] = pack_state(type(algorithm).__name__, state)
+        return states
+
+    def set_state(self, states: Mapping[str, bytes]) -> None:
+        """Have fresh ones know what these knew.
+
+        Raises:
+            ConfigError: they are others, or were set up in another way.
+        """
+        mine = self._all()
+        if mine.keys() != states.keys():
+            raise ConfigError(
+                f"the experiment was run with a {', a '.join(states)}, and is resumed with a "
+                f"{', a '.join(mine)}; resume it with the same."
+            )
+        for who, algorithm in mine.items():
+            self._ask(who, algorithm.set_state, unpack_state(states[who]))
+
+    def _all(self) -> dict[str, HasState]:
+        found: dict[str, HasState] = {
+            "search algorithm": self.search,
+            "trial scheduler": self.scheduler,
+        }
+        return found if self.stopper is None else {**found, "stopper": self.stopper}
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunemq_scheduler.limits import TrialLimits
 from tunemq_scheduler.syncing.config import SyncConfig
 from tunemq_shared.byte_sizes import parse_bytes
 from tunemq_shared.checkpoint import Checkpoint
@@ -156,14 +157,27 @@ class CheckpointConfig:
 class FailureConfig:
     """What happens when a trial fails.
 
+    A trial is tried again from its last checkpoint: at once, and while no new result comes after
+    growing pauses of up to a minute. A trial that used up its own time (`TrialLimits`) is not.
+
     Attributes:
-        max_failures: how often it is tried again, from its last checkpoint; -1 is for ever.
+        max_failures: how often it is tried again after an error in its code, the death of its
+            process, too much memory or a step that took too long; -1 is for ever.
+        max_storage_failures: how often in a row, with no new result in between, when its checkpoint
+            could not be kept; and likewise when it could not be restored; -1 is for ever.
+        max_node_losses: how often in a row after its node was lost; one that takes still another
+            node with it is *poison* and in ERROR. -1 is for ever.
+        retry_cuda_memory: whether one that ran out of a GPU's memory is tried again, as a failure
+            of ``max_failures``; it would need as much again.
         fail_fast: True ends the search with the first trial in ERROR; ``"raise"`` also raises its
             error from ``fit``.
     """
 
     max_failures: int = 0
     fail_fast: bool | Literal["raise"] = False
+    max_storage_failures: int = 3
+    max_node_losses: int = 2
+    retry_cuda_memory: bool = False
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -171,9 +185,12 @@ class FailureConfig:
         Raises:
             ConfigError: naming the field, its value and what it may be.
         """
-        if not _is_int(self.max_failures) or self.max_failures < -1:
-            fix = "give a whole number from 0, or -1 to try for ever"
-            raise _bad("FailureConfig", "max_failures", self.max_failures, fix)
+        for name in ("max_failures", "max_storage_failures", "max_node_losses"):
+            limit = getattr(self, name)
+            if not _is_int(limit) or limit < -1:
+                fix = "give a whole number from 0, or -1 to try for ever"
+                raise _bad("FailureConfig", name, limit, fix)
+        _check_flag("FailureConfig", "retry_cuda_memory", self.retry_cuda_memory)
         if self.fail_fast not in (True, False, "raise"):
             raise _bad("FailureConfig", "fail_fast", self.fail_fast, "give True, False or 'raise'")
         if self.fail_fast and self.max_failures != 0:
@@ -204,6 +221,7 @@ class RunConfig:
             installed packages that the trainable refers to, ``()`` for none.
         sync_config: how long a transfer to the store may take, how many may wait, and what is
             copied there besides checkpoints.
+        trial_limits: how long a step or a trial may take, and how much memory, before it is killed.
         resume_from_checkpoint: every trial begins from this checkpoint (a `Checkpoint`, or the path
             of its folder), which is copied into the search's store and stays there.
     """
@@ -218,6 +236,7 @@ class RunConfig:
     verbose: int = 1
     preload: Sequence[str] | None = None
     sync_config: SyncConfig = field(default_factory=SyncConfig)
+    trial_limits: TrialLimits = field(default_factory=TrialLimits)
     resume_from_checkpoint: Checkpoint | str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
@@ -230,6 +249,7 @@ class RunConfig:
             ("failure_config", FailureConfig),
             ("checkpoint_config", CheckpointConfig),
             ("sync_config", SyncConfig),
+            ("trial_limits", TrialLimits),
         ):
             if getattr(self, name) is None:  # what Ray Tune takes for the default
                 object.__setattr__(self, name, kind())
@@ -267,6 +287,11 @@ def _check(where: str, name: str, value: object, allowed: tuple[object, ...]) ->
     if value not in allowed:
         choices = ", ".join(repr(one) for one in allowed)
         raise _bad(where, name, value, f"choose one of {choices}")
+
+
+def _check_flag(where: str, name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise _bad(where, name, value, "give True or False")
 
 
 def _bad(where: str, name: str, value: object, fix: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Runs one experiment from its checked input to its results: puts the parts together."""
+"""Runs one experiment from its checked input to its results, on a farm of its own or right here."""
 
 from __future__ import annotations
 
@@ -6,79 +6,47 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.callback import Callback
-from tunemq_scheduler.collecting import settle_store
-from tunemq_scheduler.copies import copier_of
-from tunemq_scheduler.core.commands import DeleteCheckpoint
-from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.adopting import adopt_written
 from tunemq_scheduler.embedded.warm import embedded_farm
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.executors.in_process import InProcessExecutor
-from tunemq_scheduler.experiment_view import ExperimentView, UploadNews
 from tunemq_scheduler.folders import experiment_name
 from tunemq_scheduler.installed_packages import installed_packages_first
-from tunemq_scheduler.journal import FILE_NAME, JOURNAL_VERSION, Journal, JournalHeader
-from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
-from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.journal import JournalHeader
+from tunemq_scheduler.opening import (
+    Opened,
+    ResumeOptions,
+    has_work,
+    open_new,
+    resumption,
+    take_up,
+)
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
-from tunemq_scheduler.records import Records
-from tunemq_scheduler.report.display import Display
-from tunemq_scheduler.report.reporter import display_for
 from tunemq_scheduler.restored import import_checkpoint
 from tunemq_scheduler.result_grid import ResultGrid
+from tunemq_scheduler.search_run import SearchRun, grid_of
 from tunemq_scheduler.signals import StopSignals
 from tunemq_scheduler.storage import Storage, make_storage, storage_of
-from tunemq_scheduler.store_keeper import Removal, StoreKeeper
-from tunemq_scheduler.trial_results import AllTrials, TrialResults
+from tunemq_scheduler.trial_results import TrialResults
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
-from tunemq_shared.errors import TrialError, WireUnavailable
+from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.messages import BlobRef, Environment, ExperimentResumed
 from tunemq_shared.shipping import ship
-from tunemq_shared.store import Store
 from tunemq_shared.stores import open_store
-
-if TYPE_CHECKING:
-    from tunemq_scheduler.syncing.callback import SyncerCallback
 
 #: The folder with a machine's own copies of checkpoints, in the experiment's.
 CACHE: Final = ".cache"
-#: How long an interrupted search goes on copying what it wrote to its store.
-INTERRUPTED_COPY_S: Final = 5.0
-
-
-class _Search(NamedTuple):
-    """The parts of a search that runs."""
-
-    loop: ExperimentLoop
-    records: Records
-    display: Display
-    store: Store
-    keeper: StoreKeeper
-    copier: SyncerCallback | None
-
-    def give_up_copying(self) -> None:
-        """Let the last copies be; for signal handlers, too."""
-        if self.copier is not None:
-            self.copier.give_up()
-
-    def finish_records(self) -> None:
-        """Tell callbacks that the search is over; whoever interrupted it waits for few copies."""
-        timer = threading.Timer(INTERRUPTED_COPY_S, self.give_up_copying)
-        if self.copier is not None and self.loop.runner.interrupted:
-            timer.daemon = True
-            timer.start()
-        try:
-            self.records.finish(AllTrials(self.loop.runner, self.loop.plan))
-        finally:
-            timer.cancel()
+_NO_CODE: Final = BlobRef("", 0, "")
+_NO_ENVIRONMENT: Final = Environment("", (), {}, ())
 
 
 class Experiment:
@@ -87,17 +55,27 @@ class Experiment:
     Args:
         prepared: its checked input.
         storage: its own folder, which exists, and its store.
+        resume: go on with what is in that folder; None for a new experiment.
+        keep: called when the experiment is open and nothing of it has been done.
     """
 
-    def __init__(self, prepared: Prepared, storage: Storage) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        storage: Storage,
+        resume: ResumeOptions | None = None,
+        *,
+        keep: Callable[[], None] = lambda: None,
+    ) -> None:
         self.prepared = prepared
         self.folder, self._store_address = storage
         self.name = os.path.basename(storage.folder)
+        self.is_resumed = resume is not None
+        self._resume = resume
+        self._keep = keep
         self._settings = prepared.settings
         self._id = uuid.uuid4().hex[:8]
-        self._started = time.monotonic()
-        #: Whether no turn of the loop follows, and whether everything was killed.
-        self._is_over = self._killed = False
+        self._event: ExperimentResumed | None = None
 
     def run(self) -> ResultGrid:
         """Run it on this script's own farm.
@@ -106,8 +84,10 @@ class Experiment:
             KeyboardInterrupt: Ctrl-C; everything is saved.
             TuneError: the search could not go on; what it had is saved.
         """
-        self._take_checkpoint()
-        with embedded_farm(prewarm=self.prepared.environment()) as farm:
+        opened = self._open()
+        if self._event is not None and not has_work(opened, self._event, self.prepared):
+            return self._is_over_already(opened, self._event)
+        with opened.journal, embedded_farm(prewarm=self.prepared.environment()) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
             with installed_packages_first("celery", "kombu", "redis"):
                 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
@@ -115,43 +95,45 @@ class Experiment:
             plan = self._plan(BlobFolder(Path(farm.folder) / "blobs"))
             farm.wait_until_ready()
             executor = CeleryTrialExecutor(farm.url, term=farm.new_term(), backing=farm)
-            search = self._search(plan, executor)
+            search = self._search(plan, executor, opened)
 
             def stop(reason: str) -> None:
                 search.loop.interrupt(reason)
-                if self._is_over:
+                if search.is_over:
                     search.give_up_copying()
 
             def stop_now() -> None:
-                self._killed = True
+                search.is_killed = True
                 farm.end_now()
                 executor.wake()
                 search.give_up_copying()
 
             signals = StopSignals(stop, stop_now)
-            with signals, self._shown(search, lambda: signals.received is not None):
+            with signals, search.shown(lambda: signals.received is not None):
                 try:
                     executor.open(plan)
-                    search.loop.run(until=lambda: self._killed)
+                    self._begin(search)
+                    search.loop.run(until=lambda: search.is_killed)
                 except WireUnavailable:
-                    if not self._killed:  # else it went at our word, faster than the loop
+                    if not search.is_killed:  # else it went at our word, faster than the loop
                         raise
                 finally:
-                    executor.close(now=self._killed)
-            return self._results(search)
+                    executor.close(now=search.is_killed)
+            return search.results()
 
     def run_here(self) -> ResultGrid:
         """Run its first trial in this process and thread, for debuggers."""
-        self._take_checkpoint()
+        opened = self._open()
         plan = self._plan(BlobFolder(Path(self.folder) / ".debug"))
         executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
-        search = self._search(plan, executor, max_trials=1)
-        with self._shown(search, lambda: False):
+        search = self._search(plan, executor, opened, max_trials=1)
+        with opened.journal, search.shown(lambda: False):
             failed: list[BaseException] = []
 
             def turn() -> None:
                 try:
                     executor.open(plan)
+                    self._begin(search)
                     search.loop.run()
                 except BaseException as error:  # noqa: BLE001  kept, and raised below by the thread that serves
                     failed.append(error)
@@ -169,9 +151,41 @@ class Experiment:
                 thread.join()
             if failed:
                 raise failed[0]
-        return self._results(search)
+        return search.results()
 
     # --- the parts --------------------------------------------------------------------------------
+
+    def _open(self) -> Opened:
+        if self._resume is not None:
+            opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
+            self._event = resumption(opened, self._resume, self._settings)
+            return opened
+        self._keep()
+        self._take_checkpoint()
+        header = JournalHeader(
+            experiment=self.name,
+            experiment_id=self._id,
+            started=time.time(),
+            settings=self._settings,
+            store=self._store_address,
+        )
+        return open_new(Path(self.folder), header, self.prepared, self._outline(header))
+
+    def _begin(self, search: SearchRun) -> None:
+        """The first turn of a further run."""
+        if self._event is not None:
+            facts = adopt_written(search.loop.runner, search.loop.plan, search.records.news)
+            search.loop.resume(self._event, facts)
+
+    def _is_over_already(self, opened: Opened, event: ExperimentResumed) -> ResultGrid:
+        """Nothing is left to do: the results, once what is not to be finished has ended."""
+        runner = opened.runner
+        with opened.journal:
+            if any(not trial.is_finished for trial in runner.live.values()):
+                search = self._search(opened.plan, InProcessExecutor({}), opened)
+                with search.shown(lambda: True):
+                    search.loop.resume(event)
+        return grid_of(TrialResults(runner, opened.plan), self.prepared, opened.plan)
 
     def _take_checkpoint(self) -> None:
         """Have all trials begin from the user's checkpoint, if one was given."""
@@ -181,18 +195,21 @@ class Experiment:
                 ref = import_checkpoint(given, store)
             self._settings = msgspec.structs.replace(self._settings, restore=(ref,))
 
-    def _plan(self, blobs: BlobFolder) -> ExperimentPlan:
+    def _outline(self, header: JournalHeader) -> ExperimentPlan:
+        """The plan but for the code."""
         prepared = self.prepared
-        code = ship(prepared.trainable, blobs, pickled=prepared.pickled)
-        checkpoints = prepared.run.checkpoint_config
-        return ExperimentPlan(
+        self._id, self._store_address = header.experiment_id, header.store
+        checkpoints, sync = prepared.run.checkpoint_config, prepared.run.sync_config
+        # A stream of its own for each run: nothing of an earlier one can come into it.
+        run = f".{uuid.uuid4().hex[:8]}" if self.is_resumed else ""
+        self._outlined = ExperimentPlan(
             experiment=self.name,
             experiment_id=self._id,
-            events_key=wire.events(self._id),
+            events_key=wire.events(f"{self._id}{run}"),
             folder=self.folder,
             trainable_name=prepared.trainable_name,
-            code=code,
-            environment=prepared.environment(code),
+            code=_NO_CODE,
+            environment=_NO_ENVIRONMENT,
             stop=prepared.stop,
             required_metrics=prepared.required_metrics,
             finite_metrics=prepared.finite_metrics,
@@ -202,115 +219,32 @@ class Experiment:
             reuse=prepared.tune.reuse_actors,
             store=self._store_address,
             cache=os.path.join(self.folder, CACHE) if self._store_address else "",
-            sync_timeout_s=prepared.run.sync_config.sync_timeout,
-            uploads_waiting=prepared.run.sync_config.uploads_waiting,
+            sync_timeout_s=sync.sync_timeout,
+            uploads_waiting=sync.uploads_waiting,
+            limits=prepared.run.trial_limits.for_hosts(),
+        )
+        return self._outlined
+
+    def _plan(self, blobs: BlobFolder) -> ExperimentPlan:
+        """What nodes are told of this experiment."""
+        prepared = self.prepared
+        code = ship(prepared.trainable, blobs, pickled=prepared.pickled)
+        return msgspec.structs.replace(
+            self._outlined, code=code, environment=prepared.environment(code)
         )
 
     def _search(
-        self, plan: ExperimentPlan, executor: TrialExecutor, max_trials: int | None = None
-    ) -> _Search:
-        prepared, tune = self.prepared, self.prepared.tune
-        run = prepared.run
-        display = display_for(run.progress_reporter, verbose=run.verbose)
-        callbacks: list[Callback] = [
-            JsonLoggerCallback(),
-            CSVLoggerCallback(),
-            *(run.callbacks or ()),
-        ]
-        copier = copier_of(run.sync_config, plan)
-        if copier is not None:
-            callbacks.append(copier)  # behind those that write what it copies
-        records = Records(callbacks, display, tune.metric, tune.direction)
-        header = JournalHeader(
-            version=JOURNAL_VERSION,
-            experiment=self.name,
-            experiment_id=self._id,
-            started=time.time(),
-            settings=self._settings,
-            store=plan.store,
-        )
-        store = open_store(plan.store_address)
-        keeper = StoreKeeper(store)
-
-        def discard(removal: Removal) -> None:
-            keeper.discard(removal)
-            if copier is not None and isinstance(removal, DeleteCheckpoint):
-                copier.delete_checkpoint(removal.key)
-
-        loop = ExperimentLoop(
-            runner=TrialRunner(self._settings),
-            plan=plan,
-            algorithms=prepared.algorithms(),
-            executor=executor,
-            journal=Journal(Path(self.folder) / FILE_NAME, header),
-            records=records,
-            resources_for=prepared.resources_for,
-            trial_prefix=self._id[:5],
-            clock=self.elapsed,
-            discard=discard,
-            time_budget_s=tune.budget_s,
-            max_trials=max_trials,
-        )
-        records.trials = loop.trials.values
-        return _Search(loop, records, display, store, keeper, copier)
-
-    def elapsed(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self._started
-
-    @contextmanager
-    def _shown(self, search: _Search, is_enough: Callable[[], bool]) -> Iterator[None]:
-        """Show the search while it runs, and what became of it, however it ends.
-
-        Args:
-            is_enough: whether the person at the terminal wants it to end now.
-        """
-        loop, records, display, store, keeper, _ = search
-        view = ExperimentView(loop, records, self.prepared, self.elapsed)
-        uploads = UploadNews(view, records.news)
-
-        def show() -> None:
-            for text in keeper.news():
-                records.news(text)
-            uploads.look()
-            display.update(view)
-
-        tune = self.prepared.tune
-        records.setup(
-            stop=self.prepared.run.stop,
-            num_samples=tune.num_samples,
-            total_num_samples=self.prepared.trials,
-        )
-        records.show = show
-        display.begin(view)
-        try:
-            yield
-        finally:
-            self._is_over = True
-            try:
-                loop.close()
-                settle_store(loop, store, keeper, records.news, lambda: self._killed or is_enough())
-                search.finish_records()
-            finally:
-                if not self._killed:
-                    display.end(view, self._trial_results(search))
-                display.close()
-
-    def _trial_results(self, search: _Search) -> TrialResults:
-        return TrialResults(search.loop.runner, search.loop.plan, search.records.fatal)
-
-    def _results(self, search: _Search) -> ResultGrid:
-        tune, results = self.prepared.tune, self._trial_results(search)
-        if self.prepared.run.failure_config.fail_fast == "raise" and search.records.fatal:
-            error = next(one.error for one in results if one.error is not None)
-            raise TrialError(str(error)) from error
-        return ResultGrid(
-            results, experiment_path=self.folder, metric=tune.metric, mode=tune.direction
-        )
+        self,
+        plan: ExperimentPlan,
+        executor: TrialExecutor,
+        opened: Opened,
+        max_trials: int | None = None,
+    ) -> SearchRun:
+        return SearchRun(self.prepared, plan, executor, opened, max_trials=max_trials)
 
 
-def new_experiment(prepared: Prepared) -> Experiment:
-    """An experiment with a place of its own; a name that is taken gets a number behind it.
+def storage_for(prepared: Prepared) -> Storage:
+    """A place of its own for a new experiment; a name that is taken gets a number behind it.
 
     Raises:
         ConfigError: its folder cannot be made or written, or its store's address is not usable.
@@ -318,4 +252,4 @@ def new_experiment(prepared: Prepared) -> Experiment:
     """
     run = prepared.run
     name = run.name or experiment_name(prepared.trainable_name, time.time())
-    return Experiment(prepared, make_storage(storage_of(run), name))
+    return make_storage(storage_of(run), name)

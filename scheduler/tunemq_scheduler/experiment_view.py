@@ -18,6 +18,8 @@ from tunemq_shared.store_address import without_settings
 UNFINISHED: Final = (PENDING, RUNNING, PAUSED)
 #: Seconds that uploads may take behind the last trial before something is said about them.
 _PATIENCE_S: Final = 2.0
+#: Of how many nodes a note tells that they are set aside.
+_NODES_TOLD: Final = 3
 #: Of how many trials a note tells; all of them may wait for the same thing.
 _LOOKED_AT: Final = 1000
 
@@ -94,7 +96,19 @@ class ExperimentView:
     @property
     def notes(self) -> Sequence[str]:
         """See `SearchView`."""
-        return [*self._loop.executor.notes(), *self._waits(), *filter(None, [self.uploads])]
+        notes = *self._loop.executor.notes(), *self._set_aside(), *self._waits()
+        return [*notes, *filter(None, [self.uploads])]
+
+    def _set_aside(self) -> Iterator[str]:
+        """Which nodes trials wait for although they are there; as many as one can read."""
+        runner = self._loop.runner
+        aside = runner.aside.items() if runner.counts[PENDING] else ()
+        for incarnation, until in islice(aside, _NODES_TOLD):
+            node, left = runner.nodes[incarnation], max(0.0, until - runner.elapsed)
+            yield (
+                f"trials wait, for node {node.node} on {node.hostname} is set aside for "
+                f"{left:.0f} s more: {runner.health[node.node].reason}"
+            )
 
     def _waits(self) -> Iterator[str]:
         """Why trials wait for the store, in one line, however many do."""

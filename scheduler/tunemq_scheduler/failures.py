@@ -10,13 +10,28 @@ from typing import Final
 
 import msgspec
 
+from tunemq_scheduler.core.failure_policy import CLASSES, classify
 from tunemq_shared.errors import StoreError
-from tunemq_shared.messages import HostDied, TrialFailed
+from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
 
 ERROR_FILE: Final = "error.txt"
 
 #: What can go wrong, the user's own code first: that is what explains the rest.
-KINDS: Final = ("user", "metric", "load", "died", "storage", "restore")
+KINDS: Final = (
+    "user",
+    "metric",
+    "load",
+    "memory",
+    "cuda_memory",
+    "time_limit",
+    "stalled",
+    "trial_limit",
+    "died",
+    "node",
+    "start",
+    "storage",
+    "restore",
+)
 
 #: How many trials a group names.
 _NAMED: Final = 3
@@ -38,7 +53,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         trial: the trial's name.
-        kind: one of `KINDS`.
+        kind: one of `KINDS`, the classes of `tunemq_scheduler.core.failure_policy`.
         error: the exception in one line, as Python shows it: ``ValueError: too small``.
         traceback: Python's, if there is one.
         hostname: where it happened.
@@ -46,6 +61,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         number: counts the trial's failures, from 1.
         file: where it is written down, if it could be.
         is_final: whether the trial ended in ERROR with it, or is tried again.
+        verdict: which failure of how many it is, or why the trial is not tried again.
     """
 
     trial: str
@@ -57,6 +73,17 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 1
     file: str | None = None
     is_final: bool = True
+    verdict: str = ""
+
+    @property
+    def consequence(self) -> str:
+        """Its class, its budget and what follows, in one line; empty where nothing is known."""
+        if not self.verdict:
+            return ""
+        known = CLASSES[self.kind]
+        if not self.is_final:
+            return f"{known.words}: {self.verdict}; it is tried again"
+        return "; ".join(filter(None, [f"{known.words}: {self.verdict}", known.fix]))
 
 
 class FailureGroup(msgspec.Struct, kw_only=True):
@@ -118,22 +145,40 @@ class FailureLog:
 
 
 def failure_of(
-    fact: TrialFailed | HostDied, *, trial: str, hostname: str, number: int, retried: bool
+    fact: TrialFailed | HostDied | NodeLost,
+    *,
+    trial: str,
+    hostname: str,
+    number: int,
+    retried: bool,
+    kind: str = "",
+    verdict: str = "",
 ) -> Failure:
-    """What a node reported, for people; ``number`` counts this trial's failures from 1."""
-    if isinstance(fact, TrialFailed):
-        kind, error, traceback = fact.kind, fact.error, fact.traceback
-    else:
-        kind, error, traceback = "died", describe_death(fact.signal, fact.exit_code), ""
+    """What a node reported, for people.
+
+    Args:
+        number: counts this trial's failures from 1.
+        kind: its class, by default what the fact alone tells.
+        verdict: see `Failure`.
+    """
+    traceback, at = "", time.time()
+    match fact:
+        case TrialFailed():
+            error, traceback, at = fact.error, fact.traceback, fact.at
+        case HostDied():
+            error, at = describe_death(fact.signal, fact.exit_code, fact.cause), fact.at
+        case NodeLost():  # nobody was there to look at a clock
+            error = f"the node that ran the trial was lost: {fact.reason}"
     return Failure(
         trial=trial,
-        kind=kind,
+        kind=kind or classify(fact).kind,
         error=error,
         traceback=traceback,
         hostname=hostname,
-        at=fact.at,
+        at=at,
         number=number,
         is_final=not retried,
+        verdict=verdict,
     )
 
 
@@ -147,7 +192,8 @@ def write_failure(folder: str, failure: Failure) -> str:
     when = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(failure.at))
     where = f" on {failure.hostname}" if failure.hostname else ""
     told = failure.traceback.rstrip() or failure.error
-    text = f"Failure # {failure.number} (occurred at {when}{where})\n{told}\n"
+    then = f"({failure.consequence})\n" if failure.consequence else ""
+    text = f"Failure # {failure.number} (occurred at {when}{where})\n{told}\n{then}"
     try:
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
@@ -174,8 +220,10 @@ def root_cause(traceback: str) -> tuple[str, str]:
     return error, f"{place} in {last['name']}" if last["name"] else place
 
 
-def describe_death(signal_number: int | None, exit_code: int | None) -> str:
-    """Why a trial's process ended without a word, for people."""
+def describe_death(signal_number: int | None, exit_code: int | None, cause: str = "") -> str:
+    """Why a trial's process ended without a word, for people; see `HostDied`."""
+    if cause == "memory":
+        return "the trial's process was killed because the machine had no memory left for it"
     if signal_number is None:
         return f"the trial's process exited by itself with code {exit_code}"
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
@@ -18,8 +18,16 @@ from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.executors.executor import TrialExecutor
+from tunemq_scheduler.loop_contracts import RecordKeeper, TurnLog
+from tunemq_scheduler.patience import append_when_there_is_room
 from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_scheduler.report.news import told_of, told_of_lost
+from tunemq_scheduler.report.news import (
+    told_of,
+    told_of_lost,
+    told_of_node,
+    told_of_superseded,
+)
+from tunemq_scheduler.resuming import revive
 from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
 from tunemq_scheduler.store_keeper import Removal
 from tunemq_scheduler.trial_view import TrialView
@@ -36,35 +44,6 @@ INTERRUPT_GRACE_S: Final = 1.0
 SEARCH_PATIENCE_S: Final = 600.0
 
 
-class TurnLog(Protocol):
-    """What a turn is written to: the journal, or in a simulation a list."""
-
-    def append(self, entries: Sequence[m.Entry]) -> None:
-        """Keep one turn, durably."""
-
-    def close(self) -> None:
-        """No turn follows."""
-
-
-class RecordKeeper(Protocol):
-    """Loggers, callbacks and the table: they learn what has become a fact."""
-
-    def record(self, command: c.RecordCommand, trial: TrialView) -> None:
-        """One thing happened to a trial."""
-
-    def trial_waits(self, trial: TrialView) -> None:
-        """A trial begins to wait for the store (`TrialView.waits` says why), or goes on."""
-
-    def turn_began(self) -> None:
-        """The loop looks for events again."""
-
-    def turn_ended(self) -> None:
-        """The turn's records have all been given."""
-
-    def news(self, text: str) -> None:
-        """Something happened, to no trial, that the person at the terminal should know."""
-
-
 class ExperimentLoop:
     """Runs one experiment: the shell around the pure `TrialRunner`.
 
@@ -78,6 +57,8 @@ class ExperimentLoop:
         max_trials: how many trials there are at most; None leaves it to the search algorithm.
         nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or
             is an error (embedded).
+        trials: the views of trials of an earlier run, of all that the runner has.
+        after_turn: called when all of a turn is done.
     """
 
     def __init__(
@@ -96,13 +77,17 @@ class ExperimentLoop:
         time_budget_s: float | None = None,
         max_trials: int | None = None,
         nodes_may_come: bool = False,
+        trials: dict[str, TrialView] | None = None,
+        after_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self.runner = runner
         self.plan = plan
         self.algorithms = algorithms
         self.executor = executor
         #: The trials that are not over, by id.
-        self.trials: dict[str, TrialView] = {}
+        self.trials: dict[str, TrialView] = trials if trials is not None else {}
+        #: See `INTERRUPT_GRACE_S`.
+        self.interrupt_grace_s = INTERRUPT_GRACE_S
         algorithms.view.trials = self.trials.values
         self._journal = journal
         self._records = records
@@ -114,11 +99,16 @@ class ExperimentLoop:
         self._max_trials = max_trials
         self._waits_since: float | None = None
         self._nodes_may_come = nodes_may_come
+        self._after_turn = after_turn
+        #: Where the stream was read to before the newest batch.
+        self._cursor_before = ""
         #: Trials that are over and whose hosts may not be gone yet.
-        self._leaving: set[str] = set()
+        self._leaving: set[str] = set(filter(runner.is_leaving, self.trials))
         self._requests: deque[m.Event] = deque()
         #: What nodes warned of in this turn, and what became of checkpoints.
         self._warnings: list[str] = []
+        #: Results in this turn of incarnations whose trials went on elsewhere.
+        self._superseded = 0
         #: Trials that began or ceased to wait for the store in this turn.
         self._store_waits: dict[str, None] = {}
         #: Whether there may be something in the store that nobody refers to.
@@ -138,13 +128,41 @@ class ExperimentLoop:
         while not self.runner.is_finished and not until():
             self.step()
             if self.runner.interrupted:
-                deadline = deadline or time.monotonic() + INTERRUPT_GRACE_S
+                deadline = deadline or time.monotonic() + self.interrupt_grace_s
                 if time.monotonic() > deadline:
                     return
 
     def close(self) -> None:
         """No turn follows; the journal can be read."""
         self._journal.close()
+
+    def resume(self, event: m.ExperimentResumed, facts: Iterable[m.Event] = ()) -> None:
+        """The first turn of a further run.
+
+        Args:
+            facts: what became known meanwhile; handled before the event.
+
+        Raises:
+            SearchFailed, JournalError: as `step`.
+        """
+        for fact in facts:
+            self._take(fact)
+        answers = revive(self.runner, event, self.algorithms, self.plan, self.trials)
+        self._take(event, answers)
+        self._leaving = set(filter(self.runner.is_leaving, self.trials))
+        for view in self.trials.values():
+            if (live := self.runner.live.get(view.trial_id)) is not None:
+                view.follow(live)
+        # The run before may have been cut off in the middle of anything.
+        self.has_leftovers = True
+        self._commit()
+
+    def reattach(self) -> None:
+        """Have what nodes still host go on; after `resume` and the executor's `open`, if at all."""
+        runner = self.runner
+        away = [node.joined for node in runner.away.values()]
+        self.executor.reattach(runner.nodes.values(), away, runner.accepted)
+        self.executor.perform(runner.standing_orders())
 
     def request_stop(self, reason: str, trial: str | None = None) -> None:
         """Stop a trial, or the whole search; may be called from any thread or signal handler."""
@@ -166,7 +184,8 @@ class ExperimentLoop:
 
         Raises:
             SearchFailed: a search algorithm, trial scheduler, stopper or callback raised.
-            JournalError: the turn could not be made durable; nothing of it was acted upon.
+            JournalError: the turn could not be made durable; nothing of it was acted upon. While
+                the disk is full this waits for room instead, until the search is interrupted.
             ResourceError: a trial asks for more than any node has.
         """
         self._records.turn_began()
@@ -189,19 +208,34 @@ class ExperimentLoop:
             if trial in self.trials:
                 self._records.trial_waits(self.trials[trial])
         self._store_waits.clear()
+        if self._superseded:
+            self._warnings.append(told_of_superseded(self._superseded))
+            self._superseded = 0
         for text in (*self._warnings, *self.executor.news()):
             self._records.news(text)
         self._warnings.clear()
         self._records.turn_ended()
+        self._after_turn()
 
     def _commit(self) -> None:
         """Make the turn durable, and only then do what follows from it."""
         entries, self._entries = self._entries, []
-        if len(entries) > 1:
-            self._journal.append(entries)
+        # Time alone has consequences, too: what is waited for may be given up.
+        if any(type(one.event) is not m.Tick for one in entries) or self._commands:
+            append_when_there_is_room(
+                self._journal.append,
+                entries,
+                tell=self._records.news,
+                is_given_up=self._is_interrupted,
+            )
             self._perform()
             self.executor.release(self.runner.accepted)
         self._commands = []
+
+    def _is_interrupted(self) -> bool:
+        return bool(self.runner.interrupted) or any(
+            isinstance(request, m.Interrupted) for request in tuple(self._requests)
+        )
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -215,15 +249,31 @@ class ExperimentLoop:
 
     def _handle_all(self, events: Iterable[m.Event]) -> None:
         skip = 0
-        for event in events:
-            if type(event) is m.BatchRead:
-                skip = self._open_batch(event)
-            elif skip:
-                skip -= 1
-            elif type(event) is m.ResultReported:
-                self._take_result(event)
-            else:
-                self._take_other(event)
+        try:
+            for event in events:
+                if type(event) is m.BatchRead:
+                    skip = self._open_batch(event)
+                elif skip:
+                    skip -= 1
+                elif type(event) is m.ResultReported:
+                    self._take_result(event)
+                else:
+                    self._take_other(event)
+        except TuneError:
+            self._shorten_batch()
+            raise
+
+    def _shorten_batch(self) -> None:
+        """What was not handled of the newest batch was not read: it is read after a restart."""
+        for place in reversed(range(len(self._entries))):
+            batch = self._entries[place].event
+            if isinstance(batch, m.BatchRead):
+                last = batch.first + len(self._entries) - place - 2
+                if last < batch.last:
+                    read = m.BatchRead(batch.incarnation, batch.first, last, self._cursor_before)
+                    self.runner.handle(read)
+                    self._entries[place] = m.Entry(read)
+                return
 
     def _take_other(self, event: m.Event) -> None:
         match event:
@@ -244,10 +294,18 @@ class ExperimentLoop:
             case _:
                 pass
         self._take(event)
+        if type(event) is m.NodeReturned:
+            self._follow_reattached(event.incarnation)
         if isinstance(event, m.TrialWaits | m.TrialPaused) and event.trial in self.runner.live:
             self._followed(self.runner.live[event.trial])
             if type(event) is m.TrialWaits:
                 self._store_waits[event.trial] = None
+
+    def _follow_reattached(self, incarnation: str) -> None:
+        """Algorithms look at the states of trials, some of which run again."""
+        for trial, _epoch, node in self.runner.slots:
+            if node == incarnation and trial in self.runner.live:
+                self._followed(self.runner.live[trial])
 
     def _open_batch(self, batch: m.BatchRead) -> int:
         """Note a batch; returns how many of its first events are known, or of a dead node."""
@@ -261,13 +319,16 @@ class ExperimentLoop:
             )
         if batch.last < expected:
             return batch.last - batch.first + 1
+        self._cursor_before = self.runner.cursor
         self._take(m.BatchRead(batch.incarnation, expected, batch.last, batch.cursor))
         return expected - batch.first
 
     def _take_result(self, event: m.ResultReported) -> None:
         review = self.runner.review(event)
         answers: Sequence[m.Answer] = ()
-        if review is not Review.STALE and review is not Review.REPEATED:
+        if review is Review.STALE and self.runner.is_superseded(event.trial, event.epoch):
+            self._superseded += 1
+        elif review is not Review.STALE and review is not Review.REPEATED:
             trial = self.trials[event.trial]
             trial.newest = event
             if review is Review.DUE:
@@ -285,11 +346,8 @@ class ExperimentLoop:
                 self._tell_end(command)
 
     def _tell_end(self, end: c.RecordEnd) -> None:
-        view = self.trials[end.trial]
         self._leaving.add(end.trial)
-        had_run = view.epoch > 0 and view.status != PAUSED
-        view.status = end.status
-        self.algorithms.ended(view, error=end.status == "ERROR", early=end.early, started=had_run)
+        self.algorithms.over(self.trials[end.trial], end)
 
     def _check_time_budget(self) -> None:
         budget = self._time_budget_s
@@ -299,7 +357,7 @@ class ExperimentLoop:
 
     def _ask_whether_enough(self) -> None:
         ends = self.runner.stopping or self.runner.interrupted or self._only_uploads()
-        if self.runner.live and not ends:
+        if self.runner.suggested and not ends:  # also where an earlier run left none alive
             reason = self.algorithms.enough()
             if reason:
                 self._take(m.StopRequested(None, reason))
@@ -401,6 +459,8 @@ class ExperimentLoop:
                 orders.append(command)
             elif isinstance(command, c.DeleteCheckpoint | c.DeleteObjects):
                 removals.append(command)
+            elif isinstance(command, c.TellOfNode):
+                self._warnings.append(told_of_node(command))
         if orders:
             # First, so that hosts work while the records are written.
             self.executor.perform(orders)

@@ -9,6 +9,7 @@ import msgspec
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_shared.conditions import Condition
 from tunemq_shared.messages import BlobRef, Environment, HostStart
+from tunemq_shared.trial_limits import TrialLimits
 
 
 class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +22,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         folder: its results folder.
         store: the address of the store of its checkpoints; empty where that is its folder.
         cache: where this machine keeps copies of checkpoints; empty leaves it to each node.
-        sync_timeout_s, uploads_waiting: see `HostStart`.
+        sync_timeout_s, uploads_waiting, limits: see `HostStart`.
         trainable_name: the first part of every trial's name.
     """
 
@@ -44,6 +45,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = ""
     sync_timeout_s: float = 1800.0
     uploads_waiting: int = 1
+    limits: TrialLimits = TrialLimits()
 
     @property
     def store_address(self) -> str:
@@ -84,4 +86,6 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             cache=self.cache,
             sync_timeout_s=self.sync_timeout_s,
             uploads_waiting=self.uploads_waiting,
+            limits=self.limits,
+            time_spent_s=order.time_spent_s,
         )

@@ -67,6 +67,18 @@ class TrialPlateauStopper(Stopper):
         """No."""
         return False
 
+    def get_state(self) -> dict[str, Any]:
+        """How many results each trial had, and the last of them."""
+        values = {trial: list(last) for trial, last in self._values.items()}
+        return {"counts": dict(self._counts), "values": values}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave."""
+        self._counts = dict(state["counts"])
+        self._values = {
+            trial: deque(last, maxlen=self._window) for trial, last in state["values"].items()
+        }
+
 
 class ExperimentPlateauStopper(Stopper):
     """Stops the experiment when the best values seen so far are nearly the same.
@@ -107,6 +119,15 @@ class ExperimentPlateauStopper(Stopper):
     def stop_all(self) -> bool:
         """Whether the plateau has lasted."""
         return self._enough
+
+    def get_state(self) -> dict[str, Any]:
+        """The best values, and how long they have been nearly the same."""
+        return {"best": list(self._best), "lasted": self._lasted, "enough": self._enough}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave."""
+        self._best = list(state["best"])
+        self._lasted, self._enough = state["lasted"], state["enough"]
 
 
 def deviation(values: Collection[float]) -> float:

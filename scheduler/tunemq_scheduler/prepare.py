@@ -20,6 +20,7 @@ from tunemq_scheduler.schedulers import TrialScheduler, make_scheduler
 from tunemq_scheduler.search import SearchAlgorithm, SearchSetup, make_search_algorithm
 from tunemq_scheduler.search.objective import metric_names
 from tunemq_scheduler.stopper import Stopper, make_stopping
+from tunemq_shared import defences
 from tunemq_shared.attached import attached_to
 from tunemq_shared.code import modules_of, trainable_name
 from tunemq_shared.conditions import Condition
@@ -123,6 +124,9 @@ def prepare(
             max_concurrent=tune.max_concurrent_trials or 0,
             max_failures=run.failure_config.max_failures,
             fail_fast=bool(run.failure_config.fail_fast),
+            max_storage_failures=run.failure_config.max_storage_failures,
+            max_node_losses=run.failure_config.max_node_losses,
+            retry_cuda_memory=run.failure_config.retry_cuda_memory,
             keep=KeepRule(
                 num_to_keep=run.checkpoint_config.num_to_keep,
                 score_attribute=run.checkpoint_config.checkpoint_score_attribute,
@@ -131,6 +135,7 @@ def prepare(
                 max_bytes=run.checkpoint_config.byte_limit,
             ),
             request=_same_for_all(trainable),
+            checks_epochs=defences.EPOCH_CHECK,
         ),
         resources_for=lambda config: resources_of(trainable, config),
         required_metrics=required,

@@ -18,6 +18,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.failures import Failure, FailureLog, failure_of, write_failure
 from tunemq_scheduler.folders import make_trial_folder
 from tunemq_scheduler.loggers import LoggerCallback
+from tunemq_scheduler.mending import put_away
 from tunemq_scheduler.report.display import Display
 from tunemq_scheduler.result import sign_of
 from tunemq_scheduler.trial_view import TrialView
@@ -26,7 +27,7 @@ from tunemq_shared.errors import SearchFailed, TuneError
 
 
 class Records:
-    """Tells everybody who keeps a record of the search; see `tunemq_scheduler.loop.RecordKeeper`.
+    """Tells everybody who keeps a record of the search; see `tunemq_scheduler.loop_contracts`.
 
     Args:
         callbacks: the loggers first, then the user's.
@@ -75,6 +76,10 @@ class Records:
                 self._result(command, trial)
             case c.RecordTrialAdded():
                 make_trial_folder(trial.local_path)
+            case c.RecordTrialRevived():
+                self.fatal.pop(trial.trial_id, None)
+                if command.is_anew:
+                    put_away(trial.local_path, command.lineage)
             case c.RecordStart():
                 self._display.trial_started(trial)
                 self._tell("on_trial_start", trial)
@@ -116,6 +121,12 @@ class Records:
         self._iteration += 1
         self.show()
 
+    def take_up(self, trials: Iterable[TrialView]) -> None:
+        """Know what became of trials in earlier runs."""
+        for trial in trials:
+            if self._metric is not None:
+                self._compare(trial, trial.last_result, self._metric)
+
     def setup(self, **about: Any) -> None:
         """Before the first turn."""
         for callback in self._callbacks:
@@ -155,6 +166,8 @@ class Records:
             hostname=command.hostname,
             number=trial.num_failures,
             retried=command.retried,
+            kind=command.kind,
+            verdict=command.told,
         )
         trial.error_file = write_failure(trial.local_path, failure)
         failure = msgspec.structs.replace(failure, file=trial.error_file)

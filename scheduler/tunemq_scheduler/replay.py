@@ -19,7 +19,9 @@ from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.trial import PAUSED
+from tunemq_scheduler.journal import Recovered
 from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.resuming import revive
 from tunemq_scheduler.search.search_algorithm import NoSuggestion
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
@@ -32,6 +34,25 @@ def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
     runner = TrialRunner(settings)
     for entry in entries:
         runner.handle(entry.event, entry.answers)
+    return runner
+
+
+def replay_recovered(found: Recovered) -> TrialRunner:
+    """The state that a journal comes to: that of its snapshot, and the turns behind it.
+
+    Raises:
+        BugError: the turns cannot have come from that state.
+        JournalError: another version wrote them.
+    """
+    settings, snapshot = found.header.settings, found.snapshot
+    runner = (
+        TrialRunner(settings)
+        if snapshot is None
+        else TrialRunner.load(settings, snapshot.state, found.finished)
+    )
+    for turn in found.turns:
+        for entry in turn:
+            runner.handle(entry.event, entry.answers)
     return runner
 
 
@@ -111,6 +132,8 @@ def replay_lock_step(
             views[event.trial].started(event)
         elif isinstance(event, m.ResultReported):
             answers = tuple(_asked_again(runner, algorithms, views, event))
+        elif isinstance(event, m.ExperimentResumed):
+            answers = tuple(revive(runner, event, algorithms, plan, views))
         elif isinstance(event, m.StopRequested):
             for trial in runner.live.keys() & views.keys():  # algorithms look at what they were
                 views[trial].follow(runner.live[trial])

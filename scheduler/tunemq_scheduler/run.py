@@ -17,6 +17,7 @@ from tunemq_scheduler.config import (
     TuneConfig,
 )
 from tunemq_scheduler.experiment_analysis import ExperimentAnalysis
+from tunemq_scheduler.limits import TrialLimits
 from tunemq_scheduler.report.reporter import ProgressReporter
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_scheduler.search import SearchAlgorithm, Searcher
@@ -52,11 +53,13 @@ def run(
     checkpoint_freq: int = 0,
     checkpoint_at_end: bool = False,
     sync_config: SyncConfig | None = None,
+    trial_limits: TrialLimits | None = None,
     restore: Checkpoint | str | os.PathLike[str] | None = None,
     verbose: int = 1,
     progress_reporter: ProgressReporter | None = None,
     max_failures: int = 0,
     fail_fast: bool | Literal["raise"] = False,
+    failure_config: FailureConfig | None = None,
     callbacks: Sequence[Callback] | None = None,
     reuse_actors: bool = False,
     max_concurrent_trials: int | None = None,
@@ -72,8 +75,10 @@ def run(
         resources_per_trial: what each trial gets; instead of `with_resources`.
         raise_on_failed_trial: raise when the search is over and a trial is in ERROR.
         name, metric, mode, stop, time_budget_s, num_samples, storage_path, search_alg, scheduler,
-            checkpoint_config, sync_config, verbose, progress_reporter, max_failures, fail_fast,
-            callbacks, reuse_actors, max_concurrent_trials, seed: see `TuneConfig` and `RunConfig`.
+            checkpoint_config, sync_config, trial_limits, verbose, progress_reporter, max_failures,
+            fail_fast, callbacks, reuse_actors, max_concurrent_trials, seed: see `TuneConfig` and
+            `RunConfig`.
+        failure_config: instead of ``max_failures`` and ``fail_fast``, which are fields of it.
         local_dir: an older name of a local ``storage_path``.
         keep_checkpoints_num, checkpoint_score_attr, checkpoint_freq, checkpoint_at_end: older names
             of what `CheckpointConfig` has; before the attribute, ``min-`` says that lower scores
@@ -108,7 +113,9 @@ def run(
             name=name,
             storage_path=_one_of("storage_path", storage_path, "local_dir", local_dir),
             stop=stop,
-            failure_config=FailureConfig(max_failures=max_failures, fail_fast=fail_fast),
+            failure_config=_failure_config(
+                failure_config, max_failures=max_failures, fail_fast=fail_fast
+            ),
             checkpoint_config=_checkpoint_config(
                 checkpoint_config,
                 keep_checkpoints_num=keep_checkpoints_num,
@@ -117,6 +124,7 @@ def run(
                 checkpoint_at_end=checkpoint_at_end,
             ),
             sync_config=sync_config or SyncConfig(),
+            trial_limits=trial_limits or TrialLimits(),
             resume_from_checkpoint=restore,
             callbacks=callbacks,
             progress_reporter=progress_reporter,
@@ -137,6 +145,19 @@ def _one_of(name: str, value: Any, older: str, older_value: Any) -> Any:
             f"leave {older} out."
         )
     return older_value if value is None else value
+
+
+def _failure_config(given: FailureConfig | None, **fields: Any) -> FailureConfig:
+    """The settings for failures, from ``failure_config`` or from its fields beside it."""
+    if given is None:
+        return FailureConfig(**fields)
+    named = [f"{name}={value!r}" for name, value in fields.items() if value]
+    if named:
+        raise ConfigError(
+            f"tune.run has failure_config and {', '.join(named)}; put that into failure_config "
+            "instead."
+        )
+    return given
 
 
 def _checkpoint_config(given: CheckpointConfig | None, **older: Any) -> CheckpointConfig:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunemq_scheduler.search.objective import is_real
+from tunemq_scheduler.states import state_of
 from tunemq_shared.conditions import (
     TO_THE_END,
     TRAINING_ITERATION,
@@ -55,8 +56,27 @@ class Stopper(ABC):
         """When it must be asked about the trial again: None, the default, about the next result."""
         return None
 
+    def get_state(self) -> dict[str, Any] | None:
+        """The state as JSON values, which saves telling it the history; None if it offers none."""
+        return None
 
-class NoopStopper(Stopper):
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take a state that `get_state` gave."""
+        raise NotImplementedError(f"{type(self).__name__} has no state to set.")
+
+
+class _Stateless(Stopper):
+    """One whose answers depend on nothing but what it is asked about."""
+
+    def get_state(self) -> dict[str, Any]:
+        """It has none to speak of."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """It has none to speak of."""
+
+
+class NoopStopper(_Stateless):
     """Stops nothing."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
@@ -72,7 +92,7 @@ class NoopStopper(Stopper):
         return TO_THE_END if type(self).__call__ is NoopStopper.__call__ else None
 
 
-class ConditionStopper(Stopper):
+class ConditionStopper(_Stateless):
     """Stops a trial when one of some conditions holds of its result.
 
     Args:
@@ -127,7 +147,7 @@ class FunctionStopper(Stopper):
         return False
 
 
-class TimeoutStopper(Stopper):
+class TimeoutStopper(_Stateless):
     """Stops the experiment after some time, counted from the first question to this stopper.
 
     It counts the time of this process; ``TuneConfig(time_budget_s=...)`` counts over restarts.
@@ -190,6 +210,25 @@ class CombinedStopper(Stopper):
                 return None
             conditions.extend(horizon)
         return tuple(conditions)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Theirs; None if one of them offers none."""
+        states = [state_of(stopper) for stopper in self._stoppers]
+        return None if None in states else {"stoppers": states}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave.
+
+        Raises:
+            ConfigError: there were other stoppers.
+        """
+        if len(state["stoppers"]) != len(self._stoppers):
+            raise ConfigError(
+                f"there are {len(self._stoppers)} stoppers now and there were "
+                f"{len(state['stoppers'])}; resume with the same."
+            )
+        for stopper, its_state in zip(self._stoppers, state["stoppers"], strict=True):
+            stopper.set_state(its_state)
 
 
 # --- what users write ------------------------------------------------------------

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, overload
 
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.failures import Failure
+from tunemq_scheduler.core.trial import ERROR, TrialSummary
+from tunemq_scheduler.failures import failure_of
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.result import Result
 from tunemq_scheduler.trial_view import TrialView
@@ -54,12 +55,9 @@ class AllTrials(Sequence[TrialView]):
 class TrialResults(Sequence[Result]):
     """The results of all trials of a search, in its order, each made when it is asked for."""
 
-    def __init__(
-        self, runner: TrialRunner, plan: ExperimentPlan, fatal: Mapping[str, Failure]
-    ) -> None:
+    def __init__(self, runner: TrialRunner, plan: ExperimentPlan) -> None:
         self._runner = runner
         self._plan = plan
-        self._fatal = fatal
         self._trials = _in_order(runner)
         self._place = _Place(plan)
 
@@ -79,11 +77,10 @@ class TrialResults(Sequence[Result]):
         summary, plan = self._runner.summary(trial), self._plan
         view = TrialView.of(trial, summary, plan)
         kept = summary.checkpoints
-        failure = self._fatal.get(trial)
         return Result(
             metrics=view.last_result,
             checkpoint=self._place.checkpoint(kept[-1]) if kept else None,
-            error=_error(failure) if failure is not None else None,
+            error=_error(view, summary) if summary.status == ERROR else None,
             path=view.local_path,
             trial_id=trial,
             trial_name=view.trial_name,
@@ -151,7 +148,19 @@ class _Checkpoints(Sequence[tuple[Checkpoint, dict[str, Any]]]):
         return {result[TRAINING_ITERATION]: result for result in history}
 
 
-def _error(failure: Failure) -> TrialError:
+def _error(view: TrialView, summary: TrialSummary) -> TrialError:
+    """What ended a trial in ERROR."""
+    if summary.failure is None:
+        return TrialError(f"{view.trial_name}: {summary.reason}")
+    failure = failure_of(
+        summary.failure,
+        trial=view.trial_name,
+        hostname=summary.failed_on,
+        number=summary.num_failures,
+        retried=False,
+        verdict=summary.reason.partition(": ")[2],  # behind the class
+    )
     where = f" on {failure.hostname}" if failure.hostname else ""
     told = f"\n{failure.traceback.rstrip()}" if failure.traceback else ""
-    return TrialError(f"{failure.trial}{where}: {failure.error}{told}")
+    then = f"\n({failure.consequence})" if failure.consequence else ""
+    return TrialError(f"{failure.trial}{where}: {failure.error}{told}{then}")

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from tunemq_scheduler.core.trial import PENDING, Trial, TrialSummary
 from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.search.space import named_in_tag
 from tunemq_shared.errors import BugError
 from tunemq_shared.messages import (
     CheckpointCommitted,
@@ -64,6 +65,7 @@ class TrialView:
             summary.number, trial, summary.config, summary.tag, summary.resources
         )
         view = cls(event, plan)
+        view.evaluated_params = named_in_tag(summary.tag, view.config)
         if summary.started is not None:
             view.started(summary.started)
         view.status, view.epoch = summary.status, summary.epoch
@@ -71,6 +73,18 @@ class TrialView:
         view.newest = summary.last_result
         view.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
         return view
+
+    @classmethod
+    def alive(cls, trial: Trial, plan: ExperimentPlan) -> Self:
+        """The view of a trial of an earlier run that is not over."""
+        view = cls.of(trial.trial_id, trial.summary(), plan)
+        view.follow(trial)
+        return view
+
+    def begin_anew(self) -> None:
+        """Nothing of what it did counts any longer."""
+        self.newest = self.checkpoint = None
+        self._frame = self._shown = None
 
     def __str__(self) -> str:
         return self.trial_name

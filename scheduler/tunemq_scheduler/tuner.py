@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, NamedTuple, Self
 
 from tunemq_scheduler.config import RunConfig, TuneConfig
-from tunemq_scheduler.experiment import new_experiment
+from tunemq_scheduler.experiment import Experiment, storage_for
+from tunemq_scheduler.opening import ResumeOptions
 from tunemq_scheduler.prepare import prepare
+from tunemq_scheduler.restoring import Restored, can_restore, restored, results_so_far
 from tunemq_scheduler.result_grid import ResultGrid
+from tunemq_scheduler.saved_tuner import pickle_tuner, save_tuner
+from tunemq_scheduler.storage import Storage
 from tunemq_shared.errors import ConfigError, TuneError
+
+
+class TunerParts(NamedTuple):
+    """What a `Tuner` was made of, in the order in which `prepare` takes it."""
+
+    trainable: Any
+    param_space: dict[str, Any] | None
+    tune: TuneConfig
+    run: RunConfig
 
 
 class Tuner:
@@ -34,7 +48,83 @@ class Tuner:
         self._param_space = param_space
         self._tune_config = _given("tune_config", tune_config, TuneConfig)
         self._run_config = _given("run_config", run_config, RunConfig)
+        self._restored: Restored | None = None
         self._results: ResultGrid | None = None
+
+    @classmethod
+    def restore(
+        cls,
+        path: str | os.PathLike[str],
+        trainable: Any,
+        resume_unfinished: bool = True,
+        resume_errored: bool = False,
+        restart_errored: bool = False,
+        param_space: dict[str, Any] | None = None,
+        *,
+        tune_config: TuneConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> Self:
+        """A tuner that goes on with an experiment: finished, stopped, interrupted or crashed.
+
+        `fit` then runs what is left of it. What it was run with is unpickled from its folder, so
+        restore only what comes from people whom you trust.
+
+        Args:
+            path: the experiment's folder, or its address in a store.
+            trainable: the same as before; its code may have been mended.
+            resume_unfinished: whether trials that were not over go on, from their last checkpoints;
+                else they end where they are.
+            resume_errored: whether trials in ERROR go on from their last checkpoints.
+            restart_errored: whether they begin anew.
+            param_space: the same as before, where what is in it could not be pickled, or holds
+                something that is elsewhere now.
+            tune_config: instead of the one before, e.g. with more ``num_samples`` or another
+                ``time_budget_s``; metric, mode, seed and the kinds of algorithms stay.
+            run_config: instead of the one before, e.g. with other callbacks, more failures allowed,
+                or another ``stop``: trials that ended only by the old criteria go on. Where the
+                experiment is, and which checkpoints are kept, stays.
+
+        Raises:
+            ConfigError: it cannot be restored like this; says why. Nothing was changed.
+            JournalError: its journal cannot be read.
+            StoreError: its store cannot be reached.
+        """
+        if resume_errored and restart_errored:
+            raise ConfigError(
+                "Tuner.restore(resume_errored=True, restart_errored=True): trials in ERROR can go "
+                "on from their last checkpoints or begin anew; choose one."
+            )
+        found = restored(
+            path,
+            trainable,
+            ResumeOptions(
+                unfinished=resume_unfinished,
+                errored="resume" if resume_errored else "restart" if restart_errored else "",
+            ),
+            param_space=param_space,
+            tune_config=None
+            if tune_config is None
+            else _given("tune_config", tune_config, TuneConfig),
+            run_config=None if run_config is None else _given("run_config", run_config, RunConfig),
+        )
+        tuner = cls(
+            trainable,
+            param_space=found.param_space,
+            tune_config=found.tune,
+            run_config=found.run,
+        )
+        tuner._restored = found
+        return tuner
+
+    @classmethod
+    def can_restore(cls, path: str | os.PathLike[str]) -> bool:
+        """Whether there is an experiment at this folder, or at this address in a store."""
+        return can_restore(path)
+
+    @property
+    def parts(self) -> TunerParts:
+        """What it was made of, for those who run it elsewhere."""
+        return TunerParts(self._trainable, self._param_space, self._tune_config, self._run_config)
 
     def fit(self, *, debug: bool = False) -> ResultGrid:
         """Run the search, and return when it is over.
@@ -51,17 +141,34 @@ class Tuner:
             KeyboardInterrupt: Ctrl-C; everything was saved before.
             TuneError: the search could not go on.
         """
-        prepared = prepare(self._trainable, self._param_space, self._tune_config, self._run_config)
-        experiment = new_experiment(prepared)
+        experiment = self._experiment()
         self._results = experiment.run_here() if debug else experiment.run()
         return self._results
 
+    def _experiment(self) -> Experiment:
+        space, tune, run = self._param_space, self._tune_config, self._run_config
+        # Before `prepare` sets up the algorithms in it: a later run begins with fresh ones.
+        kept = pickle_tuner(space, tune, run)
+        prepared = prepare(self._trainable, space, tune, run)
+        found, self._restored = self._restored, None
+        if found is None:
+            storage, options = storage_for(prepared), None
+        else:
+            storage, options = Storage(found.folder, found.store), found.options
+
+        def keep() -> None:
+            save_tuner(storage.folder, kept, name=prepared.trainable_name, seed=prepared.seed)
+
+        return Experiment(prepared, storage, options, keep=keep)
+
     def get_results(self) -> ResultGrid:
-        """What `fit` returned.
+        """What `fit` returned; before that, of a restored tuner, what there is so far.
 
         Raises:
-            TuneError: it has not been called.
+            TuneError: there is nothing yet.
         """
+        if self._results is None and self._restored is not None:
+            return results_so_far(self._restored, self._trainable)
         if self._results is None:
             raise TuneError("Tuner.get_results() has nothing to return before fit() was called.")
         return self._results

@@ -60,6 +60,11 @@ class BlobFolder:
                 shutil.copyfile(ref.path, temporary)
             return self._keep(temporary, ref.sha256, ref.size)
 
+    def remove_leftovers(self) -> None:
+        """Remove what whoever was killed while it wrote has left; nobody writes meanwhile."""
+        for path in self.root.glob(".*"):
+            path.unlink(missing_ok=True)
+
     def _keep(self, temporary: Path, sha256: str, size: int) -> BlobRef:
         path = self.root / sha256
         # One that is there stays: hosts that mapped it share its pages with those that will.

@@ -20,3 +20,13 @@ def parse_bytes(text: str) -> int | None:
     return int(
         float(number) * (1024 if is_binary else 1000) ** " KMGT".index((unit or " ").upper())
     )
+
+
+def show_bytes(number: int) -> str:
+    """A number of bytes for people: ``2.31 GiB``, ``512 MiB``, ``20 KiB``."""
+    size, unit = number / 1024, "KiB"
+    for larger in ("MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.3g} {unit}" if size < 1000 else f"{size:.0f} {unit}"

@@ -140,6 +140,13 @@ def remove(folder: str | Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def remove_leftovers(parent: str | Path) -> None:
+    """Remove what passed through ``parent`` when the processes at work there were killed."""
+    for name in os.listdir(parent):
+        if name.startswith(TEMPORARY_PREFIX):
+            remove(os.path.join(parent, name))
+
+
 def _marked(folder: str) -> str:
     os.makedirs(folder, exist_ok=True)
     Path(folder, _MARK).touch()

@@ -12,10 +12,12 @@
     ├─ SearchFailed                            a search algorithm or trial scheduler raised
     ├─ WireError                               Redis cannot be reached, or sends what is unreadable
     │   └─ WireUnavailable                     ... for so many seconds, at that address
+    ├─ SchedulerSuperseded                     a farm has one scheduler, and it is another one
     ├─ StoreError                              a checkpoint cannot be written or read
     │   └─ CheckpointCorrupt                   sizes or hashes do not match the manifest
     ├─ JournalError                            the experiment's journal cannot be written or read
     │   ├─ JournalCorrupt                      a damaged record with whole ones behind it
+    │   ├─ JournalFull                         the disk has no room for it
     │   └─ JournalLocked                       another process has this experiment open
     └─ BugError                                ours; please report it
         ├─ IllegalTransition                   a trial was told to do what its state forbids
@@ -81,6 +83,10 @@ class WireUnavailable(WireError, ConnectionError):
     """Redis cannot be reached."""
 
 
+class SchedulerSuperseded(TuneError, RuntimeError):
+    """Another scheduler runs on this farm."""
+
+
 class StoreError(TuneError, OSError):
     """A checkpoint cannot be written or read."""
 
@@ -98,7 +104,17 @@ class JournalCorrupt(JournalError):
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
         self.path, self.offset, self.reason = path, offset, reason
-        super().__init__(f"{path} is damaged at byte {offset}: {reason}.")
+        super().__init__(
+            f"{path} is damaged at byte {offset}: {reason}. `tunemq journal salvage` writes what "
+            "can be read into a new journal, and keeps this one."
+        )
+
+    def __reduce__(self) -> tuple[type[JournalCorrupt], tuple[str, int, str]]:
+        return type(self), (self.path, self.offset, self.reason)
+
+
+class JournalFull(JournalError):
+    """The disk has no room for the journal."""
 
 
 class JournalLocked(JournalError):

@@ -150,10 +150,11 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     """The trainable raised, or could not be loaded or restored.
 
     ``kind`` is one of ``user`` (its code), ``metric`` (what it reported), ``load`` (its code or
-    parameters could not be read), ``restore`` (its checkpoints are damaged), ``storage`` (a
-    checkpoint could not be kept, or the store that has it is away), ``memory`` (more than its limit,
-    or the machine's), ``cuda_memory`` (a GPU's), ``time_limit`` (a step or the trial took longer
-    than it may), ``stalled`` (no report for longer than it may).
+    parameters could not be read), ``start`` (its node could not start a process for it),
+    ``restore`` (its checkpoints are damaged), ``storage`` (a checkpoint could not be kept, or the
+    store that has it is away), ``memory`` (more than its limit, or the machine's), ``cuda_memory``
+    (a GPU's), ``time_limit`` (a step took longer than it may), ``trial_limit`` (the trial's own
+    time is used up), ``stalled`` (no report for longer than it may).
     """
 
     trial: str
@@ -255,7 +256,11 @@ class ExperimentResumed(Message, frozen=True, tag="resumed"):
     What was interrupted, stopped or exhausted goes on. ``unfinished``: trials that are not over go
     on; else they end where they are. ``errored``: what becomes of trials in ERROR: empty (they stay
     so), ``resume`` (from their last checkpoint) or ``restart`` (from their beginning, a new
-    lineage). ``is_cold``: no node of the run before is left, with all that it hosted.
+    lineage). ``is_cold``: no node of the run before is left, with all that it hosted. ``settings``
+    are the rules that hold from now on, packed; empty where they stay as they are. ``also`` are
+    further trials that were over and go on from their last checkpoint. ``epochs_from``: trials
+    start with higher epochs than this, because the run before may have started some of which the
+    journal does not know (it is a copy).
     """
 
     run: int
@@ -263,6 +268,9 @@ class ExperimentResumed(Message, frozen=True, tag="resumed"):
     unfinished: bool = True
     errored: str = ""
     is_cold: bool = True
+    settings: bytes = b""
+    also: tuple[str, ...] = ()
+    epochs_from: int = 0
 
 
 class BatchRead(Message, frozen=True, tag="batch"):
@@ -404,7 +412,8 @@ class HostStart(Message, frozen=True):
     from, the first usable one counts. ``cache`` is the folder in which the node keeps copies of
     checkpoints; where it is empty the node chooses. ``sync_timeout_s`` bounds each transfer, and
     each wait for one; ``uploads_waiting`` is how many written checkpoints may wait behind the one
-    that is being uploaded. ``limits`` are what the host is killed for.
+    that is being uploaded. ``limits`` are what the host is killed for; ``time_spent_s`` is the
+    ``time_total_s`` of the trial's last recorded result, in incarnations before this one.
     """
 
     experiment: str
@@ -431,6 +440,7 @@ class HostStart(Message, frozen=True):
     sync_timeout_s: float = 1800.0
     uploads_waiting: int = 1
     limits: TrialLimits = TrialLimits()
+    time_spent_s: float = 0.0
 
 
 class HostOrder(Message, frozen=True):
@@ -438,7 +448,8 @@ class HostOrder(Message, frozen=True):
 
     ``run_until``: how far the trial may go before the scheduler has to be heard. ``stop``: end now,
     saving if that is due. ``pause``: save and end, to go on later. ``start`` is left out once the
-    node has confirmed a version that held it.
+    node has confirmed a version that held it. ``kill``: end at once; unlike for what is not listed
+    `HostFreed` follows even where there was no host.
     """
 
     trial: str
@@ -447,6 +458,7 @@ class HostOrder(Message, frozen=True):
     stop: bool = False
     start: HostStart | None = None
     pause: bool = False
+    kill: bool = False
 
 
 class Assignment(Message, frozen=True):
@@ -459,36 +471,8 @@ class Assignment(Message, frozen=True):
     orders: tuple[HostOrder, ...]
 
 
-class NodeHello(Message, frozen=True):
-    """A node incarnation introduces itself on the nodes' stream."""
-
-    protocol: int
-    node: str
-    incarnation: str
-    hostname: str
-    node_ip: str
-    pid: int
-    resources: dict[str, float]
-    python: str
-    cloudpickle: str
-
-
-class BatchHeader(Message, frozen=True):
-    """Stands before a batch: from whom, the number of its first event, the assignment taken.
-
-    An incarnation numbers its events in each stream from 1.
-    """
-
-    protocol: int
-    incarnation: str
-    first: int
-    taken: tuple[int, int]
-
-
 encode = msgspec.msgpack.Encoder().encode
 decode_node_event = msgspec.msgpack.Decoder(NodeEvent).decode
 decode_node_events = msgspec.msgpack.Decoder(list[NodeEvent]).decode
 decode_entries = msgspec.msgpack.Decoder(list[Entry]).decode
 decode_assignment = msgspec.msgpack.Decoder(Assignment).decode
-decode_hello = msgspec.msgpack.Decoder(NodeHello).decode
-decode_header = msgspec.msgpack.Decoder(BatchHeader).decode

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tunemq_shared import memory_errors
 from tunemq_shared.checkpoint_folders import TEMPORARY_PREFIX, remove
 from tunemq_shared.errors import CheckpointCorrupt, MetricError, StoreError
 from tunemq_shared.failures import one_line, traceback_text
@@ -195,7 +196,7 @@ class _RestoreFailed(Exception):
 
 def _failure(error: BaseException, session: TrialSession) -> TrialFailed:
     """What to tell the scheduler about ``error``."""
-    kind = "user"
+    kind = memory_errors.kind_of(error) or "user"
     if isinstance(error, _RestoreFailed) and error.__cause__ is not None:
         kind, error = "restore", error.__cause__
     elif isinstance(error, MetricError):

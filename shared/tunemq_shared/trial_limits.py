@@ -8,6 +8,9 @@ import msgspec
 class TrialLimits(msgspec.Struct, frozen=True, array_like=True):
     """The limits of each trial of an experiment; 0 is no limit.
 
+    Time in which the trial waits for its node (for a decision, for room for a checkpoint, for one
+    to be restored) counts for none of them.
+
     Attributes:
         step_s: seconds from one report to the next, or from the start to the first.
         trial_s: seconds in all, those of earlier incarnations included.
@@ -20,3 +23,8 @@ class TrialLimits(msgspec.Struct, frozen=True, array_like=True):
     trial_s: float = 0.0
     stall_s: float = 0.0
     memory: int = 0
+
+    @property
+    def has_times(self) -> bool:
+        """Whether any of them is a time."""
+        return bool(self.step_s or self.trial_s or self.stall_s)

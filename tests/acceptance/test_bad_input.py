@@ -195,7 +195,7 @@ def error_of(trainable, **options):
     return str(result.error)
 
 
-def test_a_metric_that_no_trial_reports():
+def test_f25_a_metric_that_no_trial_reports():
     error = error_of(trains, metric="los", mode="min")
 
     assert "'los' is missing from the result of step 1" in error
@@ -203,7 +203,7 @@ def test_a_metric_that_no_trial_reports():
     assert "TuneConfig" in error
 
 
-def test_a_metric_that_a_later_result_lacks():
+def test_f25_a_metric_that_a_later_result_lacks():
     def train(config):
         tune.report({"loss": 1.0})
         tune.report({"accuracy": 1.0})
@@ -221,7 +221,7 @@ def test_a_function_that_reports_nothing_though_a_metric_is_expected():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_metric_that_is_not_finite(value):
+def test_f25_a_metric_that_is_not_finite(value):
     error = error_of(lambda config: {"loss": value}, metric="loss", mode="min")
 
     assert f"'loss' is {value} at step 1" in error
@@ -229,7 +229,7 @@ def test_a_metric_that_is_not_finite(value):
 
 
 @pytest.mark.parametrize("value", ["low", None, [1.0]])
-def test_a_metric_that_is_no_number(value):
+def test_f25_a_metric_that_is_no_number(value):
     error = error_of(lambda config: {"loss": value}, metric="loss", mode="min")
 
     assert f"'loss' is {value!r}" in error

@@ -31,7 +31,7 @@ def scores(done):
     return json.loads(done.stdout.splitlines()[0])
 
 
-def test_a_project_with_its_own_shared_workers_and_scheduler_runs_unchanged(tmp_path):
+def test_f25_a_project_with_its_own_shared_workers_and_scheduler_runs_unchanged(tmp_path):
     project = write(
         tmp_path,
         {

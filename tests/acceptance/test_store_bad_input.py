@@ -53,7 +53,9 @@ SEARCH = """
                 tune.report({"step": step}, checkpoint=tune.Checkpoint.from_directory(folder))
 
 
-    results = tune.Tuner(train, run_config=tune.RunConfig(name="e", storage_path=STORAGE)).fit()
+    failures = tune.FailureConfig(max_storage_failures=0)
+    config = tune.RunConfig(name="e", storage_path=STORAGE, failure_config=failures)
+    results = tune.Tuner(train, run_config=config).fit()
     (result,) = results
     for checkpoint, line in result.best_checkpoints:
         with checkpoint.as_directory() as folder:
@@ -150,7 +152,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_store_that_cannot_be_used_is_told_in_a_few_lines_before_anything_starts(
+def test_f21_a_store_that_cannot_be_used_is_told_in_a_few_lines_before_anything_starts(
     minio, bucket, folder, tmp_path, monkeypatch, wrong
 ):
     address, variables, words = WRONG[wrong]
@@ -211,7 +213,7 @@ def test_a_read_only_disk_is_told_before_anything_starts(
 
 
 @pytest.mark.parametrize("place", ["a local store", "the cache before a bucket"])
-def test_on_a_full_disk_the_trial_fails_with_its_name_and_what_was_saved_before_is_whole(
+def test_f16_on_a_full_disk_the_trial_fails_with_its_name_and_what_was_saved_before_is_whole(
     minio, bucket, folder, tmp_path, monkeypatch, place
 ):
     disk = tmp_path / "disk"
@@ -262,14 +264,14 @@ def test_keys_that_are_revoked_are_told_and_end_the_trial_after_sync_timeout(
     admin.policy_set("readwrite", user="guest")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "guest")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guests-secret")
-    search = start(trials=1, steps=200, step_s=0.05, max_failures=0, sync_timeout=4.0)
+    search = start(trials=1, steps=200, step_s=0.05, max_storage_failures=0, sync_timeout=4.0)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
     admin.user_remove("guest")
     ends_in_an_error(search, "the server does not know these keys", 4.0)
 
 
 def test_a_bucket_that_is_removed_is_told_and_ends_the_trial_after_sync_timeout(start, server):
-    search = start(trials=1, steps=200, step_s=0.05, max_failures=0, sync_timeout=4.0)
+    search = start(trials=1, steps=200, step_s=0.05, max_storage_failures=0, sync_timeout=4.0)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
     (server.data / "shelf").rename(server.folder / "removed")
 

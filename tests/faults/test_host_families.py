@@ -63,7 +63,7 @@ def raise_a_family(config):
         time.sleep(60)
 
 
-def test_a_killed_host_takes_its_whole_family_along(serve):
+def test_f02_a_killed_host_takes_its_whole_family_along(serve):
     host = serve().start(raise_a_family)
     family = host.result()["family"]
     assert all(map(alive, family))

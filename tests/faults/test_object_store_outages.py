@@ -76,7 +76,7 @@ def when_half_is_sent(monkeypatch: pytest.MonkeyPatch, call) -> None:
     monkeypatch.setattr(s3_objects, "failpoint", lambda _name: next(left, lambda: None)())
 
 
-def test_a_server_that_dies_in_the_middle_of_a_file_gets_the_rest_later(
+def test_f21_a_server_that_dies_in_the_middle_of_a_file_gets_the_rest_later(
     server, objects, file, tmp_path, monkeypatch
 ):
     is_dead = threading.Event()
@@ -98,7 +98,7 @@ def test_a_server_that_dies_in_the_middle_of_a_file_gets_the_rest_later(
     assert list(objects._client.unfinished()) == []
 
 
-def test_a_server_that_was_away_when_a_file_is_read(server, objects, file, tmp_path):
+def test_f21_a_server_that_was_away_when_a_file_is_read(server, objects, file, tmp_path):
     put(objects, file, Cancel(50))
     server.kill()
     restart = Once(server.start)

@@ -84,7 +84,7 @@ def test_ctrl_c_at_the_terminal_saves_and_shows_everything_and_leaves_nothing(st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sigterm_saves_and_shows_everything_and_leaves_nothing(start, kind):
+def test_f24_sigterm_saves_and_shows_everything_and_leaves_nothing(start, kind):
     search = start(kind=kind, steps=ENDLESS, cpus=2)
     pids = begun(search)
     search.process.terminate()

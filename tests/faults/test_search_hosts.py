@@ -36,7 +36,7 @@ def once_each(steps: int) -> list[int]:
 
 @pytest.mark.parity(70, 71)
 @pytest.mark.parametrize("kind", ["plain", "family"])
-def test_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notices(start, kind):
+def test_f02_a_killed_trial_goes_on_from_its_last_checkpoint_and_no_other_notices(start, kind):
     search = start(kind=kind, trials=3, steps=12, save_every=3, max_failures=1)
     killed = search.wait_for_step(1, step=8)
     search.wait_for(m.ResultReported, trial=search.trial(1), step=7)

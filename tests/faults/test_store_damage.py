@@ -51,7 +51,7 @@ def swap(objects: ObjectStore, damaged: str, before: str) -> None:
 
 @pytest.mark.parity(103, 105)
 @pytest.mark.parametrize("damage", [flip, truncate, remove, swap])
-def test_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start, damage) -> None:
+def test_f20_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start, damage) -> None:
     search = start(trials=1, steps=30, save_every=5, step_s=0.15, kept=3)
     trial = search.trial(0)
     before = search.wait_for(m.CheckpointCommitted, trial=trial, n=1, within=20).event
@@ -73,7 +73,7 @@ def test_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start, da
     search.is_whole()
 
 
-def test_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
+def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
     search = start(trials=1, steps=30, save_every=5, step_s=0.1, kept=3)
     trial = search.trial(0)
     newest = search.wait_for(m.CheckpointCommitted, trial=trial, n=2, within=20).event

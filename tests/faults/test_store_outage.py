@@ -51,18 +51,18 @@ def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[],
 
 @pytest.mark.parity(97, 106, 114)
 @pytest.mark.parametrize("how", ["killed", "frozen"])
-def test_trials_wait_for_the_store_and_everything_is_committed_afterwards(start, server, how):
+def test_f21_trials_wait_for_the_store_and_everything_is_committed_afterwards(start, server, how):
     outage(start, server, 4.0, server.kill if how == "killed" else server.freeze)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(300)
-def test_a_minute_without_the_store(start, server):
+def test_f21_a_minute_without_the_store(start, server):
     outage(start, server, 60.0, server.stop)
 
 
-def test_a_store_that_stays_away_ends_trials_in_an_error_that_says_so(start, server):
-    search = start(trials=1, steps=60, step_s=0.02, max_failures=0, sync_timeout=3.0)
+def test_f21_a_store_that_stays_away_ends_trials_in_an_error_that_says_so(start, server):
+    search = start(trials=1, steps=60, step_s=0.02, max_storage_failures=0, sync_timeout=3.0)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), within=20)
     server.kill()
     failed = search.wait_for(m.TrialFailed, within=20).event

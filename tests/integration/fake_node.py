@@ -11,6 +11,7 @@ import redis
 
 from tunemq_shared import messages as m
 from tunemq_shared import wire
+from tunemq_shared.introductions import BatchHeader, NodeHello
 
 
 class FakeNode:
@@ -34,7 +35,7 @@ class FakeNode:
 
     def say_hello(self) -> None:
         self.renew()
-        hello = m.NodeHello(
+        hello = NodeHello(
             m.PROTOCOL_VERSION,
             self.name,
             self.incarnation,
@@ -64,7 +65,7 @@ class FakeNode:
     def send(self, key: str, *events: m.NodeEvent, first: int | None = None) -> bool:
         """Append a batch; whether the stream is there. Numbers go on unless ``first`` is given."""
         start = self.last + 1 if first is None else first
-        header = m.BatchHeader(m.PROTOCOL_VERSION, self.incarnation, start, self.taken)
+        header = BatchHeader(m.PROTOCOL_VERSION, self.incarnation, start, self.taken)
         fields = {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(list(events))}
         self.last = max(self.last, start + len(events) - 1)
         return self.redis.xadd(key, fields, nomkstream=True) is not None

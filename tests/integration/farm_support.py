@@ -24,6 +24,7 @@ from tests.support import eventually, need
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.conditions import TO_THE_END, Horizon
+from tunemq_shared.introductions import NodeHello, decode_header, decode_hello
 from tunemq_shared.messages import (
     PROTOCOL_VERSION,
     Assignment,
@@ -31,9 +32,6 @@ from tunemq_shared.messages import (
     HostOrder,
     HostStart,
     NodeEvent,
-    NodeHello,
-    decode_header,
-    decode_hello,
     decode_node_events,
     encode,
 )
@@ -44,13 +42,13 @@ _VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME",
 
 
 class RedisServer:
-    """A redis-server on a unix socket that keeps nothing on disk."""
+    """A redis-server on a unix socket that keeps nothing on disk, unless ``options`` say so."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         beside = Path(sysconfig.get_path("scripts"), "redis-server")
         self._program = str(beside) if beside.exists() else shutil.which("redis-server")
         need("redis-server", self._program)
-        self._folder = folder
+        self._folder, self._options = folder, options
         self.path = str(folder / "redis.sock")
         self.url = f"unix://{self.path}"
         self.process: subprocess.Popen[bytes] | None = None
@@ -59,12 +57,17 @@ class RedisServer:
         self.start()
 
     def start(self) -> None:
-        """Start it, empty."""
+        """Start it, with what its disk has kept."""
         options = ["--port", "0", "--unixsocket", self.path, "--save", "", "--appendonly", "no"]
         log = ["--loglevel", "warning", "--logfile", "redis.log"]
-        self.process = subprocess.Popen([str(self._program), *options, *log], cwd=self._folder)
+        command = [str(self._program), *options, *log, *self._options]
+        self.process = subprocess.Popen(command, cwd=self._folder)
         self.client = redis.Redis(unix_socket_path=self.path, socket_timeout=5)
         eventually(self.answers, message="redis-server does not answer")
+
+    def add_options(self, *options: str) -> None:
+        """Options for the next start."""
+        self._options += options
 
     def answers(self) -> bool:
         """Whether it can be reached."""
@@ -119,7 +122,13 @@ class Scheduler:
 
     def hellos(self) -> list[NodeHello]:
         """Who has introduced itself in this generation."""
-        return [decode_hello(fields[wire.HELLO]) for _, fields in self.client.xrange(wire.NODES)]
+        said = [fields for _, fields in self.client.xrange(wire.NODES)]
+        return [decode_hello(fields[wire.HELLO]) for fields in said if wire.HELLO in fields]
+
+    def goodbyes(self) -> list[str]:
+        """The incarnations that ended in peace."""
+        said = [fields for _, fields in self.client.xrange(wire.NODES)]
+        return [fields[wire.BYE].decode() for fields in said if wire.BYE in fields]
 
     def start(self, trainable: Any, config: dict[str, Any] | None = None, **how: Any) -> HostStart:
         """How to host a trial of ``trainable``."""
@@ -245,9 +254,10 @@ def order(
     run_until: Horizon = TO_THE_END,
     stop: bool = False,
     pause: bool = False,
+    kill: bool = False,
 ) -> HostOrder:
     """An order for a trial."""
-    return HostOrder(trial, epoch, run_until, stop, start, pause)
+    return HostOrder(trial, epoch, run_until, stop, start, pause, kill)
 
 
 def children_of(pid: int) -> list[int]:

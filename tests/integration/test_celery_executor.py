@@ -15,7 +15,13 @@ import redis
 
 from tests.integration.fake_node import FakeNode
 from tests.support import eventually
-from tunemq_scheduler.core.commands import ContinueTrial, ReleaseTrial, StartTrial, StopTrial
+from tunemq_scheduler.core.commands import (
+    ContinueTrial,
+    ReattachTrial,
+    ReleaseTrial,
+    StartTrial,
+    StopTrial,
+)
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
 from tunemq_scheduler.executors import celery_executor, lease_watch
 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
@@ -235,18 +241,88 @@ def test_a_restarted_node_takes_its_own_place_after_its_predecessors_last_words(
     assert facts[2].incarnation == "inc1"
 
 
-def test_a_silent_node_is_lost_and_fenced_and_leaves_no_queue(executor, joined, short_leases):
+def test_a_silent_node_is_lost_and_gets_no_mail_and_is_not_fenced(executor, joined, short_leases):
     executor.perform([START])
     facts = poll_until(executor, m.NodeLost)
     executor.poll(0.0)
 
-    assert facts[-1].incarnation == "inc1"
-    eventually(lambda: joined.redis.hget(wire.reply("inc1"), "f"))
-    assert joined.redis.ttl(wire.reply("inc1")) > 0
-    assert not joined.redis.exists(wire.queue("inc1"))
-    assert joined.redis.xlen(wire.NODES) == 0
+    assert facts[-1] == m.NodeLost("inc1", "its lease was not renewed for 6 s")
+    turn_until(executor, lambda: not joined.redis.exists(wire.queue("inc1")))
+    assert not joined.redis.hget(wire.reply("inc1"), "f")
     executor.perform([StopTrial("t1", 1, "inc1")])  # the runner may not have read it yet
     assert not joined.redis.exists(wire.queue("inc1"))
+
+
+def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_before(
+    executor, joined, short_leases
+):
+    executor.perform([START])
+    poll_until(executor, m.NodeLost)
+    executor.release({})
+    joined.renew()
+    assert poll_until(executor, m.NodeReturned) == [m.NodeReturned("inc1")]
+    for _ in range(5):
+        joined.renew()
+        executor.poll(0.03)  # looks at leases, and would send what waits
+    assert not joined.redis.exists(wire.queue("inc1")), "an empty assignment would kill its hosts"
+
+    other = StartTrial("t2", 3, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
+    executor.perform([
+        ReattachTrial(START, pause=True, stop=False, is_wanted=True),
+        ReattachTrial(other, pause=False, stop=False, is_wanted=False),
+    ])  # fmt: skip
+    executor.release({})
+    wanted, unwanted = joined.read_mail().orders
+    assert (wanted.trial, wanted.epoch, wanted.pause, wanted.kill) == ("t1", 1, True, False)
+    assert wanted.start == PLAN.host_start(START), "it may have missed it"
+    assert (unwanted.trial, unwanted.epoch, unwanted.kill) == ("t2", 3, True)
+
+    executor.perform([ReleaseTrial("t2", 3, "inc1")])
+    turn_until(executor, lambda: (joined.renew(), joined.redis.llen(wire.queue("inc1")))[1])
+    while (mail := joined.read_mail(within=1)) is not None:
+        last = mail
+    assert [order.trial for order in last.orders] == ["t1"]
+
+
+def test_a_node_that_takes_its_leave_is_dead_at_once_and_leaves_nothing(executor, joined):
+    executor.perform([START])
+    joined.send(KEY, result(1))
+    joined.redis.xadd(wire.NODES, {wire.BYE: "inc1"})
+    facts = poll_until(executor, m.NodeLost)
+
+    assert [type(fact) for fact in facts] == [m.BatchRead, m.ResultReported, m.NodeLost]
+    assert facts[-1].is_dead
+    turn_until(executor, lambda: joined.redis.xlen(wire.NODES) == 0)
+    assert not joined.redis.exists(wire.queue("inc1"))
+    assert joined.redis.hget(wire.reply("inc1"), "f")
+
+
+def test_f03_the_next_scheduler_goes_on_with_what_nodes_host_and_reads_nothing_twice(farm, node):
+    first = CeleryTrialExecutor(farm.url, term=1)
+    first.open(PLAN)
+    node.say_hello()
+    poll_until(first, m.NodeJoined)
+    first.perform([START])
+    node.read_mail()
+    node.send(KEY, result(1))
+    poll_until(first, m.ResultReported)
+    first.release({"inc1": 1})
+    eventually(lambda: node.journalled() == 1)
+    node.send(KEY, result(2))  # and the first one dies here
+
+    second = CeleryTrialExecutor(farm.url, term=2)
+    second.open(PLAN)
+    second.reattach([m.NodeJoined("inc1", "local", "host", "127.0.0.1", {})], [], {"inc1": 1})
+    second.perform([ReattachTrial(START, pause=False, stop=False, is_wanted=True)])
+    facts = poll_until(second, m.BatchRead)
+    assert not any(isinstance(fact, m.NodeJoined | m.NodeLost) for fact in facts)
+    assert [fact.step for fact in facts if isinstance(fact, m.ResultReported)] == [2]
+    turn_until(second, lambda: (node.renew(), node.redis.llen(wire.queue("inc1")))[1])
+    mail = node.read_mail()
+    assert mail.term == 2
+    assert [order.start for order in mail.orders] == [PLAN.host_start(START)]
+    first.close(now=True)
+    second.close(now=True)
 
 
 def test_after_redis_was_killed_everything_is_there_again_and_nothing_is_lost(

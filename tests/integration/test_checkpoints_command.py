@@ -118,10 +118,11 @@ def test_an_old_copy_of_the_journal_costs_no_checkpoint_that_it_does_not_know(
     # As if the journal had been copied when one of the three was committed, and never again.
     entries = list(read_entries(whole))
     commits = [n for n, one in enumerate(entries) if isinstance(one.event, CheckpointCommitted)]
-    with Journal(tmp_path / "older", read_header(whole)) as older:
+    with Journal.create(tmp_path / "older", read_header(whole)) as older:
         older.append(entries[: commits[0] + 1])
     with open_objects(experiment) as objects:
-        objects.put_bytes(FILE_NAME, older.path.read_bytes())
+        for path in (tmp_path / "older").glob("*.turns"):
+            objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
     listed = tunemq("checkpoints", "list", experiment).stdout
     assert keys_of(listed) == [first]
     assert "2 more are there" in listed

@@ -118,7 +118,8 @@ class Farm(RuleBasedStateMachine):
             folder = self.root / key
             uploaded = object_checkpoints.upload(self.objects, key, folder, None, Cancel())
             restore = (m.CheckpointRef(key, uploaded.sha256, written.step),)
-        self.runner = TrialRunner(RunnerSettings(max_failures=-1, keep=keep, restore=restore))
+        for_ever = {"max_failures": -1, "max_storage_failures": -1, "max_node_losses": -1}
+        self.runner = TrialRunner(RunnerSettings(**for_ever, keep=keep, restore=restore))
         for _ in range(NODES):
             self.join()
         for _ in range(2):
@@ -237,7 +238,7 @@ class Farm(RuleBasedStateMachine):
         self.is_littered = True
         for queue in node.queues.values():
             self.late += queue[0].steps[:1] if queue and stragglers else []
-        self.tell(m.NodeLost(node.incarnation, "drawn"))
+        self.tell(m.NodeLost(node.incarnation, "drawn", is_dead=True))
         self.join()
 
     def begin_host(self, order: c.StartTrial, damaged: int) -> None:

@@ -107,6 +107,8 @@ class Search:
             ),
             request={"cpu": 1.0},
             max_failures=-1,
+            max_storage_failures=-1,
+            max_node_losses=-1,
         )
         self.plan = ExperimentPlan(
             experiment="simulated",

@@ -134,8 +134,8 @@ def test_who_ran_in_a_search_that_is_read_back_waits_once_its_nodes_are_known_to
         entries = run.journal.entries
         for end in range(0, len(entries), 37):
             runner = replay(run.runner.settings, entries[:end])
-            for incarnation in list(runner.nodes):
-                runner.handle(m.NodeLost(incarnation, "the scheduler that knew it has ended"))
+            for incarnation in [*runner.nodes, *runner.away]:
+                runner.handle(m.NodeLost(incarnation, "its scheduler has ended", is_dead=True))
             waiting = {trial.trial_id for trial in runner.live.values() if not trial.is_finished}
             assert runner.counts["RUNNING"] == runner.uploading == len(runner.slots) == 0
             runner.handle(m.NodeJoined("new", "new", "host", "127.0.0.1", {"cpu": 1000.0}))

@@ -46,7 +46,7 @@ def turn_until_finished(run: Search, trials: int) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_trials_on_a_thousand_nodes_are_each_counted_once() -> None:
+def test_f25_ten_thousand_trials_on_a_thousand_nodes_are_each_counted_once() -> None:
     run = search(trials=10_000, nodes=1_000).run()
 
     counts, runner = run.records.counts, run.runner

@@ -45,6 +45,7 @@ def start_child(module: str, arguments: Sequence[str], log_path: str) -> ChildPr
                     (os.POSIX_SPAWN_DUP2, 1, 2),
                 ],
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+                setpgroup=0,  # Ctrl-C at a worker's terminal is for the node, which tells others
             )
         except OSError:
             ours.close()

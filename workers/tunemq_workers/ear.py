@@ -3,7 +3,8 @@
 It is a process of its own because Celery's worker wants the main thread and may go deaf. It holds
 nothing, so every trouble has one cure: it ends, and its node starts another. It ends when its
 connection to Redis breaks (Celery's own back-off can be 9 s late), when its event loop has had no
-socket for a second, when its node closes the socket pair, and with its node.
+socket for a second, when its node closes the socket pair, and with its node. Before it begins it
+waits for a Redis that is away.
 
 On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's
 argument.
@@ -33,10 +34,13 @@ from celery.exceptions import SecurityWarning  # noqa: E402
 from kombu import Exchange, Queue  # noqa: E402
 
 from tunemq_shared import wire  # noqa: E402
+from tunemq_shared.errors import WireUnavailable  # noqa: E402
+from tunemq_shared.failpoints import failpoint  # noqa: E402
 from tunemq_workers.ear_process import MAIL, READY  # noqa: E402
 from tunemq_workers.frames import frame  # noqa: E402
 from tunemq_workers.prctl import die_with_parent  # noqa: E402
 from tunemq_workers.redis_address import parse_address  # noqa: E402
+from tunemq_workers.redis_client import RedisClient, Refused  # noqa: E402
 
 gc.freeze()
 gc.enable()
@@ -44,6 +48,7 @@ gc.enable()
 #: An event loop without a socket for so long is deaf.
 _DEAF_AFTER_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.5
+_KNOCK_EVERY_S: Final = 0.05
 #: What an ear that was found deaf ends with.
 _EXIT_DEAF: Final = 70
 
@@ -74,6 +79,7 @@ def main() -> None:
     )
     threading.Thread(target=_watch, args=(node, worker), name="watch", daemon=True).start()
     signals.worker_ready.connect(lambda **_: node.sendall(frame(READY)), weak=False)
+    _wait_for_redis(options.redis)
     worker.start()
     raise SystemExit(worker.exitcode)
 
@@ -122,9 +128,29 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
 
     @app.task(name=wire.TASK)  # type: ignore[untyped-decorator]
     def run_steps(payload: str) -> None:
+        failpoint("ear.before_handover")
         send(frame(MAIL, payload.encode()))
+        failpoint("ear.after_handover")
 
     return app
+
+
+def _wait_for_redis(url: str) -> None:
+    """Return when Redis answers: Celery's worker would give up, and its import is what takes time.
+
+    The node ends an ear that waits for too long.
+    """
+    address = parse_address(url)
+    while True:
+        try:
+            client = RedisClient(address)
+            (reply,) = client.pipeline([["PING"]])
+            client.close()
+            if not isinstance(reply, Refused):  # as while it loads its data
+                return
+        except WireUnavailable:
+            pass
+        time.sleep(_KNOCK_EVERY_S)
 
 
 def _watch(node: socket.socket, worker: Any) -> None:

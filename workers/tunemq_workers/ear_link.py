@@ -33,7 +33,7 @@ class EarLink:
         children: the pids of the node's own children; the ear's is kept there until it is reaped.
         on_ready: an ear consumes the queue.
         on_mail: a task's argument came.
-        on_death: the ear ended by itself; call `start_if_none` when it is worth starting another.
+        on_death: the ear ended by itself; `start_if_none` starts another.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class EarLink:
         self._reactor, self._start, self._children = reactor, start, children
         self._on_ready, self._on_mail, self._on_death = on_ready, on_mail, on_death
         self._ear: ChildProcess | None = None
-        self._is_ready = False
+        self._is_ready = self._is_doubted = False
         self._deaths_in_a_row = 0
         self._overdue: Timer | None = None
         self._pending: Timer | None = None
@@ -71,6 +71,22 @@ class EarLink:
         low, high = _BACK_OFF_S
         delay_s = min(high, low * 2.0 ** min(self._deaths_in_a_row - 2, 10))
         self._pending = self._reactor.after(delay_s, self._start_now)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether an ear consumes the queue, as far as we know."""
+        return self._is_ready
+
+    def doubt(self) -> None:
+        """Redis is away: the connection of an ear that is ready may be dead."""
+        self._is_doubted = self._is_ready
+
+    def renew(self, reason: str) -> None:
+        """Put another ear in the place of a doubtful one; one that waited for Redis is as good."""
+        if self._is_doubted:
+            self.restart(reason)
+        else:
+            self.start_if_none()
 
     def restart(self, reason: str) -> None:
         """Put another ear in the place of this one."""
@@ -99,7 +115,7 @@ class EarLink:
             self._attend(ear)
 
     def _attend(self, ear: ChildProcess) -> None:
-        self._ear, self._is_ready = ear, False
+        self._ear, self._is_ready, self._is_doubted = ear, False, False
         self._children.add(ear.pid)
         self._decoder = FrameDecoder()
         ear.sock.setblocking(False)
@@ -145,6 +161,7 @@ class EarLink:
         if self._ear is None:
             return
         ear, self._ear = self._ear, None
+        self._is_ready = self._is_doubted = False
         self._reactor.unwatch(ear.sock)
         ear.sock.close()
         os.kill(ear.pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
+from tunemq_shared import defences
 from tunemq_workers.forkserver_messages import FamilyGone, HostExited, Report, Warned
 
 #: A host's name stands in this variable of its environment, and of whatever it executes.
@@ -98,7 +99,8 @@ class Families:
         """Kill the host and its process group, if it lives; `reap` does the rest of the family."""
         if (pid := self._pids.get(host)) is not None:
             os.kill(pid, signal.SIGKILL)
-            signal_group(pid, signal.SIGKILL)
+            if defences.FAMILY_KILL:
+                signal_group(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
         """Kill every host."""
@@ -116,7 +118,8 @@ class Families:
                 self._bury(ended, reports)
             if not self._dying:
                 return reports
-            self._sweep(reports)
+            if defences.FAMILY_KILL:
+                self._sweep(reports)
             # Whoever ended during the sweep may have left orphans that it did not see.
             if _ended_child() is None:
                 break
@@ -129,7 +132,7 @@ class Families:
     def _bury(self, ended: os.waitid_result, reports: list[Report]) -> None:
         pid = ended.si_pid
         host = self._hosts.pop(pid, None)
-        if host is not None:
+        if host is not None and defences.FAMILY_KILL:
             # Until it is waited for, its pid, and so its group's, is nobody else's.
             signal_group(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

@@ -25,6 +25,7 @@ from tunemq_workers import host, outputs
 from tunemq_workers.family import Families, children_of
 from tunemq_workers.forkserver_messages import (
     COMMAND,
+    DUMP_SIGNAL,
     MAX_PACKET_BYTES,
     Boot,
     FamilyGone,
@@ -212,6 +213,8 @@ def main() -> None:
     die_with_parent(boot.node)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Until a host has a handler for it, this must not end it.
+    signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
     set_name("tunemq-fork")
     # User code imports it; here by name, because nothing of ours depends on the public names.
     importlib.import_module("tunemq")

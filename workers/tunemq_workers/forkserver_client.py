@@ -20,11 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tunemq_shared import failpoints
+from tunemq_shared import defences, failpoints
 from tunemq_shared.messages import Environment, HostOrder
 from tunemq_workers import threads
 from tunemq_workers.forkserver_messages import (
     COMMAND,
+    DUMP_SIGNAL,
     MAX_PACKET_BYTES,
     Boot,
     Command,
@@ -43,6 +44,8 @@ from tunemq_workers.forkserver_messages import (
     encode_boot,
 )
 
+#: What tests may have set for a node and all its processes.
+_OF_TESTS: Final = frozenset({failpoints.VARIABLE, defences.VARIABLE})
 #: How long hosts may take to die with their forkserver, which the kernel sees to.
 _DEATH_S: Final = 1.0
 
@@ -128,6 +131,13 @@ class ForkserverClient:
     def kill(self, host: str) -> None:
         """Kill the host's family; one that is gone is ignored. `FamilyGone` says when."""
         self._send(KillHost(host))
+
+    def dump(self, host: str) -> None:
+        """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
+        pidfd = self._pidfds.get(host)
+        if pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
 
     def read(self) -> list[Report]:
         """What the forkserver has said since the last call.
@@ -231,8 +241,8 @@ class ForkserverClient:
 def _variables(given: Mapping[str, str]) -> dict[str, str]:
     """The forkserver's own environment; its hosts get ``given``."""
     variables = {n: v for n, v in given.items() if not n.startswith("TUNEMQ_")} | threads.SINGLE
-    if failpoints.VARIABLE in os.environ:  # whoever started the node wants hosts to fail
-        variables[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
+    for name in _OF_TESTS & os.environ.keys():  # whoever started the node wants hosts to fail
+        variables[name] = os.environ[name]
     path = [*_our_roots(), *filter(None, [given.get("PYTHONPATH")])]
     if path:
         variables["PYTHONPATH"] = os.pathsep.join(path)

@@ -6,6 +6,7 @@ that holds its `HostSpec`. So packets stay small, however large a configuration 
 
 from __future__ import annotations
 
+import signal
 from typing import Final
 
 import msgspec
@@ -120,6 +121,10 @@ decode_report = msgspec.msgpack.Decoder(Report).decode
 decode_host_spec = msgspec.msgpack.Decoder(HostSpec).decode
 encode_boot = msgspec.json.Encoder().encode
 decode_boot = msgspec.json.Decoder(Boot).decode
+
+#: Has a host write the Python stacks of its threads to its log, whatever they do. No program that
+#: we know of uses this one of the real-time signals; SIGUSR1 and SIGUSR2 are the user's.
+DUMP_SIGNAL: Final = signal.SIGRTMAX - 9
 
 #: No packet is longer.
 MAX_PACKET_BYTES: Final = 64 * 1024

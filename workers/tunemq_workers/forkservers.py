@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
@@ -23,6 +22,7 @@ from tunemq_workers.host_contracts import Link, Listener
 from tunemq_workers.host_link import HostLink
 from tunemq_workers.orphans import Orphans
 from tunemq_workers.reactor import Reactor
+from tunemq_workers.workdir import forkserver_log
 
 #: Idle forkservers end within milliseconds; this is for one that is stuck.
 _CLOSE_S: Final = 2.0
@@ -123,6 +123,11 @@ class ForkserverPool:
         if hosted := self._hosted.get(host):
             hosted.server.kill(host)
 
+    def dump(self, host: str) -> None:
+        """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
+        if hosted := self._hosted.get(host):
+            hosted.server.dump(host)
+
     def close(self) -> None:
         """End all forkservers, and with them all hosts."""
         for server in list(self._servers):
@@ -136,7 +141,7 @@ class ForkserverPool:
         self._started += 1
         server = ForkserverClient(
             environment,
-            log=os.path.join(self._folder, f"forkserver-{self._started}.log"),
+            log=forkserver_log(self._folder, self._started),
             hostname=self._hostname,
             node_ip=self._node_ip,
         )

@@ -7,6 +7,8 @@ A frame is a 4-byte big-endian length of what follows, one byte that says what i
                    I  no payload: the trial is over and the host waits to be reused
                    W  a CheckpointWritten (msgpack), to be handed on and uploaded
                    R  no payload: may a checkpoint be written? the host waits for the answer
+                   H  how many orders it has had (4 bytes): it waits for another; said only by one
+                      whose time is limited
                    G  a FetchCheckpoint (msgpack): where is it? the host waits for the answer
     node -> host   r  a RoomAnswer (msgpack)
                    g  a FetchAnswer (msgpack)
@@ -30,6 +32,7 @@ NEXT: Final = ord("N")
 LEAVE: Final = ord("L")
 WRITTEN: Final = ord("W")
 ASK_ROOM: Final = ord("R")
+AWAIT_ORDER: Final = ord("H")
 ROOM: Final = ord("r")
 FETCH: Final = ord("G")
 FETCHED: Final = ord("g")

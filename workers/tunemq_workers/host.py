@@ -13,6 +13,7 @@ import signal
 import socket
 import time
 import traceback
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 
 import cloudpickle  # noqa: F401 - every trial's code needs it: children find it imported
@@ -114,6 +115,8 @@ class _Host:
         """The trial's session, all set up; None when that failed and the failure was sent."""
         start = order.start
         assert start is not None
+        self._channel.says_that_it_waits = start.limits.has_times
+        self._channel.before_ending = partial(outputs.settle, start.folder)
         try:
             self._task.surroundings.prepare(start, host=self._task.name, gpus=self._spec.gpus)
         except OSError as error:

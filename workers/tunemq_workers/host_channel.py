@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -33,6 +34,7 @@ _KEPT_BYTES: Final = 1 << 20
 _decode_order = msgspec.msgpack.Decoder(HostOrder).decode
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _put_header = struct.Struct(">IB").pack_into
+_pack_count = struct.Struct(">I").pack
 
 
 class HostChannel(Channel):
@@ -49,6 +51,11 @@ class HostChannel(Channel):
         self._line = line
         self._decoder = frames.FrameDecoder()
         self._buffer = bytearray(_CHUNK)
+        #: Called before it is said that the trial has ended.
+        self.before_ending: Callable[[], object] = _do_nothing
+        #: Whether the node is to know when this one waits for an order.
+        self.says_that_it_waits = False
+        self._orders = 0
         self._next: HostOrder | None = None
         self._newest: HostOrder | None = None
         self._is_dismissed = False
@@ -68,6 +75,9 @@ class HostChannel(Channel):
             self._send(frames.frame(frames.WRITTEN, encode(event)))
             failpoint("written.after_send")
             return
+        is_ending = type(event) in _ENDINGS
+        if is_ending:
+            self.before_ending()
         buffer = self._buffer
         _encode_into(event, buffer, _HEADER_BYTES)
         length = len(buffer) - 4
@@ -78,7 +88,7 @@ class HostChannel(Channel):
                 "are possible; write large data to a file in the trial's folder or a checkpoint."
             )
         kind = frames.EVENT
-        if type(event) in _ENDINGS:
+        if is_ending:
             kind = frames.ENDING
             self.has_failed = type(event) is TrialFailed
         _put_header(buffer, 0, length, kind)
@@ -94,8 +104,12 @@ class HostChannel(Channel):
 
     def wait(self) -> HostOrder:
         """The newest order, once one has come."""
-        while (order := self.poll()) is None:
+        order = self.poll()
+        if order is None and self.says_that_it_waits:
+            self._send(frames.frame(frames.AWAIT_ORDER, _pack_count(self._orders)))
+        while order is None:
             self._receive(0)
+            order = self.poll()
         return order
 
     def ask_room(self) -> Path:
@@ -178,11 +192,13 @@ class HostChannel(Channel):
         for kind, payload in self._decoder.feed(data):
             if kind == frames.ORDER:
                 self._newest = _decode_order(payload)
+                self._orders += 1
             elif kind in _ANSWERS:
                 self._answer = payload
             elif kind == frames.NEXT:
                 # Orders before it were for the trial before.
                 self._next, self._newest = _decode_order(payload), None
+                self._orders = 0
             elif kind == frames.LEAVE:
                 self._is_dismissed = True
             else:
@@ -192,6 +208,10 @@ class HostChannel(Channel):
 
 _ENDINGS: Final = frozenset({TrialFinished, TrialFailed, TrialPaused})
 _ANSWERS: Final = frozenset({frames.ROOM, frames.FETCHED})
+
+
+def _do_nothing() -> None:
+    """Nothing has to be done."""
 
 
 def _node_is_gone() -> NoReturn:

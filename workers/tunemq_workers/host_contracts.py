@@ -22,6 +22,8 @@ class Link(Protocol):
 
     #: Takes each event, undecoded.
     on_event: Callable[[bytes], object]
+    #: Takes the kind of each frame that is sent.
+    on_sent: Callable[[int], object]
 
     def send(self, kind: int, payload: bytes) -> None:
         """Send a frame; never waits."""
@@ -100,6 +102,10 @@ class Forkservers(Protocol):
         """Kill the host's family; one that is gone is ignored."""
         ...
 
+    def dump(self, host: str) -> None:
+        """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
+        ...
+
     def close(self) -> None:
         """End all forkservers, and with them all hosts."""
         ...
@@ -119,6 +125,8 @@ class Host:
     #: It was stopped or killed on order: its end is no news.
     is_given_up: bool = False
     is_killed: bool = False
+    #: Its trial failed by what it did, and it is being ended: nothing that it says counts.
+    is_condemned: bool = False
     is_parked: bool = False
     #: Parked, and told that no trial comes any more.
     is_dismissed: bool = False

@@ -38,6 +38,7 @@ class HostLink:
     ) -> None:
         self._reactor, self._sock = reactor, sock
         self.on_event = on_event
+        self.on_sent: Callable[[int], object] = _nobody_asks
         self._on_other, self._on_end = on_other, on_end
         self._decoder = FrameDecoder()
         self._unsent = b""
@@ -49,6 +50,7 @@ class HostLink:
     def send(self, kind: int, payload: bytes) -> None:
         """Send a frame as soon as the host has room for it."""
         self._unsent += frame(kind, payload)
+        self.on_sent(kind)
         self._flush()
 
     def hold(self, is_held: bool) -> None:
@@ -120,3 +122,7 @@ class HostLink:
             self.close()
             self._on_end()
         return bool(data)
+
+
+def _nobody_asks(_kind: int) -> None:
+    """What is sent to most hosts need not be watched."""

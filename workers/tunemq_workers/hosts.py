@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from signal import SIGKILL
 from typing import Final
 
 import msgspec
@@ -22,8 +23,21 @@ from tunemq_shared.errors import WireError
 from tunemq_shared.messages import HostDied, HostFreed, HostOrder, HostStart, TrialFailed, encode
 from tunemq_workers.checkpoint_contracts import TrialKey, trial_of
 from tunemq_workers.checkpoints import Checkpoints
-from tunemq_workers.frames import ASK_ROOM, ENDING, FETCH, IDLE, LEAVE, NEXT, ORDER, WRITTEN
+from tunemq_workers.frames import (
+    ASK_ROOM,
+    AWAIT_ORDER,
+    ENDING,
+    FETCH,
+    IDLE,
+    LEAVE,
+    NEXT,
+    ORDER,
+    WRITTEN,
+)
 from tunemq_workers.host_contracts import Forkservers, Host, Key
+from tunemq_workers.host_limits import Excess, HostLimits
+from tunemq_workers.memory_watch import MemoryWatch
+from tunemq_workers.oom_kills import OomKills
 from tunemq_workers.reactor import Reactor
 
 #: Between asking a process group with SIGTERM and killing the family.
@@ -43,6 +57,7 @@ class Hosts:
         forkservers: start and end processes.
         checkpoints: answers what hosts ask about them.
         emit: takes (events stream, encoded event).
+        now: the monotonic clock.
     """
 
     def __init__(
@@ -51,10 +66,22 @@ class Hosts:
         forkservers: Forkservers,
         checkpoints: Checkpoints,
         emit: Callable[[str, bytes], object],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        #: Takes the folder of a trial whose host ended otherwise than by its own word.
+        self.on_cut_off: Callable[[str], object] = _nobody_looks
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
         self._checkpoints = checkpoints
         checkpoints.on_given_up = self._fail
+        self._limits = HostLimits(
+            reactor,
+            MemoryWatch(reactor.post),
+            dump=forkservers.dump,
+            exceeded=self._exceeded,
+            now=now,
+        )
+        self._oom_kills = OomKills(reactor)
+        self._oom_kills.start()
         self._hosts: dict[str, Host] = {}
         self._hosting: dict[Key, Host] = {}
         self._wanted: dict[Key, HostOrder] = {}
@@ -62,7 +89,7 @@ class Hosts:
         self._over: set[Key] = set()
         self._names = 0
         self._is_held = False
-        self._is_closed = False
+        self._is_closed = self._has_given_up = False
 
     def __len__(self) -> int:
         """Hosts of which something is left."""
@@ -87,6 +114,28 @@ class Hosts:
         if not self._wanted:
             self._dismiss_parked()
 
+    def leave(self) -> None:
+        """Have every host save and end as if its trial were to pause; start no more.
+
+        The scheduler did not ask for that, so to it the trial waits for another slot.
+        """
+        self._is_closed = True
+        for host in list(self._hosting.values()):
+            self._tell(host, msgspec.structs.replace(host.order, pause=True))
+        self._dismiss_parked()
+
+    def give_up(self) -> None:
+        """Nobody is heard any more: have every host save and end, and start none until `go_on`."""
+        self._has_given_up = True
+        for host in list(self._hosting.values()):
+            self._tell(host, msgspec.structs.replace(host.order, pause=True))
+        self._dismiss_parked()
+
+    def go_on(self) -> None:
+        """Somebody is heard again."""
+        self._has_given_up = False
+        self._start_missing()
+
     def kill_all(self) -> None:
         """Kill every host and start no more."""
         self._is_closed = True
@@ -96,6 +145,7 @@ class Hosts:
     def hold(self, is_held: bool) -> None:
         """Stop reading from hosts, or go on."""
         self._is_held = is_held
+        self._limits.hold(is_held)
         for host in self._hosts.values():
             host.link.hold(is_held)
 
@@ -114,6 +164,9 @@ class Hosts:
     def said(self, name: str, kind: int, payload: bytes) -> None:
         """A frame came from a host that is no plain event."""
         host = self._hosts[name]
+        if host.is_condemned:
+            return
+        self._limits.heard(name, kind, payload)
         if kind == ENDING:
             if not host.has_ended:
                 self._emit(host.start.events_key, payload)
@@ -129,7 +182,7 @@ class Hosts:
                 self._kill_broken(host)
         elif kind == IDLE and host.start.reuse and not host.is_killed:
             self._park(host)
-        elif kind != IDLE:
+        elif kind not in {IDLE, AWAIT_ORDER}:
             _log.error("host.unknown_frame host=%s kind=%d", name, kind)
             self._kill_broken(host)
 
@@ -144,6 +197,8 @@ class Hosts:
     def forked(self, name: str, pid: int) -> None:
         """A host exists."""
         self._hosts[name].pid = pid
+        self._limits.begin(self._hosts[name])
+        _log.debug("trial.started trial=%s epoch=%d pid=%d", *self._hosts[name].key, pid)
 
     def is_forked(self, name: str) -> bool:
         """Whether the host ever existed."""
@@ -163,16 +218,21 @@ class Hosts:
         host.link.drain()  # its last words come before the news of its death,
         host.link.close()  # and its children's would come behind
         self._set_timer(host, None)
+        self._limits.leave(host)
         if not (host.has_ended or host.is_given_up or host.is_parked):
             trial, epoch = host.key
-            died = HostDied(trial, epoch, host.pid, signal, exit_code, time.time())
+            cause = self._cause_of_death(host, signal)
+            died = HostDied(trial, epoch, host.pid, signal, exit_code, time.time(), cause)
             self._emit(host.start.events_key, encode(died))
         self._over.add(host.key)
 
     def gone(self, name: str) -> None:
         """Nothing is left of a host."""
         host = self._hosts.pop(name)
+        self._limits.leave(host)
         self._checkpoints.host_gone(name)
+        if host.is_killed or host.is_condemned or not host.has_ended:
+            self.on_cut_off(host.start.folder)
         if not host.is_parked:
             self._free(host)
         self._start_missing()
@@ -181,6 +241,8 @@ class Hosts:
 
     def _tell(self, host: Host, order: HostOrder) -> None:
         before, host.order = host.order, order
+        if order.kill:
+            self._kill(host)
         if host.has_ended or host.is_given_up:
             return
         if order.stop:
@@ -197,11 +259,32 @@ class Hosts:
         """End a trial, if it has a host, because its checkpoints cannot be kept."""
         for host in list(self._hosting.values()):
             if trial_of(host) == trial and not (host.has_ended or host.is_given_up):
-                failed = TrialFailed(*host.key, "storage", reason, "", time.time())
-                self._emit(host.start.events_key, encode(failed))
-                host.has_ended = True
-                self._over.add(host.key)
+                self._condemn(host, "storage", reason)
                 self._kill(host)
+
+    def _exceeded(self, host: Host, excess: Excess) -> None:
+        """End a host that takes more than it may."""
+        is_news = not (host.has_ended or host.is_given_up)
+        if is_news:
+            self._condemn(host, excess.kind, excess.error)
+        if excess.is_urgent:
+            self._kill(host)
+        elif is_news:
+            self._escalate(host, 0.0)
+
+    def _condemn(self, host: Host, kind: str, reason: str) -> None:
+        """Say that a trial has failed, whose host goes on for a moment."""
+        _log.warning("host.condemned host=%s kind=%s reason=%r", host.name, kind, reason)
+        host.link.on_event = _ignore
+        host.has_ended = host.is_given_up = host.is_condemned = True
+        self._over.add(host.key)
+        failed = TrialFailed(*host.key, kind, reason, "", time.time())
+        self._emit(host.start.events_key, encode(failed))
+
+    def _cause_of_death(self, host: Host, number: int | None) -> str:
+        """``memory`` for a host that the kernel has killed, as far as that can be known."""
+        is_ours = host.is_killed or number != SIGKILL
+        return "memory" if not is_ours and self._oom_kills.is_recent() else ""
 
     def _escalate(self, host: Host, grace_s: float) -> None:
         """Give a host that should end by itself so long; then SIGTERM, then the end."""
@@ -228,6 +311,7 @@ class Hosts:
 
     def _park(self, host: Host) -> None:
         host.is_parked = True
+        self._limits.leave(host)
         self._checkpoints.host_gone(host.name)
         self._over.add(host.key)
         self._set_timer(host, None)
@@ -239,7 +323,10 @@ class Hosts:
     def _free(self, host: Host) -> None:
         self._hosting.pop(host.key, None)
         self._over.add(host.key)
-        self._say_freed(host.key, host.start.events_key)
+        if not self._is_closed or host.has_ended or host.order.stop:
+            # Else it went with its node, which the scheduler learns from the node's goodbye.
+            self._say_freed(host.key, host.start.events_key)
+        _log.debug("trial.left trial=%s epoch=%d", *host.key)
 
     def _say_freed(self, key: Key, events_key: str) -> None:
         self._emit(events_key, encode(HostFreed(*key)))
@@ -247,12 +334,12 @@ class Hosts:
     def _say_not_started(self, key: Key, start: HostStart, reason: str) -> None:
         _log.error("host.not_started trial=%s reason=%r", key[0], reason)
         error = f"The trial's process could not start: {reason}"
-        failed = TrialFailed(*key, "load", error, "", time.time())
+        failed = TrialFailed(*key, "start", error, "", time.time())
         self._emit(start.events_key, encode(failed))
 
     def _start_missing(self) -> None:
         """Start what is wanted, not hosted and not over."""
-        if self._is_closed:
+        if self._is_closed or self._has_given_up:
             return
         missing = [
             order
@@ -272,7 +359,7 @@ class Hosts:
     def _is_settled_without_fork(self, order: HostOrder) -> bool:
         key = order.trial, order.epoch
         start = self._starts[key]
-        if order.stop:  # it is over before it began, and somebody waits for its slot
+        if order.stop or order.kill:  # it is over before it began, and somebody waits for its slot
             self._over.add(key)
             self._say_freed(key, start.events_key)
             return True
@@ -281,7 +368,8 @@ class Hosts:
             return False
         host.order, host.start = order, start
         host.has_ended = host.is_given_up = host.is_parked = False
-        host.link.on_event = partial(self._emit, start.events_key)
+        self._enter(host)
+        self._limits.begin(host)
         host.link.send(NEXT, _encoded(order, start))
         self._hosting[key] = host
         return True
@@ -298,9 +386,12 @@ class Hosts:
             self._say_not_started(key, start, f"its environment cannot be started: {problem}")
             self._say_freed(key, start.events_key)
             return
-        link.on_event = partial(self._emit, start.events_key)
         link.hold(self._is_held)
-        self._hosts[name] = self._hosting[key] = Host(name, order, start, link)
+        self._hosts[name] = self._hosting[key] = host = Host(name, order, start, link)
+        self._enter(host)
+
+    def _enter(self, host: Host) -> None:
+        self._limits.enter(host, partial(self._emit, host.start.events_key))
 
     def _parked(self) -> list[Host]:
         return [
@@ -336,6 +427,14 @@ def _could_run(host: Host, start: HostStart) -> bool:
         and was.resources == start.resources
         and was.experiment == start.experiment
     )
+
+
+def _nobody_looks(_folder: str) -> None:
+    """Until somebody cares for what killed hosts have printed."""
+
+
+def _ignore(_event: bytes) -> None:
+    """It comes from a host whose trial has failed."""
 
 
 def _with_start(order: HostOrder, start: HostStart | None) -> HostOrder:

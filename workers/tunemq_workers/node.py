@@ -5,12 +5,14 @@
 It reads the command line, starts the ear before it imports anything else (Celery takes longest to
 load), and leaves the rest to `tunemq_workers.node_setup`. All logs are in the working folder:
 ``node.log``, ``ear.log`` and one for each forkserver. To its own output the node writes only why it
-cannot start.
+cannot start; as a node of a farm (``--farm``, see `tunemq_workers.command`) also what a person at
+its terminal wants to see.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import sys
 from collections.abc import Sequence
@@ -19,24 +21,28 @@ from typing import Final
 
 from tunemq_shared.errors import ConfigError
 from tunemq_workers.ear_process import start_ear
+from tunemq_workers.endings import EXIT_FENCED, EXIT_USAGE, GRACE_S
 from tunemq_workers.redis_address import parse_address
 
-#: The command line is of no use.
-EXIT_USAGE: Final = 64
+#: How a node is started.
+PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to stop; the exit code."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
     try:
         parse_address(options.redis)
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
+        os.makedirs(options.workdir, mode=0o700, exist_ok=True)
+        if options.farm:
+            _take_workdir(options.workdir)
     except ConfigError as problem:
         sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE
     except ProcessLookupError:
         return 0  # the process that this node belongs to has ended already
-    os.makedirs(options.workdir, mode=0o700, exist_ok=True)
     incarnation = os.urandom(8).hex()
     start = partial(start_ear, options.redis, incarnation, os.path.join(options.workdir, "ear.log"))
     ear = start()
@@ -44,17 +50,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tunemq_workers.node_setup import run_node
 
     try:
-        return run_node(options, incarnation, start, ear, watched)
+        code = run_node(options, incarnation, start, ear, watched)
     except ConfigError as problem:
         sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE
+    if code == EXIT_FENCED and options.farm:
+        # The same process, so that whoever supervises it sees no death; nothing else is the same.
+        os.execv(PROGRAM[0], [*PROGRAM, *given])  # noqa: S606  no shell
+    return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tunemq_workers.node", description=__doc__.split("\n")[0])
-    parser.add_argument("--redis", required=True, metavar="URL", help="where Redis is")
-    parser.add_argument("--name", required=True, help="this node's name, the same after a restart")
-    parser.add_argument("--workdir", required=True, metavar="DIR", help="for logs and what spills")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `given_options` passes on: of a node that people start."""
     parser.add_argument(
         "--cpus", type=float, help="how many to offer; default: those that it may use"
     )
@@ -65,13 +72,17 @@ def _parser() -> argparse.ArgumentParser:
         help="further resources to offer, name to amount",
     )
     parser.add_argument(
-        "--watch-pid", type=int, metavar="PID", help="end at once when this process ends"
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="how long trials get to save and end when the node is told to stop; default:"
+        f" {GRACE_S:g}",
     )
     parser.add_argument(
-        "--prewarm",
-        metavar="PATH",
-        help="a file with an Environment whose forkserver is started before the first trial needs"
-        " it; removed when it was read",
+        "--lost-after",
+        type=float,
+        metavar="SECONDS",
+        help="trials save and end when no scheduler was heard for so long; default: 30 minutes",
     )
     parser.add_argument(
         "--cache",
@@ -89,6 +100,58 @@ def _parser() -> argparse.ArgumentParser:
         help="trials wait before they write another checkpoint while so much is not uploaded yet;"
         " default: a tenth of the disk",
     )
+
+
+def given_options(options: argparse.Namespace) -> list[str]:
+    """A command line's part with those of `add_options` that were given."""
+    line: list[str] = []
+    names = ("cpus", "resources", "grace", "lost_after", "cache", "cache_bytes", "uploads_bytes")
+    for name in names:
+        value = getattr(options, name)
+        if value is not None:
+            line += [f"--{name.replace('_', '-')}", str(value)]
+    return line
+
+
+def _take_workdir(folder: str) -> None:
+    """Keep others out of the folder for as long as this process lives.
+
+    Raises:
+        ConfigError: another node works there.
+    """
+    descriptor = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip()
+        raise ConfigError(
+            f"another worker (process {holder or 'unknown'}) works in {folder}; give this one"
+            " another --name, or another --workdir."
+        ) from problem
+    os.truncate(descriptor, 0)
+    os.write(descriptor, b"%d\n" % os.getpid())  # stays open, and so locked, to the end
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tunemq_workers.node", description=__doc__.split("\n")[0])
+    parser.add_argument("--redis", required=True, metavar="URL", help="where Redis is")
+    parser.add_argument("--name", required=True, help="this node's name, the same after a restart")
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="for logs and what spills")
+    parser.add_argument(
+        "--farm",
+        action="store_true",
+        help="a node of a farm: tell the terminal what happens, and start anew when fenced",
+    )
+    parser.add_argument(
+        "--watch-pid", type=int, metavar="PID", help="end at once when this process ends"
+    )
+    parser.add_argument(
+        "--prewarm",
+        metavar="PATH",
+        help="a file with an Environment whose forkserver is started before the first trial needs"
+        " it; removed when it was read",
+    )
+    add_options(parser)
     return parser
 
 

@@ -15,11 +15,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from tunemq_shared.messages import PROTOCOL_VERSION, BatchHeader, NodeWarned, encode
+from tunemq_shared import defences
+from tunemq_shared.failpoints import failpoint
+from tunemq_shared.introductions import BatchHeader
+from tunemq_shared.messages import PROTOCOL_VERSION, NodeWarned, encode
+from tunemq_shared.wire import STARTED_AGAIN
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.ear_link import EarLink
+from tunemq_workers.endings import EXIT_FENCED, EXIT_REPLACED
 from tunemq_workers.host_contracts import Forkservers
 from tunemq_workers.hosts import Hosts
 from tunemq_workers.mail import Mailbox
@@ -31,6 +36,7 @@ from tunemq_workers.pump_messages import (
     Appended,
     Fact,
     Forget,
+    HelloRefused,
     HelloSaid,
     LookNow,
     NotAppended,
@@ -42,8 +48,6 @@ from tunemq_workers.pump_messages import (
 from tunemq_workers.reactor import Reactor, Timer
 from tunemq_workers.redis_address import RedisAddress
 
-#: What a node that was fenced ends with (EX_TEMPFAIL): a new incarnation may start.
-EXIT_FENCED: Final = 75
 #: Until then the pump looks often for a scheduler that is about to start.
 _EXPECTING_S: Final = 5.0
 #: An assignment that the scheduler announces and that does not come for so long: the ear is deaf.
@@ -82,6 +86,7 @@ class NodeLoop:
         children: the pids of the node's own children; the ear's is kept there.
         start_ear: starts an ear process.
         ear: one that was started already.
+        lost_after_s: hosts save and end when no scheduler was heard for so long.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class NodeLoop:
         children: set[int],
         start_ear: Callable[[], ChildProcess],
         ear: ChildProcess,
+        lost_after_s: float,
     ) -> None:
         self._incarnation, self._hello = incarnation, hello
         self._reactor, self._forkservers = reactor, forkservers
@@ -106,6 +112,7 @@ class NodeLoop:
         self._hosts = Hosts(reactor, forkservers, self._checkpoints, self._outboxes.add)
         forkservers.on_warning = self._warn
         self._caps = OutputCaps(reactor, self._hosts.folders)
+        self._hosts.on_cut_off = self._caps.look_at
         self._mail = Mailbox(incarnation)
         self._wire = _Wire()
         self._is_held = False
@@ -116,6 +123,10 @@ class NodeLoop:
         self._has_said_goodbye = False
         self._exit_code = 0
         self._has_heard = False
+        self._lost_after_s = lost_after_s
+        self._silence: Timer | None = None
+        #: Whether there was ever a scheduler with a lease, and whether this one waits for another.
+        self._had_scheduler = self._has_given_up = False
         self._ear = EarLink(
             reactor,
             start_ear,
@@ -123,7 +134,7 @@ class NodeLoop:
             children,
             on_ready=self._ear_is_ready,
             on_mail=self._obey,
-            on_death=lambda: self._pump.order(LookNow()),
+            on_death=self._ear_died,
         )
 
     def run(self) -> int:
@@ -138,17 +149,34 @@ class NodeLoop:
             self._forkservers.close()
         return self._exit_code
 
-    def stop(self, reason: str, exit_code: int = 0) -> None:
-        """Kill the hosts, send what they said, say goodbye, end; again is allowed.
+    def stop(self, reason: str, exit_code: int = 0, *, grace_s: float = 0.0) -> None:
+        """End the hosts, send what they said, say goodbye, end; again is allowed.
 
         What is not uploaded by then is given up: the scheduler forgets it with this node.
+
+        Args:
+            reason: for the log.
+            exit_code: what `run` returns.
+            grace_s: how long hosts get to save and end by themselves, and uploads to be done.
         """
         if self._ending is None:
-            _log.info("node.stopping reason=%r hosts=%d", reason, len(self._hosts))
+            hosts = len(self._hosts)
+            _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, hosts, grace_s)
             self._exit_code = exit_code
-            self._hosts.kill_all()
-            self._checkpoints.close()
-            self._ending = self._reactor.after(_ENDING_S, self._say_goodbye)
+            self._hosts.leave()
+            self._ending = self._reactor.after(grace_s, self._end_hosts)
+            if not grace_s:
+                self._end_hosts()
+
+    def _end_hosts(self) -> None:
+        """No more grace: kill what is left, send what it said."""
+        if self._ending is not None:
+            self._ending.cancel()
+        if self._hosts:
+            _log.info("node.ending hosts=%d", len(self._hosts))
+        self._hosts.kill_all()
+        self._checkpoints.close()
+        self._ending = self._reactor.after(_ENDING_S, self._say_goodbye)
 
     def abandon(self, reason: str, exit_code: int = 0) -> None:
         """End at once, without a goodbye; the forkservers notice, and kill what is left."""
@@ -161,6 +189,7 @@ class NodeLoop:
             self._has_said_goodbye = True
             self._pump.order(SayGoodbye())
             self._pump.join(_GOODBYE_S)
+            _log.info("node.ended")
             self._reactor.stop()
 
     def _warn(self, events_key: str, text: str) -> None:
@@ -172,13 +201,21 @@ class NodeLoop:
         self._has_heard = True
         self._introduce()
 
+    def _ear_died(self) -> None:
+        # Another one waits for Redis, should that be away. The lease shows what was not heard.
+        if self._ending is None:
+            self._ear.start_if_none()
+        self._pump.order(LookNow())
+
     def _obey(self, mail: bytes) -> None:
         assignment = self._mail.open(mail)
         if assignment is None or self._ending is not None:
             return
         self._pump.taken = self._mail.taken
         self._overdue_in_a_row = 0
+        failpoint("orders.before_obey")
         self._hosts.obey(assignment.orders)
+        failpoint("orders.after_obey")
         self._expect_mail()
 
     def _expect_mail(self) -> None:
@@ -194,6 +231,9 @@ class NodeLoop:
 
     def _mail_is_overdue(self) -> None:
         self._overdue = None
+        if not self._ear.is_ready:  # it is on its way, and watched
+            self._expect_mail()
+            return
         self._overdue_in_a_row += 1
         self._ear.restart(f"assignment {self._announced} was announced and did not come")
 
@@ -207,13 +247,19 @@ class NodeLoop:
             case HelloSaid():
                 wire.introduced, wire.introducing = wire.introducing, None
                 _log.info("node.introduced generation=%s", wire.introduced)
+            case HelloRefused():
+                wire.introducing = None  # the next look tries again
             case Appended(key):
                 self._outboxes.appended(key)
             case NotAppended(key, reason):
                 self._outboxes.not_appended(key, reason)
+                if wire.is_up:  # it may be another generation
+                    self._pump.order(LookNow())
             case OutOfReach(reason):
                 _log.warning("wire.out_of_reach reason=%r", reason)
                 wire.is_up, wire.introducing = False, None
+                self._ear.doubt()
+                self._heed(is_heard=False)
 
     def _seen(self, seen: Seen) -> None:
         wire = self._wire
@@ -221,7 +267,8 @@ class NodeLoop:
             _log.info("wire.generation old=%s new=%s", wire.generation, seen.generation)
             wire.generation, wire.since = seen.generation, time.monotonic()
             # Whatever was sent in the generation before may have gone with it.
-            self._outboxes.rewind()
+            if defences.RESEND:
+                self._outboxes.rewind()
         # Without a generation no stream has to be there.
         missing = frozenset[str]() if seen.generation is None else seen.missing
         self._outboxes.release(seen.journalled, missing)
@@ -232,15 +279,41 @@ class NodeLoop:
         was_up, wire.is_up = wire.is_up, True
         if self._ending is not None:
             return
+        self._had_scheduler |= seen.has_scheduler
+        is_served = seen.has_scheduler or not self._had_scheduler
+        self._heed(is_heard=is_served and seen.generation is not None)
         if was_up:
             self._ear.start_if_none()
         else:
-            self._ear.restart("Redis is back")
+            _log.info("wire.back")
+            self._ear.renew("Redis is back")
         self._introduce()
         self._announced = seen.announced
         self._expect_mail()
-        if seen.is_fenced:
-            self.stop("fenced", EXIT_FENCED)
+        if seen.fenced:
+            _log.warning("node.fenced reason=%s", seen.fenced)
+            is_replaced = seen.fenced == STARTED_AGAIN
+            self.stop("fenced", EXIT_REPLACED if is_replaced else EXIT_FENCED)
+
+    def _heed(self, *, is_heard: bool) -> None:
+        """Have the hosts end when no scheduler is heard for too long, and go on when one is."""
+        if is_heard:
+            if self._silence is not None:
+                self._silence.cancel()
+                self._silence = None
+            if self._has_given_up:
+                _log.info("node.heard_again")
+                self._has_given_up = False
+                self._hosts.go_on()
+        elif self._silence is None:
+            self._silence = self._reactor.after(self._lost_after_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._ending is None:
+            hosts, silence_s = len(self._hosts), self._lost_after_s
+            _log.warning("node.given_up hosts=%d silence=%s", hosts, silence_s)
+            self._has_given_up = True
+            self._hosts.give_up()
 
     def _introduce(self) -> None:
         """Say hello, once a generation, when the answer can be heard."""
@@ -265,9 +338,13 @@ class NodeLoop:
         kept = self._checkpoints.kept
         self._pump.keys = tuple({*outboxes.keys, *kept}) if kept else outboxes.keys
         is_expecting = wire.generation is None and time.monotonic() < wire.since + _EXPECTING_S
-        self._pump.is_hurried = outboxes.size > BLOCK_BYTES or is_expecting
+        was_hurried, is_hurried = self._pump.is_hurried, outboxes.size > BLOCK_BYTES or is_expecting
+        self._pump.is_hurried = is_hurried
+        if is_hurried and not was_hurried:  # it may just have begun to wait
+            self._pump.order(LookNow())
         is_settled = outboxes.is_settled or not wire.is_up
-        if self._ending is not None and not self._hosts and is_settled:
+        is_alone = not self._hosts and not self._checkpoints.unsettled()
+        if self._ending is not None and is_alone and is_settled:
             self._ending.cancel()
             self._say_goodbye()
 

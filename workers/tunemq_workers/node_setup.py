@@ -11,20 +11,21 @@ import signal
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 import cloudpickle
 import msgspec
 
 from tunemq_shared.byte_sizes import parse_bytes
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.messages import PROTOCOL_VERSION, Environment, NodeHello, encode
-from tunemq_workers import machine
+from tunemq_shared.introductions import NodeHello
+from tunemq_shared.messages import PROTOCOL_VERSION, Environment, encode
+from tunemq_workers import machine, workdir
 from tunemq_workers.cache_disk import CacheDisk
 from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.child_process import ChildProcess, start_child
+from tunemq_workers.endings import EXIT_BROKEN, GRACE_S, LOST_AFTER_S
 from tunemq_workers.forkservers import ForkserverPool
 from tunemq_workers.node_loop import NodeLoop
 from tunemq_workers.outbox_room import Room
@@ -32,10 +33,9 @@ from tunemq_workers.prctl import adopt_orphans, set_name
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.redis_address import parse_address
 from tunemq_workers.spool import Spool
+from tunemq_workers.terminal import open_terminal
 from tunemq_workers.transfers.link import Transfers
-
-#: A part of the node broke (EX_SOFTWARE).
-EXIT_BROKEN: Final = 70
+from tunemq_workers.workdir import LogCaps
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +60,9 @@ def run_node(
         ConfigError: an option has a value that is not usable.
     """
     resources = machine.offered(_cpus(options.cpus), _resources(options.resources))
+    # An embedded node ends with its script, which saves before.
+    grace_s = _seconds("--grace", options.grace, GRACE_S if options.farm else 0.0)
+    lost_after_s = _seconds("--lost-after", options.lost_after, LOST_AFTER_S)
     prewarmed = _environment(options.prewarm)
     cache = os.path.abspath(options.cache or os.path.join(options.workdir, "cache"))
     limits = CacheLimits(
@@ -68,7 +71,9 @@ def run_node(
     )
     set_name("tunemq-node")
     adopt_orphans()
+    workdir.remove_leftovers(options.workdir)
     _open_log(options.workdir)
+    terminal = open_terminal() if options.farm else None
     redis = parse_address(options.redis)
     hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
     hello = NodeHello(
@@ -83,6 +88,7 @@ def run_node(
         cloudpickle.__version__,
     )
     reactor, children = Reactor(), set[int]()
+    disk = CacheDisk(reactor)
     pool = ForkserverPool(
         reactor, children, folder=options.workdir, hostname=hostname, node_ip=node_ip
     )
@@ -92,7 +98,7 @@ def run_node(
         start = partial(start_child, "tunemq_workers.transfers.process", (), log)
         return Checkpoints(
             reactor,
-            CacheDisk(reactor),
+            disk,
             Transfers(reactor, start=start, children=children),
             emit,
             folder=cache,
@@ -110,24 +116,43 @@ def run_node(
         children=children,
         start_ear=start_ear,
         ear=ear,
+        lost_after_s=lost_after_s,
     )
     _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)
+    on_signal = _StopSignals(reactor, loop, grace_s)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, partial(_on_signal, reactor, loop))
+        signal.signal(number, on_signal)
     threading.excepthook = partial(_on_thread_death, reactor, loop)
     if watched is not None:
         reactor.watch(watched, lambda _: loop.abandon("the process that it belongs to has ended"))
     if prewarmed is not None:
         _prewarm(pool, prewarmed)
+    LogCaps(reactor, disk, options.workdir).start()
     try:
         return loop.run()
     except BaseException:  # noqa: BLE001 - whoever started the node sees its exit code, this the log
         _log.critical("node.broken", exc_info=True)
         return EXIT_BROKEN
+    finally:
+        if terminal is not None:
+            terminal.close()
 
 
-def _on_signal(reactor: Reactor, loop: NodeLoop, number: int, _frame: object) -> None:
-    reactor.post(partial(loop.stop, signal.Signals(number).name))
+class _StopSignals:
+    """What SIGTERM and Ctrl-C do: end in peace; a second one, at once."""
+
+    def __init__(self, reactor: Reactor, loop: NodeLoop, grace_s: float) -> None:
+        self._reactor, self._loop, self._grace_s = reactor, loop, grace_s
+        self._came = 0
+
+    def __call__(self, number: int, _frame: object) -> None:
+        """Handle one."""
+        self._came += 1
+        name = signal.Signals(number).name
+        if self._came == 1:
+            self._reactor.post(partial(self._loop.stop, name, grace_s=self._grace_s))
+        else:
+            self._reactor.post(partial(self._loop.abandon, f"{name} again"))
 
 
 def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHookArgs) -> None:
@@ -157,6 +182,14 @@ def _open_log(folder: str) -> None:
 def _cpus(given: float | None) -> float | None:
     if given is not None and not (math.isfinite(given) and given >= 0):
         raise ConfigError(f"--cpus is {given}; give a number of processors, such as 4.")
+    return given
+
+
+def _seconds(option: str, given: float | None, default: float) -> float:
+    if given is None:
+        return default
+    if not (math.isfinite(given) and given >= 0):
+        raise ConfigError(f"{option} is {given}; give a number of seconds, such as 10.")
     return given
 
 

@@ -12,6 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
+from tunemq_shared.failpoints import failpoint
 from tunemq_workers.outbox_room import BLOCK_BYTES, BLOCK_EVENTS, Room
 from tunemq_workers.spool import Place
 
@@ -83,6 +84,11 @@ class Outbox:
         return not self._blocks
 
     @property
+    def handed_out(self) -> int:
+        """The number of the last event that `take` has handed out."""
+        return self._cursor.n - 1
+
+    @property
     def has_unsent(self) -> bool:
         """Whether `take` has something to hand out."""
         return self._cursor.n <= self.last
@@ -127,10 +133,12 @@ class Outbox:
         """Forget the events up to number ``journalled``, block by block."""
         freed = 0
         while freed < len(self._blocks) and self._blocks[freed].last <= journalled:
-            self._forget(self._blocks[freed])
             freed += 1
         if not freed:
             return
+        failpoint("events.before_release")
+        for block in self._blocks[:freed]:
+            self._forget(block)
         del self._blocks[:freed]
         self._spooled = max(0, self._spooled - freed)
         cursor = self._cursor
@@ -139,6 +147,7 @@ class Outbox:
         else:
             first = self._blocks[0].first if self._blocks else self.last + 1
             self._cursor = _Cursor(0, 0, first)
+        failpoint("events.after_release")
 
     def spill(self) -> None:
         """Move the oldest block from memory to disk.
@@ -148,7 +157,9 @@ class Outbox:
         """
         block = self._blocks[self._spooled]
         assert block.data is not None  # the blocks behind the spooled ones are in memory
+        failpoint("events.before_spill")
         block.place = self._room.spool.write(block.data)
+        failpoint("events.after_spill")
         block.data = None
         self.held -= block.size
         self._room.in_memory -= block.size

@@ -47,10 +47,14 @@ class OutputCaps:
         self._thread.start()
         self._reactor.after(self._period_s, self._look)
 
+    def look_at(self, folder: str) -> None:
+        """Look at a folder now: its host ended before it could do so itself."""
+        self._orders.put(frozenset({folder}))
+
     def _look(self) -> None:
         self._reactor.after(self._period_s, self._look)
         now = frozenset(self._folders())
-        # Once more after a host's end: it may have printed a lot since the last look.
+        # Once more after a host's end: what it started may have printed a lot since the last look.
         due, self._before = now | self._before, now
         if due and self._orders.empty():
             self._orders.put(due)

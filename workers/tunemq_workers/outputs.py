@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from typing import Any, Final, TextIO, cast
 
 STDOUT: Final = "stdout"
@@ -48,6 +49,14 @@ def flush() -> None:
             stream.flush()
         except (OSError, ValueError):
             continue
+
+
+def settle(folder: str) -> None:
+    """Complete the files in ``folder``: write out what Python holds, and shorten long ones."""
+    flush()
+    for name in (STDOUT, STDERR):
+        with suppress(OSError):  # it was removed, or the disk is full: the trial ends all the same
+            cap(os.path.join(folder, name), LIMIT_BYTES)
 
 
 def cap(path: str, limit: int = LIMIT_BYTES) -> None:

@@ -21,11 +21,13 @@ from typing import Final
 
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.failpoints import failpoint
 from tunemq_workers.pump_messages import (
     Append,
     Appended,
     Fact,
     Forget,
+    HelloRefused,
     HelloSaid,
     LookNow,
     NotAppended,
@@ -40,7 +42,7 @@ from tunemq_workers.redis_client import Command, RedisClient, Refused, Reply
 
 #: The lease's period while the scheduler's reply is what holds the node up.
 HURRIED_PERIOD_S: Final = 0.05
-_RETRY_S: Final = (0.1, 1.0)
+_RETRY_S: Final = (0.1, 0.5)
 #: How long mail of a node that died unheard stays in Redis.
 _UNREAD_MAIL_S: Final = 60
 _APPEND: Final = """
@@ -78,6 +80,7 @@ class Pump:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
         self._client: RedisClient | None = None
+        self._incarnation = incarnation
         self._lease, self._reply = wire.lease(incarnation), wire.reply(incarnation)
         self._queue = wire.queue(incarnation)
         self._renewals = 0
@@ -133,9 +136,12 @@ class Pump:
             commands += self._lease_commands(keys)
         if not commands:
             return
+        renews = len(commands) > asked
+        _about_to_send(order, renews=renews)
         replies = self._client.pipeline(commands)
+        _has_sent(order, renews=renews)
         self._failures = 0
-        if len(commands) > asked:
+        if renews:
             self._tell_seen(keys, replies[asked:])
         self._tell_done(order, replies[:asked])
 
@@ -149,7 +155,10 @@ class Pump:
             case SayHello(hello):
                 return (["XADD", wire.NODES, "*", wire.HELLO, hello],)
             case SayGoodbye():
-                return (["DEL", self._lease, self._queue],)
+                return (
+                    ["XADD", wire.NODES, "NOMKSTREAM", "*", wire.BYE, self._incarnation],
+                    ["DEL", self._lease, self._queue, self._reply],
+                )
             case _:
                 return ()
 
@@ -164,13 +173,16 @@ class Pump:
             ["HMGET", self._reply, "v", "f", *map(wire.journalled, keys)],
             # Mail that waits for the ear does not outlive the node for ever.
             ["PEXPIRE", self._queue, _UNREAD_MAIL_S * 1_000],
+            ["EXPIRE", self._reply, wire.REPLY_TTL_S],
+            ["EXISTS", wire.SCHEDULER],
             *(["EXISTS", key] for key in keys),
         )
 
     def _tell_seen(self, keys: tuple[str, ...], replies: list[Reply]) -> None:
-        _, generation, fields, _, *exist = replies
+        lease, generation, fields, _, _, scheduler, *exist = replies
         for reply in replies:
-            if isinstance(reply, Refused):
+            # A Redis that is full takes no lease, and the scheduler knows; all else can be read.
+            if isinstance(reply, Refused) and not (reply is lease and reply.is_full):
                 raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
         assert isinstance(generation, bytes | None)  # what GET answers
         assert isinstance(fields, list)  # what HMGET answers
@@ -184,7 +196,8 @@ class Pump:
                 (int(term or self.taken[0]), int(version or 0)),
                 {key: int(n or 0) for key, n in zip(keys, journalled, strict=True)},
                 frozenset(key for key, there in zip(keys, exist, strict=True) if not there),
-                fenced not in {b"", b"0"},
+                "" if fenced == b"0" else fenced.decode(errors="replace"),
+                bool(scheduler),
             )
         )
 
@@ -196,9 +209,12 @@ class Pump:
             done = Appended(order.key) if reply == 1 else NotAppended(order.key, _text(reply))
             self._post(done)
         elif isinstance(order, SayHello):
-            if isinstance(reply, Refused):
+            if not isinstance(reply, Refused):
+                self._post(HelloSaid())
+            elif reply.is_full:
+                self._post(HelloRefused())
+            else:
                 raise WireUnavailable(f"Redis at {self._address} refuses the hello: {reply}")
-            self._post(HelloSaid())
 
     def _lost(self, order: Order | None, reason: str) -> None:
         if self._client is not None:
@@ -210,6 +226,36 @@ class Pump:
             self._post(OutOfReach(reason))
         if isinstance(order, Append):
             self._post(NotAppended(order.key, reason))
+
+
+def _about_to_send(order: Order | None, *, renews: bool) -> None:
+    """Where a test may have the node die before others see what a turn does."""
+    match order:
+        case Append():
+            failpoint("events.before_send")
+        case SayHello():
+            failpoint("hello.before_send")
+        case SayGoodbye():
+            failpoint("goodbye.before_send")
+        case _:
+            pass
+    if renews:
+        failpoint("lease.before_send")
+
+
+def _has_sent(order: Order | None, *, renews: bool) -> None:
+    """Where a test may have the node die before it knows that others see it."""
+    match order:
+        case Append():
+            failpoint("events.after_send")
+        case SayHello():
+            failpoint("hello.after_send")
+        case SayGoodbye():
+            failpoint("goodbye.after_send")
+        case _:
+            pass
+    if renews:
+        failpoint("lease.after_send")
 
 
 def _text(reply: Reply) -> str:

@@ -64,18 +64,26 @@ class HelloSaid:
 
 
 @dataclass(frozen=True, slots=True)
+class HelloRefused:
+    """Fact: Redis has no memory for the introduction."""
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """Fact: Redis answered.
 
     ``announced`` is the newest assignment's (term, version). ``journalled`` says for each stream
-    that was asked for how far its events are; those ``missing`` do not exist.
+    that was asked for how far its events are; those ``missing`` do not exist. ``fenced`` says why
+    this incarnation must end; empty where it may live. ``has_scheduler``: a farm's scheduler holds
+    its lease; the script that an embedded one belongs to needs none.
     """
 
     generation: bytes | None
     announced: tuple[int, int]
     journalled: Mapping[str, int]
     missing: frozenset[str]
-    is_fenced: bool
+    fenced: str
+    has_scheduler: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,4 +93,4 @@ class OutOfReach:
     reason: str
 
 
-Fact: TypeAlias = Appended | NotAppended | HelloSaid | Seen | OutOfReach
+Fact: TypeAlias = Appended | NotAppended | HelloSaid | HelloRefused | Seen | OutOfReach

@@ -18,12 +18,18 @@ Argument: TypeAlias = bytes | bytearray | str | int
 Command: TypeAlias = Sequence[Argument]
 
 _CONNECT_TIMEOUT_S: Final = 2.0
-#: A reply that takes longer is an outage.
-_REPLY_TIMEOUT_S: Final = 5.0
+#: A reply that takes longer is an outage. A connection that has died in silence is found, and
+#: another one made, before the lease is void.
+_REPLY_TIMEOUT_S: Final = 3.0
 
 
 class Refused(WireError):
     """Redis answered a command with an error; the connection goes on."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether Redis has no memory left for what the command would write."""
+        return str(self).startswith("OOM ")
 
 
 Reply: TypeAlias = "bytes | int | list[Reply] | Refused | None"

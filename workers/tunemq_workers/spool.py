@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _SEGMENT_BYTES: Final = 8 * 2**20
+_PREFIX: Final = ".outbox-"
 
 
 @dataclass(slots=True, eq=False)
@@ -93,8 +94,13 @@ class Spool:
         return self._segments[-1]
 
 
+def is_spool(name: str) -> bool:
+    """Whether a file of this name is a segment whose maker died before it had lost its name."""
+    return name.startswith(_PREFIX)
+
+
 def _nameless_file(folder: str) -> int:
-    path = os.path.join(folder, f".outbox-{os.urandom(8).hex()}")
+    path = os.path.join(folder, f"{_PREFIX}{os.urandom(8).hex()}")
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     os.unlink(path)
     return fd

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 
 from tunemq_shared import failpoints
+from tunemq_shared.checkpoint_folders import remove_leftovers
 from tunemq_shared.messages import HostStart
 from tunemq_workers import outputs, seeding, threads
 from tunemq_workers.family import MARK
+from tunemq_workers.forkserver_messages import DUMP_SIGNAL
 from tunemq_workers.prctl import adopt_orphans, die_with_parent, set_name
 
 
@@ -70,8 +72,12 @@ class Surroundings:
         except FileNotFoundError:
             os.makedirs(start.folder, exist_ok=True)
             os.chdir(start.folder)
+        remove_leftovers(start.folder)  # of an incarnation that was killed while it saved
         outputs.redirect(start.folder)
         faulthandler.enable(file=2)
+        # In C, by whichever thread gets the signal: it needs no GIL. Other handlers of the user's
+        # do not matter.
+        faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
         given = start.environment.variables
         limit = threads.for_resources(start.resources)
         _set_variables(self._variables(start, host, gpus) | threads.variables(limit, given))

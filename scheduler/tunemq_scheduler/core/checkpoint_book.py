@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from tunemq_scheduler.core.commands import Command, RecordCheckpoint
-from tunemq_scheduler.core.experiment_limits import ExperimentLimits
+from tunemq_scheduler.core.experiment_limits import ExperimentLimits, LimitedCheckpoint
 from tunemq_scheduler.core.kept_checkpoints import MOST_CANDIDATES, Kept
-from tunemq_scheduler.core.references import References
+from tunemq_scheduler.core.references import References, ReferencesState
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.trial import Trial
 from tunemq_shared.messages import (
@@ -42,6 +42,16 @@ class _Writer(msgspec.Struct, array_like=True):
     bases: tuple[str, ...]
     unsettled: int = 0
     is_over: bool = False
+
+
+class BookState(msgspec.Struct, array_like=True):
+    """A `CheckpointBook` written down, but for what the trials hold."""
+
+    orders: int
+    writers: list[tuple[tuple[str, int], _Writer]]
+    uploads: dict[str, dict[str, str]]
+    references: ReferencesState
+    limits: dict[str, LimitedCheckpoint]
 
 
 class CheckpointBook:
@@ -91,9 +101,22 @@ class CheckpointBook:
         self._reconsider(bases)
         return restore
 
+    def candidates(self, trial: Trial, node: str) -> tuple[CheckpointRef, ...]:
+        """What the newest epoch, which this node has, may go on from if it has not begun yet."""
+        writer = self._writers.get((trial.trial_id, trial.epoch))
+        bases = writer.bases if writer is not None else ()
+        return tuple(
+            ref
+            for ref in (*trial.checkpoints.refs(node), *self._settings.restore)
+            if ref.key in bases
+        )
+
     def end(self, trial: str, epoch: int) -> list[Command]:
-        """An epoch's host is gone: it writes no more."""
-        self._writers[trial, epoch].is_over = True
+        """An epoch's host is gone, or counts no longer: it writes no more."""
+        writer = self._writers.get((trial, epoch))
+        if writer is None:
+            return []
+        writer.is_over = True
         return [*self._forget_writer(trial, epoch), *self._drop_surplus()]
 
     # --- checkpoints ------------------------------------------------------------------------------
@@ -106,11 +129,14 @@ class CheckpointBook:
         Args:
             is_wanted: False for one that nobody may go on from, because its result was dropped.
         """
+        writer = self._writers.get((event.trial, event.epoch))
+        if writer is None:  # of an incarnation that counts no longer
+            return
         result = _contained(trial, event)
         kept, order = trial.checkpoints, self._next_order()
         kept.add_written(event, result, order=order, node=node, is_wanted=is_wanted)
         self._uploads.setdefault(node, {})[event.key] = trial.trial_id
-        self._writers[trial.trial_id, event.epoch].unsettled += 1
+        writer.unsettled += 1
 
     def committed(self, trial: Trial, event: CheckpointCommitted) -> list[Command]:
         """A checkpoint of a live trial is in the store; it is known, or reviewed and found good."""
@@ -174,14 +200,18 @@ class CheckpointBook:
             commands += self.discard(trial, key)
         return commands
 
-    def node_lost(self, node: str) -> tuple[list[Command], list[str]]:
-        """What was only on this node is lost; returns the orders, and whose checkpoints it had."""
+    def give_up(self, node: str, trial: str | None = None) -> list[Command]:
+        """Wait no longer for what only this node has, of this trial or of all."""
         commands: list[Command] = []
-        uploads = dict(self._uploads.get(node, {}))
-        for key, trial in uploads.items():
-            commands += self._references.condemn(trial, key)
-            commands += self._settle(self._live[trial].checkpoints.remove(key), trial)
-        return [*commands, *self._drop_surplus()], list(dict.fromkeys(uploads.values()))
+        for key, owner in list(self._uploads.get(node, {}).items()):
+            if trial is None or owner == trial:
+                commands += self._references.condemn(owner, key)
+                commands += self._settle(self._live[owner].checkpoints.remove(key), owner)
+        return [*commands, *self._drop_surplus()]
+
+    def owners(self, node: str) -> list[str]:
+        """The trials that have something on this node which is neither committed nor lost."""
+        return list(dict.fromkeys(self._uploads.get(node, {}).values()))
 
     def trial_over(self, trial: Trial) -> list[Command]:
         """A trial is over and its uploads are settled: nothing of it is held back any longer."""
@@ -189,6 +219,12 @@ class CheckpointBook:
         if newest is not None:
             self._reconsider([newest.key])
         return self._drop_surplus()
+
+    def revived(self, trial: Trial) -> None:
+        """A trial that was over is not: its newest checkpoint is held back again."""
+        newest = trial.checkpoints.newest
+        if newest is not None:
+            self._reconsider([newest.key])
 
     # --- what stands ------------------------------------------------------------------------------
 
@@ -214,6 +250,23 @@ class CheckpointBook:
             self._references.state(),
             self._limits.state(),
         )
+
+    def dumped(self) -> BookState:
+        """All of it but what the trials hold."""
+        return BookState(
+            self._orders,
+            list(self._writers.items()),
+            self._uploads,
+            self._references.dumped(),
+            self._limits.dumped(),
+        )
+
+    def take_back(self, state: BookState) -> None:
+        """Be as it was when it was `dumped`."""
+        self._orders, self._uploads = state.orders, state.uploads
+        self._writers = dict(state.writers)
+        self._references.take_back(state.references)
+        self._limits.take_back(state.limits)
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ class CheckpointEvents:
                 return self._book.lost(trial, event.key)
             case CheckpointDamaged():
                 trial.story.append(event)
-                if trial.epoch == event.epoch and trial.restoring:
+                if self._state.is_epoch(trial, event.epoch) and trial.restoring:
                     trial.restoring = event.instead
                 return self._book.discard(trial, event.key)
             case CheckpointsForgotten():
@@ -62,24 +62,35 @@ class CheckpointEvents:
 
     def _written(self, trial: Trial, event: CheckpointWritten) -> None:
         node = self._state.slots.node_at(event.trial, event.epoch)
-        is_wanted = _contains_recorded(trial, event)
+        is_wanted = self._contains_recorded(trial, event)
         if node is None or not is_wanted:
             self._state.stale += 1
         if is_wanted:
             trial.story.append(event)
             trial.restoring = ""
         if node is not None:
+            self._was_kept_by(node)
             self._book.written(trial, node, event, is_wanted=is_wanted)
 
     def _committed(self, trial: Trial | None, event: CheckpointCommitted) -> list[Command]:
         is_known = trial is not None and event.key in trial.checkpoints
-        if trial is None or not (is_known or _contains_recorded(trial, event)):
+        if trial is None or not (is_known or self._contains_recorded(trial, event)):
             self._state.stale += 1
             return [DeleteCheckpoint(event.trial, event.key)]
         trial.story.append(event)
+        node = self._state.slots.node_at(event.trial, event.epoch)
+        if node is not None and not is_known:  # its host has written it into the store
+            self._was_kept_by(node)
         return self._book.committed(trial, event)
 
+    def _was_kept_by(self, incarnation: str) -> None:
+        joined = self._state.nodes.get(incarnation)
+        if joined is not None and self._state.health:
+            self._state.health.has_kept(joined.node)
+            self._state.review_nodes()
 
-def _contains_recorded(trial: Trial, event: CheckpointWritten | CheckpointCommitted) -> bool:
-    """False for one of an older incarnation, or of a result dropped behind the trial's end."""
-    return trial.epoch == event.epoch and event.step <= trial.last_step
+    def _contains_recorded(
+        self, trial: Trial, event: CheckpointWritten | CheckpointCommitted
+    ) -> bool:
+        """False for one of an older incarnation, or of a result dropped behind the trial's end."""
+        return self._state.is_epoch(trial, event.epoch) and event.step <= trial.last_step

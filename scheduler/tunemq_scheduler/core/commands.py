@@ -13,6 +13,7 @@ from tunemq_shared.messages import (
     CheckpointCommitted,
     CheckpointRef,
     HostDied,
+    NodeLost,
     ResultReported,
     TrialFailed,
     TrialStarted,
@@ -30,6 +31,7 @@ class StartTrial(Command, frozen=True):
     """Host a trial on a node: a new incarnation (epoch) of it.
 
     It goes on from the first of ``restore`` that is usable, from nothing where that is empty.
+    ``time_spent_s``: its ``time_total_s`` so far, which counts towards its limit.
     """
 
     trial: str
@@ -41,6 +43,7 @@ class StartTrial(Command, frozen=True):
     run_until: Horizon
     last_step: int
     restore: tuple[CheckpointRef, ...]
+    time_spent_s: float = 0.0
 
 
 class ContinueTrial(Command, frozen=True):
@@ -76,13 +79,29 @@ class ReleaseTrial(Command, frozen=True):
     incarnation: str
 
 
+class ReattachTrial(Command, frozen=True):
+    """A node has a slot taken for this, and may have missed orders: all of them once more.
+
+    A host that is there goes on as if nothing had been; where there is none, and never was one, it
+    is started. ``is_wanted`` is False where another incarnation took over, or the trial is over:
+    its host is killed. In any case its `HostFreed` follows when nothing of it is left.
+    """
+
+    start: StartTrial
+    pause: bool
+    stop: bool
+    is_wanted: bool
+
+
 class DropNode(Command, frozen=True):
-    """A node incarnation is lost: nothing more is sent to it."""
+    """A node incarnation is lost and does not come back: nothing more is sent to it."""
 
     incarnation: str
 
 
-ExecutorCommand = StartTrial | ContinueTrial | StopTrial | PauseTrial | ReleaseTrial | DropNode
+ExecutorCommand = (
+    StartTrial | ContinueTrial | StopTrial | PauseTrial | ReleaseTrial | ReattachTrial | DropNode
+)
 
 # --- to the record keepers ------------------------------------------------------------------------
 
@@ -91,6 +110,14 @@ class RecordTrialAdded(Command, frozen=True):
     """A new trial exists."""
 
     trial: str
+
+
+class RecordTrialRevived(Command, frozen=True):
+    """A trial that was over goes on; ``is_anew``: from nothing, which begins ``lineage``."""
+
+    trial: str
+    lineage: int
+    is_anew: bool
 
 
 class RecordStart(Command, frozen=True):
@@ -116,12 +143,18 @@ class RecordCheckpoint(Command, frozen=True):
 
 
 class RecordFailure(Command, frozen=True):
-    """An incarnation failed; ``retried`` says whether the trial goes on."""
+    """An incarnation failed; ``retried`` says whether the trial goes on.
+
+    ``kind`` is the class of the failure (`tunemq_scheduler.core.failure_policy.CLASSES`), ``told``
+    which one it is of how many. A lost node is one only where it ends the trial.
+    """
 
     trial: str
-    failure: TrialFailed | HostDied
+    failure: TrialFailed | HostDied | NodeLost
     hostname: str
     retried: bool
+    kind: str = ""
+    told: str = ""
 
 
 class RecordEnd(Command, frozen=True):
@@ -137,8 +170,30 @@ class RecordEnd(Command, frozen=True):
 
 
 RecordCommand = (
-    RecordTrialAdded | RecordStart | RecordResult | RecordCheckpoint | RecordFailure | RecordEnd
+    RecordTrialAdded
+    | RecordTrialRevived
+    | RecordStart
+    | RecordResult
+    | RecordCheckpoint
+    | RecordFailure
+    | RecordEnd
 )
+
+# --- to the person at the terminal ----------------------------------------------------------------
+
+
+class TellOfNode(Command, frozen=True):
+    """A node keeps failing, and nothing is placed on it for ``pause_s`` seconds.
+
+    ``trials`` different ones failed on it in a row, the last for this ``reason``.
+    """
+
+    node: str
+    hostname: str
+    trials: int
+    reason: str
+    pause_s: float
+
 
 # --- to the store ---------------------------------------------------------------------------------
 

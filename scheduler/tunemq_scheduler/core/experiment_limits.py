@@ -16,7 +16,9 @@ from tunemq_shared.messages import CheckpointCommitted
 _Rank = tuple[float, int]
 
 
-class _Entry(msgspec.Struct):
+class LimitedCheckpoint(msgspec.Struct, array_like=True):
+    """A checkpoint that counts towards the limits, and whether it may go for the sake of others."""
+
     rank: _Rank
     checkpoint: CheckpointCommitted
     may_go: bool = False
@@ -36,7 +38,7 @@ class ExperimentLimits:
 
     def __init__(self, rule: KeepRule) -> None:
         self._rule = rule
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, LimitedCheckpoint] = {}
         #: Those that may go, worst first; holds stale ones, too, which are passed over.
         self._worst: list[tuple[_Rank, str]] = []
         self._best: tuple[_Rank, str] | None = None
@@ -57,7 +59,7 @@ class ExperimentLimits:
         if not self._is_active or kept is None or checkpoint is None:
             return
         rank = (kept.score, kept.order)
-        self._entries[kept.key] = _Entry(rank, checkpoint)
+        self._entries[kept.key] = LimitedCheckpoint(rank, checkpoint)
         self._bytes += checkpoint.size
         self._best = max(self._best or (rank, kept.key), (rank, kept.key))
 
@@ -108,6 +110,19 @@ class ExperimentLimits:
     def state(self) -> tuple[Any, ...]:
         """All of it; equal states give equal values."""
         return self._bytes, sorted((key, one.may_go) for key, one in self._entries.items())
+
+    def dumped(self) -> dict[str, LimitedCheckpoint]:
+        """All of it."""
+        return self._entries
+
+    def take_back(self, entries: dict[str, LimitedCheckpoint]) -> None:
+        """Be as it was when it was `dumped`."""
+        self._entries = entries
+        self._bytes = sum(one.checkpoint.size for one in entries.values())
+        self._best = max(((one.rank, key) for key, one in entries.items()), default=None)
+        self._may_go = sum(one.may_go for one in entries.values())
+        self._worst = [(entries[key].rank, key) for key in self._free()]
+        heapq.heapify(self._worst)
 
     def _pop_worst(self) -> str:
         while self._worst:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
@@ -176,6 +176,16 @@ class KeptCheckpoints:
     def kept(self) -> Iterator[CheckpointCommitted]:
         """All that are committed, oldest first."""
         return (kept.committed for kept in self._kept.values() if kept.committed is not None)
+
+    def ranks(self) -> Iterator[tuple[float, int]]:
+        """Score and order of each that is committed, oldest first."""
+        return ((one.score, one.order) for one in self._kept.values() if one.committed is not None)
+
+    def take_back(self, kept: Iterable[Kept]) -> None:
+        """Have these again, as they were when somebody wrote them down; oldest first."""
+        for one in kept:
+            self._kept[one.key] = one
+            self.uploading += one.committed is None
 
     def _score(self, result: ResultReported | None, order: int) -> float:
         attribute = self._rule.score_attribute

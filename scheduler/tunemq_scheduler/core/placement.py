@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Final
+
+import msgspec
 
 from tunemq_shared.errors import InvariantBroken
 
@@ -11,6 +13,17 @@ from tunemq_shared.errors import InvariantBroken
 _TOLERANCE: Final = 1e-9
 
 _Free = tuple[tuple[str, float], ...]
+
+
+class PlacementState(msgspec.Struct, array_like=True):
+    """A `Placement` written down: each node's resources, in all and free, and the buckets.
+
+    The order of both counts: of several nodes that would do the first is chosen.
+    """
+
+    nodes: list[tuple[str, dict[str, float], dict[str, float]]]
+    buckets: list[list[str]]
+    aside: frozenset[str]
 
 
 class Placement:
@@ -23,7 +36,9 @@ class Placement:
     def __init__(self) -> None:
         self._total: dict[str, dict[str, float]] = {}
         self._free: dict[str, dict[str, float]] = {}
+        #: Of those nodes that are not set aside.
         self._buckets: dict[_Free, dict[str, None]] = {}
+        self._aside: frozenset[str] = frozenset()
 
     def __contains__(self, incarnation: str) -> bool:
         return incarnation in self._total
@@ -48,22 +63,40 @@ class Placement:
         """A node is gone, with all that was taken of it."""
         self._out_of_bucket(incarnation)
         del self._total[incarnation], self._free[incarnation]
+        self._aside -= {incarnation}
 
-    def fit(self, request: Mapping[str, float], preferred: str = "") -> str | None:
+    def set_aside(self, incarnations: Iterable[str]) -> None:
+        """From now on nothing is placed on these nodes; all others are as always."""
+        aside = frozenset(incarnations)
+        if aside == self._aside:
+            return
+        changed = [one for one in self._free if (one in aside) != (one in self._aside)]
+        for incarnation in changed:
+            self._out_of_bucket(incarnation)
+        self._aside = aside
+        for incarnation in changed:
+            self._into_bucket(incarnation)
+
+    def fit(
+        self, request: Mapping[str, float], preferred: str = "", avoid: Container[str] = ()
+    ) -> str | None:
         """A node that has enough free now; None when there is none.
 
         Args:
             preferred: taken if it has; else that which would have least left over is.
+            avoid: nodes that will not do.
         """
-        if preferred in self._free and _left_over(self._free[preferred], request) is not None:
+        is_usable = preferred in self._free and preferred not in self._aside
+        if is_usable and preferred not in avoid and could_hold(self._free[preferred], request):
             return preferred
-        best: _Free | None = None
+        best: str | None = None
         least = (0.0, 0.0)
-        for bucket in self._buckets:
+        for bucket, nodes in self._buckets.items():
             left = _left_over(dict(bucket), request)
             if left is not None and (best is None or left < least):
-                best, least = bucket, left
-        return None if best is None else next(iter(self._buckets[best]))
+                node = next((one for one in nodes if one not in avoid), None)
+                best, least = (best, least) if node is None else (node, left)
+        return best
 
     def take(self, incarnation: str, request: Mapping[str, float]) -> None:
         """Take a request's resources of a node.
@@ -85,7 +118,7 @@ class Placement:
 
     def why_never(self, request: Mapping[str, float]) -> str | None:
         """Why no node, were it empty, could hold the request; None when one could."""
-        if any(_left_over(total, request) is not None for total in self._total.values()):
+        if any(could_hold(total, request) for total in self._total.values()):
             return None
         for name, amount in request.items():
             most = max((total.get(name, 0.0) for total in self._total.values()), default=0.0)
@@ -93,6 +126,21 @@ class Placement:
                 return f"a trial asks for {name}={amount:g}, the most that any node has is {most:g}"
         wanted = ", ".join(f"{name}={amount:g}" for name, amount in request.items())
         return f"a trial asks for {wanted}, and no single node has all of it"
+
+    def dumped(self) -> PlacementState:
+        """All of it."""
+        nodes = [(node, total, self._free[node]) for node, total in self._total.items()]
+        buckets = [list(bucket) for bucket in self._buckets.values()]
+        return PlacementState(nodes, buckets, self._aside)
+
+    def take_back(self, state: PlacementState) -> None:
+        """Be as it was when it was `dumped`."""
+        self._total = {node: total for node, total, _ in state.nodes}
+        self._free = {node: free for node, _, free in state.nodes}
+        self._buckets = {
+            tuple(self._free[bucket[0]].items()): dict.fromkeys(bucket) for bucket in state.buckets
+        }
+        self._aside = state.aside
 
     def _change(self, incarnation: str, request: Mapping[str, float], sign: int) -> None:
         self._out_of_bucket(incarnation)
@@ -103,15 +151,24 @@ class Placement:
         self._into_bucket(incarnation)
 
     def _into_bucket(self, incarnation: str) -> None:
+        if incarnation in self._aside:
+            return
         key = tuple(self._free[incarnation].items())
         self._buckets.setdefault(key, {})[incarnation] = None
 
     def _out_of_bucket(self, incarnation: str) -> None:
+        if incarnation in self._aside:
+            return
         key = tuple(self._free[incarnation].items())
         bucket = self._buckets[key]
         del bucket[incarnation]
         if not bucket:
             del self._buckets[key]
+
+
+def could_hold(resources: Mapping[str, float], request: Mapping[str, float]) -> bool:
+    """Whether the resources suffice for the request."""
+    return _left_over(resources, request) is not None
 
 
 def _left_over(

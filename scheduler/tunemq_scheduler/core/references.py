@@ -11,8 +11,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import msgspec
+
 from tunemq_scheduler.core.commands import Command, DeleteCheckpoint, DeleteObjects
 from tunemq_shared.messages import CheckpointCommitted
+
+
+class ReferencesState(msgspec.Struct, array_like=True):
+    """`References` written down."""
+
+    users: dict[str, dict[str, int]]
+    removed: set[str]
+    pins: dict[str, int]
+    condemned: dict[str, tuple[str, CheckpointCommitted | None]]
 
 
 class References:
@@ -90,6 +101,15 @@ class References:
             sorted(self._pins.items()),
             sorted(self._condemned),
         )
+
+    def dumped(self) -> ReferencesState:
+        """All of it."""
+        return ReferencesState(self._users, self._removed, self._pins, self._condemned)
+
+    def take_back(self, state: ReferencesState) -> None:
+        """Be as it was when it was `dumped`."""
+        self._users, self._removed = state.users, state.removed
+        self._pins, self._condemned = state.pins, state.condemned
 
     def _remove(self, key: str, trial: str, committed: CheckpointCommitted | None) -> list[Command]:
         keep = tuple(sorted(self._users.get(key, ())))

@@ -15,17 +15,16 @@ What it knows is in `tunemq_scheduler.core.runner_state`, what it makes of check
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunemq_scheduler.core.checkpoint_events import CheckpointEvent, CheckpointEvents
 from tunemq_scheduler.core.commands import (
     Command,
     ContinueTrial,
-    DropNode,
     PauseTrial,
+    ReattachTrial,
     RecordEnd,
-    RecordFailure,
     RecordResult,
     RecordStart,
     RecordTrialAdded,
@@ -33,11 +32,14 @@ from tunemq_scheduler.core.commands import (
     StartTrial,
     StopTrial,
 )
+from tunemq_scheduler.core.failure_events import Endings, FailureEvents
 from tunemq_scheduler.core.kept_checkpoints import KeptCheckpoints
+from tunemq_scheduler.core.node_events import Moves, NodeEvents
+from tunemq_scheduler.core.resuming import ResumeEvents, Turns
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.snapshot import snapshot
+from tunemq_scheduler.core.snapshot import restore, snapshot
 from tunemq_scheduler.core.trial import (
     ERROR,
     PAUSED,
@@ -58,6 +60,10 @@ class TrialRunner(RunnerState):
     def __init__(self, settings: RunnerSettings) -> None:
         super().__init__(settings)
         self._checkpoints = CheckpointEvents(self)
+        self._failures = FailureEvents(self, Endings(self._try_again, self._end_in_error))
+        self._nodes = NodeEvents(
+            self, Moves(self._move, self._end, self._failures.lost_its_node, self._forget_if_over)
+        )
         self._handlers: dict[type[Any], Callable[[Any], list[Command]]] = {
             m.CheckpointWritten: self._about_checkpoints,
             m.CheckpointCommitted: self._about_checkpoints,
@@ -74,13 +80,15 @@ class TrialRunner(RunnerState):
             m.NodeWarned: lambda _event: [],
             m.Tick: self._tick,
             m.BatchRead: self._batch_read,
-            m.NodeJoined: self._node_joined,
-            m.NodeLost: self._node_lost,
+            m.NodeJoined: self._nodes.joined,
+            m.NodeLost: self._nodes.lost,
+            m.NodeReturned: self._nodes.returned,
             m.SearchExhausted: self._search_exhausted,
             m.TrialChosen: self._trial_chosen,
             m.StopRequested: self._stop_requested,
             m.Interrupted: self._interrupted,
         }
+        self._resuming = ResumeEvents(self, Turns(self._set_aside, self._stop, self._nodes.lost))
 
     def handle(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> list[Command]:
         """Take in an event and what was answered about it; returns what is to be done."""
@@ -88,7 +96,26 @@ class TrialRunner(RunnerState):
             return self._result_reported(event, answers)
         if type(event) is m.ConfigSuggested:
             return self._config_suggested(event, answers)
+        if type(event) is m.ExperimentResumed:
+            return self._resuming.resumed(event, answers)
         return self._handlers[type(event)](event)
+
+    @classmethod
+    def load(
+        cls, settings: RunnerSettings, state: bytes, finished: Mapping[str, bytes]
+    ) -> TrialRunner:
+        """The runner that gave this state; see `tunemq_scheduler.core.snapshot.dump`.
+
+        Args:
+            settings: as in the journal's header; those that held last stand in ``state``.
+            finished: the summaries that were kept beside it.
+
+        Raises:
+            JournalError: another version wrote the state.
+        """
+        runner = cls(settings)
+        restore(runner, state, finished)
+        return runner
 
     def snapshot(self) -> bytes:
         """The whole state in one canonical form; see `tunemq_scheduler.core.snapshot`."""
@@ -110,8 +137,8 @@ class TrialRunner(RunnerState):
             trial.repeated += 1
             return []
         trial.story.append(event)
+        self._failures.got_on(trial, event)
         trial.last_result = event
-        trial.fruitless = 0
         if review is Review.PASSING:
             return [RecordResult(event.trial, event, done=False)]
         commands: list[Command] = []
@@ -177,13 +204,15 @@ class TrialRunner(RunnerState):
 
     def _trial_chosen(self, event: m.TrialChosen) -> list[Command]:
         trial = self.live[event.trial]
-        trial.epoch += 1
-        node = self.slots.take(trial)
+        trial.epoch = max(trial.epoch, self.epochs_from) + 1
+        trial.pausing = ""  # it may have been told to pause when its search was interrupted
+        node = self.slots.take(trial, self.avoided(trial))
         self._move(trial, RUNNING)
         trial.story.append(event)
         restore = self.book.begin(trial, node)
         trial.restoring = restore[0].key if restore else ""
         return [
+            *self._nodes.taken_over(trial),
             StartTrial(
                 trial=trial.trial_id,
                 epoch=trial.epoch,
@@ -194,7 +223,8 @@ class TrialRunner(RunnerState):
                 run_until=trial.run_until,
                 last_step=trial.last_step,
                 restore=restore,
-            )
+                time_spent_s=trial.time_spent_s,
+            ),
         ]
 
     def _trial_started(self, event: m.TrialStarted) -> list[Command]:
@@ -225,11 +255,14 @@ class TrialRunner(RunnerState):
             trial.story.append(event)
             reason = trial.ending or "it finished"
             self._end(trial, TERMINATED, reason, commands, early=trial.stop_ordered)
+        else:
+            self.stale += 1
         return commands
 
     def _incarnation_failed(self, event: m.TrialFailed | m.HostDied) -> list[Command]:
         trial = self.live.get(event.trial)
-        if trial is None or trial.epoch != event.epoch or trial.status != RUNNING:
+        is_current = trial is not None and self.is_epoch(trial, event.epoch)
+        if trial is None or not is_current or trial.status != RUNNING:
             self.stale += 1
             return []
         trial.story.append(event)
@@ -237,21 +270,13 @@ class TrialRunner(RunnerState):
         if trial.stop_ordered:  # it failed while it was being stopped, which its log tells
             self._end(trial, TERMINATED, trial.ending, commands, early=True)
             return commands
-        trial.num_failures += 1
-        limit = self.settings.max_failures
-        retried = (limit < 0 or trial.num_failures <= limit) and not self.stopping
-        node = self.nodes.get(self.slots.node_of(trial))
-        hostname = node.hostname if node is not None else ""
-        commands.append(RecordFailure(event.trial, event, hostname, retried))
-        if retried:
-            self._try_again(trial)
-        else:
-            self._end(
-                trial, ERROR, f"failure {trial.num_failures} of at most {limit + 1}", commands
-            )
-            if self.settings.fail_fast:
-                self._stop_all(f"fail_fast: trial {trial.trial_id} failed", commands)
+        self._failures.failed(trial, event, commands)
         return commands
+
+    def _end_in_error(self, trial: Trial, reason: str, commands: list[Command]) -> None:
+        self._end(trial, ERROR, reason, commands)
+        if self.settings.fail_fast:
+            self._stop_all(f"fail_fast: trial {trial.trial_id} failed", commands)
 
     def _trial_paused(self, event: m.TrialPaused) -> list[Command]:
         commands: list[Command] = []
@@ -284,9 +309,11 @@ class TrialRunner(RunnerState):
         node = self.slots.give_back(event.trial, event.epoch)
         if node is None:
             return []
-        trial = self.live[event.trial]
         commands: list[Command] = [ReleaseTrial(event.trial, event.epoch, node)]
         commands += self.book.end(event.trial, event.epoch)
+        trial = self.live.get(event.trial)
+        if trial is None:  # it was over, and forgotten, while the node was away
+            return commands
         if trial.status != RUNNING or trial.epoch != event.epoch:
             self._forget_if_over(trial, commands)
         elif trial.stop_ordered:
@@ -317,7 +344,8 @@ class TrialRunner(RunnerState):
         is_over = trial.is_finished and not trial.checkpoints.uploading
         if is_over and not self.slots.has_any(trial):
             del self.live[trial.trial_id]
-            self.finished[trial.trial_id] = m.encode(trial.summary())
+            self.keep_summary(trial.trial_id, trial.summary())
+            commands += self._nodes.trial_over(trial.trial_id)
             commands += self.book.trial_over(trial)
 
     # --- stopping ---------------------------------------------------------------------------------
@@ -357,47 +385,20 @@ class TrialRunner(RunnerState):
 
     # --- nodes and the wire -----------------------------------------------------------------------
 
-    def _node_joined(self, event: m.NodeJoined) -> list[Command]:
-        if event.incarnation in self.nodes:
-            return []
-        self.nodes[event.incarnation] = event
-        self.slots.add_node(event.incarnation, event.resources)
-        return []
-
-    def _node_lost(self, event: m.NodeLost) -> list[Command]:
-        if self.nodes.pop(event.incarnation, None) is None:
-            return []
-        self.accepted.pop(event.incarnation, None)
-        commands: list[Command] = [DropNode(event.incarnation)]
-        lost, owners = self.book.node_lost(event.incarnation)
-        commands += lost
-        for trial_id, epoch in self.slots.lose_node(event.incarnation):
-            commands += self.book.end(trial_id, epoch)
-            trial = self.live.get(trial_id)
-            if trial is None:  # this node had an older epoch of it, too
-                continue
-            if trial.status != RUNNING or trial.epoch != epoch:
-                self._forget_if_over(trial, commands)
-                continue
-            trial.story.append(event)
-            if trial.stop_ordered:
-                self._end(trial, TERMINATED, trial.ending, commands, early=True)
-            else:
-                self._try_again(trial)
-        for trial_id in owners:
-            if trial_id in self.live:
-                self._forget_if_over(self.live[trial_id], commands)
-        return commands
+    def standing_orders(self) -> list[ReattachTrial]:
+        """All that nodes are to host, for a backend that knows nothing of it yet."""
+        return self._nodes.standing_orders()
 
     def _batch_read(self, event: m.BatchRead) -> list[Command]:
-        if event.incarnation in self.nodes:
+        if event.incarnation in self.nodes or event.incarnation in self.away:
             self.accepted[event.incarnation] = event.last
         self.cursor = event.cursor
         return []
 
     def _tick(self, event: m.Tick) -> list[Command]:
         self.elapsed = event.elapsed
-        return []
+        self.review_nodes()
+        return self._nodes.tick() if self.away else []
 
     # --- small things -----------------------------------------------------------------------------
 

@@ -5,15 +5,18 @@ Only `tunemq_scheduler.core.runner.TrialRunner` changes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 import msgspec
 
+from tunemq_scheduler.core.away import AwayNode
 from tunemq_scheduler.core.checkpoint_book import CheckpointBook
+from tunemq_scheduler.core.node_health import NodeHealth
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.slots import Slots
 from tunemq_scheduler.core.trial import (
+    ERROR,
     FINISHED,
     PAUSED,
     PENDING,
@@ -35,6 +38,7 @@ class RunnerState:
         finished: the other ones' summaries, packed.
         elapsed: seconds for which a scheduler ran the experiment, all runs together.
         suggested: how many configurations there are so far; ``exhausted``: no more come.
+        nodes: the incarnations that can be heard; ``away``: those that cannot, and may come back.
         stale: facts that came too late to count; ``repeated``: results of steps that are recorded.
         accepted: how far each node incarnation's events are journalled.
         cursor: the stream entry up to which all is read.
@@ -44,13 +48,25 @@ class RunnerState:
         self.settings = settings
         self.slots = Slots()
         self.placement = self.slots.placement
+        self.health = NodeHealth()
+        #: The nodes on which nothing is placed now, and until when; worked out of `health`.
+        self.aside: dict[str, float] = {}
         self.nodes: dict[str, m.NodeJoined] = {}
+        self.away: dict[str, AwayNode] = {}
         self.live: dict[str, Trial] = {}
         self.finished: dict[str, bytes] = {}
+        #: Those of them that changed since somebody wrote them down.
+        self._changed: dict[str, None] = {}
         self.book = CheckpointBook(settings, self.live, self._forget_checkpoint)
         self.queue = WaitingTrials()
         self.counts: dict[str, int] = dict.fromkeys(STATES, 0)
         self.elapsed = 0.0
+        #: Counts the schedulers that took up this experiment.
+        self.run = 1
+        #: The first of those that shared their nodes' events with the newest; 0 for the very first.
+        self.cold_run = 0
+        #: Incarnations of trials have higher epochs than this.
+        self.epochs_from = 0
         self.suggested = 0
         self.exhausted = False
         #: Why the experiment ends before its search does; empty while it does not.
@@ -77,7 +93,7 @@ class RunnerState:
     def review(self, result: m.ResultReported) -> Review:
         """What a reported result means, before it is handled."""
         trial = self.live.get(result.trial)
-        if trial is None or result.epoch != trial.epoch or trial.status in FINISHED:
+        if trial is None or not self.is_epoch(trial, result.epoch) or trial.status in FINISHED:
             return Review.STALE
         if result.step <= trial.last_step:
             return Review.REPEATED
@@ -90,7 +106,21 @@ class RunnerState:
     def is_current(self, trial: str, epoch: int) -> bool:
         """Whether facts of this incarnation still count."""
         live = self.live.get(trial)
-        return live is not None and live.epoch == epoch and live.status not in FINISHED
+        return live is not None and self.is_epoch(live, epoch) and live.status not in FINISHED
+
+    def is_epoch(self, trial: Trial, epoch: int) -> bool:
+        """Whether this is the trial's newest incarnation."""
+        return trial.epoch == epoch or not self.settings.checks_epochs
+
+    def is_superseded(self, trial: str, epoch: int) -> bool:
+        """Whether a newer incarnation of the trial took the place of this one."""
+        is_known = trial in self.live or trial in self.finished
+        return is_known and epoch < self.summary(trial).epoch
+
+    def is_leaving(self, trial: str) -> bool:
+        """Whether a trial is over, and its host or its uploads may be there still."""
+        live = self.live.get(trial)
+        return live is None or live.is_finished
 
     def wants_config(self) -> bool:
         """Whether one more configuration could start now."""
@@ -112,11 +142,45 @@ class RunnerState:
 
     def waiting(self) -> Iterator[Trial]:
         """Trials that could be placed now: PENDING ones, then PAUSED; the longest waiting first."""
-        return iter(()) if self.interrupted else self.queue.placeable(self.elapsed, self.placement)
+        return iter(()) if self.interrupted else self.queue.placeable(self.elapsed, self.has_place)
+
+    def has_place(self, trial: Trial) -> bool:
+        """Whether a node could host a waiting trial now."""
+        return self.placement.fit(trial.resources, avoid=self.avoided(trial)) is not None
+
+    def avoided(self, trial: Trial) -> Container[str]:
+        """The nodes that must not host a trial, whatever room they have.
+
+        Of trials that may be poison each node gets one: else nobody could tell which it was that
+        took the node with it, and all of them would end for it.
+        """
+        if not self._may_be_poison(trial):
+            return ()
+        return {
+            node
+            for one, _, node in self.slots
+            if one in self.live and self._may_be_poison(self.live[one])
+        }
+
+    def _may_be_poison(self, trial: Trial) -> bool:
+        """Whether one more lost node ends the trial in ERROR."""
+        limit = self.settings.max_node_losses
+        return 0 < limit <= len(trial.fell_with) and limit <= len(self.fallen_with(trial))
+
+    def fallen_with(self, trial: Trial) -> list[str]:
+        """The nodes that were lost with a trial since its last new result, and are still away."""
+        return [one for one in trial.fell_with if one not in self.nodes]
+
+    def review_nodes(self) -> None:
+        """Work out which nodes are set aside now: time went on, or there is news of a node."""
+        if self.aside or self.health:
+            self.aside = self.health.aside(self.nodes, self.elapsed)
+            self.placement.set_aside(self.aside)
 
     def next_wake(self) -> float | None:
-        """When a trial that waits to be tried again may go on, in elapsed seconds."""
-        return self.queue.next_try(self.elapsed)
+        """When a trial or a node may be tried again, in elapsed seconds; None where none waits."""
+        due = [self.queue.next_try(self.elapsed), *self.aside.values()]
+        return min((one for one in due if one is not None), default=None)
 
     def live_checkpoints(self) -> Mapping[str, str]:
         """All checkpoints that have to stay in the store: key -> hash of the manifest there.
@@ -150,11 +214,48 @@ class RunnerState:
         packed = self.finished.get(trial)
         return self.live[trial].summary() if packed is None else _unpack_summary(packed)
 
+    def keep_summary(self, trial: str, summary: TrialSummary) -> None:
+        """Keep no more than this of a trial that is over."""
+        self.finished[trial] = m.encode(summary)
+        self._changed[trial] = None
+
+    def drop_summary(self, trial: str) -> None:
+        """A trial that was over is so no longer."""
+        del self.finished[trial]
+        self._changed[trial] = None
+
+    def changed_summaries(self) -> list[tuple[str, bytes]]:
+        """The summaries that changed since `forget_changes`; empty for who is not over any more."""
+        return [(trial, self.finished.get(trial, b"")) for trial in self._changed]
+
+    def forget_changes(self) -> None:
+        """All summaries are written down."""
+        self._changed.clear()
+
+    def errored(self) -> list[str]:
+        """The trials in ERROR, in the order of the search; looks at every trial that is over."""
+        summaries = {trial: self.summary(trial) for trial in (*self.finished, *self.live)}
+        found = [trial for trial, one in summaries.items() if one.status == ERROR]
+        return sorted(found, key=lambda trial: summaries[trial].number)
+
+    def revived_by(self, event: m.ExperimentResumed) -> list[str]:
+        """The trials that are over now, and go on with this event."""
+        errored = self.errored() if event.errored else []
+        return [*errored, *(trial for trial in event.also if trial not in errored)]
+
     def _forget_checkpoint(self, trial: str, key: str) -> None:
         """A trial that is over has this checkpoint no longer."""
         summary = _unpack_summary(self.finished[trial])
-        kept = tuple(one for one in summary.checkpoints if one.key != key)
-        self.finished[trial] = m.encode(msgspec.structs.replace(summary, checkpoints=kept))
+        ranked = zip(summary.checkpoints, summary.ranks, strict=True)
+        kept = [(one, rank) for one, rank in ranked if one.key != key]
+        self.keep_summary(
+            trial,
+            msgspec.structs.replace(
+                summary,
+                checkpoints=tuple(one for one, _ in kept),
+                ranks=tuple(rank for _, rank in kept),
+            ),
+        )
 
 
 _unpack_summary = msgspec.msgpack.Decoder(TrialSummary).decode

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
-from tunemq_scheduler.core.placement import Placement
+import msgspec
+
+from tunemq_scheduler.core.away import Hosted
+from tunemq_scheduler.core.placement import Placement, PlacementState
 from tunemq_scheduler.core.trial import Trial
 from tunemq_shared.errors import BugError
 
 #: A trial's id and an epoch of it.
 Incarnation = tuple[str, int]
+
+
+class SlotsState(msgspec.Struct, array_like=True):
+    """`Slots` written down: who holds what of which node, each node's in their order."""
+
+    placement: PlacementState
+    held: list[tuple[str, int, str, dict[str, float]]]
+    on_node: list[tuple[str, list[Incarnation]]]
 
 
 class Slots:
@@ -34,23 +45,30 @@ class Slots:
         self._on_node[node] = {}
         self.placement.add_node(node, resources)
 
-    def lose_node(self, node: str) -> list[Incarnation]:
-        """A node is gone; returns who held slots of it."""
+    def lose_node(self, node: str) -> list[Hosted]:
+        """A node is gone; returns who held slots of it, and what they held."""
         self.placement.remove_node(node)
-        lost = list(self._on_node.pop(node))
-        for incarnation in lost:
-            del self._held[incarnation]
-        return lost
+        return [
+            Hosted(trial, epoch, dict(self._held.pop((trial, epoch))[1]))
+            for trial, epoch in self._on_node.pop(node)
+        ]
 
-    def take(self, trial: Trial) -> str:
-        """Take a slot for the trial's newest epoch; returns the node.
+    def hold(self, node: str, hosted: Hosted) -> None:
+        """Take this slot, whatever else could be had: its host is there."""
+        self.placement.take(node, hosted.resources)
+        incarnation = hosted.trial, hosted.epoch
+        self._held[incarnation] = node, hosted.resources
+        self._on_node[node][incarnation] = None
+
+    def take(self, trial: Trial, avoid: Container[str] = ()) -> str:
+        """Take a slot for the trial's newest epoch; returns the node, which is none of ``avoid``.
 
         That is the one which has its newest checkpoint on its disk, if it has room.
 
         Raises:
             BugError: no node has room.
         """
-        node = self.placement.fit(trial.resources, trial.checkpoints.node)
+        node = self.placement.fit(trial.resources, trial.checkpoints.node, avoid)
         if node is None:
             raise BugError(f"trial {trial.trial_id} was chosen, and no node has room for it")
         self.placement.take(node, trial.resources)
@@ -78,6 +96,27 @@ class Slots:
         held = self._held.get((trial, epoch))
         return None if held is None else held[0]
 
+    def held_by(self, trial: str, epoch: int) -> dict[str, float]:
+        """What this incarnation holds of its node."""
+        return dict(self._held[trial, epoch][1])
+
     def has_any(self, trial: Trial) -> bool:
         """Whether any epoch of the trial holds a slot."""
         return any((trial.trial_id, epoch) in self._held for epoch in range(1, trial.epoch + 1))
+
+    def dumped(self) -> SlotsState:
+        """All of it."""
+        held = [
+            (trial, epoch, node, dict(resources))
+            for (trial, epoch), (node, resources) in self._held.items()
+        ]
+        on_node = [(node, list(incarnations)) for node, incarnations in self._on_node.items()]
+        return SlotsState(self.placement.dumped(), held, on_node)
+
+    def take_back(self, state: SlotsState) -> None:
+        """Be as it was when it was `dumped`."""
+        self.placement.take_back(state.placement)
+        self._held = {
+            (trial, epoch): (node, resources) for trial, epoch, node, resources in state.held
+        }
+        self._on_node = {node: dict.fromkeys(held) for node, held in state.on_node}

@@ -1,9 +1,203 @@
-"""The whole state of an experiment in one canonical form."""
+"""The whole state of an experiment: in one canonical form, and written down to be read again.
+
+`snapshot` is for comparing: equal states give equal bytes. `dump` and `load` are for going on:
+``load(dump(runner))`` behaves from then on as the runner would have. What is over is not in a dump,
+but in summaries that somebody else keeps, so a dump costs what is alive.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.away import AwayNode
+from tunemq_scheduler.core.checkpoint_book import BookState
+from tunemq_scheduler.core.kept_checkpoints import Kept, KeptCheckpoints
+from tunemq_scheduler.core.node_health import NodeTrouble
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_shared.messages import encode
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.slots import SlotsState
+from tunemq_scheduler.core.trial import Trial
+from tunemq_shared import messages as m
+from tunemq_shared.conditions import Horizon
+from tunemq_shared.errors import JournalError
+
+#: Of what `dump` writes; another one is refused.
+STATE_VERSION: Final = 1
+
+
+class TrialState(msgspec.Struct, kw_only=True):
+    """A `Trial` written down; the names are its own."""
+
+    trial_id: str
+    number: int
+    config: bytes
+    tag: str
+    resources: dict[str, float]
+    checkpoints: list[Kept]
+    status: str
+    reason: str
+    epoch: int
+    lineage: int
+    run_until: Horizon
+    last_result: m.ResultReported | None
+    started: m.TrialStarted | None
+    failure: m.TrialFailed | m.HostDied | m.NodeLost | None
+    failed_on: str
+    num_failures: int
+    failures: dict[str, int]
+    in_a_row: dict[str, int]
+    fell_with: list[str]
+    fruitless: int
+    repeated: int
+    not_before: float
+    ending: str
+    stop_ordered: bool
+    pausing: str
+    restoring: str
+    waits: tuple[str, str]
+    story: list[m.Event]
+
+
+class _State(msgspec.Struct, kw_only=True):
+    version: int
+    settings: RunnerSettings
+    live: list[TrialState]
+    pending: list[str]
+    paused: list[str]
+    counts: dict[str, int]
+    nodes: list[m.NodeJoined]
+    away: list[tuple[str, AwayNode]]
+    health: list[tuple[str, NodeTrouble]]
+    aside: dict[str, float]
+    slots: SlotsState
+    book: BookState
+    elapsed: float
+    run: int
+    cold_run: int
+    epochs_from: int
+    suggested: int
+    exhausted: bool
+    stopping: str
+    interrupted: str
+    stale: int
+    repeated: int
+    accepted: dict[str, int]
+    cursor: str
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_State).decode
+_version_of = msgspec.msgpack.Decoder(_Version).decode
+#: What is taken over as it stands, by the same name on both sides.
+_SAME: Final = (
+    "counts",
+    "aside",
+    "elapsed",
+    "run",
+    "cold_run",
+    "epochs_from",
+    "suggested",
+    "exhausted",
+    "stopping",
+    "interrupted",
+    "stale",
+    "repeated",
+    "accepted",
+    "cursor",
+)
+_MADE_ANEW: Final = frozenset({"checkpoints", "story"})
+
+
+def dump(runner: RunnerState) -> bytes:
+    """The state without the summaries of trials that are over; for `load`."""
+    pending, paused = runner.queue.dumped()
+    return _encode(
+        _State(
+            version=STATE_VERSION,
+            settings=runner.settings,
+            live=[_trial_state(trial) for trial in runner.live.values()],
+            pending=pending,
+            paused=paused,
+            nodes=list(runner.nodes.values()),
+            away=list(runner.away.items()),
+            health=runner.health.state(),
+            slots=runner.slots.dumped(),
+            book=runner.book.dumped(),
+            **{name: getattr(runner, name) for name in _SAME},
+        )
+    )
+
+
+def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) -> None:
+    """Have a fresh runner be as the one was that gave ``state``.
+
+    Args:
+        finished: the summaries that were kept beside it.
+
+    Raises:
+        JournalError: another version wrote it.
+    """
+    version = _version_of(state).version
+    if version != STATE_VERSION:
+        raise JournalError(
+            f"the snapshot's state is of version {version}, this TuneMQ reads {STATE_VERSION}."
+        )
+    read = _decode(state)
+    runner.settings = read.settings
+    for name in _SAME:
+        setattr(runner, name, getattr(read, name))
+    for saved in read.live:
+        runner.live[saved.trial_id] = _trial(saved, read.settings)
+    runner.finished.update(
+        (trial, packed) for trial, packed in finished.items() if trial not in runner.live
+    )
+    runner.nodes.update((node.incarnation, node) for node in read.nodes)
+    runner.away.update(read.away)
+    runner.health.load(read.health)
+    runner.slots.take_back(read.slots)
+    runner.book.take_back(read.book)
+    live = runner.live
+    runner.queue.take_back(
+        [live[trial] for trial in read.pending], [live[trial] for trial in read.paused]
+    )
+
+
+def _trial_state(trial: Trial) -> TrialState:
+    same = {
+        name: getattr(trial, name)
+        for name in TrialState.__struct_fields__
+        if name not in _MADE_ANEW
+    }
+    return TrialState(checkpoints=list(trial.checkpoints), story=_events(trial.story), **same)
+
+
+def _events(story: Iterable[m.Message]) -> list[m.Event]:
+    return [event for event in story if isinstance(event, m.Event)]
+
+
+def _trial(saved: TrialState, settings: RunnerSettings) -> Trial:
+    checkpoints = KeptCheckpoints(settings.keep)
+    checkpoints.take_back(saved.checkpoints)
+    trial = Trial(
+        trial_id=saved.trial_id,
+        number=saved.number,
+        config=saved.config,
+        tag=saved.tag,
+        resources=saved.resources,
+        checkpoints=checkpoints,
+    )
+    for name in TrialState.__struct_fields__:
+        if name not in _MADE_ANEW:
+            setattr(trial, name, getattr(saved, name))
+    trial.story.extend(saved.story)
+    return trial
 
 
 def snapshot(runner: RunnerState) -> bytes:
@@ -19,13 +213,13 @@ def snapshot(runner: RunnerState) -> bytes:
             list(trial.checkpoints),
             trial.run_until,
             trial.repeated,
-            (trial.fruitless, trial.not_before),
+            (trial.fruitless, trial.not_before, trial.in_a_row, trial.fell_with),
             (trial.ending, trial.stop_ordered),
             (trial.pausing, trial.restoring, trial.waits),
         )
         for trial in runner.live.values()
     ]
-    return encode(
+    return m.encode(
         (
             live,
             list(runner.finished.items()),
@@ -36,5 +230,6 @@ def snapshot(runner: RunnerState) -> bytes:
             runner.book.state(),
             (runner.suggested, runner.exhausted, runner.stopping, runner.interrupted),
             (runner.stale, runner.repeated, runner.cursor),
+            runner.health.state(),
         )
     )

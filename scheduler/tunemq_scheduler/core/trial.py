@@ -12,8 +12,11 @@ from tunemq_shared.conditions import TO_THE_END, Horizon
 from tunemq_shared.errors import IllegalTransition
 from tunemq_shared.messages import (
     CheckpointCommitted,
+    HostDied,
     Message,
+    NodeLost,
     ResultReported,
+    TrialFailed,
     TrialStarted,
 )
 
@@ -62,6 +65,14 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     started: TrialStarted | None
     last_result: ResultReported | None
     checkpoints: tuple[CheckpointCommitted, ...]
+    #: Score and order of each of them, by which they are kept.
+    ranks: tuple[tuple[float, int], ...] = ()
+    lineage: int = 0
+    #: What ended it in ERROR, and where that happened.
+    failure: TrialFailed | HostDied | NodeLost | None = None
+    failed_on: str = ""
+    #: How many failures of each class.
+    failures: dict[str, int] = {}
 
 
 class Trial:
@@ -72,13 +83,18 @@ class Trial:
         number: the place of its configuration in the search, from 0.
         config: packed (`tunemq_shared.packing`); the core never looks inside.
         epoch: its newest incarnation; 0 before the first.
+        lineage: how often it was begun anew from nothing; its results count from 1 in each.
         run_until: how far it may go before somebody has to decide.
         last_result: the newest recorded result; its step is the highest recorded one.
         not_before: elapsed seconds of the experiment before which it is not tried again.
         fruitless: how often in a row it failed with no new result in between.
+        num_failures: how many failures it had; losses of its node are none.
+        failures: how many of each class; ``in_a_row``: since its last new result.
+        fell_with: the nodes that were lost while they ran it, since its last new result.
         ending: why it is about to end, while its host still has to say that all is kept.
         stop_ordered: whether it ends because somebody asked for it.
         pausing: why it is being paused; empty while it is not.
+        failure: what ended it in ERROR, on the machine ``failed_on``.
         restoring: the key of the checkpoint that its host begins from, until it has.
         waits: for what of the store it waits, ``save`` or ``restore``, and why; two empty texts
             while it does not.
@@ -89,8 +105,14 @@ class Trial:
         "config",
         "ending",
         "epoch",
+        "failed_on",
+        "failure",
+        "failures",
+        "fell_with",
         "fruitless",
+        "in_a_row",
         "last_result",
+        "lineage",
         "not_before",
         "num_failures",
         "number",
@@ -128,10 +150,16 @@ class Trial:
         self.status = PENDING
         self.reason = ""
         self.epoch = 0
+        self.lineage = 0
         self.run_until: Horizon = TO_THE_END
         self.last_result: ResultReported | None = None
         self.started: TrialStarted | None = None
+        self.failure: TrialFailed | HostDied | NodeLost | None = None
+        self.failed_on = ""
         self.num_failures = 0
+        self.failures: dict[str, int] = {}
+        self.in_a_row: dict[str, int] = {}
+        self.fell_with: list[str] = []
         self.fruitless = 0
         self.repeated = 0
         self.not_before = 0.0
@@ -146,6 +174,11 @@ class Trial:
     def last_step(self) -> int:
         """The highest recorded training_iteration; 0 before the first result."""
         return self.last_result.step if self.last_result is not None else 0
+
+    @property
+    def time_spent_s(self) -> float:
+        """Its ``time_total_s``: what its recorded steps took."""
+        return self.last_result.time_total_s if self.last_result is not None else 0.0
 
     @property
     def is_finished(self) -> bool:
@@ -180,6 +213,19 @@ class Trial:
         self.status = status
         self.restoring, self.waits = "", NO_WAIT
 
+    def count_failure(self, kind: str) -> None:
+        """It failed, in a way of this class."""
+        self.num_failures += 1
+        for counts in (self.failures, self.in_a_row):
+            counts[kind] = counts.get(kind, 0) + 1
+
+    def got_on(self) -> None:
+        """It reported a new result: what went wrong before is not what is wrong with it."""
+        if self.fruitless or self.in_a_row or self.fell_with:
+            self.fruitless = 0
+            self.in_a_row.clear()
+            self.fell_with.clear()
+
     def back_off(self, elapsed: float) -> None:
         """It failed at this time: settle when it is tried again."""
         doublings = min(self.fruitless, _MOST_DOUBLINGS) - 1
@@ -201,4 +247,9 @@ class Trial:
             started=self.started,
             last_result=self.last_result,
             checkpoints=tuple(self.checkpoints.kept()),
+            ranks=tuple(self.checkpoints.ranks()),
+            lineage=self.lineage,
+            failure=self.failure,
+            failed_on=self.failed_on,
+            failures=dict(self.failures),
         )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from tunemq_scheduler.core.placement import Placement
 from tunemq_scheduler.core.trial import PAUSED, PENDING, Trial
 
 
@@ -29,17 +28,22 @@ class WaitingTrials:
         elif trial.status == PAUSED:
             self._paused[trial.trial_id] = trial
 
+    def dumped(self) -> tuple[list[str], list[str]]:
+        """The ids of the PENDING and of the PAUSED, each in their order."""
+        return list(self._pending), list(self._paused)
+
+    def take_back(self, pending: list[Trial], paused: list[Trial]) -> None:
+        """Be as it was when it was `dumped`."""
+        self._pending = {trial.trial_id: trial for trial in pending}
+        self._paused = {trial.trial_id: trial for trial in paused}
+
     def has_pending(self, elapsed: float) -> bool:
         """Whether one waits for nothing but a slot."""
         return any(trial.not_before <= elapsed for trial in self._pending.values())
 
-    def placeable(self, elapsed: float, placement: Placement) -> Iterator[Trial]:
+    def placeable(self, elapsed: float, has_place: Callable[[Trial], bool]) -> Iterator[Trial]:
         """Those that could be placed now."""
-        return (
-            trial
-            for trial in self
-            if trial.not_before <= elapsed and placement.fit(trial.resources) is not None
-        )
+        return (trial for trial in self if trial.not_before <= elapsed and has_place(trial))
 
     def next_try(self, elapsed: float) -> float | None:
         """When the next that waits to be tried again may go on, in elapsed seconds."""

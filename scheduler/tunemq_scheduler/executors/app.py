@@ -17,12 +17,14 @@ from celery import Celery
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel, Transport
+from redis.exceptions import OutOfMemoryError
 
+from tunemq_scheduler.executors.redis_line import RedisFull
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
 
 #: Bounds what a turn of the loop can lose to a Redis that accepts connections and says nothing.
-_SOCKET_TIMEOUT_S: Final = 5.0
+_SOCKET_TIMEOUT_S: Final = 3.0
 _CONNECT_TIMEOUT_S: Final = 2.0
 
 
@@ -78,6 +80,7 @@ class Publisher:
 
         Raises:
             WireUnavailable: Redis does not take it; it may or may not have been queued.
+            RedisFull: it has no memory for it; it was not queued.
         """
         message = self._app.amqp.as_task_v2(
             task_id,
@@ -109,6 +112,8 @@ class Publisher:
                 retry=False,
                 **message.properties,
             )
+        except OutOfMemoryError as error:
+            raise RedisFull(f"An assignment could not be queued in Redis: {error}") from error
         except (
             OperationalError,  # what kombu calls its failure to connect
             *connection.connection_errors,

@@ -10,29 +10,24 @@ from __future__ import annotations
 
 import base64
 import os
-import secrets
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from tunemq_scheduler.core.commands import (
-    ContinueTrial,
-    DropNode,
-    PauseTrial,
-    ReleaseTrial,
-    StartTrial,
-    StopTrial,
-)
 from tunemq_scheduler.executors.app import Publisher
-from tunemq_scheduler.executors.executor import TrialExecutor
+from tunemq_scheduler.executors.generation import QUESTIONS, Generation
 from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.executors.mailed_orders import MailedOrders
+from tunemq_scheduler.executors.redis_line import Command, RedisFull, RedisLine
+from tunemq_scheduler.executors.redis_room import PROBE, RedisRoom, check_policy
 from tunemq_scheduler.executors.roster import Roster
 from tunemq_scheduler.executors.stream_reader import StreamEntry, StreamReader
 from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared import defences, wire
 from tunemq_shared import messages as m
-from tunemq_shared import wire
 from tunemq_shared.errors import BugError, WireError, WireUnavailable
+from tunemq_shared.failpoints import failpoint
 
 #: Leases and the generation are looked at this often.
 _LOOK_EVERY_S: Final = wire.LEASE_PERIOD_S / 2
@@ -58,7 +53,7 @@ class Backing(Protocol):
         """What happened since the last call that a person should know."""
 
 
-class CeleryTrialExecutor(TrialExecutor):
+class CeleryTrialExecutor(MailedOrders):
     """The backend of real experiments; for one experiment.
 
     Args:
@@ -76,21 +71,20 @@ class CeleryTrialExecutor(TrialExecutor):
         backing: Backing | None = None,
         connect_within: float = 10.0,
     ) -> None:
-        self._term = term
+        super().__init__(Roster(term))
         self._backing = backing
         self._connect_within = connect_within
         self._line = RedisLine(url)
         self._reading_line = RedisLine(url)
         self._publisher = Publisher(url)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._plan: ExperimentPlan | None = None
         self._reader: StreamReader | None = None
-        self._generation: bytes | None = None
-        self._roster = Roster(term)
+        self._generation: Generation | None = None
         #: Entries that were read and are not journalled yet: id, incarnation, number of the last
         #: event.
         self._unreleased: deque[tuple[bytes, str, int]] = deque()
         self._look_due = 0.0
+        self._room = RedisRoom()
         self._away_since: float | None = None
         self._away_because = ""
         self._retry_due = 0.0
@@ -102,15 +96,18 @@ class CeleryTrialExecutor(TrialExecutor):
 
         Raises:
             WireUnavailable: Redis cannot be reached for ``connect_within`` seconds.
+            ConfigError: it would delete what is ours when its memory is used up.
         """
         self._plan = plan
         self._roster.events_key = plan.events_key
+        self._generation = Generation(self._line, plan.events_key)
         self._reader = StreamReader(self._reading_line, (plan.events_key, wire.NODES))
         started = time.monotonic()
         while True:
             try:
                 self._link()
-            except WireUnavailable as error:
+                self._roster.news += check_policy(self._line)
+            except (WireUnavailable, RedisFull) as error:
                 tried = time.monotonic() - started
                 if tried >= self._connect_within:
                     raise WireUnavailable(f"{error} Tried for {tried:.1f} s.") from error
@@ -142,11 +139,13 @@ class CeleryTrialExecutor(TrialExecutor):
         self._line.connect()
         told: list[str] = []
         for incarnation, node in self._roster.nodes.items():
+            if not node.mailbox.is_empty or node.journalled:
+                # Also one that hosts nothing now: it may keep copies of checkpoints.
+                self._roster.over(incarnation)
             if not node.mailbox.is_empty or node.mailbox.is_outdated:
-                if not node.mailbox.is_empty:
-                    self._roster.over(incarnation)
                 node.mailbox.clear()
                 told.append(wire.queue(incarnation))
+            self._roster.commands.append(self._roster.expiry(incarnation))
         # Before the orders: a node looks whether its rest is wanted until its last host is gone.
         self._post_commands()
         self.on_step_end()
@@ -160,51 +159,23 @@ class CeleryTrialExecutor(TrialExecutor):
 
     # --- orders -----------------------------------------------------------------------------------
 
-    def start_trial(self, order: StartTrial) -> None:
-        """Have a node host a trial."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            start = self._opened_plan.host_start(order)
-            mailbox.start(order.trial, order.epoch, order.run_until, start)
-
-    def continue_training(self, order: ContinueTrial) -> None:
-        """Let a hosted trial run on."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            mailbox.move_horizon(order.trial, order.epoch, order.run_until)
-
-    def stop_trial(self, order: StopTrial) -> None:
-        """Have a hosted trial ended."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            mailbox.stop(order.trial, order.epoch)
-
-    def pause_trial(self, order: PauseTrial) -> None:
-        """Have a hosted trial saved and ended, to go on later."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            mailbox.pause(order.trial, order.epoch)
-
-    def release_trial(self, order: ReleaseTrial) -> None:
-        """Forget a trial whose host is gone; the node hears of it with its next orders."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            mailbox.release(order.trial, order.epoch)
-
-    def drop_node(self, order: DropNode) -> None:
-        """Forget a lost node."""
-        self._roster.bury(order.incarnation, "it was lost")
+    def reattach(
+        self,
+        nodes: Iterable[m.NodeJoined],
+        away: Iterable[m.NodeJoined],
+        accepted: Mapping[str, int],
+    ) -> None:
+        """Watch the leases of nodes that the runner knows; see `TrialExecutor.reattach`."""
+        for node in nodes:
+            self._roster.expect(node, accepted.get(node.incarnation, 0))
+        for node in away:
+            self._roster.expect(node, accepted.get(node.incarnation, 0), is_away=True)
 
     def on_step_end(self) -> None:
         """Send each node whose orders changed its new assignment."""
         for node in self._roster.nodes.values():
-            if node.mailbox.is_changed and node.is_joined:
+            if node.mailbox.is_changed and node.takes_orders:
                 self._send_orders(node.mailbox)
-
-    def _mailbox(self, incarnation: str) -> Mailbox | None:
-        """The mailbox of a node; None when it was lost since, which the runner is about to read."""
-        node = self._roster.nodes.get(incarnation)
-        return node.mailbox if node is not None else None
 
     def _send_orders(self, mailbox: Mailbox, *, again: bool = False) -> None:
         if self._away_since is not None:  # when Redis is back, all that has changed is sent
@@ -212,11 +183,17 @@ class CeleryTrialExecutor(TrialExecutor):
         assignment = mailbox.same_assignment() if again else mailbox.next_assignment()
         payload = base64.b64encode(m.encode(assignment)).decode()
         incarnation = mailbox.incarnation
+        failpoint("orders.before_send")
         try:
             self._publisher.publish(incarnation, f"{incarnation}/{mailbox.stamp}", payload)
+            failpoint("orders.after_send")
         except WireUnavailable as error:
             mailbox.is_changed = True
             self._lost_link(error)
+            return
+        except RedisFull as error:
+            mailbox.is_changed = True
+            self._is_full(error)
             return
         self._roster.commands += (
             ("EXPIRE", wire.queue(incarnation), str(_EXPIRES_S)),
@@ -269,6 +246,8 @@ class CeleryTrialExecutor(TrialExecutor):
         if has_entries:
             try:
                 self._take(self._opened_reader.take())
+                if self._roster.has_gap and self._opened_generation.renew():
+                    self._begin_generation()
                 self._admit()
             except WireError as error:
                 self._lost_link(error)
@@ -283,23 +262,31 @@ class CeleryTrialExecutor(TrialExecutor):
 
     def _take(self, taken: dict[bytes, list[StreamEntry]]) -> None:
         superseded: list[str] = []
+        departed: list[str] = []
         for entry_id, fields in taken.pop(wire.NODES.encode(), ()):
-            superseded += self._roster.read_hello(entry_id, fields.get(wire.HELLO, b""))
+            if (goodbye := fields.get(wire.BYE)) is not None:
+                departed.append(self._roster.read_goodbye(entry_id, goodbye))
+            else:
+                superseded += self._roster.read_hello(entry_id, fields.get(wire.HELLO, b""))
         for entries in taken.values():
             for entry_id, fields in entries:
                 self._unreleased.append((entry_id, *self._roster.read_batch(entry_id, fields)))
         for incarnation in superseded:  # after its last events, which were appended before
-            self._roster.lose(incarnation, "its node was started again")
+            self._roster.lose(incarnation, wire.STARTED_AGAIN, is_dead=True)
+        for incarnation in departed:
+            self._roster.lose(incarnation, "it took its leave", is_dead=True)
 
     def _admit(self) -> None:
         """Look at leases out of turn if a node waits to be announced: it can have work at once."""
-        if any(not node.is_joined for node in self._roster.nodes.values()):
+        if any(node.is_awaited for node in self._roster.nodes.values()):
             self._look_at_leases()
 
     def release(self, accepted: dict[str, int]) -> None:
         """Tell nodes how far their events are journalled, and trim the stream."""
         self._roster.journalled(accepted)
         self._trim(accepted)
+        self._roster.settle()
+        self.on_step_end()
         if self._away_since is None:
             try:
                 self._post_commands()
@@ -322,25 +309,19 @@ class CeleryTrialExecutor(TrialExecutor):
             )
 
     def notes(self) -> list[str]:
-        """While Redis is away, that it is."""
+        """While Redis is away or full, that it is."""
         if self._away_since is None:
-            return []
+            return self._room.notes()
         seconds = time.monotonic() - self._away_since
         away = f"Redis has been away for {seconds:.0f} s ({self._away_because})"
         return [f"{away} The trials go on; their results come when it is back."]
 
     def news(self) -> list[str]:
         """What happened to nodes, and to an embedded farm, since the last call."""
-        news, self._roster.news = self._roster.news, []
+        news, self._roster.news = self._roster.news + self._room.news(), []
         return news + self._backing.news() if self._backing is not None else news
 
     # --- the link to Redis ------------------------------------------------------------------------
-
-    @property
-    def _opened_plan(self) -> ExperimentPlan:
-        if self._plan is None:
-            raise BugError("the executor was used before it was opened")
-        return self._plan
 
     @property
     def _opened_reader(self) -> StreamReader:
@@ -348,62 +329,73 @@ class CeleryTrialExecutor(TrialExecutor):
             raise BugError("the executor was used before it was opened")
         return self._reader
 
+    @property
+    def _opened_generation(self) -> Generation:
+        if self._generation is None:
+            raise BugError("the executor was used before it was opened")
+        return self._generation
+
     def _link(self) -> None:
         """(Re)connect, and repeat what may have been lost."""
         self._line.connect()
-        (generation,) = self._line.ask([("GET", wire.GENERATION)])
-        self._check_generation(generation)
+        if self._opened_generation.begins_with_link():
+            self._begin_generation()
         self._roster.start_anew()
         self._opened_reader.ask()
 
-    def _check_generation(self, generation: bytes | None) -> None:
-        if generation is not None and generation == self._generation:
-            return
-        # The wire is new to us: make the stream, read from the beginning, tell everybody
-        # everything. The stream is there before the generation that nodes wait for, so that none
-        # finds it missing.
-        key = self._opened_plan.events_key
-        self._line.ask(
-            [  # nodes append to existing streams only; this is how an empty one is made
-                ("XGROUP", "CREATE", key, "maker", "$", "MKSTREAM"),
-                ("XGROUP", "DESTROY", key, "maker"),
-            ]
-        )
-        if generation is None:
-            fresh = secrets.token_hex(8)
-            commands = [("SET", wire.GENERATION, fresh, "NX"), ("GET", wire.GENERATION)]
-            generation = self._line.ask(commands)[1]
-        self._generation = generation
+    def _begin_generation(self) -> None:
+        """The wire is new to us: read from the beginning, tell everybody everything."""
+        if self._opened_generation.begun > 1:
+            self._roster.news.append("Redis lost data; what was not recorded yet is sent again.")
         self._unreleased.clear()
+        self._roster.begin_anew()
         self._opened_reader.rewind()
-        self._roster.start_anew()
-        for node in self._roster.nodes.values():
-            node.mailbox.lose_confirmation()
 
     def _look(self) -> None:
-        """Once a second: the generation, the leases, and who has not taken their newest orders."""
+        """Twice a second: the generation, the leases, and who has not taken their newest orders."""
         self._look_at_leases()
         for node in self._roster.nodes.values():
             mailbox = node.mailbox
-            if not node.is_joined:
+            if not node.takes_orders:
                 continue
             if mailbox.is_changed or mailbox.is_outdated:
                 self._send_orders(mailbox)
-            elif mailbox.renewals_unconfirmed >= _RENEWALS_UNTIL_RESENT:
+            elif defences.RESEND and mailbox.renewals_unconfirmed >= _RENEWALS_UNTIL_RESENT:
                 self._send_orders(mailbox, again=True)
 
     def _look_at_leases(self) -> None:
         keys = self._roster.lease_keys()
-        commands = [("GET", wire.GENERATION), *([("MGET", *keys)] if keys else [])]
-        generation, *leases = self._line.ask(commands)
-        self._check_generation(generation)
-        if leases:
-            self._roster.read_leases(time.monotonic(), leases[0])
+        commands = [PROBE, *self._opened_generation.questions]
+        commands += [("MGET", *keys)] if keys else []
+        try:
+            _, *answers = self._line.ask(commands)
+        except RedisFull as error:
+            self._is_full(error)
+            return
+        if self._room.is_back():
+            self._roster.start_anew()
+        if self._opened_generation.begins(answers[:QUESTIONS]):
+            self._begin_generation()
+        for leases in answers[QUESTIONS:]:
+            self._roster.read_leases(time.monotonic(), leases)
+
+    def _guarded(self, commands: Sequence[Command]) -> Sequence[Command]:
+        """What is sent to Redis to have these done; in a farm, only while nobody replaced us."""
+        return commands
 
     def _post_commands(self) -> None:
         if self._roster.commands:
-            self._line.post(self._roster.commands)
+            try:
+                self._line.post(self._guarded(self._roster.commands))
+            except RedisFull as error:  # those before: what they said is said again when it may
+                self._is_full(error)
+                self._line.post(self._guarded(self._roster.commands))
             self._roster.commands = []
+
+    def _is_full(self, error: WireError) -> None:
+        """Redis takes nothing; no lease either, so nobody's silence means anything."""
+        self._room.is_used_up(error)
+        self._roster.forget_silence()
 
     def _lost_link(self, error: WireError) -> None:
         """Redis is away, or refuses: go on without it, and try again soon.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
     DropNode,
     ExecutorCommand,
     PauseTrial,
+    ReattachTrial,
     ReleaseTrial,
     StartTrial,
     StopTrial,
 )
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.errors import BugError
-from tunemq_shared.messages import Event
+from tunemq_shared.messages import Event, NodeJoined
 
 
 class TrialExecutor(ABC):
@@ -40,6 +41,23 @@ class TrialExecutor(ABC):
             WireUnavailable: the backend cannot be reached.
         """
 
+    def reattach(  # noqa: B027  nothing of most backends is left when their scheduler has ended
+        self,
+        nodes: Iterable[NodeJoined],
+        away: Iterable[NodeJoined],
+        accepted: Mapping[str, int],
+    ) -> None:
+        """Go on with the nodes of a scheduler that went before this one.
+
+        Called once, after `open` and before the first `poll`. What they are to host follows, as
+        `ReattachTrial` orders. Each that shows no sign of life is stated as lost, in its time.
+
+        Args:
+            nodes: those that the runner takes for alive.
+            away: those that it takes for lost, and that may come back.
+            accepted: how far their events are journalled, by incarnation.
+        """
+
     def perform(self, commands: Sequence[ExecutorCommand]) -> None:
         """Carry out a turn's orders."""
         for command in commands:
@@ -54,6 +72,8 @@ class TrialExecutor(ABC):
                     self.pause_trial(command)
                 case ReleaseTrial():
                     self.release_trial(command)
+                case ReattachTrial():
+                    self.reattach_trial(command)
                 case DropNode():
                     self.drop_node(command)
                 case _:
@@ -83,8 +103,16 @@ class TrialExecutor(ABC):
     def release_trial(self, order: ReleaseTrial) -> None:  # noqa: B027  a backend may keep no list
         """Forget a trial whose host is gone."""
 
+    def reattach_trial(self, order: ReattachTrial) -> None:  # noqa: B027  one may lose no nodes
+        """Repeat all orders about a trial to a node that may have missed some.
+
+        Follows a `NodeReturned`; what of that node is not repeated in its turn is not there. To a
+        node that has the host already it makes no difference. Where it has none and never had, the
+        host is started; one that is not wanted is ended at once, `HostFreed` follows.
+        """
+
     def drop_node(self, order: DropNode) -> None:  # noqa: B027  likewise
-        """Forget a node incarnation that is lost."""
+        """Forget a node incarnation that is lost and will not return."""
 
     def on_step_end(self) -> None:  # noqa: B027  a backend may send each order at once
         """The turn's orders have all been given: send what was put together."""

@@ -8,7 +8,8 @@ import cloudpickle
 import msgspec
 
 from tunemq_shared.errors import WireError
-from tunemq_shared.messages import PROTOCOL_VERSION, NodeHello, NodeJoined, decode_hello
+from tunemq_shared.introductions import NodeHello, decode_hello
+from tunemq_shared.messages import PROTOCOL_VERSION, NodeJoined
 
 
 def read_hello(data: bytes) -> NodeHello:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tunemq_shared.conditions import Horizon
+from tunemq_shared.conditions import TO_THE_END, Horizon
 from tunemq_shared.messages import PROTOCOL_VERSION, Assignment, HostOrder, HostStart
 
 
@@ -38,6 +38,8 @@ class Mailbox:
         self.version = confirmed
         self._confirmed = confirmed
         self._wanted: dict[str, _Wanted] = {}
+        #: What it may host of which nothing is to be left, by trial and epoch.
+        self._unwanted: dict[tuple[str, int], _Wanted] = {}
         #: Whether the node must hear of a change now, and whether something may wait for the next
         #: change.
         self.is_changed = False
@@ -58,11 +60,30 @@ class Mailbox:
     @property
     def is_empty(self) -> bool:
         """Whether the node is to host nothing."""
-        return not self._wanted
+        return not (self._wanted or self._unwanted)
 
     def start(self, trial: str, epoch: int, run_until: Horizon, start: HostStart) -> None:
         """Host a trial; replaces an older incarnation of it."""
         self._wanted[trial] = _Wanted(epoch, run_until, start)
+        self.is_changed = True
+
+    def reattach(
+        self,
+        trial: str,
+        epoch: int,
+        run_until: Horizon,
+        start: HostStart,
+        *,
+        pause: bool,
+        stop: bool,
+    ) -> None:
+        """Host a trial that the node may host already: all that it was ever told of it."""
+        self._wanted[trial] = _Wanted(epoch, run_until, start, stop, pause)
+        self.is_changed = True
+
+    def kill(self, trial: str, epoch: int, start: HostStart) -> None:
+        """Have an incarnation killed; the node says that it is gone even if it never was there."""
+        self._unwanted[trial, epoch] = _Wanted(epoch, TO_THE_END, start)
         self.is_changed = True
 
     def move_horizon(self, trial: str, epoch: int, run_until: Horizon) -> None:
@@ -88,6 +109,8 @@ class Mailbox:
 
     def release(self, trial: str, epoch: int) -> None:
         """Forget a trial that is over; the node may hear of it with the next change."""
+        if self._unwanted.pop((trial, epoch), None) is not None:
+            self.is_outdated = True
         if self._find(trial, epoch) is not None:
             del self._wanted[trial]
             self.is_outdated = True
@@ -95,7 +118,13 @@ class Mailbox:
     def clear(self) -> None:
         """Want nothing any more."""
         self._wanted.clear()
+        self._unwanted.clear()
         self.is_changed = True
+
+    def start_over(self) -> None:
+        """Whatever was wanted and confirmed is void; orders that follow say all that is wanted."""
+        self.clear()
+        self._confirmed = 0
 
     def confirm(self, term: int, version: int) -> None:
         """The node has taken this version."""
@@ -116,16 +145,26 @@ class Mailbox:
     def same_assignment(self) -> Assignment:
         """The current version once more, for a node that has not confirmed it."""
         self.renewals_unconfirmed = 0
-        orders = tuple(self._order(trial, wanted) for trial, wanted in self._wanted.items())
-        return Assignment(PROTOCOL_VERSION, self.incarnation, self.term, self.version, orders)
+        orders = [self._order(trial, wanted) for trial, wanted in self._wanted.items()]
+        for (trial, _), unwanted in self._unwanted.items():
+            orders.append(self._order(trial, unwanted, kill=True))
+        return Assignment(
+            PROTOCOL_VERSION, self.incarnation, self.term, self.version, tuple(orders)
+        )
 
-    def _order(self, trial: str, wanted: _Wanted) -> HostOrder:
+    def _order(self, trial: str, wanted: _Wanted, *, kill: bool = False) -> HostOrder:
         if wanted.start_version is None:
             wanted.start_version = self.version
         is_known = self._confirmed >= wanted.start_version
         start = None if is_known else wanted.start
         return HostOrder(
-            trial, wanted.epoch, wanted.run_until, wanted.stop, start=start, pause=wanted.pause
+            trial,
+            wanted.epoch,
+            wanted.run_until,
+            wanted.stop,
+            start=start,
+            pause=wanted.pause,
+            kill=kill,
         )
 
     def _find(self, trial: str, epoch: int) -> _Wanted | None:

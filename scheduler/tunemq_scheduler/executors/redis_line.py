@@ -13,7 +13,13 @@ from urllib.parse import urlsplit
 
 from redis import ConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import (
+    BusyLoadingError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+)
 from redis.retry import Retry
 
 from tunemq_shared.errors import WireError, WireUnavailable
@@ -23,6 +29,10 @@ Command = Sequence[str | bytes | int]
 #: For connecting, and for a reply that is due.
 _TIMEOUT_S: Final = 5.0
 _CONNECT_TIMEOUT_S: Final = 2.0
+
+
+class RedisFull(WireError):
+    """Redis has no memory for what was to be written; reading and removing go on."""
 
 
 class RedisLine:
@@ -72,6 +82,7 @@ class RedisLine:
 
         Raises:
             WireError: an earlier command failed (its reply is read here); these were not sent.
+            RedisFull: likewise, for want of memory.
             WireUnavailable: the connection broke; commands may or may not have been done.
         """
         self._settle()
@@ -82,6 +93,8 @@ class RedisLine:
 
         Raises:
             WireError: one of them was refused; all replies were read.
+            RedisFull: one was refused for want of memory, or a posted one before them was, and
+                these were not sent.
             WireUnavailable: the connection broke; commands may or may not have been done.
         """
         self._settle()
@@ -107,11 +120,14 @@ class RedisLine:
     def _settle(self) -> list[Any]:
         replies: list[Any] = []
         refused: ResponseError | None = None
+        full: OutOfMemoryError | None = None
         while self._due:
             try:
                 replies.append(self._connection.read_response())
             except (BusyLoadingError, ReadOnlyError) as error:  # it will do so for a while
                 raise self._broken(error) from error
+            except OutOfMemoryError as error:
+                full = error
             except ResponseError as error:
                 refused = refused or error
             except RedisError as error:
@@ -119,6 +135,8 @@ class RedisLine:
             self._due -= 1
         if refused is not None:
             raise WireError(f"Redis at {self.address} refused a command: {refused}") from refused
+        if full is not None:
+            raise RedisFull(f"Redis at {self.address} is full: {full}") from full
         return replies
 
     def _broken(self, error: Exception) -> WireUnavailable:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections import deque
 from collections.abc import Callable
 
 import msgspec
 
 from tunemq_scheduler.core.commands import StartTrial
+from tunemq_scheduler.executors.simulated_store import SimulatedStore
 from tunemq_shared import messages as m
 from tunemq_shared.errors import BugError
 
@@ -41,6 +42,8 @@ class SimulatedUploads:
     Args:
         on_room: called with trial and node when an upload of the trial is over.
         on_given_up: called with trial, node and why.
+        store: what is committed comes into it, and what a host begins from has to be there; None
+            where nobody looks into it.
     """
 
     def __init__(
@@ -52,11 +55,13 @@ class SimulatedUploads:
         report: Report,
         on_room: Callable[[str, str], None],
         on_given_up: Callable[[str, str, str], None],
+        store: SimulatedStore | None = None,
     ) -> None:
         self._settings = settings
         self._seed = seed
         self._at, self._report = at, report
         self._on_room, self._on_given_up = on_room, on_given_up
+        self._store = store
         self._queues: dict[tuple[str, str], deque[m.CheckpointWritten]] = {}
         #: What each epoch's next upload may refer to.
         self._bases: dict[tuple[str, int], str] = {}
@@ -79,7 +84,7 @@ class SimulatedUploads:
             queue = self._queues.get((order.trial, order.incarnation), ())
             is_here = any(written.key == ref.key for written in queue)
             # It may have been committed, or lost, while the order was on its way.
-            is_lost = ref.key in self._lost
+            is_lost = ref.key in self._lost or (not is_here and self._is_missing(ref))
             if not (ref.sha256 or is_here or is_lost or ref.key in self._carriers):
                 raise BugError(f"{ref.key} is neither in the store nor on {order.incarnation}")
             is_damaged = self._chance("damaged", ref.key) < self._settings.damaged
@@ -98,7 +103,9 @@ class SimulatedUploads:
         """A host saves; returns what there is to state."""
         key = f"{trial}/checkpoint_{epoch}-{step:06d}"
         if not self._settings.upload_s:
-            return m.CheckpointCommitted(trial, epoch, step, step, key, "simulated", 1)
+            committed = m.CheckpointCommitted(trial, epoch, step, step, key, "simulated", 1)
+            self._put(committed)
+            return committed
         written = m.CheckpointWritten(trial, epoch, step, step, key, "written", 1)
         queue = self._queues.setdefault((trial, node), deque())
         queue.append(written)
@@ -141,7 +148,17 @@ class SimulatedUploads:
         self._bases[written.trial, written.epoch] = key
         shared = (f"{carrier}/object",) if carrier != key else ()
         fields = (written.trial, written.epoch, written.n, written.step, key, "simulated", 1)
-        return m.CheckpointCommitted(*fields, shared)
+        committed = m.CheckpointCommitted(*fields, shared)
+        self._put(committed)
+        return committed
+
+    def _put(self, committed: m.CheckpointCommitted) -> None:
+        if self._store is not None:
+            self._store.put(committed)
+
+    def _is_missing(self, ref: m.CheckpointRef) -> bool:
+        """Whether it was removed from the store, so that a host cannot begin from it."""
+        return self._store is not None and not self._store.has(ref.key)
 
     def _give_up(self, trial: str, node: str, written: m.CheckpointWritten) -> None:
         """As on a real node, all behind it are lost as well."""
@@ -153,4 +170,5 @@ class SimulatedUploads:
         self._on_given_up(trial, node, reason)
 
     def _chance(self, *what: str) -> float:
-        return random.Random(f"{self._seed}/{'/'.join(what)}").random()
+        drawn = hashlib.blake2b(f"{self._seed}/{'/'.join(what)}".encode(), digest_size=8)
+        return int.from_bytes(drawn.digest()) / 2**64

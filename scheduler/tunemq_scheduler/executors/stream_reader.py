@@ -21,9 +21,10 @@ StreamEntry = tuple[bytes, dict[bytes, bytes]]
 #: Entries of one stream in one answer; a batch of events has at most a quarter of a MiB.
 COUNT: Final = 32
 _BEGINNING: Final = b"0-0"
-#: Redis answers "nothing" after so long, which shows that the connection is alive.
-_BLOCK_S: Final = 20.0
-_ANSWER_WITHIN_S: Final = _BLOCK_S + 5.0
+#: Redis answers "nothing" after so long, which shows that the connection is alive; one that has
+#: died in silence is found a little later.
+_BLOCK_S: Final = 4.0
+_ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 
 
 class StreamReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import OrderedDict
 from typing import Final
@@ -54,19 +55,24 @@ class AppendedFiles:
         held += b"\n"
         self._waiting[file] = None
         if len(held) > HELD_BYTES:
-            self.write(file)
+            self.write(file, is_patient=True)
 
     def flush(self) -> None:
-        """Write all that is held.
+        """Write all that is held, but for what a full disk does not take now.
+
+        The search does not go on for long then: its journal has no room either, and waits for it.
 
         Raises:
             StoreError: a file cannot be written; what was not written is still held.
         """
-        while self._waiting:
-            self.write(next(iter(self._waiting)))
+        for file in list(self._waiting):
+            self.write(file, is_patient=True)
 
-    def write(self, file: AppendedFile) -> None:
-        """Write what one file holds.
+    def write(self, file: AppendedFile, *, is_patient: bool = False) -> bool:
+        """Write what one file holds; returns whether all of it is written.
+
+        Args:
+            is_patient: what a full disk does not take is held, and written later.
 
         Raises:
             StoreError: it cannot be written; what was not written is still held.
@@ -77,21 +83,23 @@ class AppendedFiles:
             while held:
                 del held[: os.write(descriptor, held)]
         except OSError as error:
+            if is_patient and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return False
             raise StoreError(
                 f"{file.path} cannot be written: {error.strerror}; {len(held)} bytes wait. "
                 "Make room or make the folder writable, then restore the experiment."
             ) from error
         self._waiting.pop(file, None)
+        return True
 
     def close(self, file: AppendedFile) -> None:
-        """Write what the file holds and close it.
+        """Write what the file holds and close it; later, where a full disk does not take it now.
 
         Raises:
             StoreError: it cannot be written.
         """
-        if file.held:
-            self.write(file)
-        self.release(file)
+        if not file.held or self.write(file, is_patient=True):
+            self.release(file)
 
     def first_line(self, file: AppendedFile) -> bytes:
         """The first line in the file, empty if there is none; the file is created if need be.
@@ -118,7 +126,8 @@ class AppendedFiles:
         Raises:
             StoreError: a file cannot be written.
         """
-        self.flush()
+        while self._waiting:
+            self.write(next(iter(self._waiting)))
         while self._open:
             os.close(self._open.popitem()[1])
 

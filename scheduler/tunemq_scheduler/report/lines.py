@@ -107,7 +107,8 @@ class LineDisplay(Display):
         """Say what went wrong, where, and which file tells more."""
         if self._may(self._failures):
             about = ", ".join(clean(one) for one in (failure.hostname, failure.file) if one)
-            then = "" if failure.is_final else "; it is tried again"
+            again = "" if failure.is_final else "it is tried again"
+            then = "".join(f"; {one}" for one in [failure.consequence or again] if one)
             told = f"trial {clean(trial.trial_id)} failed: {clean(failure.error, _NEWS)}"
             self._say(f"{told} ({about}){then}" if about else f"{told}{then}")
 

@@ -1,10 +1,11 @@
-"""What is said, once and loudly, about checkpoints that are damaged or will never be safe."""
+"""What is said, once and loudly, about checkpoints that are damaged or lost, and failing nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
+from tunemq_scheduler.core.commands import TellOfNode
 from tunemq_shared import messages as m
 
 #: How many of those that went with a node are named.
@@ -19,7 +20,25 @@ def told_of_lost(node: m.NodeLost, keys: Sequence[str]) -> str:
     """
     named = ", ".join(keys[:_NAMED]) + (", ..." if len(keys) > _NAMED else "")
     what = "1 checkpoint was" if len(keys) == 1 else f"{len(keys)} checkpoints were"
-    return f"{what} not in the store yet when their node was lost ({node.reason}): {named}"
+    then = "" if node.is_dead else "; it may still bring them, while their trials wait for a slot"
+    return f"{what} not in the store yet when their node was lost ({node.reason}): {named}{then}"
+
+
+def told_of_superseded(results: int) -> str:
+    """One line about results that came too late, because somebody else had taken over."""
+    what = "1 result" if results == 1 else f"{results} results"
+    return (
+        f"{what} of a former incarnation, whose trial went on elsewhere meanwhile, came late and "
+        "were dropped; nothing that is recorded changed"
+    )
+
+
+def told_of_node(node: TellOfNode) -> str:
+    """One line about a node on which trial after trial fails."""
+    return (
+        f"node {node.node} on {node.hostname} is set aside for {node.pause_s:g} s: {node.trials} "
+        f"different trials in a row failed there, with no result in between ({node.reason})"
+    )
 
 
 def told_of(event: m.CheckpointLost | m.CheckpointDamaged) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from tunemq_scheduler.core.failure_policy import CLASSES
 from tunemq_scheduler.loggers.csv_cells import flatten
 from tunemq_scheduler.report.format import Column, clean, duration, fit, text_table, value
 from tunemq_scheduler.report.rows import (
@@ -79,7 +80,9 @@ def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[Sect
             lines.append(f"  began with: {clean(group.cause, _ERROR)}")
         if group.place:
             lines.append(f"  raised at {clean(group.place)}")
-        lines.append(f"  {times}{hosts}; trials {_names(group)}")
+        # A traceback says by itself that it is the trial's code which failed.
+        what = "" if group.kind == "user" else f"{CLASSES[group.kind].words}: "
+        lines.append(f"  {what}{times}{hosts}; trials {_names(group)}")
         if group.file:
             lines.append(f"  see {clean(group.file)}")
     if len(failures) > most:

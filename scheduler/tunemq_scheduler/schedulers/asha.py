@@ -92,13 +92,16 @@ class AsyncHyperBandScheduler(TrialScheduler):
         return True
 
     def on_trial_add(self, runner: RunnerLike, trial: TrialLike) -> None:  # noqa: ARG002
-        """Draw the trial's bracket.
+        """Draw the trial's bracket; one that had ended and goes on has its rungs behind it.
 
         Raises:
             ConfigError: nobody said what to compare by.
         """
         need_objective(type(self).__name__, self._metric if self._name else None, self._mode)
-        self._places[trial.trial_id] = _Place(self._draw_bracket(trial.number))
+        place = self._places[trial.trial_id] = _Place(self._draw_bracket(trial.number))
+        time = lookup(trial.last_result, self._time_attr)
+        if time is not None:
+            self._reach(place, time)
 
     def _draw_bracket(self, number: int) -> int:
         if len(self._brackets) == 1:

@@ -154,6 +154,14 @@ class BasicVariantGenerator(SearchAlgorithm):
         """Count the trial as live no more."""
         self._live.discard(trial_id)
 
+    def get_state(self) -> dict[str, Any]:
+        """Which trials are live; all else follows from the seed."""
+        return {"live": sorted(self._live)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave."""
+        self._live = set(state["live"])
+
 
 class _Stretch:
     """Consecutive configurations from one space: a point's, or those of all further samples."""

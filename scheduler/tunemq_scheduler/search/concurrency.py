@@ -6,6 +6,7 @@ from typing import Any
 
 from tunemq_scheduler.search.objective import Metric, Mode, accepted
 from tunemq_scheduler.search.searcher import Searcher
+from tunemq_scheduler.states import state_of
 from tunemq_shared.errors import ConfigError
 
 
@@ -113,6 +114,16 @@ class ConcurrencyLimiter(Searcher):
     ) -> None:
         """Tell the searcher."""
         self.searcher.add_evaluated_point(parameters, value, error, pruned, intermediate_values)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The searcher's and the live trials; None in mid-batch, or where the searcher has none."""
+        searcher = None if self._ended else state_of(self.searcher)
+        return None if searcher is None else {"searcher": searcher, "live": sorted(self._live)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave."""
+        self.searcher.set_state(state["searcher"])
+        self._live = set(state["live"])
 
     def save(self, checkpoint_path: str) -> None:
         """Save the searcher."""

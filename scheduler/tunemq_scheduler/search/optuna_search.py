@@ -17,6 +17,7 @@ from tunemq_scheduler.search.objective import (
     settle_objective,
 )
 from tunemq_scheduler.search.optuna_space import Unlike, check_space, parameters, suggest
+from tunemq_scheduler.search.optuna_trials import dump_trial, load_trial
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_scheduler.search.space import flatten, path_name, read_space, variables
 from tunemq_shared.errors import ConfigError, SearchSpaceError
@@ -282,6 +283,28 @@ class OptunaSearch(Searcher):
             fixed = self._optuna.trial.FixedTrial(parameters(self._space, config))
             suggest(self._space, fixed)
         return fixed.params, fixed.distributions
+
+    # --- its state --------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any] | None:
+        """All that Optuna knows; None with a sampler of the user's, which may remember anything."""
+        if self._sampler is not None:
+            return None
+        trials = [dump_trial(trial) for trial in self._begun().get_trials(deepcopy=False)]
+        if any(trial is None for trial in trials):
+            return None
+        return {"calls": self._calls, "numbers": dict(self._numbers), "trials": trials}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave, in place of all that was told before."""
+        points, self._points, rewards, self._rewards = self._points, [], self._rewards, None
+        self._begin()  # its points stand in the state as far as they were tried
+        self._points, self._rewards = points, rewards
+        study = self._begun()
+        with self._quiet():
+            for trial in state["trials"]:
+                study.add_trial(load_trial(trial))
+        self._calls, self._numbers = state["calls"], dict(state["numbers"])
 
     # --- Optuna's manners -------------------------------------------------------------------------
 

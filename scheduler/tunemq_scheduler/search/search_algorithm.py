@@ -150,6 +150,14 @@ class SearchAlgorithm(ABC):
             early_terminated: whether a trial scheduler stopped it.
         """
 
+    def get_state(self) -> dict[str, Any] | None:
+        """The state as JSON values, which saves telling it the history; None if it offers none."""
+        return None
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take a state that `get_state` gave; called after `set_up`, before anything is told."""
+        raise NotImplementedError(f"{type(self).__name__} has no state to set.")
+
 
 def check_max_concurrent(who: str, value: int | None) -> int | None:
     """``value`` if it is a limit; 0 and None are none.

@@ -29,6 +29,7 @@ from tunemq_scheduler.search.space import (
     variables,
 )
 from tunemq_scheduler.search.variants import generators, resolve
+from tunemq_scheduler.states import state_of
 from tunemq_shared.errors import SearchFailed, SearchSpaceError
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,18 @@ class SearchGenerator(SearchAlgorithm):
         value = read_number(result, metrics[0])
         if value is not None:
             self.searcher.add_evaluated_point(config, value, pruned=early_terminated)
+
+    def get_state(self) -> dict[str, Any] | None:
+        """The searcher's state and the live trials; None where the searcher offers none."""
+        searcher = None if self._strangers else state_of(self.searcher)
+        if searcher is None:
+            return None
+        return {"searcher": searcher, "live": sorted(self._live), "exhausted": self._exhausted}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave."""
+        self.searcher.set_state(state["searcher"])
+        self._live, self._exhausted = set(state["live"]), state["exhausted"]
 
 
 def _is_constant(space: dict[str, Any], path: Path) -> bool:

@@ -198,6 +198,16 @@ def format_tag(number: int, evaluated: Mapping[Path, Any]) -> str:
     return f"{number}_{','.join(shown)}" if shown else str(number)
 
 
+def named_in_tag(tag: str, config: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values of a configuration that its tag shows, by ``outer/inner`` name."""
+    shown = set(tag.partition("_")[2].split(","))
+    return {
+        path_name(path): value
+        for path, value in flatten(config).items()
+        if f"{_clean(path[-1])}={_clean(value)}" in shown
+    }
+
+
 def _clean(value: Any) -> str:
     if isinstance(value, float) and math.isfinite(value):
         plain = value == 0 or 1e-3 <= abs(value) < 1e6

@@ -15,10 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tunemq_scheduler.failures import ERROR_FILE
+from tunemq_scheduler.journal.layout import FILE_NAME as JOURNAL
+from tunemq_scheduler.journal.layout import LOCK, PART_SUFFIX
 from tunemq_scheduler.loggers import LoggerCallback
 from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
 from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, PARAMS_PICKLE, RESULT_JSON
-from tunemq_scheduler.syncing.excludes import CHECKPOINTS, NEVER_COPIED, excluding
+from tunemq_scheduler.syncing.excludes import CHECKPOINTS, NEVER_COPIED, excluding, in_folders_but
 from tunemq_scheduler.syncing.lane import Lane
 from tunemq_scheduler.syncing.places import join
 from tunemq_scheduler.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
@@ -45,8 +47,8 @@ _SILENT_S: Final = 5.0
 
 #: What the scheduler writes into a trial's folder; the rest are the trial's own artifacts.
 _RECORDS: Final = frozenset({RESULT_JSON, PARAMS_JSON, PARAMS_PICKLE, PROGRESS_CSV, ERROR_FILE})
-#: Of the experiment's folder only its own files: what is in folders belongs to trials.
-_IN_FOLDERS: Final = ("*/*",)
+#: Of the experiment's folder only its own files and its journal: other folders are those of trials.
+_IN_FOLDERS: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
 
 _log = logging.getLogger(__name__)
 

@@ -27,6 +27,18 @@ NEVER_COPIED: Final = (
 CHECKPOINTS: Final = "checkpoint_[0-9]*-[0-9]*"
 
 
+def in_folders_but(name: str) -> tuple[str, ...]:
+    """Patterns for what is in the folders of a folder, those of one of them and its own left out.
+
+    Patterns cannot say "not this name", so they say at which letter it is another one.
+    """
+    return (
+        *(f"{name[:n]}[!{name[n]}]*/*" for n in range(len(name))),
+        *(f"{name[:n]}/*" for n in range(1, len(name))),
+        f"{name}?*/*",
+    )
+
+
 def excluding(patterns: Iterable[str]) -> Callable[[str], bool]:
     """Whether a relative path, or a folder that it is in, fits one of the patterns.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from tunemq_scheduler.tools import checkpoints
+from tunemq_scheduler.farm import command as scheduler
+from tunemq_scheduler.tools import checkpoints, journal
 from tunemq_shared.errors import BugError, TuneError
 from tunemq_shared.failpoints import FAILPOINTS
 
@@ -14,16 +16,35 @@ from tunemq_shared.failpoints import FAILPOINTS
 EXIT_USAGE = 64
 
 
-def main(version: str, arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+#: Adds a command to the command line, whose type argparse keeps to itself.
+AddParser = Callable[[Any], None]
+
+
+def main(
+    version: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    others: Sequence[AddParser] = (),
+) -> int:
+    """Run the command line; returns the exit status.
+
+    Args:
+        version: of TuneMQ.
+        arguments: by default those of this process.
+        others: add the commands of the workers' side, which the scheduler's does not know.
+    """
     parser = argparse.ArgumentParser(
         prog="tunemq",
         description="Hyperparameter search on machines you own.",
-        epilog="A search is started from a script: see the README.",
+        epilog="A search on this machine is started from a script: see the README.",
     )
     parser.add_argument("--version", action="version", version=f"tunemq {version}")
     groups = parser.add_subparsers(metavar="COMMAND")
+    scheduler.add_parser(groups)
+    for add_parser in others:
+        add_parser(groups)
     checkpoints.add_parser(groups)
+    journal.add_parser(groups)
     listing = groups.add_parser(
         "failpoints",
         help="list the places where $TUNEMQ_FAILPOINTS can make TuneMQ fail, for tests",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
-from tunemq_scheduler.replay import replay
+from tunemq_scheduler.journal import FILE_NAME, recover
+from tunemq_scheduler.journal.fetch import fetch_journal
+from tunemq_scheduler.replay import replay_recovered
 from tunemq_shared.errors import CheckpointError, ConfigError, StoreError
 from tunemq_shared.manifest import MANIFEST, MAX_MANIFEST
 from tunemq_shared.messages import CheckpointCommitted
@@ -21,9 +22,6 @@ from tunemq_shared.s3_store import S3Store
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import without_settings
 from tunemq_shared.stores import canonical_address, is_remote, open_objects, open_store
-
-#: A journal in a store is a copy; a longer one is not fetched whole into a temporary folder.
-_MOST_JOURNAL_BYTES = 2**32
 
 
 @dataclass(frozen=True)
@@ -133,14 +131,14 @@ def opened(experiment: str) -> Iterator[Kept]:
             folder = Path(os.path.expanduser(experiment.removeprefix("file://"))).absolute()
             address = ""
         path = folder / FILE_NAME
-        if not path.is_file():
+        if not path.exists():
             raise ConfigError(
                 f"{experiment} is no experiment: there is no {FILE_NAME} in it. Give the folder "
                 "that a search has made, or its address in a store."
             )
-        header = read_header(path)
-        runner = replay(header.settings, read_entries(path))
-        address = address or header.store or str(folder)
+        found = recover(path)
+        runner = replay_recovered(found)
+        address = address or found.header.store or str(folder)
         store = open_store(address)
         try:
             yield Kept(runner, store, address)
@@ -153,7 +151,7 @@ def _fetched_journal(address: str, scratch: str) -> Path:
     objects = open_objects(address)
     objects.probe()
     try:
-        journal = objects.get_bytes(FILE_NAME, limit=_MOST_JOURNAL_BYTES)
+        fetch_journal(objects, Path(scratch, FILE_NAME))
     except MissingObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "
@@ -163,5 +161,4 @@ def _fetched_journal(address: str, scratch: str) -> Path:
         raise StoreError(
             f"the journal of {without_settings(address)} cannot be read: {error}"
         ) from error
-    Path(scratch, FILE_NAME).write_bytes(journal)
     return Path(scratch)

@@ -1,7 +1,8 @@
 """A search of `tests.chain` on a store, for tests that kill parts of it or cut it off.
 
 ``chain_search.py FOLDER OPTIONS``: as `search.py`. When the search is over, FOLDER/results.json
-holds for each trial its last value and step, its status and the keys of its checkpoints.
+holds for each trial its last value and step, its status and the keys of its checkpoints. A search
+that is there already goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import tunemq as tune
-import tunemq_scheduler.experiment as parts
+import tunemq_scheduler.search_run as search_parts
 from tests.chain import chain, chain_class
 
 
@@ -40,6 +41,7 @@ class Options:
     payload: int = 100_000
     kept: int | None = 2
     max_failures: int = -1
+    max_storage_failures: int = -1
     form: str = "function"
     sync_timeout: float = 1800.0
 
@@ -47,7 +49,7 @@ class Options:
 FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
 
 
-class WatchedLoop(parts.ExperimentLoop):
+class WatchedLoop(search_parts.ExperimentLoop):
     """Leaves its state behind."""
 
     def close(self):
@@ -55,35 +57,19 @@ class WatchedLoop(parts.ExperimentLoop):
         super().close()
 
 
-parts.ExperimentLoop = WatchedLoop
+search_parts.ExperimentLoop = WatchedLoop
 
 
 def search():
     executed = FOLDER / "executed"
     executed.mkdir(exist_ok=True)
     is_function = OPTIONS.form == "function"
-    results = tune.Tuner(
-        chain if is_function else chain_class(),
-        param_space={
-            "seed": tune.grid_search(list(range(OPTIONS.trials))),
-            "executed": str(executed),
-            "steps": OPTIONS.steps,
-            "save_every": OPTIONS.save_every,
-            "payload": OPTIONS.payload,
-            "step_s": OPTIONS.step_s,
-        },
-        tune_config=tune.TuneConfig(metric="score", mode="max", seed=1),
-        run_config=tune.RunConfig(
-            name="search",
-            storage_path=OPTIONS.storage,
-            sync_config=tune.SyncConfig(sync_timeout=OPTIONS.sync_timeout),
-            failure_config=tune.FailureConfig(max_failures=OPTIONS.max_failures),
-            checkpoint_config=tune.CheckpointConfig(
-                num_to_keep=OPTIONS.kept,
-                checkpoint_frequency=0 if is_function else OPTIONS.save_every,
-            ),
-        ),
-    ).fit()
+    trainable = chain if is_function else chain_class()
+    if tune.Tuner.can_restore(FOLDER / "search"):
+        tuner = tune.Tuner.restore(FOLDER / "search", trainable)
+    else:
+        tuner = new_tuner(trainable, executed)
+    results = tuner.fit()
     told = [
         {
             "seed": result.config["seed"],
@@ -98,6 +84,34 @@ def search():
         for result in results
     ]
     (FOLDER / "results.json").write_text(json.dumps(told), encoding="utf-8")
+
+
+def new_tuner(trainable, executed):
+    return tune.Tuner(
+        trainable,
+        param_space={
+            "seed": tune.grid_search(list(range(OPTIONS.trials))),
+            "executed": str(executed),
+            "steps": OPTIONS.steps,
+            "save_every": OPTIONS.save_every,
+            "payload": OPTIONS.payload,
+            "step_s": OPTIONS.step_s,
+        },
+        tune_config=tune.TuneConfig(metric="score", mode="max", seed=1),
+        run_config=tune.RunConfig(
+            name="search",
+            storage_path=OPTIONS.storage,
+            sync_config=tune.SyncConfig(sync_timeout=OPTIONS.sync_timeout),
+            failure_config=tune.FailureConfig(
+                max_failures=OPTIONS.max_failures,
+                max_storage_failures=OPTIONS.max_storage_failures,
+            ),
+            checkpoint_config=tune.CheckpointConfig(
+                num_to_keep=OPTIONS.kept,
+                checkpoint_frequency=OPTIONS.save_every if OPTIONS.form == "class" else 0,
+            ),
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import msgspec
 
 import tunemq as tune
 import tunemq_scheduler.experiment as parts
+import tunemq_scheduler.search_run as search_parts
 
 
 @dataclass
@@ -125,7 +126,7 @@ class FailingCallback(tune.Callback):
             raise ValueError("the callback fails")
 
 
-class WatchedLoop(parts.ExperimentLoop):
+class WatchedLoop(search_parts.ExperimentLoop):
     """Leaves its state behind, and stops trials by number: one in each line of standard input."""
 
     def __init__(self, **given):
@@ -147,7 +148,7 @@ class Experiment(parts.Experiment):
         return msgspec.structs.replace(super()._plan(blobs), stop_grace_s=OPTIONS.stop_grace_s)
 
 
-parts.ExperimentLoop, parts.Experiment = WatchedLoop, Experiment
+search_parts.ExperimentLoop, parts.Experiment = WatchedLoop, Experiment
 
 
 def search(*callbacks):

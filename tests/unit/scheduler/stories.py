@@ -8,6 +8,7 @@ from typing import Any
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_shared import defences
 from tunemq_shared import messages as m
 
 NODE = "node.1"
@@ -18,7 +19,7 @@ class Story:
     """A runner, and all that it was told, so that it can be replayed."""
 
     def __init__(self, *, cpus: float = 2.0, **settings: Any) -> None:
-        self.settings = RunnerSettings(**settings)
+        self.settings = RunnerSettings(checks_epochs=defences.EPOCH_CHECK, **settings)
         self.runner = TrialRunner(self.settings)
         self.entries: list[m.Entry] = []
         self.join(NODE, cpus)
@@ -30,8 +31,11 @@ class Story:
     def join(self, incarnation: str, cpus: float = 2.0) -> None:
         self.tell(m.NodeJoined(incarnation, "node", "host", "127.0.0.1", {"cpu": cpus}))
 
-    def lose(self, incarnation: str = NODE) -> list[c.Command]:
-        return self.tell(m.NodeLost(incarnation, "its lease ran out"))
+    def lose(self, incarnation: str = NODE, *, is_dead: bool = False) -> list[c.Command]:
+        return self.tell(m.NodeLost(incarnation, "its lease ran out", is_dead))
+
+    def hear_again(self, incarnation: str = NODE) -> list[c.Command]:
+        return self.tell(m.NodeReturned(incarnation))
 
     def add(self, trial: str, *answers: m.Answer, cpus: float = 1.0) -> list[c.Command]:
         n = self.runner.suggested

@@ -23,7 +23,7 @@ RUNNER: Any = None
 
 
 def trial(number: int) -> Any:
-    return SimpleNamespace(trial_id=f"t{number}", number=number)
+    return SimpleNamespace(trial_id=f"t{number}", number=number, last_result={})
 
 
 def asha(seed: int = 0, **options: Any) -> ASHAScheduler:
@@ -328,3 +328,17 @@ def test_a_decision_among_thousands_costs_microseconds() -> None:
         report(scheduler, one, 1, values.random())
         costs.append(time.perf_counter() - begin)
     assert sorted(costs)[250] < 200e-6  # about 3 on an idle machine; a scan would be above 300
+
+
+def test_a_trial_that_had_ended_and_goes_on_is_not_counted_twice_at_a_rung():
+    scheduler = ASHAScheduler(max_t=100, grace_period=1, reduction_factor=4)
+    scheduler.set_search_properties("loss", "min", seed=0)
+    again = SimpleNamespace(
+        trial_id="t0", number=0, last_result={"training_iteration": 5, "loss": 1.0}
+    )
+    scheduler.on_trial_add(None, again)
+    assert scheduler.horizon(again) == (Condition("training_iteration", 16),)
+    assert scheduler.on_trial_result(None, again, {"training_iteration": 6, "loss": 9}) == (
+        scheduler.CONTINUE
+    )
+    assert [rung[1:] for rung in scheduler.get_state()["brackets"][0]] == [[0, []]] * 4

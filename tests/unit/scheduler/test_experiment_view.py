@@ -11,6 +11,7 @@ import pytest
 from tests.unit.scheduler.test_loop import PLAN
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.experiment_view import ExperimentView, UploadNews
+from tunemq_shared import messages as m
 
 
 class Search:
@@ -20,7 +21,9 @@ class Search:
         self.now = 0.0
         self.told: list[str] = []
         self.runner = SimpleNamespace(
-            uploading=0, counts={"PENDING": 0, "RUNNING": 0, "PAUSED": 0, "TERMINATED": 3}
+            uploading=0,
+            counts={"PENDING": 0, "RUNNING": 0, "PAUSED": 0, "TERMINATED": 3},
+            aside={},
         )
         self.trials: dict[str, Any] = {}
         address = "s3://bucket/x?endpoint=http://host:9000"
@@ -45,6 +48,19 @@ def search() -> Search:
 
 def test_the_store_is_shown_without_its_settings(search):
     assert search.view.store == "s3://bucket/x"
+
+
+def test_f22_a_node_that_is_set_aside_is_a_note_while_trials_wait(search):
+    search.runner.aside = {"n.1": 70.0}
+    search.runner.nodes = {"n.1": m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})}
+    search.runner.health = {"n": SimpleNamespace(reason="no space left")}
+    search.runner.elapsed = 12.0
+    assert search.view.notes == ["Redis is away"]
+    search.runner.counts["PENDING"] = 2
+    assert search.view.notes == [
+        "Redis is away",
+        "trials wait, for node n on host is set aside for 58 s more: no space left",
+    ]
 
 
 @pytest.mark.parametrize(

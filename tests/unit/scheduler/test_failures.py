@@ -17,7 +17,7 @@ from tunemq_scheduler.failures import (
     write_failure,
 )
 from tunemq_shared.errors import StoreError
-from tunemq_shared.messages import HostDied, TrialFailed
+from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
 
 
 def raised(number: int = 3) -> str:
@@ -49,6 +49,17 @@ def test_each_failure_is_appended_with_its_number_and_its_traceback(tmp_path):
 def test_a_failure_without_a_traceback_is_written_as_its_message(tmp_path):
     path = write_failure(str(tmp_path), failure(traceback="", error="killed \ud800"))
     assert Path(path).read_text().splitlines()[1] == "killed \\ud800"
+
+
+def test_class_budget_and_fix_stand_behind_each_failure(tmp_path):
+    told = {"verdict": "failure 1 of at most 2", "kind": "memory", "traceback": "", "error": "full"}
+    write_failure(str(tmp_path), failure(is_final=False, **told))
+    told["verdict"] = "failure 2 of at most 2"
+    path = write_failure(str(tmp_path), failure(number=2, **told))
+    assert Path(path).read_text().splitlines()[1::3] == ["full", "full"]
+    first, last = Path(path).read_text().splitlines()[2::3]
+    assert first == "(out of memory: failure 1 of at most 2; it is tried again)"
+    assert last.startswith("(out of memory: failure 2 of at most 2; let it hold less, or raise")
 
 
 def test_an_error_file_that_cannot_be_written_is_named(tmp_path):
@@ -120,3 +131,15 @@ def test_what_nodes_report_becomes_a_failure():
     died = HostDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0)
     told = failure_of(died, trial="train_1", hostname="node-a", number=1, retried=False)
     assert (told.kind, told.number, told.is_final) == ("died", 1, True)
+
+
+def test_a_process_that_the_machine_had_no_memory_for_and_a_lost_node_are_named_so():
+    died = HostDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0, cause="memory")
+    told = failure_of(died, trial="train_1", hostname="node-a", number=1, retried=False)
+    assert (told.kind, "no memory left" in told.error) == ("memory", True)
+    lost = NodeLost("n.1", "its lease ran out")
+    told = failure_of(lost, trial="train_1", hostname="node-a", number=1, retried=False)
+    assert (told.kind, told.error) == (
+        "node",
+        "the node that ran the trial was lost: its lease ran out",
+    )

@@ -169,8 +169,11 @@ def test_a_full_disk_loses_and_doubles_nothing(tmp_path):
     files = AppendedFiles()
     file.is_checked = True
     files.append(file, b"one")
+    files.flush()  # while the search runs, it waits for room
+    files.close(file)
+    assert bytes(file.held) == b"one\n"
     with pytest.raises(StoreError, match="No space left on device; 4 bytes wait"):
-        files.flush()
+        files.close_all()
     assert bytes(file.held) == b"one\n"
     files.release(file)
 

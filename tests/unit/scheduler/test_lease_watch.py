@@ -75,3 +75,45 @@ def test_when_many_fall_silent_at_once_it_is_the_network_and_they_get_half_a_min
     lost_after = silence(leases, 100.0, 60, "a", "b", awake="c")
 
     assert lost_after >= LEASE_TTL_S + 30
+
+
+def test_who_fell_silent_a_moment_later_fell_silent_at_once_with_the_first():
+    leases = watch("a", "b")
+    lost_after = float("inf")
+    for passed in range(20):  # b renews once more, in another second of the cut
+        values = {"a": b"0:0:0", "b": b"1:0:0" if passed else b"0:0:0"}
+        if leases.look(100.0 + passed, values)[1]:
+            lost_after = min(lost_after, passed)
+
+    assert lost_after == float("inf"), "it is the network"
+
+
+def test_one_of_two_nodes_is_not_the_network_and_neither_is_a_node_that_is_alone():
+    assert silence(watch("a", "b"), 100.0, 20, "a", awake="b") <= LEASE_TTL_S + 1
+    assert silence(watch("a"), 100.0, 20, "a") <= LEASE_TTL_S + 1
+
+
+def test_after_half_a_minute_those_that_are_silent_are_lost_and_nobody_waits_again():
+    leases = watch("a", "b")
+    lost: list[tuple[float, str]] = []
+    for passed in range(90):
+        for node in leases.look(100.0 + passed, {"a": b"0:0:0", "b": b"0:0:0"})[1]:
+            lost.append((passed, node))
+            leases.put_away(node)
+
+    assert [node for _, node in lost] == ["a", "b"]
+    assert {when for when, _ in lost} == {LEASE_TTL_S + 31}
+
+
+def test_nodes_that_are_away_are_heard_and_do_not_make_it_the_network():
+    leases = watch("a", "b", "c", "d")
+    for node in "ab":
+        leases.put_away(node)
+    assert silence(leases, 100.0, 20, "c", awake="d") <= LEASE_TTL_S + 1
+    leases.put_away("c")
+
+    renewed, lost = leases.look(130.0, {"a": b"7:0:0", "d": b"9:0:0"})
+    assert (renewed, lost) == (["a", "d"], [])
+    assert leases.look(131.0, {"a": b"8:0:0"})[0] == ["a"], "whoever asks says whether it is back"
+    leases.watch("a", b"8:0:0")
+    assert silence(leases, 132.0, 20, "a", awake="d") < float("inf")

@@ -362,3 +362,24 @@ def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> Non
     suggested = m.ConfigSuggested(0, "t", pack_config({}), "", {"cpu": 1.0})
     algorithms.decide(TrialView(suggested, PLAN), {"val": {"loss": math.nan}}, 1)
     assert shown == [math.inf]
+
+
+def test_f22_a_node_on_which_every_trial_dies_is_told_of_and_rested_and_the_search_ends() -> None:
+    loop = Loop(trials=7)
+    loop.turn(NODE)
+    told: list[str] = []
+    for number in range(7):
+        trial, first = f"t_{number:05d}", 3 * number + 1
+        while trial not in loop.runner.live:
+            loop.now += 0.5
+            loop.turn()
+        died = m.HostDied(trial, 1, 1, 11, None, 0.0)
+        log = loop.batch(first, started(trial), died, m.HostFreed(trial, 1))
+        told += [line[1] for line in log if line[0] == "news"]
+    loop.now += 2.0
+    loop.turn()
+
+    (text,) = told
+    assert text.startswith("node n on host is set aside for 1 s: 3 different trials in a row")
+    assert loop.runner.is_finished
+    assert loop.now == 4.0, "two rests of a second each, and two for the end"

@@ -122,3 +122,33 @@ def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
     assert (order.pause, order.stop, order.start) == (True, False, None)
     mailbox.release("t1", 1)
     assert mailbox.next_assignment().orders == ()
+
+
+def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on():
+    mailbox = mailbox_with_one_trial()
+    mailbox.confirm(3, mailbox.next_assignment().version)
+    mailbox.start_over()
+    mailbox.reattach("t1", 1, next_result(4), START, pause=True, stop=False)
+
+    assignment = mailbox.next_assignment()
+    (order,) = assignment.orders
+    assert assignment.version == 2
+    assert (order.epoch, order.run_until, order.pause, order.start) == (
+        1,
+        next_result(4),
+        True,
+        START,
+    )
+
+
+def test_a_trial_to_be_killed_is_listed_beside_its_next_incarnation_until_it_is_released():
+    mailbox = mailbox_with_one_trial()
+    mailbox.kill("t1", 1, START)
+    mailbox.start("t1", 3, TO_THE_END, START)
+    orders = mailbox.next_assignment().orders
+    assert [(order.epoch, order.kill) for order in orders] == [(3, False), (1, True)]
+    assert not mailbox.is_empty
+
+    mailbox.release("t1", 1)
+    assert mailbox.is_outdated
+    assert [order.epoch for order in mailbox.next_assignment().orders] == [3]

@@ -137,6 +137,19 @@ def test_a_failure_tells_the_users_exception_the_host_and_the_file_once(shown):
     assert shown.lines() == [f"{told}; it is tried again", told]
 
 
+def test_a_failure_tells_its_class_and_its_budget(shown):
+    trial = shown.search.trials[0]
+    budget = {"kind": "died", "error": "SIGKILL", "file": None}
+    first = failure(trial, is_final=False, verdict="failure 1 of at most 2", **budget)
+    shown.display.trial_failed(trial, first)
+    shown.display.trial_failed(trial, failure(trial, verdict="failure 2 of at most 2", **budget))
+    told = "[00:00:00] trial ab12_00000 failed: SIGKILL (node-a); death of its process: failure"
+    assert shown.lines() == [
+        f"{told} 1 of at most 2; it is tried again",
+        f"{told} 2 of at most 2",
+    ]
+
+
 def test_a_new_best_is_told_but_not_too_often(shown):
     shown.search.best = ("ab12_00001", 0.5, {"lr": 0.1})
     for _ in range(3):

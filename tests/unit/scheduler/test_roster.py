@@ -11,9 +11,10 @@ from tunemq_scheduler.executors.roster import Roster
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
+from tunemq_shared.introductions import BatchHeader, NodeHello
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
-HELLO = m.NodeHello(
+HELLO = NodeHello(
     m.PROTOCOL_VERSION,
     "n",
     "inc1",
@@ -30,11 +31,11 @@ FINISHED = m.TrialFinished("t1", 1)
 
 def introduce(roster: Roster, incarnation: str = "inc1", **fields: object) -> list[str]:
     hello = msgspec.structs.replace(HELLO, incarnation=incarnation, **fields)
-    return roster.read_hello(b"1-0", m.encode(hello))
+    return roster.read_hello(f"{incarnation[-1]}-0".encode(), m.encode(hello))
 
 
 def batch(*events: m.NodeEvent, first: int = 1, incarnation: str = "inc1") -> dict[bytes, bytes]:
-    header = m.BatchHeader(m.PROTOCOL_VERSION, incarnation, first, (0, 0))
+    header = BatchHeader(m.PROTOCOL_VERSION, incarnation, first, (0, 0))
     return {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(list(events))}
 
 
@@ -79,12 +80,12 @@ def test_a_new_incarnation_takes_the_place_of_the_old_one():
     assert introduce(roster, "inc3", node="another") == []
 
 
-def test_a_lost_node_is_told_once_fenced_and_cleaned_up_after():
+def test_a_dead_node_is_told_once_fenced_and_cleaned_up_after():
     roster = joined_roster()
-    roster.lose("inc1", "gone")
-    roster.lose("inc1", "gone")
+    roster.lose("inc1", "gone", is_dead=True)
+    roster.lose("inc1", "gone", is_dead=True)
 
-    assert roster.facts == [m.NodeLost("inc1", "gone")]
+    assert roster.facts == [m.NodeLost("inc1", "gone", is_dead=True)]
     names = [command[:2] for command in roster.commands]
     assert ("HSET", wire.reply("inc1")) in names
     assert ("EXPIRE", wire.reply("inc1")) in names
@@ -92,9 +93,9 @@ def test_a_lost_node_is_told_once_fenced_and_cleaned_up_after():
 
 
 @pytest.mark.parametrize("sign_of_life", ["hello", "batch"])
-def test_a_lost_node_that_comes_back_is_fenced_again_and_states_nothing(sign_of_life):
+def test_a_dead_node_that_comes_back_is_fenced_again_and_states_nothing(sign_of_life):
     roster = joined_roster()
-    roster.lose("inc1", "gone")
+    roster.lose("inc1", "gone", is_dead=True)
     roster.facts.clear()
     roster.commands.clear()
     if sign_of_life == "hello":
@@ -131,6 +132,7 @@ def test_a_node_whose_events_are_unreadable_is_lost():
     assert roster.read_batch(b"1-1", {**batch(FINISHED), wire.EVENTS: b"\xc1"}) == ("", 0)
     (lost,) = roster.facts
     assert isinstance(lost, m.NodeLost)
+    assert lost.is_dead
     assert "cannot be read" in lost.reason
 
 
@@ -142,7 +144,7 @@ def test_a_node_whose_events_are_unreadable_is_lost():
         ("cloudpickle", "0.1", cloudpickle.__version__),
     ],
 )
-def test_a_node_of_another_version_is_refused_and_both_versions_are_named(field, theirs, ours):
+def test_f24_a_node_of_another_version_is_refused_and_both_versions_are_named(field, theirs, ours):
     roster = Roster(term=1)
     introduce(roster, **{field: theirs})
 
@@ -153,7 +155,7 @@ def test_a_node_of_another_version_is_refused_and_both_versions_are_named(field,
     assert roster.nodes == {}
 
 
-def test_a_newer_protocol_is_named_even_if_its_hello_has_other_fields():
+def test_f24_a_newer_protocol_is_named_even_if_its_hello_has_other_fields():
     with pytest.raises(
         WireError, match=r"Node n is refused: it has version 7 of TuneMQ's protocol"
     ):
@@ -176,11 +178,15 @@ def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
 
     roster.commands.clear()
     roster.start_anew()
-    assert roster.commands == [(*told, "5", "v", roster.nodes["inc1"].mailbox.stamp)]
+    expires = ("EXPIRE", wire.reply("inc1"), str(wire.REPLY_TTL_S))
+    assert roster.commands == [(*told, "5", "v", roster.nodes["inc1"].mailbox.stamp), expires]
 
 
 def test_a_node_that_is_told_that_all_is_over_keeps_nothing():
     roster = joined_roster()
     roster.events_key = "s"
     roster.over("inc1")
-    assert roster.commands == [("HSET", wire.reply("inc1"), "j:s", str(wire.EVERYTHING))]
+    assert roster.commands[-2:] == [
+        ("HSET", wire.reply("inc1"), "j:s", str(wire.EVERYTHING)),
+        ("EXPIRE", wire.reply("inc1"), str(wire.REPLY_TTL_S)),
+    ]

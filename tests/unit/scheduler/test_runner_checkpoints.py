@@ -15,7 +15,7 @@ OTHER = "node.2"
 
 def running(**settings: object) -> Story:
     """A trial that reported twice, wrote twice and committed the first."""
-    story = Story(max_failures=-1, **settings)
+    story = Story(max_failures=-1, max_storage_failures=-1, **settings)
     story.start("a", TO_THE_END)
     story.report("a", 1, acc=0.9)
     story.write("a", 1)
@@ -134,23 +134,23 @@ def test_a_lost_checkpoint_is_forgotten_and_what_came_of_it_is_removed() -> None
     assert refs(story.choose("a")) == ["a/1-1"]
 
 
-def test_a_lost_node_takes_what_only_it_had() -> None:
+def test_a_dead_node_takes_what_only_it_had() -> None:
     story = running()
     story.join(OTHER)
-    commands = story.lose()
+    commands = story.lose(is_dead=True)
     assert kinds(commands) == ["DropNode", "DeleteCheckpoint"]
     assert deleted(commands) == ["a/1-2"]
     assert story.runner.uploading == 0
     assert refs(story.choose("a")) == ["a/1-1"]
 
 
-def test_a_trial_that_is_over_is_forgotten_when_the_node_with_its_last_upload_is_lost() -> None:
+def test_a_trial_that_is_over_is_forgotten_when_the_node_with_its_last_upload_is_dead() -> None:
     story = running()
     story.report("a", 3, done=True)
     story.finish("a")
     story.free("a")
     assert "a" in story.runner.live
-    story.lose()
+    story.lose(is_dead=True)
     assert "a" in story.runner.finished
 
 
@@ -330,7 +330,7 @@ def test_a_trial_read_back_in_mid_restore_is_where_it_was_and_waits_when_its_nod
     assert again.snapshot() == story.runner.snapshot()
     trial = again.live["a"]
     assert (trial.status, trial.is_restoring) == ("RUNNING", True)
-    again.handle(m.NodeLost(NODE, "its scheduler ended"))
+    again.handle(m.NodeLost(NODE, "its scheduler ended", is_dead=True))
     assert (trial.status, trial.is_restoring) == ("PENDING", False)
     again.handle(m.NodeJoined(OTHER, "node", "host", "127.0.0.1", {"cpu": 1.0}))
     again.handle(m.Tick(100.0))

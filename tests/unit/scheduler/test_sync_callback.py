@@ -24,6 +24,7 @@ from tests.unit.scheduler.noted_syncs import (
 )
 from tunemq_scheduler.syncing import callback as module
 from tunemq_scheduler.syncing.callback import SyncerCallback
+from tunemq_scheduler.syncing.excludes import excluding
 from tunemq_shared.errors import ConfigError
 
 __all__ = ["counter", "folder", "make", "no_rest"]
@@ -98,7 +99,11 @@ def test_the_experiments_own_files_are_synced_each_period_without_the_trials_fol
     callback = make(sync_period=1000)
     for _ in range(3):
         settled(callback)
-    assert counter.ups == [(str(folder), "mine://there/e", ("*/*",))]
+    ((source, target, exclude),) = counter.ups
+    assert (source, target) == (str(folder), "mine://there/e")
+    names = ("tuner", "journal/000001.turns", "journal/history", "j/x", "jo/x", "journals/x")
+    more = ("train_1/x", "journal/lock", "journal/history.part", "journey/x", "journal/000001/x")
+    assert [name for name in (*names, *more) if not excluding(exclude)(name)] == list(names[:3])
 
 
 @pytest.mark.parity(164)

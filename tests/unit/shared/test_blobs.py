@@ -117,3 +117,11 @@ def test_what_is_gone_cannot_be_adopted(folder: BlobFolder, tmp_path: Path) -> N
     Path(ref.path).unlink()
     with pytest.raises(StoreError, match="No such file"):
         BlobFolder(tmp_path / "other").adopt(ref)
+
+
+def test_what_a_killed_writer_left_is_removed_and_whole_blobs_stay(folder: BlobFolder) -> None:
+    folder.remove_leftovers()  # of a folder that was never made
+    ref = folder.put(b"code")
+    (folder.root / ".1234-0123456789ab").write_bytes(b"half a b")
+    folder.remove_leftovers()
+    assert [path.name for path in folder.root.iterdir()] == [ref.sha256]

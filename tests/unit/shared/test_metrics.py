@@ -117,7 +117,7 @@ def test_keys_that_are_enums_of_strings_become_strings():
         ([0, {"a": {3}}], ["'m[1]/a'", "set"]),
     ],
 )
-def test_other_values_are_refused_with_key_and_fix(value, words):
+def test_f25_other_values_are_refused_with_key_and_fix(value, words):
     with pytest.raises(MetricError) as caught:
         check_metrics({"m": value}, step=7)
 

@@ -223,6 +223,19 @@ def test_any_other_exception_is_a_failure_that_names_it(world, error, line):
     assert (world.channel.failure.kind, world.channel.failure.error) == ("user", line)
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(MemoryError(), "memory"), (RuntimeError("CUDA out of memory. Tried"), "cuda_memory")],
+)
+def test_memory_that_ran_out_is_a_failure_of_a_kind_of_its_own(world, error, kind):
+    def train(config):
+        raise error
+
+    run_trial(train, world.session())
+
+    assert world.channel.failure.kind == kind
+
+
 def test_an_unusable_metric_is_a_failure_of_kind_metric(world):
     run_trial(lambda config: report({"x": 1}), world.session(required_metrics=("loss",)))
 

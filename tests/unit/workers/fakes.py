@@ -29,6 +29,9 @@ class Clock:
         self.timers.append(timer)
         return timer
 
+    def post(self, call):
+        call()
+
     def advance(self, seconds):
         self.now += seconds
         due = [timer for timer in self.timers if timer.at <= self.now]
@@ -54,8 +57,11 @@ class FakeLink:
         self.unread = []
         self.is_held = self.is_closed = False
         self.on_event = None
+        self.on_sent = None
 
     def send(self, kind, payload):
+        if self.on_sent is not None:
+            self.on_sent(kind)
         self.sent.append((kind, _DECODERS[kind](payload) if payload else None))
 
     def hold(self, is_held):
@@ -202,5 +208,5 @@ def start(*, sha="s", reuse=False, cpu=1.0, preload=(), key="events", **how):
     return HostStart(**(values | how))
 
 
-def order(trial, begin=None, *, epoch=1, run_until=TO_THE_END, stop=False, pause=False):
-    return HostOrder(trial, epoch, run_until, stop, begin, pause)
+def order(trial, begin=None, *, epoch=1, run_until=TO_THE_END, stop=False, pause=False, kill=False):
+    return HostOrder(trial, epoch, run_until, stop, begin, pause, kill)

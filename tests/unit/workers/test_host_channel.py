@@ -125,6 +125,48 @@ def say(node, kind, message):
     node.send(frames.frame(kind, encoder(message)))
 
 
+def waits_and_says(channel, node):
+    """What the channel says while it waits for an order, which is then sent."""
+    waiting = threading.Thread(target=channel.wait)
+    waiting.start()
+    said = received(node)
+    node.send(frames.frame(frames.ORDER, encode(order(2))))
+    waiting.join(5)
+    assert not waiting.is_alive()
+    return said
+
+
+def test_a_host_whose_time_is_limited_says_that_it_waits_and_how_many_orders_it_has_had(pair):
+    channel, node = pair
+    channel.says_that_it_waits = True
+    assert waits_and_says(channel, node) == [(frames.AWAIT_ORDER, bytes(4))]
+    assert waits_and_says(channel, node) == [(frames.AWAIT_ORDER, b"\0\0\0\1")]
+    node.send(frames.frame(frames.NEXT, encode(order(1))))
+    channel.wait_for_next_trial()
+    assert received(node) == [(frames.IDLE, b"")]
+    assert waits_and_says(channel, node) == [(frames.AWAIT_ORDER, bytes(4))]
+
+
+def test_a_host_for_which_an_order_is_there_does_not_say_that_it_waits(pair):
+    channel, node = pair
+    channel.says_that_it_waits = True
+    node.send(frames.frame(frames.ORDER, encode(order(1))))
+    assert channel.wait() == order(1)
+    channel.send(result(loss=1.0))
+    assert [kind for kind, _ in received(node)] == [frames.EVENT]
+
+
+def test_what_is_to_be_done_before_a_trial_ends_is_done_before_its_end_is_said(pair):
+    channel, node = pair
+    seen = []
+    channel.before_ending = lambda: seen.append(node.recv(1 << 20, socket.MSG_DONTWAIT))
+    channel.send(result(loss=1.0))
+    channel.send(TrialFinished("t", 1))
+    (before,) = seen
+    assert [kind for kind, _ in frames.FrameDecoder().feed(before)] == [frames.EVENT]
+    assert [kind for kind, _ in received(node)] == [frames.ENDING]
+
+
 def test_a_host_that_asks_for_room_waits_and_keeps_the_orders_that_come_meanwhile(pair):
     channel, node = pair
     say(node, frames.ORDER, order(1))

@@ -42,6 +42,9 @@ class FakeForkservers:
     def kill(self, host):
         self.done.append(("kill", host))
 
+    def dump(self, host):
+        self.done.append(("dump", host))
+
 
 class Node:
     """The hosts of a node, and everything around them that a test moves."""
@@ -54,7 +57,9 @@ class Node:
         self.checkpoints = Checkpoints(
             self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
         )
-        self.hosts = Hosts(self.clock, self.forkservers, self.checkpoints, self._emit)
+        self.hosts = Hosts(
+            self.clock, self.forkservers, self.checkpoints, self._emit, lambda: self.clock.now
+        )
 
     def _emit(self, key, event):
         self.said.append((key, decode_node_event(event)))
@@ -234,7 +239,7 @@ def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
     node.hosts.not_started("h1", "fork: no memory")
     node.hosts.gone("h1")
     failed, freed = node.events
-    assert failed.kind == "load"
+    assert failed.kind == "start"
     assert "fork: no memory" in failed.error
     assert freed == HostFreed("a", 1)
 

@@ -56,3 +56,13 @@ def test_one_endless_line_is_shortened_too(tmp_path):
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         outputs.cap(os.path.join(tmp_path, "stdout"))
+
+
+def test_the_files_of_a_trial_that_ends_are_shortened_and_missing_ones_do_no_harm(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(outputs, "LIMIT_BYTES", 1200)
+    (tmp_path / "stderr").write_bytes(lines(1000))
+    outputs.settle(str(tmp_path))
+    assert (tmp_path / "stderr").stat().st_size < 1200
+    outputs.settle(str(tmp_path / "none"))

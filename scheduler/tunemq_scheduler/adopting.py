@@ -1,0 +1,90 @@
+"""Checkpoints that were written on this machine, and never came to the store.
+
+Where an experiment's nodes are gone with their run, what was under way is not lost yet: it lies in
+the folder in which this machine keeps its copies. The newest of each trial that is not over is
+brought to the store now, before anything else, so that the trial goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tunemq_scheduler.core.kept_checkpoints import Kept
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared import object_checkpoints
+from tunemq_shared.errors import StoreError
+from tunemq_shared.manifest import MANIFEST
+from tunemq_shared.messages import CheckpointCommitted
+from tunemq_shared.retrying import Cancel
+from tunemq_shared.stores import open_objects
+
+
+def adopt_written(
+    runner: TrialRunner, plan: ExperimentPlan, tell: Callable[[str], None]
+) -> list[CheckpointCommitted]:
+    """Bring to the store what only this machine has; returns the facts, for the journal.
+
+    Nothing of it is an error: a trial whose copy is gone, or damaged, goes on from the checkpoint
+    before, which is told.
+
+    Args:
+        tell: shows a line to the person at the terminal.
+    """
+    if not (plan.store and plan.cache):
+        return []
+    facts = []
+    objects = None
+    try:
+        for trial, kept in _only_written(runner):
+            folder = Path(plan.cache, kept.key)
+            try:
+                _check(folder, kept)
+                objects = objects or open_objects(plan.store)
+                cancel = Cancel(plan.sync_timeout_s)
+                done = object_checkpoints.upload(objects, kept.key, folder, None, cancel)
+            except (OSError, StoreError) as error:
+                tell(
+                    f"Checkpoint {kept.key} had not reached the store when the run before ended, "
+                    f"and is lost: {error}. Its trial goes on from the one before."
+                )
+                continue
+            facts.append(
+                CheckpointCommitted(
+                    trial=trial,
+                    epoch=kept.epoch,
+                    n=int(kept.key.rpartition("-")[2]),
+                    step=kept.step,
+                    key=kept.key,
+                    sha256=done.sha256,
+                    size=done.size,
+                    shared=done.shared,
+                )
+            )
+    finally:
+        if objects is not None:
+            objects.close()
+    return facts
+
+
+def _only_written(runner: TrialRunner) -> Iterator[tuple[str, Kept]]:
+    """Each trial that is not over, and has a newest checkpoint that is only on some node."""
+    for trial in runner.live.values():
+        if not trial.is_finished:
+            newest = next((one for one in reversed(list(trial.checkpoints)) if one.is_wanted), None)
+            if newest is not None and newest.committed is None:
+                yield trial.trial_id, newest
+
+
+def _check(folder: Path, kept: Kept) -> None:
+    """Refuse what is not the checkpoint that was written; the files' hashes are checked later.
+
+    Raises:
+        StoreError: it is another one.
+    """
+    manifest = Path(os.path.join(folder, MANIFEST)).read_bytes()
+    if hashlib.sha256(manifest).hexdigest() != kept.written:
+        raise StoreError(f"what lies in {folder} is not what was written there")

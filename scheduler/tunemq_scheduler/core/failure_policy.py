@@ -1,0 +1,128 @@
+"""What a failure is, and what follows from it: of which budget, and whether the trial goes on.
+
+A class of failures belongs to one of four budgets:
+
+* `FAILURES`: `max_failures` bounds how many a trial may have in all;
+* `IN_A_ROW`: bounded for each class of its own, counted anew after each new result. Such failures
+  come from the surroundings of a trial, and one that gets on in between is not what is wrong;
+* `NODES`: losses of the node, which are no failures of the trial until it is found to be *poison*;
+* `NEVER`: a further try would end in the same way.
+
+Whatever is tried again is tried at once the first time, and then after growing pauses until a new
+result comes (`tunemq_scheduler.core.trial.Trial.back_off`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.trial import Trial
+from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
+
+FAILURES: Final = "failures"
+IN_A_ROW: Final = "in a row"
+NODES: Final = "nodes"
+NEVER: Final = "never"
+
+
+class FailureClass(msgspec.Struct, frozen=True):
+    """One class of failures.
+
+    Attributes:
+        kind: its name in messages, as in `TrialFailed.kind`.
+        budget: which of the budgets it is of.
+        words: what people read; a few words without an article.
+        fix: what they can do about it, empty where the error itself says all.
+        blames_node: several of different trials in a row speak against the node.
+    """
+
+    kind: str
+    budget: str
+    words: str
+    fix: str = ""
+    blames_node: bool = False
+
+
+_MEMORY_FIX: Final = "let it hold less, or raise TrialLimits(memory=...) where it is set"
+_STORE_FIX: Final = (
+    "see that the store can be reached, or raise FailureConfig(max_storage_failures)"
+)
+
+_ALL: Final = (
+    FailureClass("user", FAILURES, "error in the trial's code"),
+    FailureClass("metric", FAILURES, "unusable result"),
+    FailureClass("load", FAILURES, "code that cannot be loaded"),
+    FailureClass("start", FAILURES, "no process on its node", blames_node=True),
+    FailureClass("died", FAILURES, "death of its process", blames_node=True),
+    FailureClass("memory", FAILURES, "out of memory", _MEMORY_FIX),
+    FailureClass("time_limit", FAILURES, "step too long", "raise TrialLimits(step_s=...)"),
+    FailureClass("stalled", FAILURES, "stalled", "raise TrialLimits(stall_s=...)"),
+    FailureClass(
+        "cuda_memory",
+        NEVER,
+        "out of GPU memory",
+        "let it hold less on the GPU, or set FailureConfig(retry_cuda_memory=True)",
+    ),
+    FailureClass("trial_limit", NEVER, "time used up", "raise TrialLimits(trial_s=...)"),
+    FailureClass("storage", IN_A_ROW, "checkpoint not kept", _STORE_FIX, blames_node=True),
+    FailureClass("restore", IN_A_ROW, "checkpoint not restored", _STORE_FIX, blames_node=True),
+    FailureClass(
+        "node",
+        NODES,
+        "poison",
+        "see the nodes' logs; FailureConfig(max_node_losses=-1) tries it for ever",
+    ),
+)
+
+#: Every class by its kind.
+CLASSES: Final = {one.kind: one for one in _ALL}
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What follows from a failure.
+
+    Attributes:
+        is_retried: whether the trial may be tried again.
+        told: which failure of how many it is, or why there is no further try.
+    """
+
+    is_retried: bool
+    told: str
+
+
+def classify(fact: TrialFailed | HostDied | NodeLost) -> FailureClass:
+    """The class of a failure; what a newer node may say is taken as the user's."""
+    if isinstance(fact, NodeLost):
+        return CLASSES["node"]
+    if isinstance(fact, HostDied):
+        return CLASSES["memory" if fact.cause == "memory" else "died"]
+    return CLASSES.get(fact.kind, CLASSES["user"])
+
+
+def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Verdict:
+    """What follows from a failure that the trial has counted (`Trial.count_failure`)."""
+    budget = failure.budget
+    if failure.kind == "cuda_memory" and settings.retry_cuda_memory:
+        budget = FAILURES
+    if budget == NEVER:
+        return Verdict(is_retried=False, told="not tried again, for that would change nothing")
+    if budget == FAILURES:
+        number = sum(
+            count
+            for kind, count in trial.failures.items()
+            if CLASSES[kind].budget in {FAILURES, NEVER}
+        )
+        return _within("failure", number, settings.max_failures, "")
+    number = trial.in_a_row[failure.kind]
+    what = f"{failure.kind} failure"
+    return _within(what, number, settings.max_storage_failures, " in a row")
+
+
+def _within(what: str, number: int, limit: int, how: str) -> Verdict:
+    """Whether one more try is allowed where ``limit`` are; -1 are any number."""
+    if limit < 0:
+        return Verdict(is_retried=True, told=f"{what} {number}{how}, and there may be any number")
+    return Verdict(number <= limit, f"{what} {number} of at most {limit + 1}{how}")

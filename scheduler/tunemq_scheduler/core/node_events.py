@@ -1,0 +1,206 @@
+"""`NodeEvents`: nodes that join, fall silent, are heard again, or are gone for good.
+
+**A silent node may be cut off and go on.** So its trials wait for a slot, with their epoch as it
+was, and what it hosted is kept in mind (`tunemq_scheduler.core.away`). Whoever is heard again first
+has them: the node, as if nothing had been, or another slot, with a new epoch. What the node then
+still says of the old one counts for nothing, and it is told to kill it.
+
+**Stopping.** A trial that is to stop, or is told to while its node is away, ends at once: nobody
+waits for the last words of a node that may never speak again.
+
+**Checkpoints** that only the node has are under way until their trial goes on elsewhere, or the
+node is dead. Of a trial that is over they are waited for a while longer, for nobody will make
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from tunemq_scheduler.core.away import AWAY_UPLOADS_S, AwayNode, Doing
+from tunemq_scheduler.core.commands import Command, DropNode, ReattachTrial, StartTrial
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, TERMINATED, Trial
+from tunemq_shared import messages as m
+from tunemq_shared.conditions import TO_THE_END
+
+
+class _End(Protocol):
+    def __call__(
+        self,
+        trial: Trial,
+        status: str,
+        reason: str,
+        commands: list[Command],
+        *,
+        early: bool = False,
+    ) -> None: ...
+
+
+class Moves(NamedTuple):
+    """What the runner does with a trial; see there."""
+
+    move: Callable[[Trial, str], None]
+    end: _End
+    lost_its_node: Callable[[Trial, m.NodeLost, list[Command]], None]
+    forget_if_over: Callable[[Trial, list[Command]], None]
+
+
+class NodeEvents:
+    """Handles what concerns whole nodes, for the runner."""
+
+    def __init__(self, state: RunnerState, moves: Moves) -> None:
+        self._state = state
+        self._slots, self._book = state.slots, state.book
+        self._moves = moves
+
+    def joined(self, event: m.NodeJoined) -> list[Command]:
+        """A node offers its resources."""
+        if event.incarnation not in self._state.nodes:
+            self._state.nodes[event.incarnation] = event
+            self._slots.add_node(event.incarnation, event.resources)
+            self._state.review_nodes()
+        return []
+
+    def lost(self, event: m.NodeLost) -> list[Command]:
+        """A node is silent, or dead."""
+        state = self._state
+        commands: list[Command] = []
+        joined = state.nodes.pop(event.incarnation, None)
+        if joined is not None:
+            hosted = tuple(self._slots.lose_node(event.incarnation))
+            state.review_nodes()
+            doing: dict[str, Doing] = {}
+            state.away[event.incarnation] = AwayNode(joined, state.elapsed, hosted, doing)
+            for one in hosted:
+                trial = state.live.get(one.trial)
+                if trial is not None and trial.epoch == one.epoch:
+                    self._lose_host(trial, event, doing, commands)
+        if event.is_dead:
+            commands += self._bury(event.incarnation)
+        return commands
+
+    def returned(self, event: m.NodeReturned) -> list[Command]:
+        """A lost node is heard again."""
+        state = self._state
+        away = state.away.pop(event.incarnation, None)
+        if away is None:
+            return []
+        self.joined(away.joined)
+        for one in away.hosted:
+            self._slots.hold(event.incarnation, one)
+            trial, doing = state.live.get(one.trial), away.doing.get(one.trial)
+            if trial is None or doing is None or trial.epoch != one.epoch:
+                continue
+            if trial.status in {PENDING, PAUSED} and not state.interrupted:
+                trial.story.append(event)
+                self._moves.move(trial, RUNNING)
+                doing.resume(trial)
+                if event.incarnation in trial.fell_with:  # no, the node did not fall
+                    trial.fell_with.remove(event.incarnation)
+        return [
+            self._standing_order(one.trial, one.epoch, event.incarnation, one.resources)
+            for one in away.hosted
+        ]
+
+    def standing_orders(self) -> list[ReattachTrial]:
+        """All that nodes are to host, for whoever gives the orders anew."""
+        return [
+            self._standing_order(trial, epoch, node, self._slots.held_by(trial, epoch))
+            for trial, epoch, node in self._slots
+        ]
+
+    def taken_over(self, trial: Trial) -> list[Command]:
+        """A new epoch of a trial began: what away nodes have of it counts no longer."""
+        commands: list[Command] = []
+        for node in self._state.away:
+            commands += self._settle(node, trial.trial_id)
+        return commands
+
+    def trial_over(self, trial: str) -> list[Command]:
+        """A trial is forgotten: what away nodes wrote of it refers to nothing any more."""
+        commands: list[Command] = []
+        for away in self._state.away.values():
+            for one in away.hosted:
+                if one.trial == trial:
+                    commands += self._book.end(trial, one.epoch)
+        return commands
+
+    def tick(self) -> list[Command]:
+        """Time went on: what is waited for long enough is given up."""
+        commands: list[Command] = []
+        for node, away in self._state.away.items():
+            if self._state.elapsed < away.since + AWAY_UPLOADS_S:
+                continue
+            for owner in self._book.owners(node):
+                trial = self._state.live[owner]
+                if trial.is_finished:
+                    commands += self._settle(node, owner)
+                    self._moves.forget_if_over(trial, commands)
+        return commands
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _lose_host(
+        self, trial: Trial, event: m.NodeLost, doing: dict[str, Doing], commands: list[Command]
+    ) -> None:
+        if trial.status != RUNNING:
+            self._moves.forget_if_over(trial, commands)
+            return
+        trial.story.append(event)
+        if trial.stop_ordered:
+            self._moves.end(trial, TERMINATED, trial.ending, commands, early=True)
+        else:
+            doing[trial.trial_id] = Doing.of(trial)
+            self._moves.lost_its_node(trial, event, commands)
+
+    def _bury(self, node: str) -> list[Command]:
+        """Nothing of a node has to be kept in mind any longer."""
+        state = self._state
+        away = state.away.pop(node, None)
+        if away is None:
+            return []
+        state.accepted.pop(node, None)
+        commands: list[Command] = [DropNode(node)]
+        owners = self._book.owners(node)
+        commands += self._book.give_up(node)
+        for one in away.hosted:
+            commands += self._book.end(one.trial, one.epoch)
+        for owner in dict.fromkeys((*owners, *(one.trial for one in away.hosted))):
+            if owner in state.live:
+                self._moves.forget_if_over(state.live[owner], commands)
+        return commands
+
+    def _settle(self, node: str, trial: str) -> list[Command]:
+        """Whatever this away node still has of a trial, and says of it, is not waited for."""
+        commands = self._book.give_up(node, trial)
+        for one in self._state.away[node].hosted:
+            if one.trial == trial:
+                commands += self._book.end(trial, one.epoch)
+        return commands
+
+    def _standing_order(
+        self, trial_id: str, epoch: int, node: str, resources: dict[str, float]
+    ) -> ReattachTrial:
+        trial = self._state.live.get(trial_id)
+        is_wanted = trial is not None and trial.epoch == epoch
+        summary = self._state.summary(trial_id)
+        start = StartTrial(
+            trial=trial_id,
+            epoch=epoch,
+            incarnation=node,
+            number=summary.number,
+            config=summary.config,
+            resources=resources,
+            run_until=TO_THE_END if trial is None else trial.run_until,
+            last_step=0 if trial is None else trial.last_step,
+            restore=() if trial is None else self._book.candidates(trial, node),
+            time_spent_s=0.0 if trial is None else trial.time_spent_s,
+        )
+        return ReattachTrial(
+            start,
+            pause=trial is not None and bool(trial.pausing),
+            stop=trial is None or trial.stop_ordered or trial.status != RUNNING,
+            is_wanted=is_wanted,
+        )

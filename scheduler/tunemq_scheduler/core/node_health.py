@@ -1,0 +1,158 @@
+"""`NodeHealth`: which nodes keep failing, and for how long nothing is placed on them.
+
+A node on which the hosts of several different trials in a row fail, while none that is started
+there gets as far as a new result, is set aside: for a minute, then for longer each time. A node
+without which a trial has no place is set aside for a moment only, however often it was: a search
+goes on, and ends, on whatever it has.
+
+All of it follows from failures, results and the elapsed seconds that were told with them. Whether a
+node may be used *now* is worked out when it is asked, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.placement import could_hold
+from tunemq_scheduler.core.trial import Trial
+from tunemq_shared.messages import NodeJoined
+
+#: So many different trials in a row have to fail on a node.
+TRIALS_IN_A_ROW: Final = 3
+#: How long a node is set aside, the first time and at most.
+FIRST_PAUSE_S: Final = 60.0
+MAX_PAUSE_S: Final = 600.0
+#: How long a node is that nobody can stand in for.
+LAST_NODE_PAUSE_S: Final = 1.0
+#: It is at its most long before.
+_MOST_DOUBLINGS: Final = 10
+
+
+class NodeTrouble(msgspec.Struct, array_like=True):
+    """What speaks against a node.
+
+    It is gone with the first new result of a trial that the node was given; where a checkpoint
+    could not be kept, which trials find out behind their first results, with the first one kept.
+
+    Attributes:
+        trials: which failed on it in a row, the newest last.
+        times: how often it was set aside; those for a moment only count as one.
+        since: when it last was, in elapsed seconds.
+        request: what the trial had that failed last.
+        reason: why it failed.
+        keeps_nothing: a checkpoint could not be kept there, as on a disk that is full.
+    """
+
+    trials: list[str] = []
+    times: int = 0
+    since: float = 0.0
+    request: dict[str, float] = {}
+    reason: str = ""
+    keeps_nothing: bool = False
+
+    @property
+    def pause_s(self) -> float:
+        """How long it is set aside; 0 where it never was."""
+        doublings = min(self.times - 1, _MOST_DOUBLINGS)
+        return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings) if self.times else 0.0
+
+
+class NodeHealth:
+    """The nodes that failed since a trial got on there; by name, for a node may be started again.
+
+    Methods that need them are given all nodes, by incarnation.
+    """
+
+    def __init__(self) -> None:
+        self._troubled: dict[str, NodeTrouble] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._troubled)
+
+    def __getitem__(self, node: str) -> NodeTrouble:
+        """What speaks against a node of this name."""
+        return self._troubled[node]
+
+    def failed(
+        self,
+        incarnation: str,
+        trial: Trial,
+        reason: str,
+        nodes: Mapping[str, NodeJoined],
+        elapsed: float,
+        *,
+        keeps_nothing: bool = False,
+    ) -> float:
+        """A trial's host failed on a node; returns for how many seconds it is set aside, and told.
+
+        What fails while a node is set aside was there before and changes nothing; what fails on one
+        that nobody can stand in for is told once.
+        """
+        node = nodes[incarnation].node
+        trouble = self._troubled.setdefault(node, NodeTrouble())
+        trouble.keeps_nothing |= keeps_nothing
+        if self._until(incarnation, nodes, elapsed) > elapsed:
+            return 0.0
+        different = [one for one in trouble.trials if one != trial.trial_id]
+        trouble.trials = [*different, trial.trial_id]
+        trouble.request, trouble.reason = trial.resources, reason
+        if len(trouble.trials) < TRIALS_IN_A_ROW:
+            return 0.0
+        trouble.since = elapsed
+        if self._is_last(incarnation, trouble, nodes, elapsed):
+            was_told, trouble.times, trouble.trials = trouble.times, max(trouble.times, 1), []
+            return 0.0 if was_told else LAST_NODE_PAUSE_S
+        trouble.times += 1
+        trouble.trials = trouble.trials[1:]  # one more, and it is set aside again
+        return trouble.pause_s
+
+    def succeeded(self, node: str) -> None:
+        """A trial that was started on the node reported its first new result."""
+        if node in self._troubled and not self._troubled[node].keeps_nothing:
+            del self._troubled[node]
+
+    def has_kept(self, node: str) -> None:
+        """A new checkpoint is on the node's disk, or was written from there to where it stays."""
+        self._troubled.pop(node, None)
+
+    def aside(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> dict[str, float]:
+        """The incarnations that are set aside, and until when."""
+        until = {one: self._until(one, nodes, elapsed) for one in self._accused(nodes)}
+        return {one: due for one, due in until.items() if due > elapsed}
+
+    def state(self) -> list[tuple[str, NodeTrouble]]:
+        """All of it, in one order."""
+        return sorted(self._troubled.items())
+
+    def load(self, state: Iterable[tuple[str, NodeTrouble]]) -> None:
+        """Take over what `state` gave."""
+        self._troubled = dict(state)
+
+    def _accused(self, nodes: Mapping[str, NodeJoined]) -> list[str]:
+        return [one for one, joined in nodes.items() if joined.node in self._troubled]
+
+    def _until(self, incarnation: str, nodes: Mapping[str, NodeJoined], elapsed: float) -> float:
+        trouble = self._troubled[nodes[incarnation].node]
+        if not trouble.times:
+            return 0.0
+        is_last = self._is_last(incarnation, trouble, nodes, elapsed)
+        return trouble.since + (LAST_NODE_PAUSE_S if is_last else trouble.pause_s)
+
+    def _is_last(
+        self,
+        incarnation: str,
+        trouble: NodeTrouble,
+        nodes: Mapping[str, NodeJoined],
+        elapsed: float,
+    ) -> bool:
+        """Whether no other node could hold what failed there, but such as are set aside, too."""
+        for other, joined in nodes.items():
+            if other == incarnation or not could_hold(joined.resources, trouble.request):
+                continue
+            others = self._troubled.get(joined.node)
+            if others is None or others.since + others.pause_s <= elapsed:
+                return False
+        return True

@@ -1,0 +1,313 @@
+"""`FaultyTrialExecutor`: a scheduler's end of a simulated farm in which things go wrong.
+
+It does what the executor of real farms does, with the same mailboxes: nodes are sent assignments,
+what one has not taken is sent again, a node that is silent for too long is lost, and returns when
+it is heard. A scheduler that dies leaves the farm as it is; its successor has an executor of its
+own on the same farm.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.commands import (
+    ContinueTrial,
+    DropNode,
+    ExecutorCommand,
+    PauseTrial,
+    ReattachTrial,
+    ReleaseTrial,
+    StartTrial,
+    StopTrial,
+)
+from tunemq_scheduler.executors.executor import TrialExecutor
+from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared import messages as m
+from tunemq_shared.errors import BugError
+
+#: Leases are looked at this often.
+_LOOK_EVERY_S: Final = 1.0
+
+
+class _Watched(msgspec.Struct):
+    """A node incarnation that introduced itself.
+
+    Attributes:
+        silent_s: for how long its lease has not been renewed.
+        is_away: whether it is lost, and may come back.
+        journalled: the number of its last event that stands in the journal.
+        is_overdue: whether it had not taken its newest orders when it was looked at last.
+        is_new: whether the runner has not handled yet that it is there: it may know of trials that
+            the node hosts, which orders without them would kill.
+    """
+
+    mailbox: Mailbox
+    silent_s: float = 0.0
+    is_away: bool = False
+    journalled: int = 0
+    is_overdue: bool = False
+    is_new: bool = True
+
+    @property
+    def takes_orders(self) -> bool:
+        """Whether to send it assignments."""
+        return not (self.is_new or self.is_away)
+
+
+class FaultyTrialExecutor(TrialExecutor):
+    """Runs trials on a farm that is there before it and after it.
+
+    Args:
+        term: which scheduler this is; its orders have precedence over those of all before it.
+    """
+
+    def __init__(self, farm: SimulatedFarm, term: int = 1) -> None:
+        self._farm, self._term = farm, term
+        self._time = farm.time
+        self._plan: ExperimentPlan | None = None
+        self._nodes: dict[str, _Watched] = {}
+        self._dead: set[str] = set()
+        self._facts: list[m.Event] = []
+        self._read_until = 0
+        self._unreleased: deque[tuple[int, str, int]] = deque()
+        #: Whose events were handed out since the journal was last heard of.
+        self._given: set[str] = set()
+        #: Who joined, or returned, since then.
+        self._newcomers: list[_Watched] = []
+        self._is_closed = False
+
+    def open(self, plan: ExperimentPlan) -> None:
+        """Look who is there."""
+        self._plan = plan
+        self._time.after(0.0, self._look)
+
+    def close(self, *, now: bool = False) -> None:  # noqa: ARG002  there is nothing to wait for
+        """Look no more; the farm goes on."""
+        self._is_closed = True
+
+    def reattach(
+        self,
+        nodes: Iterable[m.NodeJoined],
+        away: Iterable[m.NodeJoined],
+        accepted: Mapping[str, int],
+    ) -> None:
+        """Expect these nodes, which a scheduler before this one knew."""
+        for joined in nodes:
+            self._nodes[joined.incarnation] = self._watched(joined.incarnation)
+        for joined in away:
+            self._nodes[joined.incarnation] = self._watched(joined.incarnation)
+            self._nodes[joined.incarnation].is_away = True
+        for incarnation, last in accepted.items():
+            if incarnation in self._nodes:
+                self._nodes[incarnation].journalled = last
+
+    def clock(self) -> float:
+        """The virtual time in seconds."""
+        return self._time.now
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def perform(self, commands: Sequence[ExecutorCommand]) -> None:
+        """Put the orders into the nodes' mailboxes, and send those that changed."""
+        self._facts_are_handled()
+        super().perform(commands)
+
+    def start_trial(self, order: StartTrial) -> None:
+        """Have a node host a trial."""
+        mailbox = self._mailbox(order.incarnation)
+        if mailbox is not None:
+            start = self._opened_plan.host_start(order)
+            mailbox.start(order.trial, order.epoch, order.run_until, start)
+
+    def reattach_trial(self, order: ReattachTrial) -> None:
+        """Say once more what a node is to do about a trial, of which it may have heard or not."""
+        start = order.start
+        mailbox = self._mailbox(start.incarnation)
+        if mailbox is None:
+            return
+        how = self._opened_plan.host_start(start)
+        if order.is_wanted:
+            mailbox.reattach(
+                start.trial,
+                start.epoch,
+                start.run_until,
+                how,
+                pause=order.pause,
+                stop=order.stop,
+            )
+        else:
+            mailbox.kill(start.trial, start.epoch, how)
+
+    def continue_training(self, order: ContinueTrial) -> None:
+        """Let a hosted trial run on."""
+        mailbox = self._mailbox(order.incarnation)
+        if mailbox is not None:
+            mailbox.move_horizon(order.trial, order.epoch, order.run_until)
+
+    def stop_trial(self, order: StopTrial) -> None:
+        """Have a hosted trial ended."""
+        mailbox = self._mailbox(order.incarnation)
+        if mailbox is not None:
+            mailbox.stop(order.trial, order.epoch)
+
+    def pause_trial(self, order: PauseTrial) -> None:
+        """Have a hosted trial saved and ended, to go on later."""
+        mailbox = self._mailbox(order.incarnation)
+        if mailbox is not None:
+            mailbox.pause(order.trial, order.epoch)
+
+    def release_trial(self, order: ReleaseTrial) -> None:
+        """Forget a trial whose host is gone."""
+        mailbox = self._mailbox(order.incarnation)
+        if mailbox is not None:
+            mailbox.release(order.trial, order.epoch)
+
+    def drop_node(self, order: DropNode) -> None:
+        """Forget a dead node."""
+        self._nodes.pop(order.incarnation, None)
+        self._dead.add(order.incarnation)
+
+    def on_step_end(self) -> None:
+        """Send each node whose orders changed its new assignment."""
+        for watched in self._nodes.values():
+            if watched.mailbox.is_changed and watched.takes_orders:
+                self._farm.mail(watched.mailbox.next_assignment())
+
+    def _facts_are_handled(self) -> None:
+        """A turn is journalled, and with it all facts that were handed out."""
+        for watched in self._newcomers:
+            watched.is_new = False
+        self._newcomers.clear()
+
+    def _mailbox(self, incarnation: str) -> Mailbox | None:
+        watched = self._nodes.get(incarnation)
+        return None if watched is None else watched.mailbox
+
+    @property
+    def _opened_plan(self) -> ExperimentPlan:
+        if self._plan is None:
+            raise BugError("the executor was used before it was opened")
+        return self._plan
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float) -> list[m.Event]:
+        """What comes next, at one moment; nothing after ``timeout`` virtual seconds of quiet."""
+        time = self._time
+        limit = time.now + timeout
+        self._read()
+        while not self._facts:
+            if not time.has_due(limit):
+                time.pass_to(limit)
+                break
+            time.happen()
+            self._read()
+        facts, self._facts = self._facts, []
+        return facts
+
+    def release(self, accepted: dict[str, int]) -> None:
+        """Note how far nodes' events are journalled; they hear of it with their leases."""
+        self._facts_are_handled()
+        for incarnation in self._given:
+            watched = self._nodes.get(incarnation)
+            if watched is not None:
+                watched.journalled = accepted.get(incarnation, 0)
+        self._given.clear()
+        trimmed = 0
+        while self._unreleased:
+            number, incarnation, last = self._unreleased[0]
+            if incarnation in self._nodes and self._nodes[incarnation].journalled < last:
+                break
+            trimmed = number
+            self._unreleased.popleft()
+        if trimmed:
+            self._farm.trim(trimmed)
+
+    def _read(self) -> None:
+        for number, (batch, events) in self._farm.read(self._read_until):
+            self._read_until = number
+            incarnation = batch.incarnation
+            watched = self._nodes.get(incarnation) or self._introduced(incarnation)
+            self._unreleased.append((number, incarnation, batch.last))
+            if watched is not None:
+                self._is_heard(incarnation, watched)
+                self._given.add(incarnation)
+                cursor = f"{number}-0"
+                self._facts.append(m.BatchRead(incarnation, batch.first, batch.last, cursor))
+                self._facts += events
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Once a second: who is there, and who has not taken its newest orders."""
+        if self._is_closed:
+            return
+        if not self._farm.is_open:
+            self._farm.open_anew()
+            self._unreleased.clear()
+            for watched in self._nodes.values():
+                watched.mailbox.lose_confirmation()
+        for incarnation in self._farm.current.values():
+            if incarnation not in self._nodes and self._farm.nodes[incarnation].is_reachable:
+                self._introduced(incarnation)
+        for incarnation, watched in list(self._nodes.items()):
+            self._look_at(incarnation, watched)
+        self._time.after(_LOOK_EVERY_S, self._look)
+
+    def _look_at(self, incarnation: str, watched: _Watched) -> None:
+        node = self._farm.nodes[incarnation]
+        if not node.is_reachable:
+            watched.silent_s += _LOOK_EVERY_S
+            if watched.silent_s > self._farm.faults.settings.lease_s and not watched.is_away:
+                watched.is_away = True
+                self._facts.append(m.NodeLost(incarnation, "its lease ran out"))
+            return
+        self._is_heard(incarnation, watched)
+        node.forget(watched.journalled)
+        mailbox = watched.mailbox
+        mailbox.confirm(*node.taken)
+        if not watched.takes_orders:
+            return
+        if mailbox.is_changed or mailbox.is_outdated:
+            self._farm.mail(mailbox.next_assignment())
+        elif watched.is_overdue and not mailbox.is_confirmed:
+            self._farm.mail(mailbox.same_assignment())
+        watched.is_overdue = not mailbox.is_confirmed
+
+    def _is_heard(self, incarnation: str, watched: _Watched) -> None:
+        watched.silent_s = 0.0
+        if watched.is_away:
+            watched.is_away = False
+            watched.mailbox.start_over()
+            watched.is_new = True
+            self._newcomers.append(watched)
+            self._facts.append(m.NodeReturned(incarnation))
+
+    def _introduced(self, incarnation: str) -> _Watched | None:
+        """A node is new here, unless it is dead; its incarnation before is dead now."""
+        node = self._farm.nodes[incarnation]
+        if incarnation in self._dead or self._farm.current[node.node] != incarnation:
+            return None
+        for other in list(self._nodes):
+            if self._farm.nodes[other].node == node.node:
+                del self._nodes[other]
+                self._dead.add(other)
+                dead = m.NodeLost(other, "its node was started again", is_dead=True)
+                self._facts.append(dead)
+        watched = self._nodes[incarnation] = self._watched(incarnation)
+        resources = self._farm.settings.resources
+        self._facts.append(m.NodeJoined(incarnation, node.node, node.node, "127.0.0.1", resources))
+        return watched
+
+    def _watched(self, incarnation: str) -> _Watched:
+        mailbox = Mailbox(incarnation, self._term, self._farm.nodes[incarnation].taken[1])
+        mailbox.is_changed = self._farm.nodes[incarnation].taken[0] > 0
+        watched = _Watched(mailbox)
+        self._newcomers.append(watched)
+        return watched

@@ -1,0 +1,211 @@
+"""`SimulatedFarm`: nodes, their hosts, the store and the wire, and what goes wrong with them.
+
+It goes on in its virtual time whether or not a scheduler is there. What nodes have sent stands in
+the wire's stream until it is journalled, or the wire is wiped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from tunemq_scheduler.core.commands import StartTrial
+from tunemq_scheduler.executors.simulated import SimulationSettings
+from tunemq_scheduler.executors.simulated_faults import Faults, FaultSettings
+from tunemq_scheduler.executors.simulated_hosts import Metrics, SimulatedHosts, StepTime
+from tunemq_scheduler.executors.simulated_node import SimulatedNode
+from tunemq_scheduler.executors.simulated_store import SimulatedStore
+from tunemq_scheduler.executors.virtual_time import VirtualTime
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared import messages as m
+
+#: How long it takes until a node hears that the wire is a new one.
+_HEARS_S: Final = 0.5
+
+#: A batch as it stands in the stream.
+Entry = tuple[m.BatchRead, Sequence[m.NodeEvent]]
+
+
+class SimulatedFarm:
+    """All that is outside of the scheduler.
+
+    Args:
+        on_start: told of each host that is about to start, with the orders of all of which
+            something is left on that node.
+
+    Attributes:
+        nodes: every incarnation that ever was.
+        current: the newest incarnation of each node.
+        generation: of the wire; it grows when that is wiped.
+        is_open: whether the wire takes what nodes send: one that was wiped has no stream until a
+            scheduler makes a new one.
+    """
+
+    def __init__(
+        self,
+        settings: SimulationSettings,
+        faults: FaultSettings,
+        metrics: Metrics,
+        step_time: StepTime,
+        *,
+        on_start: Callable[[StartTrial, list[StartTrial]], None] = lambda _order, _held: None,
+    ) -> None:
+        self.settings = settings
+        self.faults = Faults(faults, settings.seed)
+        self.time = VirtualTime()
+        self.store = SimulatedStore()
+        self.nodes: dict[str, SimulatedNode] = {}
+        self.current: dict[str, str] = {}
+        self.generation = 0
+        self.is_open = True
+        self._on_start = on_start
+        self._stream: deque[tuple[int, Entry]] = deque()
+        self._entries = 0
+        self._lives: dict[str, int] = {}
+        self._queued: dict[str, list[m.Assignment]] = {}
+        self._hosts = SimulatedHosts(
+            self.time,
+            metrics,
+            step_time,
+            self._state,
+            uploads=settings.uploads,
+            seed=settings.seed,
+            store=self.store,
+            linger_s=faults.linger_s,
+            skew=lambda incarnation: self.nodes[incarnation].skew,
+        )
+
+    def open(self, plan: ExperimentPlan) -> None:
+        """Start all nodes, and plan what goes wrong."""
+        self._hosts.open(plan)
+        names = [f"node-{number:05d}" for number in range(self.settings.nodes)]
+        for name in names:
+            self._boot(name)
+        faults, rng = self.faults.settings, self.faults.rng
+        for count, happens in (
+            (faults.node_deaths, self._a_node_dies),
+            (faults.host_deaths, self._a_host_dies),
+            (faults.cut_offs, lambda: self._cut_off([rng.choice(names)], faults.cut_off_s)),
+            (faults.outages, lambda: self._cut_off(names, faults.outage_s)),
+            (faults.wipes, self.wipe),
+        ):
+            for moment in self.faults.moments(count):
+                self.time.after(moment, happens)
+        self.time.after(faults.until_s, self.calm)
+
+    def calm(self) -> None:
+        """Nothing goes wrong any more."""
+        self.faults.are_on = False
+
+    # --- the wire ---------------------------------------------------------------------------------
+
+    def read(self, after: int) -> Iterator[tuple[int, Entry]]:
+        """What stands in the stream behind an entry."""
+        if self._stream and self._stream[-1][0] > after:
+            for number, entry in list(self._stream):
+                if number > after:
+                    yield number, entry
+
+    def trim(self, until: int) -> None:
+        """Take entries out of the stream, up to this one."""
+        while self._stream and self._stream[0][0] <= until:
+            self._stream.popleft()
+
+    def mail(self, assignment: m.Assignment) -> None:
+        """Send a node its orders, which may be lost, late, or arrive twice."""
+        faults = self.faults
+        if not faults.is_lost():
+            self.time.after(faults.delay(), self._deliver, self.generation, assignment)
+        again = faults.doubled_after()
+        if again is not None:
+            self.time.after(again, self._deliver, self.generation, assignment)
+
+    def wipe(self) -> None:
+        """The wire forgets everything, and all that was under way."""
+        self.generation += 1
+        self.is_open = False
+        self._stream.clear()
+        self._queued.clear()
+
+    def open_anew(self) -> None:
+        """A scheduler makes a new stream; nodes hear of it, and send again what is kept."""
+        self.is_open = True
+        for node in self.nodes.values():
+            if node.is_alive:
+                delay = _HEARS_S * self.faults.rng.random()
+                self.time.after(delay, node.enter, self.generation)
+
+    def _append(self, generation: int, batch: m.BatchRead, events: Sequence[m.NodeEvent]) -> bool:
+        if generation != self.generation or not self.is_open:
+            return False
+        self._entries += 1
+        self._stream.append((self._entries, (batch, events)))
+        return True
+
+    def _deliver(self, generation: int, assignment: m.Assignment) -> None:
+        node = self.nodes[assignment.incarnation]
+        if generation != self.generation or not node.is_alive:
+            return
+        if node.is_reachable:
+            node.obey(assignment)
+        else:
+            self._queued.setdefault(node.incarnation, []).append(assignment)
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def _boot(self, name: str) -> None:
+        life = self._lives[name] = self._lives.get(name, 0) + 1
+        incarnation = f"{name}.{life}"
+        self.nodes[incarnation] = SimulatedNode(
+            incarnation,
+            name,
+            time=self.time,
+            faults=self.faults,
+            hosts=self._hosts,
+            append=self._append,
+            generation=self.generation,
+            on_start=self._started,
+        )
+        self.current[name] = incarnation
+
+    def _started(self, order: StartTrial) -> None:
+        self._on_start(order, self._hosts.held(order.incarnation))
+
+    def _state(self, incarnation: str, *events: m.NodeEvent) -> None:
+        if events:
+            self.nodes[incarnation].state(*events)
+
+    def _a_node_dies(self) -> None:
+        living = [one for one in self.current.values() if self.nodes[one].is_alive]
+        if living:
+            self.kill(self.faults.rng.choice(living))
+
+    def kill(self, incarnation: str) -> None:
+        """A node dies with all its hosts; it is started again after a while."""
+        node = self.nodes[incarnation]
+        node.is_alive = False
+        self._hosts.node_died(incarnation)
+        downtime = self.faults.settings.downtime_s * self.faults.rng.random()
+        self.time.after(downtime, self._boot, node.node)
+
+    def _a_host_dies(self) -> None:
+        hosts = self._hosts.all()
+        if hosts:
+            host = self.faults.rng.choice(hosts)
+            self._hosts.die(host.order.trial, host.epoch)
+
+    def _cut_off(self, names: Sequence[str], longest_s: float) -> None:
+        seconds = longest_s * self.faults.rng.random()
+        for name in names:
+            incarnation = self.current[name]
+            self.nodes[incarnation].cuts += 1
+            self.time.after(seconds, self._reach_again, incarnation)
+
+    def _reach_again(self, incarnation: str) -> None:
+        node = self.nodes[incarnation]
+        node.cuts -= 1
+        if node.is_reachable:
+            for assignment in self._queued.pop(incarnation, ()):
+                node.obey(assignment)
+            node.send()

@@ -1,0 +1,191 @@
+"""`SimulatedNode`: a node that keeps the rules of real ones.
+
+It obeys the newest assignment and no older one, starts no epoch a second time while it is listed,
+numbers what it states, and keeps every event until it is told that it stands in the journal.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from tunemq_scheduler.core.commands import StartTrial
+from tunemq_scheduler.executors.simulated_faults import Faults
+from tunemq_scheduler.executors.simulated_hosts import SimulatedHosts
+from tunemq_scheduler.executors.virtual_time import VirtualTime
+from tunemq_shared import messages as m
+
+#: A trial's id and an epoch of it.
+Key = tuple[str, int]
+#: How long a node waits for the answer to a batch before it sends that again.
+_ANSWER_S: Final = 0.5
+
+
+class SimulatedNode:
+    """One incarnation of a node.
+
+    Args:
+        append: takes a batch that has come through, and the generation of the wire that the node
+            knows; says whether there is still that one.
+        generation: of the wire when it began.
+        on_start: told of each host that is about to start.
+
+    Attributes:
+        is_alive: False once it has died.
+        cuts: how many things keep it from the wire; none while it is reachable.
+        taken: the newest assignment that it has obeyed, (term, version).
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        node: str,
+        *,
+        time: VirtualTime,
+        faults: Faults,
+        hosts: SimulatedHosts,
+        append: Callable[[int, m.BatchRead, Sequence[m.NodeEvent]], bool],
+        generation: int,
+        on_start: Callable[[StartTrial], None],
+    ) -> None:
+        self.incarnation, self.node = incarnation, node
+        self.is_alive = True
+        self.cuts = 0
+        self.skew = faults.skew()
+        self.taken = (0, 0)
+        self._time, self._faults, self._hosts = time, faults, hosts
+        self._append, self._on_start = append, on_start
+        self._generation = generation
+        self._hosting: set[Key] = set()
+        self._over: set[Key] = set()
+        self._starts: dict[Key, m.HostStart] = {}
+        #: What is not known to be journalled, and the number of the first of it.
+        self._outbox: deque[m.NodeEvent] = deque()
+        self._first = 1
+        #: The number of the next event to send, and whether a batch is under way.
+        self._next = 1
+        self._is_sending = False
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether it can be heard, and hears."""
+        return self.is_alive and not self.cuts
+
+    def said(self, number: int) -> m.NodeEvent | None:
+        """An event that it stated; None if it has forgotten that, or not stated so many."""
+        place = number - self._first
+        return self._outbox[place] if 0 <= place < len(self._outbox) else None
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def obey(self, assignment: m.Assignment) -> None:
+        """Make what is what the assignment says, if it is newer than the last."""
+        version = (assignment.term, assignment.version)
+        if version <= self.taken:
+            return
+        self.taken = version
+        wanted = {(order.trial, order.epoch): order for order in assignment.orders}
+        self._over &= wanted.keys()
+        self._starts = {key: start for key, start in self._starts.items() if key in wanted}
+        for key in self._hosting - wanted.keys():
+            self._hosts.kill(*key)
+        for key, order in wanted.items():
+            if order.start is not None:
+                self._starts[key] = order.start
+            if key in self._hosting:
+                self._tell(order)
+            elif order.kill and key not in self._over:  # it never was there
+                self.state(m.HostFreed(*key))
+            elif key not in self._over and key in self._starts:
+                self._begin(order, self._starts[key])
+
+    def _tell(self, order: m.HostOrder) -> None:
+        if order.kill:
+            self._hosts.kill(order.trial, order.epoch)
+        elif order.stop:
+            self._hosts.end(order.trial, order.epoch)
+        elif order.pause:
+            self._hosts.pause(order.trial, order.epoch)
+        else:
+            self._hosts.run_on(order.trial, order.epoch, order.run_until)
+
+    def _begin(self, order: m.HostOrder, start: m.HostStart) -> None:
+        if order.stop:  # it is over before it began
+            self._over.add((order.trial, order.epoch))
+            self.state(m.HostFreed(order.trial, order.epoch))
+            return
+        begun = StartTrial(
+            trial=order.trial,
+            epoch=order.epoch,
+            incarnation=self.incarnation,
+            number=start.trial_number,
+            config=start.config,
+            resources=start.resources,
+            run_until=order.run_until,
+            last_step=start.last_step,
+            restore=start.restore,
+        )
+        self._on_start(begun)
+        self._hosting.add((order.trial, order.epoch))
+        self._hosts.start(begun)
+        if order.pause:
+            self._hosts.pause(order.trial, order.epoch)
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    def state(self, *events: m.NodeEvent) -> None:
+        """State what happened; it is sent as soon as no batch is under way."""
+        for event in events:
+            if type(event) is m.HostFreed:
+                self._hosting.discard((event.trial, event.epoch))
+                self._over.add((event.trial, event.epoch))
+        self._outbox.extend(events)
+        self.send()
+
+    def send(self) -> None:
+        """Send what has not been sent, if nothing is under way and the wire is there."""
+        last = self._first + len(self._outbox) - 1
+        if self._is_sending or self._next > last or not self.is_reachable:
+            return
+        events = tuple(islice(self._outbox, self._next - self._first, None))
+        batch = m.BatchRead(self.incarnation, self._next, last, "")
+        self._next = last + 1
+        self._is_sending = True
+        delay = self._faults.delay()
+        if self._faults.is_lost():
+            self._time.after(delay + _ANSWER_S, self._not_appended, batch.first)
+            return
+        self._time.after(delay, self._arrive, self._generation, batch, events)
+        again = self._faults.doubled_after()
+        if again is not None:
+            self._time.after(delay + again, self._append, self._generation, batch, events)
+
+    def _arrive(self, generation: int, batch: m.BatchRead, events: Sequence[m.NodeEvent]) -> None:
+        if self._append(generation, batch, events):
+            self._is_sending = False
+            self.send()
+        else:
+            self._time.after(_ANSWER_S, self._not_appended, batch.first)
+
+    def _not_appended(self, first: int) -> None:
+        self._is_sending = False
+        self.rewind(first)
+
+    def enter(self, generation: int) -> None:
+        """The wire is a new one: whatever was sent into the old may have gone with it."""
+        self._generation = generation
+        self.rewind()
+
+    def rewind(self, number: int = 1) -> None:
+        """Send this event, and all behind it, again."""
+        self._next = min(self._next, max(number, self._first))
+        self.send()
+
+    def forget(self, last: int) -> None:
+        """All events up to this one are journalled."""
+        while self._outbox and self._first <= last:
+            self._outbox.popleft()
+            self._first += 1
+        self._next = max(self._next, self._first)

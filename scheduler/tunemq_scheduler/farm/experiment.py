@@ -1,0 +1,274 @@
+"""`FarmExperiment`: an experiment on a farm's nodes, which may outlive its scheduler.
+
+If the scheduler before ended without a goodbye its nodes go on with what they host, and keep what
+they have to say. The next one, on this machine or another, takes them over: the same stream of
+events, the same incarnations of trials, nothing started again that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.executors.executor import TrialExecutor
+from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.experiment import Experiment
+from tunemq_scheduler.farm.executor import FarmExecutor
+from tunemq_scheduler.farm.holder import Holder
+from tunemq_scheduler.farm.lease import SchedulerLease
+from tunemq_scheduler.farm.record import RunRecord, store_record, write_record
+from tunemq_scheduler.journal.copy import JournalCopy
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.opening import Opened, ResumeOptions, has_work, resumption, take_up
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.prepare import Prepared
+from tunemq_scheduler.result_grid import ResultGrid
+from tunemq_scheduler.search_run import SearchRun
+from tunemq_scheduler.signals import StopSignals
+from tunemq_scheduler.storage import Storage
+from tunemq_shared import wire
+from tunemq_shared.blobs import BlobFolder
+from tunemq_shared.errors import JournalError, SchedulerSuperseded, StoreError
+from tunemq_shared.messages import ExperimentResumed
+from tunemq_shared.stores import open_objects
+
+#: The folder with the code of an experiment's trials, in the experiment's.
+BLOBS: Final = ".blobs"
+#: How long hosts get to end by themselves, and nodes to say so, when the search is interrupted.
+INTERRUPT_GRACE_S: Final = 10.0
+#: What an earlier scheduler may have started that its journal's copy does not say.
+_EPOCHS_BEYOND: Final = 1_000_000
+
+
+class Wire(msgspec.Struct, frozen=True):
+    """How a farm's scheduler reaches its nodes.
+
+    Attributes:
+        url: where Redis is; ``address`` is that without the password.
+        lease: held by this process, who is ``me``.
+    """
+
+    url: str
+    address: str
+    lease: SchedulerLease
+    me: Holder
+
+
+class FarmExperiment(Experiment):
+    """One experiment, on the nodes of a farm.
+
+    Args:
+        prepared, storage, resume, keep: see `Experiment`.
+        on: the farm.
+        release_when_copied: nodes keep what they said until the journal's copy has it.
+        is_copy: the journal came from its copy, which may lack the last turns.
+        record: of the run before, if there was one in a farm.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        storage: Storage,
+        resume: ResumeOptions | None,
+        *,
+        keep: Callable[[], None],
+        on: Wire,
+        release_when_copied: bool,
+        is_copy: bool,
+        record: RunRecord | None,
+    ) -> None:
+        super().__init__(prepared, storage, resume, keep=keep)
+        self._farm = on
+        self._release_when_copied = release_when_copied
+        self._is_copy = is_copy
+        self._record = record
+        self._run_number = 1
+        #: Whether nodes may host what the run before told them to.
+        self._is_warm = self._has_begun = False
+
+    def run(self) -> ResultGrid:
+        """Run it on the farm; see `Experiment.run`.
+
+        Raises:
+            SchedulerSuperseded: another scheduler took its place; nothing was done since.
+        """
+        farm = self._farm
+        opened = self._open()
+        with opened.journal:
+            opened.journal.guard = farm.lease.check
+            if self._event is not None and not has_work(opened, self._event, self.prepared):
+                return self._is_over_already(opened, self._event)
+            blobs = BlobFolder(Path(self.folder) / BLOBS)
+            blobs.remove_leftovers()
+            plan = self._plan(blobs)
+            executor = FarmExecutor(farm.url, farm.lease, address=farm.address)
+            with self._copied(opened, executor):
+                search = self._search(plan, executor, opened)
+                self._run(search, executor)
+            return search.results()
+
+    def _run(self, search: SearchRun, executor: FarmExecutor) -> None:
+        loop = search.loop
+        loop.interrupt_grace_s = INTERRUPT_GRACE_S
+        executor.waiting = lambda: _waiting(loop)
+
+        def stop(reason: str) -> None:
+            loop.interrupt(reason)
+            if search.is_over:
+                search.give_up_copying()
+
+        def stop_now() -> None:
+            search.is_killed = True
+            executor.wake()
+            search.give_up_copying()
+
+        signals = StopSignals(stop, stop_now)
+        with signals, closing(self._farm.lease), search.shown(lambda: signals.received is not None):
+            try:
+                executor.open(loop.plan)
+                self._begin(search)
+                loop.run(until=lambda: search.is_killed)
+            except SchedulerSuperseded:
+                # Whatever is done about files and the store now is done by the other one.
+                search.is_killed = True
+                search.give_up_copying()
+                executor.leave()
+                raise
+            finally:
+                if self._says_goodbye(executor):
+                    executor.close(now=search.is_killed)
+                else:
+                    executor.leave()
+
+    # --- the parts --------------------------------------------------------------------------------
+
+    def _open(self) -> Opened:
+        if self._resume is None:
+            opened = super()._open()
+        else:
+            opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
+            self._event = self._begun(opened, self._resume)
+            self._run_number = self._event.run
+        is_cold = self._event is not None and self._event.is_cold
+        key = self._stream(opened, self._run_number if is_cold else None)
+        # Each node keeps copies of checkpoints where it likes.
+        self._outlined = msgspec.structs.replace(opened.plan, events_key=key, cache="")
+        try:
+            self._note(is_over=False)
+        except BaseException:
+            opened.journal.close()
+            raise
+        return opened
+
+    @staticmethod
+    def _stream(opened: Opened, first: int | None = None) -> str:
+        """The key of the events of all runs from ``first`` on that took over from each other.
+
+        Args:
+            first: by default the one that the journal knows.
+        """
+        first = opened.runner.cold_run if first is None else first
+        name = opened.plan.experiment_id
+        return wire.events(f"{name}.{first}" if first else name)
+
+    def _begun(self, opened: Opened, options: ResumeOptions) -> ExperimentResumed:
+        """The event with which this run goes on."""
+        before = opened.runner.run
+        if self._record is not None:
+            self._is_warm = self._record.is_next_warm(before)
+            if self._is_copy and self._is_forgotten(self._stream(opened)):
+                self._is_warm = False
+            before = max(before, self._record.run)
+        event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
+        run = before + 1
+        beyond = run * _EPOCHS_BEYOND if self._is_copy else 0
+        return msgspec.structs.replace(event, run=run, epochs_from=beyond)
+
+    def _begin(self, search: SearchRun) -> None:
+        super()._begin(search)
+        if self._event is not None and self._is_warm:
+            search.loop.reattach()
+        self._has_begun = True
+
+    def _search(
+        self,
+        plan: ExperimentPlan,
+        executor: TrialExecutor,
+        opened: Opened,
+        max_trials: int | None = None,
+    ) -> SearchRun:
+        search = SearchRun(
+            self.prepared, plan, executor, opened, max_trials=max_trials, nodes_may_come=True
+        )
+        if isinstance(executor, FarmExecutor):
+            search.when_copied = executor.when_copied
+        return search
+
+    def _note(self, *, is_over: bool) -> None:
+        """Keep who runs this experiment; others find out by that.
+
+        Raises:
+            JournalError, StoreError: it cannot be kept.
+        """
+        farm = self._farm
+        record = RunRecord(
+            holder=farm.me,
+            term=farm.lease.term,
+            run=self._run_number,
+            is_warm=self._is_warm,
+            is_over=is_over,
+        )
+        write_record(self.folder, record)  # first: a store that is ahead of us tells of another
+        if self._store_address:
+            with open_objects(self._store_address) as objects:
+                store_record(objects, record)
+
+    def _says_goodbye(self, executor: FarmExecutor) -> bool:
+        """Whether nodes are told to forget all of it: only if the next scheduler knows of that."""
+        if executor.is_left or executor.is_away or not self._has_begun:
+            return False
+        try:
+            self._farm.lease.check()
+            self._note(is_over=True)
+        except StoreError:
+            pass  # it is noted here; elsewhere the stream, which is about to expire, tells
+        except (JournalError, SchedulerSuperseded):
+            return False  # nodes go on, and the next one takes them over
+        return True
+
+    def _is_forgotten(self, events_key: str) -> bool:
+        """Whether nodes were told to forget the experiment: then its stream expires."""
+        line = RedisLine(self._farm.url)
+        line.connect()
+        try:
+            (ttl,) = line.ask([("TTL", events_key)])
+        finally:
+            line.close()
+        return int(ttl) >= 0
+
+    @contextmanager
+    def _copied(self, opened: Opened, executor: FarmExecutor) -> Iterator[None]:
+        """Keep a copy of the journal in the experiment's store, if it has one."""
+        if not self._store_address:
+            yield
+            return
+        with open_objects(self._store_address) as objects:
+            copy = JournalCopy(opened.journal, objects, copied=executor.wake)
+            executor.follow(opened.journal, copy, releases=self._release_when_copied)
+            try:
+                yield
+            finally:
+                copy.close()
+
+
+def _waiting(loop: ExperimentLoop) -> Iterator[str]:
+    """Which request no node can hold, if any."""
+    runner = loop.runner
+    for trial in runner.live.values():
+        if trial.status == "PENDING" and (why := runner.placement.why_never(trial.resources)):
+            yield f"Trial {trial.trial_id} waits for a bigger worker: {why}."
+            return

@@ -1,0 +1,106 @@
+"""`Holder`: which scheduler process runs a farm or an experiment, and whether it lives."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import select
+import signal
+import socket
+import time
+from typing import Final, Self
+
+import msgspec
+
+#: A process that is killed is gone within milliseconds, unless the disk holds it up.
+_GONE_WITHIN_S: Final = 5.0
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduler process, named so that no other one is meant.
+
+    Attributes:
+        token: random, one for each process.
+        host: the machine's name, for people.
+        place: the kernel's boot and the pid namespace in which the numbers mean something.
+        pid, born: the process and when it began, in the kernel's ticks: pids are used again.
+        since: Unix time at which it became the holder, for people.
+        experiment: the name of what it runs.
+        term: see `tunemq_scheduler.farm.lease`.
+    """
+
+    token: str
+    host: str
+    place: str
+    pid: int
+    born: int
+    since: float
+    experiment: str
+    term: int = 0
+
+    @classmethod
+    def this_process(cls, experiment: str) -> Self:
+        """This one."""
+        pid = os.getpid()
+        return cls(
+            token=os.urandom(8).hex(),
+            host=socket.gethostname(),
+            place=_place(),
+            pid=pid,
+            born=_born(pid) or 0,
+            since=time.time(),
+            experiment=experiment,
+        )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its pid means something to us: it is, or was, of this machine."""
+        return bool(self.place) and self.place == _place()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it certainly does not run any more; False where nobody here can know."""
+        return self.is_here and _born(self.pid) != self.born
+
+    def kill(self) -> bool:
+        """Kill it, if it is of this machine; whether it is gone then."""
+        if not self.is_here:
+            return False
+        try:
+            process = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            if _born(self.pid) == self.born:  # else the number is another's by now
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                return bool(select.select([process], [], [], _GONE_WITHIN_S)[0])
+        except ProcessLookupError:
+            return True
+        finally:
+            os.close(process)
+        return True
+
+    def __str__(self) -> str:
+        since = dt.datetime.fromtimestamp(self.since).astimezone()
+        return (
+            f"process {self.pid} on {self.host}, since {since.isoformat(' ', 'seconds')}, with the"
+            f" search {self.experiment}"
+        )
+
+
+def _place() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _born(pid: int) -> int | None:
+    """When a process began; None if there is none, or nothing but its exit code."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in {"Z", "X"} else int(fields[19])

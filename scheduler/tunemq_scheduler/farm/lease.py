@@ -1,0 +1,242 @@
+"""`SchedulerLease`: a farm has one scheduler, and one that was replaced notices before it acts.
+
+Each start of a scheduler gets a **term**, greater than all before. It is kept in Redis and, because
+Redis may be wiped, in the experiment's folder; and it is never below the time of the start in Unix
+seconds, so that a farm that has lost both still goes on upwards. Nodes obey the newest term only.
+
+The **lease** is a key in Redis that its holder renews, in a thread of its own, because an algorithm
+of the user's may take the loop's for as long as it likes. Who wants to be the next scheduler waits
+until it runs out, unless the holder is certainly dead: a process of the same machine that is gone.
+
+A lease alone would prove nothing: a process may be stopped between its look at the lease and what
+it then does. So what is written to Redis is written by a script that looks at the term there
+(`guarded`), and what is written elsewhere is written after a look at the lease that is fresh
+(`check`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_scheduler.executors.redis_line import Command, RedisLine
+from tunemq_scheduler.farm.holder import Holder
+from tunemq_shared import wire
+from tunemq_shared.errors import SchedulerSuperseded, WireError
+
+#: How often it is renewed, and how long it is good for without that.
+PERIOD_S: Final = 1.0
+TTL_S: Final = 10.0
+#: A look at the lease is fresh for so long: less than a successor has to wait.
+_FRESH_S: Final = TTL_S / 2
+#: How long `check` waits for a look, where Redis does not answer.
+_LOOK_WITHIN_S: Final = 3.0
+_RETRY_S: Final = 0.1
+
+_CLAIM: Final = """
+local held = redis.call('GET', KEYS[1])
+if held and string.match(held, '^%d+:(%w+):') ~= ARGV[3] then return held end
+local term = math.max(tonumber(redis.call('GET', KEYS[2]) or '0') + 1, tonumber(ARGV[1]))
+term = string.format('%d', term)
+redis.call('SET', KEYS[2], term)
+redis.call('SET', KEYS[1], term .. ':' .. ARGV[2], 'PX', ARGV[4])
+return tonumber(term)
+"""
+# A wiped Redis knows no term: whoever is first brings its own back, and the highest one stands.
+_RENEW: Final = """
+local mine = tonumber(ARGV[1])
+if tonumber(redis.call('GET', KEYS[2]) or '0') > mine then
+  return redis.call('GET', KEYS[1]) or 'nobody'
+end
+redis.call('SET', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[1], ARGV[1] .. ':' .. ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+_GUARDED: Final = """
+if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+local refused = nil
+for _, command in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local answer = redis.pcall(unpack(command))
+  if type(answer) == 'table' and answer.err then refused = refused or answer end
+end
+return refused or 1
+"""
+_RESIGN: Final = """
+if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+_KEYS: Final = ("2", wire.SCHEDULER, wire.TERM)
+
+
+class SchedulerLease:
+    """A farm's lease, once `claim` has got it; `close` gives it back.
+
+    Args:
+        url: where Redis is.
+        me: this process.
+    """
+
+    def __init__(self, url: str, me: Holder) -> None:
+        self._me = me
+        self._url = url
+        self._line = RedisLine(url)
+        self._thread: threading.Thread | None = None
+        self._turn = threading.Condition()
+        self._looked_at = float("-inf")
+        self._looks_wanted = False
+        self._is_closed = False
+        self._beat = 0
+        #: Who took our place, in words; None while nobody did.
+        self._successor: str | None = None
+        self._broke: BaseException | None = None
+        #: Ours, of all messages.
+        self.term = 0
+
+    # --- getting it -------------------------------------------------------------------------------
+
+    def claim(self, at_least: int, tell: Callable[[str], None]) -> int:
+        """Get the lease, and keep it from now on; the new term.
+
+        Args:
+            at_least: the term is not below this.
+            tell: shows a line to the person at the terminal, where this has to wait.
+
+        Raises:
+            WireUnavailable: Redis cannot be reached.
+            SchedulerSuperseded: another scheduler runs on this farm; says which.
+        """
+        self._line.connect()
+        replaced, seen, is_told = "", b"", False
+        deadline = time.monotonic() + 2 * TTL_S
+        while True:
+            term = max(at_least, int(time.time()))
+            answer = self._ask(_CLAIM, str(term), self._value(), replaced, str(int(TTL_S * 1000)))
+            if isinstance(answer, int):
+                break
+            holder = _holder(answer)
+            replaced = holder.token if holder is not None and holder.is_gone else ""
+            if replaced:
+                continue
+            if (seen and answer != seen) or time.monotonic() > deadline:
+                raise SchedulerSuperseded(
+                    f"Another scheduler runs on this farm: {holder or 'an unknown one'}. A farm has"
+                    " one; end that, or use another Redis (or another database of this one)."
+                )
+            seen = answer
+            if not is_told:
+                is_told = True
+                tell(
+                    f"Another scheduler had this farm: {holder or 'an unknown one'}. Waiting until"
+                    f" its lease runs out, {TTL_S:g} s at the most."
+                )
+            time.sleep(_RETRY_S)
+        self.term = answer
+        self._looked_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="scheduler lease", daemon=True)
+        self._thread.start()
+        return answer
+
+    def close(self) -> None:
+        """Give it back: a successor need not wait."""
+        with self._turn:
+            self._is_closed = True
+            self._turn.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            if self.term and self._successor is None:
+                self._line.connect()
+                self._ask(_RESIGN, str(self.term))
+        except WireError:
+            pass  # it runs out by itself
+        finally:
+            self._line.close()
+
+    # --- before acting ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Return if we may act: a fresh look showed that the lease is ours, or Redis is away.
+
+        While it is away nobody can have become our successor on its own; what a successor on the
+        other side of a cut net does, it does with a copy of the journal.
+
+        Raises:
+            SchedulerSuperseded: somebody took our place; says who.
+        """
+        if time.monotonic() - self._looked_at > _FRESH_S:
+            with self._turn:
+                before = self._looked_at
+                self._looks_wanted = True
+                self._turn.notify_all()
+                self._turn.wait_for(
+                    lambda: self._looked_at > before or not self._looks_wanted, _LOOK_WITHIN_S
+                )
+        if self._broke is not None:
+            raise self._broke
+        if self._successor is not None:
+            raise SchedulerSuperseded(
+                "This scheduler did not renew its lease in time, and another one took its place:"
+                f" {self._successor}. Nothing was done since; the search goes on there."
+            )
+
+    def guarded(self, commands: Sequence[Command]) -> Command:
+        """One command that does all of these, unless there is a newer term: then it answers 0."""
+        plain = [[_text(part) for part in command] for command in commands]
+        return ("EVAL", _GUARDED, "1", wire.TERM, str(self.term), msgspec.msgpack.encode(plain))
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._successor is None and self._waits():
+                self._look()
+        except BaseException as error:  # noqa: BLE001  `check` raises it in the loop's thread
+            self._broke = error
+        with self._turn:
+            self._looks_wanted = False
+            self._turn.notify_all()
+
+    def _waits(self) -> bool:
+        """Wait until it is time to look; False when no look follows."""
+        with self._turn:
+            self._turn.wait_for(lambda: self._is_closed or self._looks_wanted, PERIOD_S)
+            return not self._is_closed
+
+    def _look(self) -> None:
+        self._beat += 1
+        try:
+            self._line.connect()
+            answer = self._ask(_RENEW, str(self.term), self._value(), str(int(TTL_S * 1000)))
+        except WireError:
+            self._line.close()
+            answer = None  # nobody can look now, neither can a successor
+        with self._turn:
+            if isinstance(answer, bytes):
+                self._successor = str(_holder(answer) or "one that has ended since")
+            elif answer is not None:
+                self._looked_at = time.monotonic()
+            self._looks_wanted = False
+            self._turn.notify_all()
+
+    def _ask(self, script: str, *arguments: str) -> Any:
+        return self._line.ask([("EVAL", script, *_KEYS, *arguments)])[0]
+
+    def _value(self) -> str:
+        me = msgspec.json.encode(self._me).decode()
+        return f"{self._me.token}:{self._beat}:{me}"
+
+
+def _text(part: str | bytes | int) -> str:
+    return part.decode() if isinstance(part, bytes) else str(part)
+
+
+def _holder(value: bytes) -> Holder | None:
+    """Who it is, from the value of the lease."""
+    try:
+        return msgspec.json.decode(value.split(b":", 3)[3], type=Holder)
+    except (IndexError, msgspec.DecodeError):
+        return None

@@ -1,0 +1,310 @@
+"""`Auditor`: reads a journal as it grows, and checks what must always hold.
+
+It keeps a runner of its own, which hears nothing but what stands in the journal, and books of its
+own, which are simple enough to be seen to be right. What it checks:
+
+* **I1** no trial that was suggested is missing, and the counts are those of the trials;
+* **I2** a step of a trial is recorded once in its lineage; a node's event is journalled once;
+* **I3** recorded steps follow one another without a gap;
+* **I4** nothing that an older incarnation says is recorded;
+* **I5** a trial has one current incarnation; nobody holds more of a node than that has;
+* **I7** what is kept stands in the store, and what is to be removed is kept by nobody;
+* **I8** the journal gives the state, and the orders, of the runner that wrote it.
+
+I6 (everything ends) and I10 (in the same way) are about whole runs: whoever runs them compares
+their ends. I9 is about Redis.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING
+from tunemq_shared import messages as m
+from tunemq_shared.errors import InvariantBroken
+
+#: (incarnation, number) -> the event that this node stated under this number, if that is known.
+Said = Callable[[str, int], m.Event | None]
+
+_SLACK = 1e-6
+
+
+class Store(Protocol):
+    """What is to be known of a store."""
+
+    def has(self, key: str) -> bool:
+        """Whether a checkpoint is there, with all that it refers to."""
+
+
+class _Book(msgspec.Struct):
+    """What is known of a trial: its newest epoch, its last recorded step, whether it is over."""
+
+    epoch: int = 0
+    step: int = 0
+    lineage: int = 0
+    is_over: bool = False
+    #: Checkpoints that it wrote while the epoch that wrote them was the newest.
+    written: set[str] = msgspec.field(default_factory=set)
+
+
+class Auditor:
+    """Follows one experiment.
+
+    Args:
+        settings: of the experiment.
+        said: what nodes really stated; None where nobody knows.
+        store: where checkpoints are; None where nobody looks.
+        every: after how many events the whole state is looked at; what an event itself says is
+            checked each time.
+
+    Attributes:
+        runner: has the state that the journal gives.
+        events: how many were checked.
+    """
+
+    def __init__(
+        self,
+        settings: RunnerSettings,
+        *,
+        said: Said | None = None,
+        store: Store | None = None,
+        every: int = 1,
+    ) -> None:
+        self.runner = TrialRunner(settings)
+        self.events = 0
+        self._said, self._store, self._every = said, store, every
+        self._books: dict[str, _Book] = {}
+        self._accepted: dict[str, int] = {}
+        #: Of the batch that is being read: whose, and the number of the next event.
+        self._batch: tuple[str, int, int] | None = None
+        self._has_removed = False
+        self._store_due = 0
+        self._checks: dict[type[c.Command], Callable[..., None]] = {
+            c.RecordResult: self._recorded_result,
+            c.RecordStart: self._recorded_start,
+            c.RecordCheckpoint: self._recorded_checkpoint,
+            c.RecordEnd: self._recorded_end,
+            c.StartTrial: self._started,
+            c.DeleteCheckpoint: self._removed,
+        }
+
+    # --- the journal grows ------------------------------------------------------------------------
+
+    def turn(self, entries: Iterable[m.Entry]) -> list[c.Command]:
+        """A turn is journalled; returns what it orders.
+
+        Raises:
+            InvariantBroken: naming which, of what trial, and that trial's story.
+        """
+        if self._has_removed and self.events >= self._store_due:
+            # Behind the turn that ordered it, when it has been carried out.
+            self._has_removed = False
+            self._store_due = self.events + self._every
+            self.check_store()
+        commands: list[c.Command] = []
+        for entry in entries:
+            commands += self.event(entry.event, entry.answers)
+        return commands
+
+    def event(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> list[c.Command]:
+        """One event of a turn is journalled; returns what it orders.
+
+        Raises:
+            InvariantBroken: likewise.
+        """
+        self._heard(event)
+        commands = self.runner.handle(event, answers)
+        if type(event) is m.TrialChosen:
+            self._begun(event.trial)
+        elif isinstance(event, m.ExperimentResumed):
+            self._resumed()
+        for command in commands:
+            check = self._checks.get(type(command))
+            if check is not None:
+                check(command)
+        self.events += 1
+        if self.events % self._every == 0:
+            self.check()
+        return commands
+
+    def same_as(self, live: TrialRunner) -> None:
+        """Check that the live runner is in the state that the journal gives.
+
+        Raises:
+            InvariantBroken: it is not.
+        """
+        if self.runner.snapshot() != live.snapshot():
+            self._broken("I8", None, "the journal gives another state than that of its runner")
+
+    def _heard(self, event: m.Event) -> None:
+        if isinstance(event, m.BatchRead):
+            accepted = self._accepted.get(event.incarnation, 0)
+            if self._batch is not None:
+                self._broken("I2", None, f"{event} comes within the batch {self._batch}")
+            if event.first != accepted + 1:
+                self._broken("I2", None, f"{event} is accepted, {accepted} was the last event")
+            self._accepted[event.incarnation] = event.last
+            self._batch = (event.incarnation, event.first, event.last)
+        elif isinstance(event, m.NodeEvent):
+            self._next_of_batch(event)
+        elif isinstance(event, m.ConfigSuggested):
+            if event.trial in self._books or event.n != len(self._books):
+                self._broken("I1", event.trial, f"it is suggested as number {event.n}")
+            self._books[event.trial] = _Book()
+        if isinstance(event, m.CheckpointWritten):
+            book = self._books[event.trial]
+            if event.epoch == book.epoch:
+                book.written.add(event.key)
+
+    def _next_of_batch(self, event: m.NodeEvent) -> None:
+        if self._batch is None:
+            return
+        incarnation, number, last = self._batch
+        self._batch = (incarnation, number + 1, last) if number < last else None
+        if self._said is not None and self._said(incarnation, number) != event:
+            stated = self._said(incarnation, number)
+            self._broken("I2", None, f"{incarnation}'s event {number} is {stated}, not {event}")
+
+    def _resumed(self) -> None:
+        for trial_id, trial in self.runner.live.items():
+            book = self._books[trial_id]
+            book.is_over = trial.is_finished
+            if trial.lineage != book.lineage:
+                book.lineage, book.step = trial.lineage, 0
+                self._begun(trial_id)  # what began in the lineage before counts no longer
+
+    def _begun(self, trial: str) -> None:
+        book, epoch = self._books[trial], self.runner.live[trial].epoch
+        if epoch <= book.epoch:
+            self._broken("I4", trial, f"epoch {epoch} begins behind epoch {book.epoch}")
+        book.epoch = epoch
+
+    # --- what is ordered --------------------------------------------------------------------------
+
+    def _recorded_result(self, command: c.RecordResult) -> None:
+        book, result = self._books[command.trial], command.result
+        if result.epoch != book.epoch:
+            told = f"epoch {result.epoch} reported step {result.step}, {book.epoch} is the newest"
+            self._broken("I4", command.trial, told)
+        if result.step <= book.step:
+            self._broken("I2", command.trial, f"step {result.step} is recorded a second time")
+        if result.step != book.step + 1:
+            self._broken("I3", command.trial, f"step {result.step} follows step {book.step}")
+        if book.is_over:
+            self._broken("I3", command.trial, f"step {result.step} is recorded behind its end")
+        book.step = result.step
+
+    def _recorded_start(self, command: c.RecordStart) -> None:
+        book = self._books[command.trial]
+        if command.started.epoch != book.epoch or book.is_over:
+            self._broken("I4", command.trial, f"epoch {command.started.epoch} is said to start")
+
+    def _recorded_checkpoint(self, command: c.RecordCheckpoint) -> None:
+        kept, book = command.checkpoint, self._books[command.trial]
+        if kept.epoch != book.epoch and kept.key not in book.written:
+            self._broken("I4", command.trial, f"{kept.key} is kept, {book.epoch} is the newest")
+        if self._store is not None and not self._store.has(kept.key):
+            self._broken("I7", command.trial, f"{kept.key} is kept and not in the store")
+
+    def _recorded_end(self, command: c.RecordEnd) -> None:
+        book = self._books[command.trial]
+        if book.is_over:
+            self._broken("I1", command.trial, "it ends a second time")
+        book.is_over = True
+
+    def _started(self, command: c.StartTrial) -> None:
+        book = self._books[command.trial]
+        if command.epoch != book.epoch:
+            self._broken("I5", command.trial, f"epoch {command.epoch} of {book.epoch} is started")
+        if command.last_step != book.step:
+            told = f"it is told that {command.last_step} is its last step, {book.step} is"
+            self._broken("I3", command.trial, told)
+        for ref in command.restore:
+            if self._store is not None and ref.sha256 and not self._store.has(ref.key):
+                self._broken("I7", command.trial, f"it is to go on from {ref.key}, which is gone")
+
+    def _removed(self, command: c.DeleteCheckpoint) -> None:
+        self._has_removed = True
+        trial = self.runner.live.get(command.trial)
+        known = None if trial is None else trial.checkpoints.get(command.key)
+        if known is not None and known.is_wanted:
+            self._broken("I7", command.trial, f"{command.key} is removed and kept")
+
+    # --- the whole state --------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Look at all that is alive.
+
+        Raises:
+            InvariantBroken: naming which invariant, of what trial, and that trial's story.
+        """
+        runner, books = self.runner, self._books
+        counts = runner.counts
+        known = len(runner.live) + len(runner.finished)
+        if not known == runner.suggested == len(books) == sum(counts.values()):
+            told = f"{len(books)} were suggested, {known} are known, {dict(counts)} are counted"
+            self._broken("I1", None, told)
+        tally: Counter[str] = Counter()
+        for trial_id, trial in runner.live.items():
+            tally[trial.status] += 1
+            book = books[trial_id]
+            if trial_id in runner.finished or trial.is_finished != book.is_over:
+                self._broken("I1", trial_id, f"it is {trial.status}, and over: {book.is_over}")
+            if trial.last_step != book.step or trial.epoch != book.epoch:
+                told = f"it is at epoch {trial.epoch} and step {trial.last_step}, not at {book}"
+                self._broken("I3", trial_id, told)
+            if trial.status == RUNNING:
+                node = runner.slots.node_at(trial_id, trial.epoch)
+                if node not in runner.nodes:
+                    self._broken("I5", trial_id, f"it is RUNNING on {node}, which is not there")
+        for status in (PENDING, RUNNING, PAUSED):
+            if tally[status] != counts[status]:
+                told = f"{counts[status]} trials are counted as {status}, {tally[status]} are"
+                self._broken("I1", None, told)
+        self._check_slots()
+
+    def _check_slots(self) -> None:
+        runner = self.runner
+        held: dict[str, dict[str, float]] = {node: {} for node in runner.nodes}
+        for trial, epoch, node in runner.slots:
+            if node not in held or not 0 < epoch <= self._books[trial].epoch:
+                self._broken("I5", trial, f"epoch {epoch} holds a slot of {node}")
+            on_node = held[node]
+            for name, amount in runner.slots.held_by(trial, epoch).items():
+                on_node[name] = on_node.get(name, 0.0) + amount
+        left: dict[str, float] = {}
+        for node, joined in runner.nodes.items():
+            for name, amount in joined.resources.items():
+                taken = held[node].get(name, 0.0)
+                if taken > amount + _SLACK:
+                    self._broken("I5", None, f"{taken:g} {name} of {node} are held")
+                left[name] = left.get(name, 0.0) + amount - taken
+        free = runner.placement.free
+        for name, amount in left.items():
+            if abs(free[name] - amount) > _SLACK:
+                told = f"{free[name]:g} {name} are taken for free, {amount:g} are not held"
+                self._broken("I5", None, told)
+
+    def check_store(self) -> None:
+        """Look whether all that is kept stands in the store.
+
+        Raises:
+            InvariantBroken: likewise.
+        """
+        if self._store is not None:
+            for key in self.runner.live_checkpoints():
+                if not self._store.has(key):
+                    self._broken("I7", None, f"{key} is kept and not whole in the store")
+
+    def _broken(self, invariant: str, trial: str | None, told: str) -> None:
+        live = None if trial is None else self.runner.live.get(trial)
+        whose = "" if trial is None else f"trial {trial}: "
+        story = "".join(f"\n  {one!r}" for one in (live.story if live is not None else ()))
+        raise InvariantBroken(f"{invariant}, event {self.events}: {whose}{told}{story}")

@@ -1,0 +1,38 @@
+"""The journal: what happened, in order, on disk before anything is done about it.
+
+    journal = Journal.create(folder / FILE_NAME, header)
+    journal.append(turn)                        one frame, one fdatasync
+    journal.snapshot(state, finished)           when it `wants_snapshot`
+    journal, found = Journal.resume(folder / FILE_NAME)
+
+It is a folder in that of its experiment: see `tunemq_scheduler.journal.layout`. How damage is told
+from a torn end: `tunemq_scheduler.journal.frames`. Why it is so: docs/decisions 0001 and 0014.
+"""
+
+from __future__ import annotations
+
+from tunemq_scheduler.journal.contents import JOURNAL_VERSION, JournalHeader, Snapshot
+from tunemq_scheduler.journal.layout import FILE_NAME
+from tunemq_scheduler.journal.reading import (
+    Recovered,
+    read_entries,
+    read_header,
+    read_turns,
+    recover,
+)
+from tunemq_scheduler.journal.writing import SEGMENT_BYTES, Journal, Position
+
+__all__ = [
+    "FILE_NAME",
+    "JOURNAL_VERSION",
+    "SEGMENT_BYTES",
+    "Journal",
+    "JournalHeader",
+    "Position",
+    "Recovered",
+    "Snapshot",
+    "read_entries",
+    "read_header",
+    "read_turns",
+    "recover",
+]

@@ -1,0 +1,157 @@
+"""Making good what a crash kept from the files of trials: the journal has it, they lack it.
+
+Records come after the journal, so what the files have is the beginning of what the journal has. A
+restart goes through the turns behind the last snapshot anyhow (`tunemq_scheduler.resuming`); what a
+file does not have yet of them is appended, and nothing twice.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.failures import ERROR_FILE, failure_of, write_failure
+from tunemq_scheduler.folders import make_trial_folder
+from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
+from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
+from tunemq_scheduler.loggers.json_logger import RESULT_JSON
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared.errors import StoreError
+from tunemq_shared.results import TRAINING_ITERATION
+
+#: The last result is looked for in so many bytes at the end of a file, then in all of it.
+_TAIL_BYTES: Final = 2**16
+
+
+class Mending:
+    """Brings the files of trials to where the journal ends; see `Retelling`."""
+
+    def __init__(self) -> None:
+        self._json, self._csv = JsonLoggerCallback(), CSVLoggerCallback()
+        #: The highest step that each of a trial's files has.
+        self._steps: dict[tuple[str, str], int] = {}
+
+    def note(self, command: c.RecordCommand, trial: TrialView) -> None:
+        """Something is a fact; it may stand in the files or not.
+
+        Raises:
+            StoreError: a file cannot be read or written.
+        """
+        match command:
+            case c.RecordTrialAdded():
+                make_trial_folder(trial.local_path)
+            case c.RecordTrialRevived(is_anew=True):
+                put_away(trial.local_path, command.lineage)
+                self._forget(trial)
+            case c.RecordResult():
+                self._result(command, trial)
+            case c.RecordFailure():
+                self._failure(command, trial)
+            case c.RecordEnd():
+                self._json.log_trial_end(trial)
+                self._csv.log_trial_end(trial)
+                self._forget(trial)
+            case _:
+                pass
+
+    def finish(self) -> None:
+        """All is told.
+
+        Raises:
+            StoreError: a file cannot be written.
+        """
+        self._json.on_experiment_end([])
+        self._csv.on_experiment_end([])
+
+    def _result(self, command: c.RecordResult, trial: TrialView) -> None:
+        result = trial.full_result(command.result)
+        if command.done:
+            result = {**result, "done": True}
+        for name, logger in ((RESULT_JSON, self._json), (PROGRESS_CSV, self._csv)):
+            path = trial.local_path, name
+            if path not in self._steps:
+                self._steps[path] = last_step(os.path.join(*path))
+            if command.result.step > self._steps[path]:
+                logger.log_trial_result(0, trial, result)
+                self._steps[path] = command.result.step
+
+    def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
+        failure = failure_of(
+            command.failure,
+            trial=trial.trial_name,
+            hostname=command.hostname,
+            number=trial.num_failures,
+            retried=command.retried,
+            kind=command.kind,
+            verdict=command.told,
+        )
+        trial.error_file = path = os.path.join(trial.local_path, ERROR_FILE)
+        try:
+            told = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            told = ""
+        if f"Failure # {failure.number} (" not in told:
+            write_failure(trial.local_path, failure)
+
+    def _forget(self, trial: TrialView) -> None:
+        for name in (RESULT_JSON, PROGRESS_CSV):
+            self._steps.pop((trial.local_path, name), None)
+
+
+def put_away(folder: str, lineage: int) -> None:
+    """A trial begins anew: give the files of its results another name; may be done twice.
+
+    Raises:
+        StoreError: they cannot be renamed.
+    """
+    for name in (RESULT_JSON, PROGRESS_CSV):
+        base, extension = os.path.splitext(name)
+        kept = os.path.join(folder, f"{base}.{lineage - 1}{extension}")
+        path = os.path.join(folder, name)
+        if not os.path.exists(path) or os.path.exists(kept):
+            continue
+        try:
+            os.rename(path, kept)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be renamed: {error.strerror}.") from error
+
+
+def last_step(path: str) -> int:
+    """The step of the last whole line of a trial's result file; 0 where there is none.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.readline()
+            size = file.seek(0, os.SEEK_END)
+            for begin in (max(0, size - _TAIL_BYTES), 0):
+                file.seek(begin)
+                lines = file.read().split(b"\n")[:-1]  # what follows the last end is torn
+                # The first of them may be the end of a longer line.
+                if len(lines) > 1 or begin == 0:
+                    return _step_in(lines, header, path)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+    return 0
+
+
+def _step_in(lines: list[bytes], header: bytes, path: str) -> int:
+    if not lines:
+        return 0
+    try:
+        if path.endswith(".json"):
+            return int(json.loads(lines[-1])[TRAINING_ITERATION])
+        names = next(csv.reader([header.decode()]))
+        if lines[-1] == header.rstrip(b"\n"):
+            return 0
+        return int(next(csv.reader([lines[-1].decode()]))[names.index(TRAINING_ITERATION)])
+    except (ValueError, KeyError, IndexError) as error:
+        raise StoreError(f"the last line of {path} is no result: {error}.") from error

@@ -1,0 +1,206 @@
+"""Opening an experiment: a new one, or one that a scheduler before this one left.
+
+Either way what comes of it is an open, locked journal, the runner in the state to which the journal
+comes, and algorithms that know all that stands in it. Nothing has been decided yet: the first turn
+of a further run is `ExperimentLoop.resume` with an event from `resumption`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.journal import FILE_NAME, Journal, JournalHeader, Snapshot
+from tunemq_scheduler.mending import Mending
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.prepare import Prepared
+from tunemq_scheduler.resuming import Retelling
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared import messages as m
+from tunemq_shared.conditions import Condition, first_that_holds
+
+#: Makes the plan of an experiment from its journal's header.
+MakePlan = Callable[[JournalHeader], ExperimentPlan]
+
+#: So many turns pass before algorithms that had no state to give are asked again.
+_TURNS_UNTIL_ASKED_AGAIN: Final = 100
+
+
+class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of an earlier run's trials.
+
+    Attributes:
+        unfinished: trials that were not over go on; else they end where they are.
+        errored: trials in ERROR: ``resume`` from their last checkpoint, ``restart``, or stay so.
+        stopped_by: the criteria of the run before, where they are others now: who ended only for
+            them goes on.
+    """
+
+    unfinished: bool = True
+    errored: Literal["", "resume", "restart"] = ""
+    stopped_by: tuple[Condition, ...] | None = None
+
+
+@dataclass
+class Opened:
+    """An experiment that is open.
+
+    Attributes:
+        journal: where its turns go; closed with the loop.
+        trials: the views of all trials that the runner has.
+        plan: where its files are; what its trials run may not be in it yet.
+        was_exhausted: whether the run before came to the end of its search.
+    """
+
+    journal: Journal
+    runner: TrialRunner
+    algorithms: Algorithms
+    plan: ExperimentPlan
+    trials: dict[str, TrialView] = field(default_factory=dict)
+    cut: int = 0
+    was_exhausted: bool = False
+
+    def __post_init__(self) -> None:
+        """Start the clock; it goes on from where the run before was."""
+        self._before = self.runner.elapsed
+        self._began = time.monotonic()
+        self._asked_again = 0
+
+    def elapsed(self) -> float:
+        """Seconds for which a scheduler ran this experiment, earlier runs included."""
+        return self._before + time.monotonic() - self._began
+
+    def take_snapshot(self) -> None:
+        """Shorten the journal where it is due and nothing would be lost; once a turn."""
+        if not self.journal.wants_snapshot or self.journal.turn < self._asked_again:
+            return
+        states = self.algorithms.get_state()
+        if states is None:
+            self._asked_again = self.journal.turn + _TURNS_UNTIL_ASKED_AGAIN
+            return
+        runner = self.runner
+        taken = Snapshot(state=dump(runner), algorithms=states)
+        if self.journal.snapshot(taken, runner.changed_summaries()):
+            runner.forget_changes()
+
+
+def open_new(
+    folder: Path, header: JournalHeader, prepared: Prepared, plan: ExperimentPlan
+) -> Opened:
+    """Begin an experiment in its own folder.
+
+    Raises:
+        JournalError: it cannot be written, or there is one.
+    """
+    journal = Journal.create(folder / FILE_NAME, header)
+    return Opened(journal, TrialRunner(header.settings), prepared.algorithms(), plan)
+
+
+def take_up(
+    folder: Path,
+    prepared: Prepared,
+    make_plan: MakePlan,
+    when_locked: Callable[[], None] = lambda: None,
+) -> Opened:
+    """Go on with an experiment: its algorithms are told what happened, its files made good.
+
+    Args:
+        prepared: fresh; nothing was asked of its algorithms.
+        when_locked: called when nobody else can have it open any more.
+
+    Raises:
+        JournalLocked: another process has it open.
+        JournalError: it cannot be read or written.
+        SearchFailed: an algorithm raised at what it was told.
+        StoreError: the trials' files cannot be made good.
+    """
+    journal, found = Journal.resume(folder / FILE_NAME)
+    try:
+        when_locked()
+        plan = make_plan(found.header)
+        algorithms = prepared.algorithms()
+        if found.snapshot is None:
+            runner = TrialRunner(found.header.settings)
+        else:
+            runner = TrialRunner.load(found.header.settings, found.snapshot.state, found.finished)
+            algorithms.set_state(found.snapshot.algorithms)
+        mending = Mending()
+        retelling = Retelling(runner, algorithms, plan, mending.note)
+        retelling.tell(found.turns)
+        mending.finish()
+    except BaseException:
+        journal.close()
+        raise
+    return Opened(
+        journal,
+        runner,
+        algorithms,
+        plan,
+        retelling.trials,
+        cut=found.cut,
+        was_exhausted=runner.exhausted,
+    )
+
+
+def resumption(
+    opened: Opened, options: ResumeOptions, settings: RunnerSettings, *, is_cold: bool = True
+) -> m.ExperimentResumed:
+    """The event with which a further run begins.
+
+    Args:
+        settings: the rules of this run; which checkpoints are kept, and what trials begin from,
+            stays as it was.
+    """
+    runner = opened.runner
+    before = runner.settings
+    settings = msgspec.structs.replace(settings, keep=before.keep, restore=before.restore)
+    return m.ExperimentResumed(
+        run=runner.run + 1,
+        at=time.time(),
+        unfinished=options.unfinished,
+        errored=options.errored,
+        is_cold=is_cold,
+        settings=b"" if settings == before else m.encode(settings),
+        also=_ended_by(opened, options.stopped_by),
+    )
+
+
+def has_work(opened: Opened, event: m.ExperimentResumed, prepared: Prepared) -> bool:
+    """Whether anything would run after this event; where not, nothing need be started."""
+    runner, tune = opened.runner, prepared.tune
+    if event.also or (event.errored and runner.errored()):
+        return True
+    if event.unfinished and any(not trial.is_finished for trial in runner.live.values()):
+        return True
+    total = prepared.trials
+    if total is not None and runner.suggested >= total:
+        return False
+    if tune.budget_s is not None and opened.elapsed() >= tune.budget_s:
+        return False
+    # An algorithm without a number of trials said by itself that it had no more.
+    is_over = opened.was_exhausted and total is None
+    return not is_over and not opened.algorithms.enough()
+
+
+def _ended_by(opened: Opened, stop: tuple[Condition, ...] | None) -> tuple[str, ...]:
+    """The trials that ended by these criteria."""
+    if not stop:
+        return ()
+    runner, found = opened.runner, []
+    for trial in runner.finished:
+        summary = runner.summary(trial)
+        if summary.status != "TERMINATED" or summary.last_result is None:
+            continue
+        view = TrialView.of(trial, summary, opened.plan)
+        if first_that_holds(stop, view.full_result(summary.last_result)) is not None:
+            found.append((summary.number, trial))
+    return tuple(trial for _, trial in sorted(found))

@@ -1,0 +1,37 @@
+"""How a node says who it is: when it begins, and at the head of everything that it sends."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tunemq_shared.messages import Message
+
+
+class NodeHello(Message, frozen=True):
+    """A node incarnation introduces itself on the nodes' stream."""
+
+    protocol: int
+    node: str
+    incarnation: str
+    hostname: str
+    node_ip: str
+    pid: int
+    resources: dict[str, float]
+    python: str
+    cloudpickle: str
+
+
+class BatchHeader(Message, frozen=True):
+    """Stands before a batch: from whom, the number of its first event, the assignment taken.
+
+    An incarnation numbers its events in each stream from 1.
+    """
+
+    protocol: int
+    incarnation: str
+    first: int
+    taken: tuple[int, int]
+
+
+decode_hello = msgspec.msgpack.Decoder(NodeHello).decode
+decode_header = msgspec.msgpack.Decoder(BatchHeader).decode

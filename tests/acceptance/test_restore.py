@@ -1,0 +1,364 @@
+"""`Tuner.restore`: experiments that were finished, stopped or failed go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import tunemq as tune
+from tests.searches import farm_processes
+from tests.support import eventually
+from tunemq_scheduler.embedded import warm
+from tunemq_scheduler.saved_tuner import TUNER_FILE
+from tunemq_shared.errors import ConfigError, JournalLocked
+
+pytestmark = pytest.mark.integration
+
+
+def train(config: dict[str, Any]) -> None:
+    """Counts; saves after each step; does what its configuration says."""
+    step = 0
+    if (checkpoint := tune.get_checkpoint()) is not None:
+        step = int(Path(checkpoint.path, "step").read_text(encoding="ascii"))
+    while step < config.get("steps", 1000):
+        step += 1
+        with open(config["executed"], "a", encoding="ascii") as file:
+            file.write(f"{config['x']} {step}\n")
+        if step == config.get("fails_at") and not os.path.exists(config["mended"]):
+            raise ValueError("it fails")
+        Path("state").mkdir(exist_ok=True)
+        Path("state", "step").write_text(str(step), encoding="ascii")
+        checkpoint = tune.Checkpoint.from_directory("state") if config.get("saves") else None
+        tune.report({"loss": config["x"] * step}, checkpoint=checkpoint)
+        time.sleep(config.get("step_s", 0))
+
+
+class Searched:
+    """An experiment in a folder of its own, run and restored."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = str(folder / "search")
+        self.executed_file = folder / "executed"
+        self.space: dict[str, Any] = {
+            "executed": str(self.executed_file),
+            "mended": str(folder / "mended"),
+            "x": tune.grid_search([1.0, 2.0, 3.0]),
+        }
+
+    def fit(self, tune_config=None, *, stop=None, name="search", **space: Any) -> tune.ResultGrid:
+        return tune.Tuner(
+            train,
+            param_space={**self.space, **space},
+            tune_config=tune_config or tune.TuneConfig(metric="loss", mode="min", seed=1),
+            run_config=tune.RunConfig(
+                name=name, storage_path=str(self.folder), stop=stop, verbose=0
+            ),
+        ).fit()
+
+    def restore(self, **options: Any) -> tune.ResultGrid:
+        return tune.Tuner.restore(self.path, train, **options).fit()
+
+    def executed(self) -> list[tuple[float, int]]:
+        lines = self.executed_file.read_text(encoding="ascii").splitlines()
+        return [(float(x), int(step)) for x, step in map(str.split, lines)]
+
+
+@pytest.fixture
+def searched(tmp_path: Path) -> Searched:
+    return Searched(tmp_path)
+
+
+def steps_of(result: tune.Result) -> list[int]:
+    return [line["training_iteration"] for line in result.history]
+
+
+def rows_of(result: tune.Result) -> int:
+    return len(Path(result.path, "progress.csv").read_text(encoding="utf-8").splitlines()) - 1
+
+
+def told(grid: tune.ResultGrid) -> list[tuple[Any, ...]]:
+    return [(one.config["x"], one.status, one.metrics.get("loss"), steps_of(one)) for one in grid]
+
+
+def test_a_finished_experiment_gives_its_results_at_once_and_starts_nothing(searched):
+    before = searched.fit(steps=3)
+    warm.stop_all()
+    assert told(tune.Tuner.restore(searched.path, train).get_results()) == told(before)
+
+    grid = searched.restore()
+
+    assert farm_processes() == []
+    assert told(grid) == told(before)
+    assert [one.metrics for one in grid] == [one.metrics for one in before]
+    assert grid.get_best_result().config["x"] == 1.0
+    assert len(searched.executed()) == 9
+
+
+def test_a_finished_experiment_goes_on_with_more_samples(searched):
+    random = {"x": tune.uniform(0, 1), "steps": 2}
+    four = tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=4)
+    undisturbed = searched.fit(four, name="undisturbed", **random)
+    searched.executed_file.unlink()
+    searched.fit(tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=2), **random)
+
+    grid = searched.restore(tune_config=four)
+
+    assert told(grid) == told(undisturbed)
+    assert len(searched.executed()) == 8, "nothing is done twice"
+    assert told(searched.restore()) == told(grid), "what was given at a restore counts from then on"
+
+
+def test_trials_that_ended_by_a_criterion_go_on_to_another_one(searched):
+    searched.fit(stop={"training_iteration": 2}, saves=True)
+
+    run_config = tune.RunConfig(stop={"training_iteration": 5}, verbose=0)
+    grid = searched.restore(run_config=run_config)
+
+    assert [steps_of(one) for one in grid] == [[1, 2, 3, 4, 5]] * 3
+    assert [rows_of(one) for one in grid] == [5] * 3
+    assert {one.status for one in grid} == {"TERMINATED"}
+    # A trial may have begun the step behind its end.
+    assert all(searched.executed().count((x, 1)) == 1 for x in (1.0, 2.0, 3.0))
+
+
+def test_trials_in_error_stay_so_with_their_errors(searched):
+    before = searched.fit(steps=4, fails_at=3)
+    Path(searched.space["mended"]).touch()
+
+    grid = searched.restore()
+
+    assert told(grid) == told(before)
+    assert grid.num_errors == 3
+    assert [str(one.error) for one in grid] == [str(one.error) for one in before]
+    assert "ValueError: it fails" in str(grid[0].error)
+
+
+def test_trials_in_error_go_on_from_their_last_checkpoints(searched):
+    searched.fit(steps=4, fails_at=3, saves=True)
+    Path(searched.space["mended"]).touch()
+
+    grid = searched.restore(resume_errored=True)
+
+    assert [steps_of(one) for one in grid] == [[1, 2, 3, 4]] * 3
+    assert [rows_of(one) for one in grid] == [4] * 3
+    assert not grid.errors
+    assert sorted(set(searched.executed())) == sorted(
+        (x, step) for x in (1.0, 2.0, 3.0) for step in (1, 2, 3, 4)
+    )
+    assert searched.executed().count((1.0, 1)) == searched.executed().count((1.0, 2)) == 1
+    assert searched.executed().count((1.0, 3)) == 2, "the step that failed"
+
+
+def test_trials_in_error_begin_anew_and_count_anew(searched):
+    searched.fit(steps=4, fails_at=3, saves=True)
+    Path(searched.space["mended"]).touch()
+
+    grid = searched.restore(restart_errored=True)
+
+    assert [steps_of(one) for one in grid] == [[1, 2, 3, 4]] * 3
+    assert [rows_of(one) for one in grid] == [4] * 3
+    assert not grid.errors
+    assert searched.executed().count((1.0, 1)) == 2
+    first = [Path(one.path, "result.0.json").read_text(encoding="utf-8") for one in grid]
+    assert [len(text.splitlines()) for text in first] == [2, 2, 2]
+    assert told(searched.restore()) == told(grid)
+
+
+def test_unfinished_trials_end_where_they_are_if_that_is_wanted(searched):
+    budget = tune.TuneConfig(metric="loss", mode="min", seed=1)
+    stopping = threading.Thread(target=interrupt_at, args=(searched, 5))
+    stopping.start()
+    with pytest.raises(KeyboardInterrupt):
+        searched.fit(budget, steps=100, step_s=0.05, saves=True)
+    stopping.join()
+    begun = {x for x, _ in searched.executed()}
+
+    grid = searched.restore(resume_unfinished=False)
+
+    assert {one.status for one in grid} == {"TERMINATED"}
+    # Those that had begun; the search itself goes on.
+    assert all(len(steps_of(one)) < 100 for one in grid if one.config["x"] in begun)
+
+
+def interrupt_at(searched: Searched, lines: int) -> None:
+    def is_due() -> bool:
+        return searched.executed_file.exists() and len(searched.executed()) >= lines
+
+    eventually(is_due, within=20)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_time_is_counted_over_all_runs(searched):
+    budget = tune.TuneConfig(metric="loss", mode="min", seed=1, time_budget_s=1.5)
+    searched.fit(budget, step_s=0.05, saves=True)
+    stopped = searched.restore()
+    assert {one.status for one in stopped} == {"TERMINATED"}, "its time is used up"
+    more = tune.TuneConfig(metric="loss", mode="min", seed=1, time_budget_s=2.5, num_samples=9)
+
+    began = time.monotonic()
+    searched.restore(tune_config=more)
+
+    assert time.monotonic() - began < 2.4, "a second and a half were used before"
+
+
+def test_what_cannot_change_is_refused_and_named(searched):
+    def another(config):
+        tune.report({"loss": 1})
+
+    searched.fit(steps=1)
+    path = searched.path
+    with pytest.raises(ConfigError, match=r"trainable 'train'.*'another'"):
+        tune.Tuner.restore(path, another)
+    config = tune.TuneConfig(metric="accuracy", mode="max")
+    with pytest.raises(ConfigError, match=r"TuneConfig\(metric\) was 'loss'.*'accuracy'"):
+        tune.Tuner.restore(path, train, tune_config=config)
+    config = tune.TuneConfig(metric="loss", mode="max")
+    with pytest.raises(ConfigError, match=r"TuneConfig\(mode\) was 'min'"):
+        tune.Tuner.restore(path, train, tune_config=config)
+    config = tune.TuneConfig(metric="loss", mode="min", scheduler="asha")
+    with pytest.raises(ConfigError, match=r"TuneConfig\(scheduler\)"):
+        tune.Tuner.restore(path, train, tune_config=config)
+    config = tune.TuneConfig(metric="loss", mode="min", seed=2)
+    with pytest.raises(ConfigError, match=r"TuneConfig\(seed\) was 1.* 2 now"):
+        tune.Tuner.restore(path, train, tune_config=config)
+    space = {**searched.space, "x": tune.grid_search([1.0, 2.0])}
+    with pytest.raises(ConfigError, match="param_space: x"):
+        tune.Tuner.restore(path, train, param_space=space)
+    keep = tune.CheckpointConfig(num_to_keep=1)
+    with pytest.raises(ConfigError, match=r"RunConfig\(checkpoint_config\)"):
+        tune.Tuner.restore(path, train, run_config=tune.RunConfig(checkpoint_config=keep))
+    with pytest.raises(ConfigError, match="choose one"):
+        tune.Tuner.restore(path, train, resume_errored=True, restart_errored=True)
+    assert tune.Tuner.restore(path, train, param_space=searched.space).fit().num_terminated == 3
+
+
+def test_what_cannot_be_pickled_has_to_be_given_again(searched):
+    lock = threading.Lock()
+
+    class Locked(tune.Callback):
+        def __init__(self) -> None:
+            self.lock = lock
+
+    tuner = tune.Tuner(
+        train,
+        param_space={**searched.space, "steps": 1},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", seed=1),
+        run_config=tune.RunConfig(
+            name="search", storage_path=str(searched.folder), callbacks=[Locked()], verbose=0
+        ),
+    )
+    tuner.fit()
+
+    with pytest.raises(ConfigError, match=r"run_config .*lock.*give it again: .*run_config="):
+        searched.restore()
+    grid = searched.restore(run_config=tune.RunConfig(callbacks=[Locked()], verbose=0))
+    assert grid.num_terminated == 3
+
+
+def test_whether_there_is_an_experiment_is_known(searched):
+    assert not tune.Tuner.can_restore(searched.path)
+    with pytest.raises(ConfigError, match=r"no tuner\.pkl"):
+        searched.restore()
+    searched.fit(steps=1)
+    assert tune.Tuner.can_restore(searched.path)
+    assert tune.Tuner.can_restore(f"file://{searched.path}")
+
+
+@pytest.mark.parametrize(
+    ("field", "said"), [("python", "Python 2.7"), ("cloudpickle", "cloudpickle 0.1"),
+                        ("tunemq", "TuneMQ 0.0.0")]
+)  # fmt: skip
+def test_another_version_is_refused_and_both_are_named(searched, field, said):
+    searched.fit(steps=1)
+    path = Path(searched.path, TUNER_FILE)
+    kept = msgspec.msgpack.decode(path.read_bytes())
+    ours, kept[field] = kept[field], said.split()[1]
+    path.write_bytes(msgspec.msgpack.encode(kept))
+
+    with pytest.raises(ConfigError, match=f"{said}.*{ours}"):
+        searched.restore()
+
+
+def test_an_experiment_that_runs_cannot_be_opened_a_second_time(searched):
+    running = threading.Thread(target=lambda: searched.fit(steps=60, step_s=0.05))
+    running.start()
+    try:
+        eventually(searched.executed_file.exists, within=20)
+        with pytest.raises(JournalLocked, match=str(os.getpid())):
+            searched.restore()
+    finally:
+        running.join()
+
+
+def test_callbacks_and_algorithms_of_the_first_run_are_those_of_the_next(searched):
+    class Notes(tune.Callback):
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+            self.seen = 0
+
+        def get_state(self):
+            return {"seen": self.seen}
+
+        def set_state(self, state):
+            self.seen = state["seen"]
+
+        def on_experiment_end(self, trials, **info):
+            Path(self.path).with_suffix(".seen").write_text(str(self.seen), encoding="ascii")
+
+        def on_trial_result(self, iteration, trials, trial, result, **info):
+            self.seen += 1
+            with open(self.path, "a", encoding="ascii") as file:
+                file.write(f"{result['training_iteration']}\n")
+
+    notes = searched.folder / "notes"
+    tuner = tune.Tuner(
+        train,
+        param_space={**searched.space, "steps": 4, "fails_at": 3, "saves": True},
+        tune_config=tune.TuneConfig(
+            metric="loss",
+            mode="min",
+            scheduler=tune.schedulers.ASHAScheduler(max_t=9, grace_period=4),
+        ),
+        run_config=tune.RunConfig(
+            name="search",
+            storage_path=str(searched.folder),
+            callbacks=[Notes(str(notes))],
+            verbose=0,
+        ),
+    )
+    assert tuner.fit().num_errors == 3
+    Path(searched.space["mended"]).touch()
+
+    grid = searched.restore(resume_errored=True)
+
+    assert {one.status for one in grid} == {"TERMINATED"}
+    steps = [int(line) for line in notes.read_text(encoding="ascii").split()]
+    recorded = [step for one in grid for step in steps_of(one)]
+    assert sorted(steps) == sorted(recorded), "each result was told once"
+    seen = notes.with_suffix(".seen").read_text(encoding="ascii")
+    assert int(seen) == len(recorded), "the second run's callback knows what the first one's knew"
+
+
+def test_where_all_that_is_left_is_not_to_be_finished_nothing_is_started(searched):
+    stopping = threading.Thread(target=interrupt_at, args=(searched, 5))
+    stopping.start()
+    with pytest.raises(KeyboardInterrupt):
+        searched.fit(steps=100, step_s=0.05, x=tune.grid_search([1.0]))
+    stopping.join()
+    warm.stop_all()
+
+    (ended,) = searched.restore(resume_unfinished=False)
+
+    assert farm_processes() == []
+    assert ended.status == "TERMINATED"
+    assert 0 < len(steps_of(ended)) < 100
+    assert told(searched.restore()) == told([ended])

@@ -1,0 +1,62 @@
+"""An experiment whose folder is lost is restored from its place in a store."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import tunemq as tune
+from tests.object_servers import ObjectServer
+from tests.searches import results_of, table_of
+from tunemq_shared.errors import ConfigError
+
+pytestmark = pytest.mark.integration
+
+
+def train(config):
+    step = 0
+    if (checkpoint := tune.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as folder:
+            step = int(Path(folder, "step").read_text(encoding="ascii"))
+    while step < 6:
+        step += 1
+        if step == 5 and not Path(config["mended"]).exists():
+            raise ValueError("it fails")
+        Path("state").mkdir(exist_ok=True)
+        Path("state", "step").write_text(str(step), encoding="ascii")
+        checkpoint = tune.Checkpoint.from_directory("state") if step % 2 == 0 else None
+        tune.report({"loss": config["x"] * step, "began": step}, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_search_is_restored_from_its_address(
+    tmp_path: Path, monkeypatch, minio: ObjectServer, bucket: str, is_lost: bool
+) -> None:
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "results"))
+    address = minio.address(bucket, "searches")
+    grid = tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([1, 2]), "mended": str(tmp_path / "mended")},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", seed=1),
+        run_config=tune.RunConfig(name="search", storage_path=address, verbose=0),
+    ).fit()
+    assert grid.num_errors == 2
+    (tmp_path / "mended").touch()
+    place = minio.address(bucket, "searches/search")
+    if is_lost:
+        shutil.rmtree(tmp_path / "results")
+    assert tune.Tuner.can_restore(place)
+    assert not tune.Tuner.can_restore(minio.address(bucket, "searches/other"))
+    with pytest.raises(ConfigError, match="is no experiment"):
+        tune.Tuner.restore(minio.address(bucket, "searches/other"), train)
+
+    again = tune.Tuner.restore(place, train, resume_errored=True).fit()
+
+    assert again.experiment_path == str(tmp_path / "results" / "search")
+    assert [one.metrics["loss"] for one in again] == [6, 12]
+    for one in again:
+        assert [line["training_iteration"] for line in results_of(one)] == [1, 2, 3, 4, 5, 6]
+        assert len(table_of(one)) == 6
+        assert one.metrics["iterations_since_restore"] == 2, "it went on from its checkpoint"

@@ -1,0 +1,235 @@
+"""A farm as people run it: a redis-server over TCP, `tunemq worker` and `tunemq scheduler`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import redis
+
+from tests.chain import executed, expected
+from tests.integration.farm_support import is_alive
+from tests.search_support import JournalTail
+from tests.support import eventually, need
+from tunemq_shared import messages as m
+
+SCRIPT: Final = Path(__file__).parent / "faults" / "scripts" / "farm_search.py"
+#: Whatever these processes start inherits this variable, wherever it goes.
+MARK: Final = "FARM_TEST_MARK"
+
+
+class TcpRedis:
+    """A redis-server on a port of its own, which keeps nothing on disk."""
+
+    def __init__(self, folder: Path, password: str = "") -> None:
+        beside = Path(sysconfig.get_path("scripts"), "redis-server")
+        program = str(beside) if beside.exists() else shutil.which("redis-server")
+        need("redis-server", program)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        place = f":{password}@127.0.0.1" if password else "127.0.0.1"
+        self.url = f"redis://{place}:{self.port}/0"
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        options += ["--loglevel", "warning", "--logfile", "redis.log", "--dir", str(folder)]
+        if password:
+            options += ["--requirepass", password]
+        self.process = subprocess.Popen([str(program), *options])
+        self.client = redis.Redis.from_url(self.url, socket_timeout=5)
+        eventually(self.answers, message="redis-server does not answer")
+
+    def answers(self) -> bool:
+        """Whether it can be reached."""
+        try:
+            return bool(self.client.ping())
+        except redis.ConnectionError:
+            return False
+
+    def end(self) -> None:
+        """End it for good."""
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class Command:
+    """A ``tunemq`` command as a process; its output is in a file.
+
+    Args:
+        arguments: of the command line.
+        log: for its output.
+        variables: for its environment.
+    """
+
+    def __init__(
+        self, *arguments: str, log: Path, variables: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tunemq", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **(variables or {})},
+            )
+
+    @property
+    def said(self) -> str:
+        """Its output so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def says(self, text: str, within: float = 30.0) -> None:
+        """Wait until it has said ``text``."""
+        eventually(
+            lambda: text in self.said,
+            within=within,
+            message=lambda: f"not said: {text}\n{self.said}",
+        )
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def ends(self, within: float = 30.0) -> int:
+        """Wait for its end; its exit code."""
+        try:
+            return self.process.wait(within)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end: {self.said}") from None
+
+    def kill(self) -> None:
+        """``kill -9``."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Farm:
+    """Redis, workers and schedulers below a folder, ended with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results = folder / "results"
+        self.redis = TcpRedis(folder)
+        self.workers: dict[str, Command] = {}
+        self.schedulers: list[Command] = []
+        self._started: list[Command] = []
+        self.journal = JournalTail(self.results / "search" / "journal")
+
+    def worker(self, name: str, cpus: int = 2, *more: str) -> Command:
+        """Start a worker."""
+        line = ["worker", "--redis", self.redis.url, "--name", name, "--cpus", str(cpus)]
+        line += ["--workdir", str(self.folder / f"worker-{name}"), *more]
+        self.workers[name] = Command(*line, log=self.folder / f"{name}.log")
+        self._started.append(self.workers[name])
+        return self.workers[name]
+
+    def scheduler(
+        self,
+        *more: str,
+        variables: Mapping[str, str] | None = None,
+        results: Path | None = None,
+        **options: Any,
+    ) -> Command:
+        """Start a scheduler of the search in ``tests/faults/scripts/farm_search.py``.
+
+        Args:
+            more: further parts of the command line.
+            variables: for its environment.
+            results: another folder for results, as on another machine.
+            options: of the search; those of the first scheduler unless some are given.
+        """
+        if options:
+            (self.folder / "options.json").write_text(
+                json.dumps({"executed": str(self.folder / "executed"), **options})
+            )
+            (self.folder / "executed").mkdir(exist_ok=True)
+        given = {"FARM_TEST_OPTIONS": str(self.folder / "options.json"), **(variables or {})}
+        line = ["scheduler", "--redis", self.redis.url, "--results", str(results or self.results)]
+        log = self.folder / f"scheduler-{len(self.schedulers)}.log"
+        self.schedulers.append(Command(*line, str(SCRIPT), *more, log=log, variables=given))
+        return self.schedulers[-1]
+
+    # --- what it did ------------------------------------------------------------------------------
+
+    def steps(self) -> dict[int, list[int]]:
+        """By trial number, the steps that were executed, in their order."""
+        return executed(self.folder / "executed")
+
+    def wait_for_steps(self, trials: int, steps: int, within: float = 30.0) -> None:
+        """Wait until so many trials have executed so many steps each."""
+
+        def have_begun() -> bool:
+            begun = [len(done) for done in self.steps().values() if len(done) >= steps]
+            return len(begun) >= trials
+
+        eventually(have_begun, within=within, message=lambda: f"{self.steps()}{self}")
+
+    def all_of(self, kind: type[Any]) -> list[Any]:
+        """All events of a kind in the journal."""
+        return [seen.event for seen in self.journal.read() if isinstance(seen.event, kind)]
+
+    def recorded(self, results: Path | None = None) -> dict[int, list[tuple[int, str]]]:
+        """By trial number, what its result.json holds: step and the chain's value."""
+        files = sorted((results or self.results).glob("search/*/result.json"))
+        return {
+            int(file.parent.name.rpartition("_")[2]): [
+                (line["training_iteration"], line["chain"])
+                for line in map(json.loads, file.read_text(encoding="utf-8").splitlines())
+            ]
+            for file in files
+        }
+
+    def nothing_is_missing_or_doubled(
+        self, trials: int, steps: int, results: Path | None = None
+    ) -> None:
+        """Check that the results are those of an undisturbed run."""
+        recorded = self.recorded(results)
+        assert sorted(recorded) == list(range(trials)), f"{sorted(recorded)}{self}"
+        for number, lines in recorded.items():
+            assert [step for step, _ in lines] == list(range(1, steps + 1)), f"{number}: {lines}"
+            assert lines[-1][1] == expected({"own": number}, steps), f"trial {number}"
+
+    def __str__(self) -> str:
+        logs = [*self.schedulers, *self.workers.values()]
+        said = [f"--- {one.log.name}\n{one.said[-3000:]}" for one in logs]
+        nodes = [
+            f"--- {path}\n{path.read_text()[-1500:]}"
+            for path in self.folder.glob("worker-*/node.log")
+        ]
+        return "\n" + "\n".join([*said, *nodes])
+
+    def close(self) -> None:
+        """End all of it, whatever became of it."""
+        for one in [*self.schedulers, *self._started]:
+            if one.process.poll() is None:
+                children = psutil.Process(one.process.pid).children(recursive=True)
+                one.send(signal.SIGCONT)
+                one.kill()
+                for child in children:  # a killed node's forkserver ends them; not in this second
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+                eventually(lambda: not any(is_alive(child.pid) for child in children))  # noqa: B023
+        self.redis.end()
+
+
+def farms(folder: Path) -> Iterator[Farm]:
+    """For a fixture: a farm that ends with the test."""
+    farm = Farm(folder)
+    yield farm
+    farm.close()
+
+
+__all__ = ["Command", "Farm", "TcpRedis", "farms", "m"]

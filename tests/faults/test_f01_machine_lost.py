@@ -1,0 +1,61 @@
+"""F01: a machine is gone, with the node and all of its trials, at any instant."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.chain import executed
+from tests.cut_farm import CutRun, cut_farm
+from tests.support import eventually
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+
+__all__ = ["cut_farm"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+#: A busy machine may take so long to fork a host and to look at leases.
+SLACK_S = 5.0
+SAVE_EVERY = 10
+
+
+@pytest.mark.slow
+@pytest.mark.parity(141)
+def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_void(
+    cut_farm, tmp_path
+):
+    farm = cut_farm()
+    run = CutRun(farm, tmp_path, steps=1500, save_every=SAVE_EVERY)
+    run.wait_for_recorded(60, epoch=1)
+    node = run.node_of(0)
+    killed = farm.kill(node)
+    done = max(executed(tmp_path / "executed")[0])
+    eventually(lambda: executed(tmp_path / "executed")[0][-1] > done, within=60, message=run.state)
+    took = time.monotonic() - killed
+    print(f"the first new step came {took:.2f} s after the machine was lost")
+    assert took < wire.LEASE_TTL_S + 1.0 + SLACK_S
+    run.ends_well()
+
+    (lost,) = run.all_of(m.NodeLost)
+    assert not lost.is_dead, "nobody can know"
+    assert run.all_of(m.NodeReturned) == []
+    # Of those that are not in the store one may be under way, one may wait, one is being written.
+    assert run.repeated()[0] <= 4 * SAVE_EVERY
+    assert any("is lost" in line for line in run.told)
+
+
+@pytest.mark.slow
+def test_f01_a_machine_that_is_started_again_is_known_to_have_lost_everything_at_once(
+    cut_farm, tmp_path
+):
+    farm = cut_farm()
+    run = CutRun(farm, tmp_path, steps=400, trials=2, step_s=0.03, save_every=SAVE_EVERY)
+    run.wait_for_step(30)
+    killed = farm.kill(0)
+    farm.nodes[0].start()
+    lost = run.wait_for(m.NodeLost)
+    assert lost.is_dead
+    assert time.monotonic() - killed < wire.LEASE_TTL_S - 1.0, "no lease was waited for"
+    run.ends_well()

@@ -1,0 +1,132 @@
+"""A farm's search goes on from its copy in the store, on another machine."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.farm_processes import Farm, farms
+from tests.object_servers import ObjectServer
+from tests.support import eventually
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    yield from farms(tmp_path)
+
+
+@pytest.fixture
+def storage(minio: ObjectServer, bucket: str) -> str:
+    return f"s3://{bucket}/searches"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """The results folder of another machine."""
+    return tmp_path / "elsewhere"
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@pytest.mark.parametrize("release", ["store", "local"])
+def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(
+    farm, storage, elsewhere, release
+):
+    farm.worker("one")
+    farm.worker("two")
+    options = {"trials": 6, "steps": 60, "save_every": 5, "step_s": 0.1, "storage": storage}
+    first = farm.scheduler("--journal-release", release, **options)
+    farm.wait_for_steps(4, 25, within=90)
+    first.kill()
+    shutil.rmtree(farm.results)  # with its machine its disk is gone
+    # The workers read the code from a folder that both machines share.
+    second = farm.scheduler(
+        "--take-over", f"{storage}/search", "--journal-release", release, results=elsewhere
+    )
+    assert second.ends(150) == 0, farm
+    farm.nothing_is_missing_or_doubled(6, 60, results=elsewhere)
+    repeated = [len(done) - len(set(done)) for done in farm.steps().values()]
+    if release == "store":  # what was not copied was still with the workers
+        assert repeated == [0] * 6, farm
+
+
+def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage, elsewhere):
+    farm.worker("one")
+    first = farm.scheduler(trials=2, steps=150, step_s=0.05, storage=storage)
+    farm.wait_for_steps(2, 5, within=60)
+    refused = farm.scheduler("--take-over", f"{storage}/search", results=elsewhere)
+    assert refused.ends(30) == 75, farm
+    assert f"process {first.process.pid}" in refused.said
+    assert not elsewhere.exists()
+    assert first.ends(60) == 0, farm
+    farm.nothing_is_missing_or_doubled(2, 150)
+
+
+def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothing(
+    farm, storage, elsewhere
+):
+    """It was stopped, not dead; its machine, its folder and its lock are its own still."""
+    farm.worker("one")
+    farm.worker("two")
+    options = {"trials": 6, "steps": 250, "save_every": 10, "step_s": 0.1, "storage": storage}
+    zombie = farm.scheduler("--journal-release", "store", **options)
+    farm.wait_for_steps(4, 15, within=90)
+    zombie.send(signal.SIGSTOP)
+    before = files_of(farm.results)
+    successor = farm.scheduler(
+        "--take-over", f"{storage}/search", "--journal-release", "store", results=elsewhere
+    )
+    eventually(lambda: list(elsewhere.glob("search/*/result.json")), within=60)
+    count = {number: len(done) for number, done in farm.steps().items()}
+    zombie.send(signal.SIGCONT)
+    assert zombie.ends(20) == 75, farm
+    assert "another one took its place" in zombie.said
+    assert f"process {successor.process.pid}" in zombie.said
+    after = files_of(farm.results)
+    changed = {name for name in before.keys() | after if before.get(name) != after.get(name)}
+    assert not {name for name in changed if "journal" in name}, changed
+    farm.wait_for_steps(4, max(count.values()) + 5, within=60)  # trials go on undisturbed
+    again = farm.scheduler("--journal-release", "store")  # on the zombie's machine
+    assert again.ends(30) == 75, farm
+    assert successor.ends(150) == 0, farm
+    farm.nothing_is_missing_or_doubled(6, 250, results=elsewhere)
+    assert farm.steps() == {number: list(range(1, 251)) for number in range(6)}
+    # The folder that was left behind is not the newest any more, and says so.
+    behind = farm.scheduler("--journal-release", "store")
+    assert behind.ends(30) == 75, farm
+    assert "went on elsewhere" in behind.said
+    assert farm.redis.client.get(wire.SCHEDULER) is None
+
+
+def test_a_journal_release_that_needs_a_store_is_refused_without_one(farm):
+    refused = farm.scheduler("--journal-release", "store", trials=1)
+    assert refused.ends(30) == 64
+    assert "storage_path='s3://" in refused.said
+
+
+def test_a_take_over_of_what_is_not_there_says_so(farm, storage, elsewhere):
+    refused = farm.scheduler(
+        "--take-over", f"{storage}/nothing", results=elsewhere, trials=1, storage=storage
+    )
+    assert refused.ends(30) == 64, farm
+    assert "is no experiment" in refused.said
+
+
+def test_an_experiment_that_is_only_in_the_store_is_not_begun_anew(farm, storage, elsewhere):
+    farm.worker("one")
+    assert farm.scheduler(trials=1, steps=3, step_s=0.01, storage=storage).ends(60) == 0, farm
+    assert not farm.all_of(m.NodeLost)
+    refused = farm.scheduler(results=elsewhere)
+    assert refused.ends(30) == 64, farm
+    assert f"--take-over {storage}/search" in refused.said

@@ -1,0 +1,28 @@
+"""F05 with one node only, when nobody can take a silence of all nodes for the network's."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.own_farm import ChainRun, farm
+from tests.support import eventually
+from tunemq_shared import wire
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+def test_f05_time_without_redis_counts_for_no_nodes_silence(farm, tmp_path):
+    own = farm(nodes=1, cpus=2, proxies=True)
+    run = ChainRun(own, tmp_path, steps=40)
+    run.wait_for_step(5)
+    own.to_nodes.cut(stay=True)
+    back = own.kill_redis(away_s=wire.LEASE_TTL_S + 1.5)
+    # The scheduler has it again, and looks for a while at the lease of a node that has not.
+    eventually(lambda: own.server.client.get(wire.GENERATION), within=5)
+    eventually(lambda: time.monotonic() > back + 2.0, within=5)
+    own.to_nodes.heal()
+    run.ends()  # checks that no node was lost and no step repeated

@@ -1,0 +1,94 @@
+"""F06: what is in Redis is gone, all of it or a part, and Redis itself is there."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from tests.own_farm import ChainRun, farm
+from tests.support import eventually
+from tunemq_shared import wire
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+BACK_AT_LAST_S = 8.0
+#: Twice the time between two looks of the scheduler.
+FOUND_WITHIN_S = 1.0
+
+
+def test_f06_a_search_outlives_a_redis_that_is_wiped_again_and_again(farm, tmp_path):
+    chance = random.Random(6)
+    own = farm()
+    run = ChainRun(own, tmp_path, steps=150)
+    run.wait_for_step(3)
+    took = []
+    for _ in range(5):
+        time.sleep(chance.uniform(0, 0.5))  # the moment is what is random here
+        own.server.client.flushall()
+        took.append(run.goes_on(time.monotonic(), within=BACK_AT_LAST_S))
+    print(f"a command ran after {took}")
+    run.ends()
+    assert any("Redis lost data" in line for line in run.told), run.told
+    run.leaves_no_key()
+
+
+def test_f06_results_that_nobody_had_read_are_sent_again(farm, tmp_path):
+    own = farm(proxies=True)
+    run = ChainRun(own, tmp_path, steps=150, lock_step=False)
+    run.wait_for_step(5)
+    for _ in range(3):
+        own.to_scheduler.hold()
+        seen = max(run.done().values())
+        run.wait_for_step(seen + 15)
+        own.server.client.flushall()
+        own.to_scheduler.heal()
+        run.wait_for_step(seen + 25)
+    run.ends()
+
+
+def test_f06_a_wipe_is_found_within_a_look(farm, tmp_path):
+    own = farm()
+    run = ChainRun(own, tmp_path, steps=120)
+    run.wait_for_step(3)
+    generation = own.server.client.get(wire.GENERATION)
+    own.server.client.flushall()
+    eventually(lambda: own.server.client.get(wire.GENERATION), within=FOUND_WITHIN_S + 2)
+    assert own.server.client.get(wire.GENERATION) != generation
+    run.ends()
+
+
+@pytest.mark.parametrize("what", ["events", "nodes", "replies", "queues", "leases"])
+def test_f06_whatever_vanishes_from_redis_by_itself_is_made_good(farm, tmp_path, what):
+    """Somebody's hand, an expiry when a clock jumps forward, or an eviction."""
+    own = farm()
+    run = ChainRun(own, tmp_path, steps=150)
+    run.wait_for_step(3)
+    patterns = {
+        "events": "tunemq:events:*",
+        "nodes": wire.NODES,
+        "replies": wire.reply("*"),
+        "queues": wire.queue("*"),
+        "leases": wire.lease("*"),
+    }
+    for _ in range(4):
+        for key in own.server.client.keys(patterns[what]):
+            own.server.client.delete(key)
+        run.goes_on(time.monotonic(), within=BACK_AT_LAST_S)
+    run.ends()
+    run.leaves_no_key()
+
+
+def test_f06_a_stream_that_somebody_trimmed_is_filled_again(farm, tmp_path):
+    own = farm(proxies=True)
+    run = ChainRun(own, tmp_path, steps=150, lock_step=False)
+    run.wait_for_step(5)
+    (key,) = own.server.client.keys("tunemq:events:*")
+    own.to_scheduler.hold()
+    run.wait_for_step(max(run.done().values()) + 20)
+    assert own.server.client.xtrim(key, maxlen=0) > 0
+    own.to_scheduler.heal()
+    run.ends()

@@ -1,0 +1,60 @@
+"""F07, seen from a node: what is not journalled is kept, in bounds, however long that lasts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import order
+from tests.integration.node_fixtures import node, scheduler, server
+from tests.support import eventually
+from tunemq_shared.messages import TrialFinished
+from tunemq_shared.wire import EVERYTHING, OUTBOX_BYTES
+
+__all__ = ["node", "scheduler", "server"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+RESULT_BYTES = 2**18
+#: As many as fill the outbox twice.
+STEPS = 2 * OUTBOX_BYTES // RESULT_BYTES
+
+
+def large_results(config):
+    from pathlib import Path
+
+    from tunemq_shared.session import report
+
+    for step in range(config["steps"]):
+        report({"step": step, "padding": "x" * config["size"]})
+        Path(config["reached"]).write_text(f"{step + 1}")
+
+
+def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_go_on_when_it_has(
+    node, scheduler, tmp_path
+):
+    reached = Path(tmp_path, "reached")
+    config = {"steps": STEPS, "size": RESULT_BYTES, "reached": str(reached)}
+    scheduler.assign(node.incarnation, order("a", scheduler.start(large_results, config)))
+    most, looks = 0, 0
+
+    def stands_still() -> bool:
+        nonlocal most, looks
+        steps = int(reached.read_text() or 0) if reached.exists() else 0
+        most, looks = (steps, 0) if steps != most else (most, looks + 1)
+        scheduler.client.xtrim(scheduler.key, maxlen=0)  # read, and not journalled
+        return most > 0 and looks > 200
+
+    eventually(stands_still, within=40, message=node.log)
+    assert STEPS * 0.4 < most < STEPS * 0.75, f"{most} of {STEPS} steps"
+    scheduler.journal(node.incarnation, most // 2)
+    eventually(lambda: int(reached.read_text() or 0) > most + STEPS // 8, message=node.log)
+    scheduler.journal(node.incarnation, EVERYTHING)
+
+    def has_finished() -> bool:
+        return any(
+            isinstance(event, TrialFinished) for _, batch in scheduler.batches() for event in batch
+        )
+
+    eventually(has_finished, within=20, message=node.log)

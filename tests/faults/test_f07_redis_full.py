@@ -1,0 +1,114 @@
+"""F07: Redis has no memory left, or would make room by deleting what is ours."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.own_farm import ChainRun, OwnFarm, farm
+from tests.support import eventually
+from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+from tunemq_shared.errors import ConfigError
+
+__all__ = ["farm", "server"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+PLAN = ExperimentPlan(
+    experiment="e",
+    experiment_id="exp1",
+    events_key=wire.events("exp1"),
+    folder="/results/e",
+    trainable_name="train",
+    code=m.BlobRef("0", 1, "/code"),
+    environment=m.Environment("python", (), {}, ()),
+)
+
+
+def fill(own: OwnFarm) -> None:
+    """Have Redis refuse from now on whatever needs memory."""
+    own.server.client.config_set("maxmemory", "1mb")
+
+
+def make_room(own: OwnFarm) -> float:
+    """Let Redis take things again; returns since when it does."""
+    own.server.client.config_set("maxmemory", "0")
+    return time.monotonic()
+
+
+@pytest.mark.parametrize("lock_step", [True, False])
+def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_path, lock_step):
+    own = farm()
+    run = ChainRun(own, tmp_path, steps=100, lock_step=lock_step)
+    for step in (3, 30):
+        run.wait_for_step(step)
+        run.told.clear()
+        fill(own)
+        eventually(lambda: any("Redis has been full" in line for line in run.told))
+        time.sleep(1.0)  # leases are refused meanwhile
+        run.goes_on(make_room(own), within=8.0)
+    run.ends()
+    assert any("Redis has room again" in line for line in run.told), run.told
+    run.leaves_no_key()
+
+
+@pytest.mark.slow
+def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
+    own = farm(nodes=1)
+    run = ChainRun(own, tmp_path, trials=1, steps=60)
+    run.wait_for_step(3)
+    fill(own)
+    time.sleep(wire.LEASE_TTL_S + 3)  # so long without a lease
+    run.goes_on(make_room(own), within=8.0)
+    run.ends()
+
+
+def test_f07_a_node_that_comes_while_redis_is_full_joins_when_there_is_room(farm, tmp_path):
+    own = farm(nodes=1)
+    run = ChainRun(own, tmp_path, steps=120)
+    run.wait_for_step(3, trials=1)
+    fill(own)
+    newcomer = own.add_node()
+    eventually(lambda: "ear.started" in newcomer.log())
+    time.sleep(3.0)  # it tries to introduce itself meanwhile
+    make_room(own)
+    run.wait_for_step(1)
+    run.ends()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl"])
+def test_f07_a_redis_that_evicts_keys_is_refused_with_what_to_do(server: RedisServer, policy):
+    server.client.config_set("maxmemory", "100mb")
+    server.client.config_set("maxmemory-policy", policy)
+    executor = CeleryTrialExecutor(server.url, term=1)
+    try:
+        with pytest.raises(ConfigError, match=f"{policy}.*CONFIG SET maxmemory-policy noeviction"):
+            executor.open(PLAN)
+    finally:
+        executor.close()
+
+
+def test_f07_a_policy_that_does_not_matter_yet_is_mentioned(server: RedisServer, tmp_path: Path):
+    server.client.config_set("maxmemory-policy", "allkeys-lru")
+    executor = CeleryTrialExecutor(server.url, term=1)
+    executor.open(PLAN)
+    try:
+        assert any("allkeys-lru" in line for line in executor.news())
+    finally:
+        executor.close()
+
+
+def test_f07_who_may_not_ask_for_the_policy_is_let_in(server: RedisServer):
+    server.client.execute_command(
+        "ACL", "SETUSER", "someone", "on", ">secret", "~*", "&*", "+@all", "-info"
+    )
+    executor = CeleryTrialExecutor(server.url.replace("unix://", "unix://someone:secret@"), term=1)
+    executor.open(PLAN)
+    executor.close()

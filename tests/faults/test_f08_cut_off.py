@@ -1,0 +1,94 @@
+"""F08: a node is cut off from Redis and goes on; it is re-attached or fenced when it is back."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cut_farm import CutRun, cut_farm
+from tests.support import eventually
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+
+__all__ = ["cut_farm"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+@pytest.mark.slow
+@pytest.mark.parity(74, 141)
+def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_nothing(
+    cut_farm, tmp_path
+):
+    farm = cut_farm()
+    run = CutRun(farm, tmp_path, steps=1000, step_s=0.02)
+    run.wait_for_recorded(60, epoch=1)
+    node = run.node_of(0)
+    zombie = run.wait_for_start(0, 1).pid
+    farm.proxies[node].cut(stay=True)
+    run.wait_for_start(0, 2)
+    run.wait_for_recorded(120, epoch=2)
+    assert zombie in farm.family(node), "it cannot know"
+    farm.proxies[node].heal()
+    run.wait_for(m.NodeReturned)
+    eventually(lambda: zombie not in farm.family(node), message=run.state)
+    run.ends_well()
+
+    (result,) = run.results
+    there = {path.parent for path in Path(result.path).glob("checkpoint_*/*")}
+    kept = {Path(checkpoint.path).parent for checkpoint, _ in result.best_checkpoints}
+    assert kept
+    assert there == kept, "nothing of what came late is left in the store"
+    late = [one for one in run.all_of(m.ResultReported) if one.epoch == 1]
+    assert max(one.step for one in late) > 100, "it has said all that it did meanwhile"
+    assert m.HostFreed(run.all_of(m.TrialStarted)[0].trial, 1) in run.all_of(m.HostFreed)
+    assert any("of a former incarnation" in line for line in run.told), run.told
+    assert farm.nodes[node].process.poll() is None, "it goes on as a node"
+    assert len(run.all_of(m.NodeJoined)) == 2, "and is no new one"
+    assert not run.all_of(m.HostDied)
+
+
+def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:
+    farm = cut_farm()
+    steps = int((seconds + 12.0) / 0.03)
+    run = CutRun(farm, tmp_path, trials=2, steps=steps, step_s=0.03)
+    run.wait_for_step(20)
+    farm.proxies[0].cut(stay=True)
+    time.sleep(seconds)  # the length of the outage is what is tested
+    farm.proxies[0].heal()
+    run.ends_well()
+
+    assert len(run.all_of(m.NodeLost)) == len(run.all_of(m.NodeReturned)) == 1
+    assert run.repeated() == {0: 0, 1: 0}, "nobody had a slot for it, so it went on"
+    assert {one.epoch for one in run.all_of(m.TrialStarted)} == {1}
+    assert any("is back after" in line for line in run.told)
+
+
+@pytest.mark.slow
+def test_f08_a_node_that_is_back_before_anybody_has_a_slot_repeats_no_step(cut_farm, tmp_path):
+    cut_off_and_back(cut_farm, tmp_path, wire.LEASE_TTL_S + 2.5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(180)
+def test_f08_fifteen_seconds_without_a_slot_elsewhere_repeat_no_step(cut_farm, tmp_path):
+    cut_off_and_back(cut_farm, tmp_path, 15.0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(180)
+def test_f08_all_nodes_cut_off_for_twenty_seconds_are_the_network(cut_farm, tmp_path):
+    farm = cut_farm()
+    run = CutRun(farm, tmp_path, trials=2, steps=1200, step_s=0.03)
+    run.wait_for_step(20)
+    for proxy in farm.proxies:
+        proxy.cut(stay=True)
+    time.sleep(20.0)  # the length of the outage is what is tested
+    for proxy in farm.proxies:
+        proxy.heal()
+    run.ends_well()
+
+    assert run.all_of(m.NodeLost) == []
+    assert run.repeated() == {0: 0, 1: 0}

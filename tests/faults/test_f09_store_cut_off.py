@@ -1,0 +1,101 @@
+"""F09: a node can reach Redis, and not the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.chain_searches import ChainSearch
+from tests.object_servers import ObjectServer
+from tests.tcp_proxy import TcpProxy
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+@pytest.fixture
+def way() -> Iterator[Callable[[ObjectServer], TcpProxy]]:
+    """Makes a proxy in front of a store."""
+    made: list[TcpProxy] = []
+
+    def make(server: ObjectServer) -> TcpProxy:
+        made.append(TcpProxy(("127.0.0.1", server.port)))
+        return made[-1]
+
+    yield make
+    for proxy in made:
+        proxy.close()
+
+
+@pytest.mark.parametrize("how", ["hold", "silent", "cut"])
+def test_f09_results_are_recorded_while_the_store_is_cut_off_and_its_checkpoints_follow(
+    tmp_path: Path, minio: ObjectServer, bucket: str, way, how: str
+) -> None:
+    proxy = way(minio)
+    address = minio.address(bucket, "x").replace(f":{minio.port}", f":{proxy.port}")
+    variables = {"TUNEMQ_S3_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
+    search = ChainSearch(
+        tmp_path, storage=address, trials=2, steps=40, save_every=5, step_s=0.1, variables=variables
+    )
+    try:
+        trial = search.trial(0)
+        last = search.wait_for(m.CheckpointCommitted, trial=trial, within=20).event
+        if how == "hold":
+            proxy.hold()
+        elif how == "silent":
+            proxy.go_silent()
+        else:
+            proxy.cut(stay=True)
+        # So many steps, and the checkpoints among them, are reported without the store.
+        search.wait_for(m.ResultReported, trial=trial, step=last.step + 9, within=20)
+        written = search.all_of(m.CheckpointWritten)
+        committed = search.all_of(m.CheckpointCommitted)
+        assert len(written) > len(committed)
+        # What is current is what was committed before, and what is on the node's disk.
+        assert not search.all_of(m.CheckpointLost)
+        proxy.heal()
+        assert search.ends(within=50) == 0, str(search)
+        search.is_undisturbed()
+        assert search.all_of(m.TrialFailed) == search.all_of(m.HostDied) == []
+        search.is_whole()
+        search.left_nothing_in_the_store()
+        search.leaves_nothing()
+    finally:
+        search.close()
+
+
+def test_f09_a_checkpoint_that_never_arrives_ends_its_trial_and_the_one_before_stays_current(
+    tmp_path: Path, minio: ObjectServer, bucket: str, way
+) -> None:
+    proxy = way(minio)
+    address = minio.address(bucket, "x").replace(f":{minio.port}", f":{proxy.port}")
+    variables = {"TUNEMQ_S3_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
+    search = ChainSearch(
+        tmp_path,
+        storage=address,
+        trials=1,
+        steps=60,
+        save_every=5,
+        step_s=0.05,
+        max_storage_failures=0,
+        sync_timeout=4.0,
+        variables=variables,
+    )
+    try:
+        search.wait_for(m.CheckpointCommitted, trial=search.trial(0), within=20)
+        proxy.cut(stay=True)
+        failed = search.wait_for(m.TrialFailed, within=30).event
+        assert failed.kind == "storage"
+        proxy.heal()
+        assert search.ends(within=40) == 0, str(search)
+        (result,) = search.results()
+        newest = max(event.step for event in search.all_of(m.CheckpointCommitted))
+        assert result["status"] == "ERROR"
+        # Results count though no checkpoint behind them does.
+        assert result["recorded"][-1] > newest
+        assert max(result["checkpoints"]) == newest
+        search.is_restorable()
+    finally:
+        search.close()

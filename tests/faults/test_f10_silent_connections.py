@@ -1,0 +1,103 @@
+"""F10: connections to Redis that die in silence, in one direction or both; a Redis that hangs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.own_farm import ChainRun, farm
+from tests.tcp_proxy import DOWN, UP
+from tunemq_shared import wire
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+#: Whoever waits for an answer that will not come gives up so soon, and finds a way.
+GIVES_UP_WITHIN_S = 15.0
+#: What has hung goes on so soon.
+GOES_ON_WITHIN_S = 8.0
+
+
+@pytest.mark.parametrize(
+    ("whose", "directions"),
+    [
+        ("to_nodes", (UP, DOWN)),
+        ("to_nodes", (DOWN,)),
+        ("to_scheduler", (UP, DOWN)),
+        ("to_scheduler", (UP,)),
+        pytest.param("to_nodes", (UP,), marks=pytest.mark.soak),
+        pytest.param("to_scheduler", (DOWN,), marks=pytest.mark.soak),
+    ],
+)
+def test_f10_nobody_waits_for_ever_on_connections_that_died_in_silence(
+    farm, tmp_path, whose, directions
+):
+    own = farm(proxies=True)
+    run = ChainRun(own, tmp_path, steps=80)
+    run.wait_for_step(3)
+    proxy = getattr(own, whose)
+    proxy.go_silent(*directions)
+    run.wait_for_silence()
+    proxy.heal()  # the connections that were silent are so for ever
+    took = run.goes_on(time.monotonic(), within=GIVES_UP_WITHIN_S)
+    print(f"{whose} {directions}: {took:.1f} s")
+    run.ends()
+
+
+def test_f10_an_ear_that_is_deaf_by_itself_is_replaced(farm, tmp_path):
+    own = farm(proxies=True)
+    run = ChainRun(own, tmp_path, steps=80)
+    run.wait_for_step(3)
+    for _ in range(2):
+        assert own.to_nodes.silence(b"BRPOP") == 2, "each node has an ear"
+        run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+    run.ends()
+    assert "was announced and did not come" in own.logs()
+
+
+@pytest.mark.slow
+def test_f10_while_all_nodes_are_cut_off_for_longer_than_a_lease_none_is_lost(farm, tmp_path):
+    own = farm(proxies=True)
+    run = ChainRun(own, tmp_path, steps=60)
+    run.wait_for_step(3)
+    own.to_nodes.go_silent()
+    time.sleep(wire.LEASE_TTL_S + 3)  # the length of the outage is what is tested
+    own.to_nodes.heal()
+    run.goes_on(time.monotonic(), within=GIVES_UP_WITHIN_S)
+    run.ends()
+
+
+def test_f10_connections_that_are_reset_again_and_again_harm_nobody(farm, tmp_path):
+    own = farm(proxies=True)
+    run = ChainRun(own, tmp_path, steps=150)
+    run.wait_for_step(3)
+    for proxy in (own.to_nodes, own.to_scheduler) * 3:
+        proxy.cut()
+        run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+    own.to_nodes.cut(stay=True)
+    time.sleep(1.0)  # so long nobody gets in
+    own.to_nodes.heal()
+    run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+    run.ends()
+    run.leaves_no_key()
+
+
+@pytest.mark.slow
+def test_f10_a_redis_that_hangs_for_five_seconds_costs_five_seconds(farm, tmp_path):
+    own = farm()
+    run = ChainRun(own, tmp_path, steps=80)
+    run.wait_for_step(3)
+    run.goes_on(own.stop_redis(5.0), within=GOES_ON_WITHIN_S)
+    run.ends()
+    run.leaves_no_key()
+
+
+@pytest.mark.parametrize("lock_step", [True, False])
+def test_f10_a_redis_that_is_far_away_is_slow_and_no_more(farm, tmp_path, lock_step):
+    own = farm(proxies=True)
+    own.to_nodes.slow(delay_s=0.05, bytes_per_s=200_000)
+    own.to_scheduler.slow(delay_s=0.05, bytes_per_s=200_000)
+    run = ChainRun(own, tmp_path, steps=15, lock_step=lock_step)
+    run.ends()

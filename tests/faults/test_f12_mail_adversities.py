@@ -1,0 +1,81 @@
+"""F12: orders that come twice, in another order or never; ears that die with what they heard."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.own_farm import ChainRun, farm
+from tunemq_shared import messages as m
+from tunemq_shared.failpoints import VARIABLE
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+#: A command that was lost is made good so soon; and on a machine that does other things, at last.
+MADE_GOOD_WITHIN_S, AT_LAST_S = 2.0, 8.0
+
+
+def each_was_started_once(run: ChainRun) -> None:
+    started = Counter(event.trial for event in run.events() if isinstance(event, m.TrialStarted))
+    assert len(started) == run.trials
+    assert set(started.values()) == {1}, started
+
+
+def made_good_in_time(waits: list[float], losses: int, share: float = 0.5) -> None:
+    """Check the longest waits, one for each lost command: this share was made good in time."""
+    longest = sorted(waits)[-losses:]
+    assert longest[int(share * (len(longest) - 1))] < MADE_GOOD_WITHIN_S, longest
+    assert longest[-1] < AT_LAST_S, longest
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_f12_doubled_and_swapped_orders_change_nothing(farm, tmp_path, seed):
+    own = farm(proxies=True)
+    tampering = own.to_scheduler.tamper(double=0.4, swap=0.4, seed=seed)
+    run = ChainRun(own, tmp_path, trials=4, steps=30)
+    run.ends()
+    assert tampering.doubled > 10
+    assert tampering.swapped > 0
+    each_was_started_once(run)
+
+
+def test_f12_a_lost_order_is_made_good(farm, tmp_path):
+    own = farm(proxies=True)
+    tampering = own.to_scheduler.tamper(double=0.1, swap=0.1, lose=0.15, seed=3)
+    run = ChainRun(own, tmp_path, steps=40)
+    waits = run.watch()
+    run.ends()
+    assert tampering.lost > 5
+    made_good_in_time(waits, tampering.lost)
+    each_was_started_once(run)
+
+
+def ears_die(farm, tmp_path, steps: int, every: int) -> tuple[int, list[float]]:
+    """Run a search whose ears die whenever they have heard so many orders, with the last one."""
+    own = farm(variables={VARIABLE: f"ear.before_handover=kill@{every}"})
+    run = ChainRun(own, tmp_path, steps=steps)
+    waits = run.watch()
+    run.ends(within=500)
+    deaths = own.logs().count("ear.died")
+    print(f"{deaths} ears died; the longest waits {sorted(waits)[-20:]}")
+    made_good_in_time(waits, deaths)
+    each_was_started_once(run)
+    run.leaves_no_key()
+    return deaths, waits
+
+
+@pytest.mark.slow
+def test_f12_ears_that_die_between_receipt_and_handover_lose_no_order_for_good(farm, tmp_path):
+    deaths, _ = ears_die(farm, tmp_path, steps=30, every=6)
+    assert deaths >= 8
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_f12_a_hundred_ears_die_between_receipt_and_handover(farm, tmp_path):
+    deaths, waits = ears_die(farm, tmp_path, steps=220, every=4)
+    assert deaths >= 100
+    made_good_in_time(waits, deaths, share=0.95)

@@ -1,0 +1,80 @@
+"""F15: the clock of Redis's machine is set back by an hour, or forward.
+
+Redis numbers a stream's entries by its clock, and never lower than the last one. So an entry that
+is an hour ahead makes a stream what it is when the clock was set back; and after a wipe all numbers
+are an hour lower than before.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.own_farm import ChainRun, OwnFarm, farm
+from tests.support import eventually
+from tunemq_shared import wire
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+HOUR_MS = 3_600_000
+GOES_ON_WITHIN_S = 8.0
+
+
+def set_back(own: OwnFarm) -> None:
+    """Have the streams' last entries be of a time that is an hour ahead of Redis's clock."""
+    seconds, _ = own.server.client.time()
+    ahead = f"{seconds * 1000 + HOUR_MS}-0"
+    (events,) = eventually_keys(own, "tunemq:events:*")
+    for key in (events, wire.NODES):
+        own.server.client.xadd(key, {"nothing": "of ours"}, id=ahead)
+
+
+def eventually_keys(own: OwnFarm, pattern: str) -> list[bytes]:
+    eventually(lambda: own.server.client.keys(pattern), within=10)
+    return own.server.client.keys(pattern)
+
+
+@pytest.mark.parametrize("lock_step", [True, False])
+def test_f15_a_clock_that_was_set_back_by_an_hour_changes_nothing(farm, tmp_path, lock_step):
+    own = farm()
+    run = ChainRun(own, tmp_path, steps=60, lock_step=lock_step)
+    run.wait_for_step(3)
+    set_back(own)
+    run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+    run.ends()
+    run.leaves_no_key()
+
+
+@pytest.mark.parametrize("how", ["wiped", "killed"])
+def test_f15_a_clock_that_was_set_back_while_the_data_were_lost_too_loses_no_result(
+    farm, tmp_path, how
+):
+    own = farm()
+    run = ChainRun(own, tmp_path, steps=150)
+    run.wait_for_step(3)
+    for _ in range(3):
+        set_back(own)
+        run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+        if how == "killed":
+            back = own.kill_redis(0.3)
+        else:
+            own.server.client.flushall()
+            back = time.monotonic()
+        run.goes_on(back, within=GOES_ON_WITHIN_S)
+    run.ends()
+
+
+def test_f15_a_clock_that_jumps_forward_ends_leases_and_nobody_is_lost(farm, tmp_path):
+    """What has an expiry is gone at once."""
+    own = farm()
+    run = ChainRun(own, tmp_path, steps=100)
+    run.wait_for_step(3)
+    for _ in range(3):
+        eventually_keys(own, wire.lease("*"))
+        keys = own.server.client.keys("*")
+        own.server.client.delete(*(key for key in keys if own.server.client.ttl(key) > 0))
+        run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
+    run.ends()

@@ -1,0 +1,85 @@
+"""F16: of a farm's nodes one has a full disk; what it cannot keep is kept elsewhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+import tunemq as tune
+from tests.chain import chain, expected
+from tests.own_farm import NodeProcess, farm
+from tests.small_disk import on_small_disk
+from tests.support import eventually
+from tunemq_scheduler.core.node_health import TRIALS_IN_A_ROW
+from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_shared import messages as m
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+TRIALS, STEPS = 8, 12
+
+
+class NodeOnAFullDisk(NodeProcess):
+    """A node that has 64 KiB for copies of checkpoints."""
+
+    def __init__(self, url: str, folder: Path, disk: Path) -> None:
+        self._disk = disk
+        super().__init__(url, "full", folder, 1, {})
+
+    def start(self) -> None:
+        command = on_small_disk(self._disk, self._command, options="size=64k")
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
+    farm, tmp_path, minio, bucket
+):
+    own = farm(nodes=1)
+    folder = Path(os.environ["TUNEMQ_RESULTS"]) / "search"
+    executed = tmp_path / "executed"
+    executed.mkdir()
+    tuner = tune.Tuner(
+        chain,
+        param_space={
+            "seed": tune.grid_search(list(range(TRIALS))),
+            "executed": str(executed),
+            "steps": STEPS,
+            "save_every": 3,
+            "payload": 100_000,
+            "step_s": 0.1,
+        },
+        tune_config=tune.TuneConfig(metric="score", mode="max", seed=1),
+        run_config=tune.RunConfig(name="search", storage_path=minio.address(bucket, "runs")),
+    )
+    results: list[tune.ResultGrid] = []
+    search = threading.Thread(target=lambda: results.append(tuner.fit()), daemon=True)
+    search.start()
+
+    def events(kind):
+        return [e.event for e in read_entries(folder / FILE_NAME) if isinstance(e.event, kind)]
+
+    eventually(lambda: list(folder.glob(".cache/*/checkpoint*")), within=20, message=own.logs)
+    own.nodes.append(NodeOnAFullDisk(own.server.url, tmp_path / "full", folder / ".cache"))
+    search.join(50)
+    assert not search.is_alive(), own.logs()
+
+    (ended,) = results
+    for result in ended:
+        assert result.error is None, result.error
+        assert [line["training_iteration"] for line in result.history] == list(range(1, STEPS + 1))
+        assert result.metrics["chain"] == expected(result.config, STEPS)
+    failures = events(m.TrialFailed)
+    assert {failure.kind for failure in failures} == {"storage"}
+    for failure in failures:
+        assert f"{folder}/.cache" in failure.error
+        assert "No space left on device (" in failure.error
+        assert "bytes are free)" in failure.error
+    # It was tried with so many different trials, one or two of them twice, and then no more.
+    assert len({failure.trial for failure in failures}) == TRIALS_IN_A_ROW
+    assert len(failures) < 3 * TRIALS_IN_A_ROW

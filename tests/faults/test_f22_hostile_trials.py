@@ -1,0 +1,287 @@
+"""F22: trials that crash, hang, take all memory, print without end or fork without end.
+
+Each is named for what it was, the others notice nothing, and nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import tunemq as tune
+from tests.host_support import Server
+from tests.journals import ended_searches
+from tests.searches import fit, printed_by, results_of
+from tests.support import eventually
+from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_shared import messages as m
+from tunemq_workers import outputs
+
+__all__ = ["ended_searches"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+MIB = 2**20
+#: Stands in the environment of whatever a search's trials start.
+MARK = "F22_MARK"
+
+
+def raises(number):
+    raise ValueError("a bad value")
+
+
+def segfaults(number):
+    import ctypes
+
+    ctypes.string_at(0)
+
+
+def exits(number):
+    os._exit(3)
+
+
+def kills_itself(number):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hoards(number):
+    """Take memory without end, in children with sessions of their own."""
+    for _ in range(2):
+        if os.fork() == 0:
+            os.setsid()
+            held = []
+            while True:
+                held.append(b"x" * (8 * MIB))
+                time.sleep(0.01)
+    signal.pause()
+
+
+def loops(number):
+    while True:
+        number += 1
+
+
+def holds_the_gil(number):
+    return 9 ** (9**9)
+
+
+def takes_its_time(number):
+    """Report as it should, and never come to an end."""
+    while True:
+        time.sleep(0.02)
+        tune.report({"x": number})
+
+
+def prints(number):
+    """A gigabyte."""
+    block = 1024 * ("y" * 1023 + "\n")
+    for printed in range(1024):
+        sys.stdout.write(block)
+        if printed % 32 == 0:
+            tune.report({"x": printed})
+    print("the last line")
+
+
+def trains(number):
+    for step in range(100):
+        time.sleep(0.02)
+        tune.report({"x": step})
+
+
+#: What a trial does, the kind of its failure, and what is said of it.
+HOSTILE = {
+    raises: ("user", "ValueError: a bad value"),
+    segfaults: ("died", "SIGSEGV"),
+    exits: ("died", "code 3"),
+    kills_itself: ("died", "SIGKILL"),
+    hoards: ("memory", "of memory, and its limit is 150 MiB"),
+    loops: ("stalled", "has not reported for"),
+    holds_the_gil: ("stalled", "has not reported for"),
+    takes_its_time: ("trial_limit", "and its limit is 12 s"),
+}
+DECENT = [prints, trains, trains]
+
+
+def train(config):
+    tune.report({"x": 0})
+    config["does"](config["number"])
+
+
+@pytest.mark.timeout(120)
+def test_f22_a_search_of_hostile_trials_ends_by_itself_with_each_named_for_what_it_was(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setenv("TUNEMQ_CPUS", "6")
+    deeds = [*HOSTILE, *DECENT]
+    limits = tune.TrialLimits(stall_s=6, trial_s=12, memory=150 * MIB)
+    results = fit(
+        train,
+        {"number": tune.grid_search(list(range(len(deeds)))), "does": by_number(deeds)},
+        trial_limits=limits,
+        storage_path=str(tmp_path),
+        name="hostile",
+    )
+
+    by_deed = dict(zip(HOSTILE, results, strict=False))
+    kinds = kinds_of_failures(tmp_path / "hostile" / FILE_NAME)
+    for deed, (kind, said) in HOSTILE.items():
+        result = by_deed[deed]
+        assert result.status == "ERROR", deed
+        assert said in str(result.error), deed
+        assert kinds[result.trial_id] == [kind], deed
+        assert Path(result.path, "error.txt").exists()
+    for deed in (loops, holds_the_gil):
+        assert f"in {deed.__name__}\n" in printed_by(by_deed[deed], "stderr")
+    printer, *trained = results[len(HOSTILE) :]
+    assert [result.status for result in (printer, *trained)] == ["TERMINATED"] * 3
+    assert Path(printer.path, outputs.STDOUT).stat().st_size <= outputs.LIMIT_BYTES
+    assert printed_by(printer).endswith("y\nthe last line\n")
+    assert "bytes of older output dropped" in printed_by(printer)
+    for result in trained:
+        assert [line["training_iteration"] for line in results_of(result)] == list(range(1, 102))
+    eventually(lambda: not marked(str(tmp_path)), message=lambda: str(marked(str(tmp_path))))
+
+
+def by_number(deeds):
+    names = [deed.__name__ for deed in deeds]
+    return tune.sample_from(lambda spec: globals()[names[spec.config["number"]]])
+
+
+def kinds_of_failures(journal: Path) -> dict[str, list[str]]:
+    """The kinds of each trial's failures; each failed but once."""
+    kinds: dict[str, list[str]] = {}
+    for entry in read_entries(journal):
+        event = entry.event
+        assert not isinstance(event, m.NodeLost)
+        if isinstance(event, m.TrialFailed | m.HostDied):
+            kind = event.kind if isinstance(event, m.TrialFailed) else "died"
+            kinds.setdefault(event.trial, []).append(kind)
+    return kinds
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes of trials that were started with this mark."""
+    return [
+        process
+        for process in psutil.process_iter()
+        if environment_of(process).get(MARK) == mark and "TUNEMQ_HOST" in environment_of(process)
+    ]
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return {}
+
+
+# --- those that fork ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def start() -> Server:
+        servers.append(Server(tmp_path))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def hops(config):
+    """Eight lines of processes, each of which forks its successor, in a session of its own, and
+    ends; for a minute, should nobody end them."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    until = time.monotonic() + 60
+    for _ in range(8):
+        if os.fork() == 0:
+            while time.monotonic() < until:
+                if os.fork():
+                    os._exit(0)
+                os.setsid()
+            os._exit(0)
+    report({"x": 1})
+    time.sleep(60)
+
+
+def multiplies(config):
+    """Every process forks others, in sessions of their own, about a hundred in all."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    counter, until = "count", time.monotonic() + 60
+
+    def forks():
+        while time.monotonic() < until:
+            if os.path.getsize(counter) < 100:
+                with open(counter, "ab", buffering=0) as file:
+                    file.write(b"x")
+                if os.fork() == 0:
+                    os.setsid()
+            else:
+                time.sleep(0.02)
+
+    with open(counter, "wb"):
+        pass
+    if os.fork() == 0:
+        forks()
+    while os.path.getsize(counter) < 80:
+        time.sleep(0.01)
+    report({"x": 1})
+    time.sleep(60)
+
+
+@pytest.mark.parity(128)
+@pytest.mark.parametrize("bomb", [hops, multiplies])
+def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, tmp_path, bomb):
+    server = serve()
+    other = server.start(sleeps, 1)
+    other.result()
+    host = server.start(bomb)
+    host.result()
+    began = time.monotonic()
+    server.client.kill(host.name)
+    host.gone(within=10)
+    print(f"gone after {time.monotonic() - began:.2f} s")
+    assert not left_of(tmp_path / "trial_0")
+    assert not server.said(m.HostDied, other.name)
+    assert not server.warnings()
+
+
+def sleeps(config):
+    import time
+
+    from tunemq_shared.session import report
+
+    report({"x": 1})
+    time.sleep(60)
+
+
+def left_of(folder: Path) -> list[str]:
+    """The processes that work in a folder."""
+    found = []
+    for pid in os.listdir("/proc"):
+        if pid.isdigit():
+            try:
+                if os.readlink(f"/proc/{pid}/cwd") == str(folder):
+                    found.append(pid)
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,169 @@
+"""A process of a search is killed at each failpoint that is not about checkpoints or the journal.
+
+What is about checkpoints is in `test_store_failpoints`, what is about the journal in
+`test_journal_kills`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chain_searches import ChainSearch
+from tests.faults.test_journal_kills import JOURNALS
+from tests.faults.test_store_failpoints import OF_CHECKPOINTS
+from tests.integration.farm_support import Node, RedisServer, Scheduler, is_alive, order
+from tests.integration.node_fixtures import scheduler, server
+from tests.support import eventually
+from tunemq_shared.failpoints import FAILPOINTS, VARIABLE
+from tunemq_shared.messages import ResultReported
+
+__all__ = ["scheduler", "server"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+#: Which time a process dies there: late enough that its successors get on as well.
+OF_A_SEARCH = {
+    "ear.before_handover": 2,
+    "ear.after_handover": 2,
+    "orders.before_obey": 2,
+    "orders.after_obey": 2,
+    "events.before_send": 20,
+    "events.after_send": 20,
+    "events.before_release": 2,
+    "events.after_release": 2,
+    "lease.before_send": 3,
+    "lease.after_send": 3,
+}
+#: The script dies there, and is started again.
+OF_A_SCRIPT = {
+    "tuner.before_rename": 1,
+    "tuner.after_rename": 1,
+    "orders.before_send": 2,
+    "orders.after_send": 2,
+}
+#: Reached once in the life of a node, or only if nobody journals what it says.
+OF_A_NODE = ("hello.before_send", "hello.after_send", "goodbye.before_send", "goodbye.after_send")
+OF_AN_OUTBOX = ("events.before_spill", "events.after_spill")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., ChainSearch]]:
+    """Runs the script on one and the same folder, however often."""
+    begun: list[ChainSearch] = []
+
+    def start(**options: Any) -> ChainSearch:
+        begun.append(ChainSearch(tmp_path, storage=str(tmp_path), **options))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.close()
+
+
+def test_each_failpoint_is_one_at_which_a_test_kills() -> None:
+    here = [*OF_A_SEARCH, *OF_A_SCRIPT, *OF_A_NODE, *OF_AN_OUTBOX]
+    everywhere = sorted([*here, *JOURNALS, *OF_CHECKPOINTS])
+    assert everywhere == sorted(FAILPOINTS)
+
+
+@pytest.mark.parametrize("name", OF_A_SEARCH)
+def test_f01_f12_a_search_outlives_a_kill_at_each_step_between_node_and_scheduler(run, name):
+    search = run(
+        trials=4,
+        steps=16,
+        payload=1000,
+        step_s=0.06,
+        cpus=2,
+        variables={VARIABLE: f"{name}=kill@{OF_A_SEARCH[name]}"},
+    )
+    assert search.ends(within=50) == 0, str(search)
+    search.is_undisturbed()
+    search.journal_gives_the_state()
+    search.leaves_nothing()
+    if not name.startswith("ear."):  # of which the embedded node starts another by itself
+        assert b"The embedded node ended" in search.said, str(search)
+
+
+@pytest.mark.parametrize("name", OF_A_SCRIPT)
+def test_f03_a_script_that_is_killed_goes_on_where_it_was(run, name):
+    options = {"trials": 3, "steps": 12, "payload": 1000, "cpus": 1}
+    search = run(variables={VARIABLE: f"{name}=kill@{OF_A_SCRIPT[name]}"}, **options)
+    assert search.ends(within=40) == -signal.SIGKILL, str(search)
+    search.leaves_nothing()
+    if name == "tuner.before_rename":
+        # Nothing was begun: no restore, and the next search of that name takes another one.
+        assert not (search.folder / "search" / "tuner.pkl").exists()
+        return
+    again = run(**options)
+    assert again.ends(within=40) == 0, str(again)
+    again.is_undisturbed()
+    again.leaves_nothing()
+
+
+def large_results(config):
+    from tunemq_shared.session import report
+
+    for step in range(40):
+        report({"step": step, "padding": "x" * 2**18})
+
+
+def started(server: RedisServer, folder: Path, failpoints: str) -> subprocess.Popen[bytes]:
+    line = ["--redis", server.url, "--name", "node", "--workdir", str(folder), "--cpus", "2"]
+    environ = {**os.environ, VARIABLE: failpoints}
+    return subprocess.Popen([sys.executable, "-P", "-m", "tunemq_workers.node", *line], env=environ)
+
+
+def the_next_one_works(server: RedisServer, scheduler: Scheduler, folder: Path) -> None:
+    """A node that is started in a dead one's place introduces itself, runs a trial, and ends."""
+    node = Node(server, scheduler, folder)
+    try:
+        scheduler.journal(node.incarnation, 10**9)
+        scheduler.assign(node.incarnation, order("b", scheduler.start(large_results)))
+        eventually(
+            lambda: any(
+                isinstance(event, ResultReported) and event.trial == "b"
+                for _, batch in scheduler.batches()
+                for event in batch
+            ),
+            within=20,
+            message=node.log,
+        )
+    finally:
+        node.end()
+    left = {path.name for path in folder.iterdir() if not path.name.endswith(".log")}
+    assert left <= {"cache"}
+
+
+@pytest.mark.parametrize("name", OF_A_NODE)
+def test_f01_a_node_that_dies_when_it_comes_or_goes_is_succeeded_by_the_next(
+    server, scheduler, tmp_path, name
+):
+    process = started(server, tmp_path / "node", f"{name}=kill")
+    if name.startswith("goodbye"):
+        eventually(scheduler.hellos, within=10)
+        process.terminate()
+    assert process.wait(15) == -signal.SIGKILL
+    # Its goodbye counts if it was sent, and nobody waits for one that was not.
+    assert len(scheduler.goodbyes()) == (name == "goodbye.after_send")
+    the_next_one_works(server, scheduler, tmp_path / "node")
+
+
+@pytest.mark.parametrize("name", OF_AN_OUTBOX)
+def test_f01_a_node_that_dies_while_its_outbox_moves_to_the_disk_leaves_nothing_there(
+    server, scheduler, tmp_path, name
+):
+    process = started(server, tmp_path / "node", f"{name}=kill@3")
+    eventually(scheduler.hellos, within=10)
+    (hello,) = scheduler.hellos()
+    scheduler.assign(hello.incarnation, order("a", scheduler.start(large_results)))
+    assert process.wait(20) == -signal.SIGKILL
+    eventually(lambda: not is_alive(process.pid))
+    the_next_one_works(server, scheduler, tmp_path / "node")

@@ -1,0 +1,139 @@
+"""A node is killed while it, its hosts and its transfers write; the next one cleans up."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import Node, RedisServer, Scheduler, family_of, is_alive, order
+from tests.integration.node_fixtures import scheduler, server
+from tests.integration.test_node_checkpoints import SIZE, committed, keys, start
+from tests.object_servers import ObjectServer
+from tests.support import eventually
+from tunemq_shared import wire
+from tunemq_shared.checkpoint_folders import TEMPORARY_PREFIX
+from tunemq_shared.failpoints import VARIABLE
+from tunemq_shared.messages import CheckpointWritten, ResultReported, TrialFinished
+
+__all__ = ["scheduler", "server"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+@pytest.fixture
+def store(minio: ObjectServer, bucket: str) -> str:
+    return minio.address(bucket, "runs/exp")
+
+
+def files_in(folder: Path) -> list[str]:
+    """All that lies in a node's working folder, logs left out."""
+    found = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+    return [name for name in found if not name.endswith(".log")]
+
+
+def the_next_one_leaves_only_logs(
+    server: RedisServer, scheduler: Scheduler, node: Node, folder: Path
+) -> None:
+    """Kill a node, start another one there, have the experiment be over."""
+    family = family_of(node.process.pid)
+    os.kill(node.process.pid, signal.SIGKILL)
+    node.process.wait()
+    eventually(lambda: not any(map(is_alive, family)), within=5)
+    again = Node(server, scheduler, folder)
+    try:
+        scheduler.journal(again.incarnation, wire.EVERYTHING)
+        eventually(
+            lambda: files_in(folder) in (["cache"], []),
+            within=10,
+            message=lambda: f"{files_in(folder)}\n{again.log()}",
+        )
+    finally:
+        again.end()
+    assert files_in(folder) in (["cache"], [])
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "seen"),
+    [
+        ("cache.after_copy", "cache/*/.staging/*/files/weights"),
+        ("cache.after_rename", "cache/*/*/checkpoint_1-000001/files/weights"),
+        ("upload.before_object", "cache/*/*/checkpoint_1-000001/manifest.json"),
+        ("upload.before_manifest", "cache/*/*/checkpoint_1-000001/manifest.json"),
+        ("upload.after_committed_file", "cache/*/*/checkpoint_1-000001/committed.json"),
+    ],
+)
+def test_f01_a_node_that_is_killed_while_a_checkpoint_is_on_its_way_leaves_only_logs(
+    server, scheduler, store, tmp_path, monkeypatch, failpoint, seen
+):
+    folder = tmp_path / "node"
+    monkeypatch.setenv(VARIABLE, f"{failpoint}=delay:60")
+    node = Node(server, scheduler, folder)
+    monkeypatch.delenv(VARIABLE)
+    scheduler.assign(node.incarnation, order("t", start(scheduler, store)))
+    eventually(lambda: list(folder.glob(seen)), within=20, message=node.log)
+    the_next_one_leaves_only_logs(server, scheduler, node, folder)
+
+
+def test_f01_a_node_that_is_killed_while_it_downloads_leaves_only_logs(
+    server, scheduler, store, tmp_path, monkeypatch
+):
+    first = Node(server, scheduler, tmp_path / "first")
+    try:
+        scheduler.assign(first.incarnation, order("t", start(scheduler, store, steps=1)))
+        eventually(lambda: scheduler.said(TrialFinished), within=20, message=first.log)
+        eventually(lambda: keys(scheduler, CheckpointWritten), within=20, message=first.log)
+        eventually(lambda: "checkpoint.committed" in first.log(), within=20, message=first.log)
+    finally:
+        first.end()
+    folder = tmp_path / "node"
+    monkeypatch.setenv(VARIABLE, "download.before_rename=delay:60")
+    node = Node(server, scheduler, folder)
+    monkeypatch.delenv(VARIABLE)
+    begin = start(scheduler, store, steps=2, restore=(committed(scheduler),))
+    scheduler.assign(node.incarnation, order("t", begin, epoch=2))
+    staged = "cache/*/.staging/*/files/weights"
+    eventually(
+        lambda: [path for path in folder.glob(staged) if path.stat().st_size == SIZE],
+        within=20,
+        message=node.log,
+    )
+    the_next_one_leaves_only_logs(server, scheduler, node, folder)
+
+
+def leaves_its_folder(config):
+    """A class's `save` works in a folder of the trial's that only passes through."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    if config["is_first"]:
+        os.mkdir("checkpoint_tmp0123")
+        with open("checkpoint_tmp0123/weights", "wb") as file:
+            file.write(b"w" * 1000)
+    left = [name for name in os.listdir() if name.startswith("checkpoint_tmp")]
+    report({"left": len(left)})
+    if config["is_first"]:
+        time.sleep(60)
+
+
+def test_f02_what_a_killed_trial_left_while_it_saved_is_gone_when_it_goes_on(
+    server, scheduler, tmp_path
+):
+    node = Node(server, scheduler, tmp_path / "node")
+    try:
+        assert TEMPORARY_PREFIX == "checkpoint_tmp"
+        begin = scheduler.start(leaves_its_folder, {"is_first": True})
+        scheduler.assign(node.incarnation, order("t", begin))
+        eventually(lambda: scheduler.said(ResultReported), within=20, message=node.log)
+        again = scheduler.start(leaves_its_folder, {"is_first": False})
+        scheduler.assign(node.incarnation, order("t", again, epoch=2))
+        eventually(lambda: len(scheduler.said(ResultReported)) == 2, within=20, message=node.log)
+        first, second = scheduler.said(ResultReported)
+        assert first.metrics["left"] == 1
+        assert second.metrics["left"] == 0
+    finally:
+        node.end()

@@ -1,0 +1,135 @@
+"""kill -9 of a script, and a restore of its search, again and again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tunemq as tune
+from tests.chain_searches import ChainSearch
+from tests.object_servers import ObjectServer
+from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
+from tunemq_scheduler.replay import replay
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+Run = Callable[..., ChainSearch]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Runs the script on one and the same folder, however often."""
+    begun: list[ChainSearch] = []
+
+    def start(**options: Any) -> ChainSearch:
+        begun.append(ChainSearch(tmp_path, **options))
+        return begun[-1]
+
+    yield start
+    for one in begun:
+        one.close()
+
+
+def killed(search: ChainSearch, after_s: float) -> bool:
+    """Kill the script after some time; False if it has ended before."""
+    until = time.monotonic() + after_s
+    while time.monotonic() < until and search.process.poll() is None:
+        time.sleep(0.005)  # the moment of the kill is what is random here
+    if search.process.poll() is not None:
+        return False
+    os.kill(search.process.pid, signal.SIGKILL)
+    search.process.wait()
+    search.leaves_nothing()
+    if not tune.Tuner.can_restore(search.folder / "search"):
+        # It had not begun; a script that begins once more takes another name.
+        shutil.rmtree(search.folder / "search", ignore_errors=True)
+    return True
+
+
+def repeats(folder: Path) -> list[int]:
+    """For each trial of each further run: how many recorded steps its host reported again."""
+    recorded: dict[str, int] = {}
+    first: dict[str, int] = {}
+    found = []
+    for entry in read_entries(folder / "search" / FILE_NAME):
+        event = entry.event
+        if isinstance(event, m.ExperimentResumed):
+            first = {}
+        elif isinstance(event, m.ResultReported):
+            last = recorded.get(event.trial, 0)
+            if event.trial not in first:
+                first[event.trial] = event.step
+                found.append(last + 1 - event.step)
+            recorded[event.trial] = max(last, event.step)
+    return found
+
+
+def check(search: ChainSearch) -> None:
+    """Check the end of a search that was killed and restored."""
+    assert search.ends(within=60) == 0, str(search)
+    search.is_undisturbed()
+    found = repeats(search.folder)
+    assert min(found) >= 0, (found, "a step is missing")
+    assert max(found) <= search.save_every, (found, search)
+    path = search.folder / "search" / FILE_NAME
+    again = replay(recover(path).header.settings, read_entries(path))
+    assert again.snapshot() == (search.folder / "snapshot").read_bytes()
+    search.leaves_nothing()
+
+
+def kill_and_restore(run: Run, kills: int, chance: random.Random, **options: Any) -> int:
+    done = 0
+    for _ in range(kills):
+        search = run(**options)
+        if not killed(search, chance.uniform(0.1, 3.0)):
+            break
+        done += 1
+    check(run(**options))
+    return done
+
+
+@pytest.mark.parity(180)
+def test_f03_a_killed_script_is_restored_as_if_nothing_had_been(run: Run, tmp_path: Path) -> None:
+    options = {"storage": str(tmp_path), "trials": 4, "steps": 60, "save_every": 4, "cpus": 2}
+    assert kill_and_restore(run, 4, random.Random(4), step_s=0.03, **options) >= 3
+
+
+@pytest.mark.parametrize("form", ["function", "class"])
+def test_f03_a_checkpoint_that_was_only_written_is_brought_to_the_store_at_the_restore(
+    run: Run, minio: ObjectServer, bucket: str, form: str
+) -> None:
+    options = {"storage": minio.address(bucket, "place"), "trials": 2, "steps": 60, "form": form}
+    options |= {"save_every": 5, "step_s": 0.03}
+    assert kill_and_restore(run, 2, random.Random(form), **options) == 2
+
+
+def test_a_search_that_was_interrupted_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
+    options = {"storage": str(tmp_path), "trials": 4, "steps": 60, "save_every": 4, "cpus": 2}
+    search = run(**options)
+    search.wait_for(m.ResultReported, step=20, within=20)
+    os.kill(search.process.pid, signal.SIGINT)
+    assert search.ends() != 0
+    search.leaves_nothing()
+    recorded = len(search.all_of(m.ResultReported))
+    assert recorded < 4 * 60
+    check(run(**options))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("form", ["function", "class"])
+def test_f03_twenty_kills_of_the_script_at_random_moments(
+    run: Run, tmp_path: Path, form: str
+) -> None:
+    options = {"storage": str(tmp_path), "trials": 6, "steps": 300, "save_every": 5, "cpus": 3}
+    done = kill_and_restore(run, 20, random.Random(form), step_s=0.03, form=form, **options)
+    assert done == 20

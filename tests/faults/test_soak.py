@@ -1,0 +1,16 @@
+"""A small `make soak`: the parts of a farm die one after another, faster than they do there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.soak import soak
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.timeout(400)]
+
+
+def test_a_farm_whose_parts_die_twenty_times_comes_to_the_same_end(tmp_path, record_property):
+    # How long it takes is measured by `make soak`; here a busy machine may take its time.
+    told = soak(tmp_path, kills=20, seed=20, every_s=1.5, longest_s=3.0, patience=4.0)
+    record_property("soak", told)
+    assert "20 faults" in told

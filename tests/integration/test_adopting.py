@@ -1,0 +1,101 @@
+"""Checkpoints that only this machine has are brought to the store when a search is restored."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.object_servers import ObjectServer
+from tests.unit.scheduler.loops import NODE, PLAN, result, started
+from tunemq_scheduler.adopting import adopt_written
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_shared import messages as m
+from tunemq_shared.local_store import LocalStore
+from tunemq_shared.manifest import CheckpointInfo
+from tunemq_shared.stores import open_store
+
+pytestmark = pytest.mark.integration
+
+KEY = "train_t_00000/checkpoint_1-000002"
+
+
+@pytest.fixture
+def plan(tmp_path: Path, minio: ObjectServer, bucket: str) -> ExperimentPlan:
+    address = minio.address(bucket, "search")
+    return msgspec.structs.replace(PLAN, store=address, cache=str(tmp_path / "cache"))
+
+
+def write(plan: ExperimentPlan, key: str, step: int, content: str) -> m.CheckpointWritten:
+    """A checkpoint as a host leaves it in the cache of its node."""
+    source = Path(plan.cache).parent / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir()
+    (source / "file").write_text(content, encoding="ascii")
+    epoch, n = (int(part) for part in key.rpartition("checkpoint_")[2].split("-"))
+    info = CheckpointInfo(trial="t_00000", epoch=epoch, n=n, step=step, metrics={}, state={})
+    put = LocalStore(plan.cache).put_checkpoint(key, source, info)
+    return m.CheckpointWritten("t_00000", epoch, n, step, key, put.sha256, put.size)
+
+
+def left_by_a_run(written: m.CheckpointWritten) -> TrialRunner:
+    """A runner that has heard of a checkpoint, and of no commit."""
+    runner = TrialRunner(RunnerSettings())
+    for event in (
+        NODE,
+        m.ConfigSuggested(0, "t_00000", b"\x80", "0", {"cpu": 1.0}),
+        m.TrialChosen("t_00000"),
+        started(),
+        *(result(step) for step in range(1, 5)),
+        written,
+        result(5),
+    ):
+        runner.handle(event)
+    return runner
+
+
+def test_what_was_only_written_is_committed_and_gone_on_from(plan: ExperimentPlan) -> None:
+    runner = left_by_a_run(write(plan, KEY, 4, "content"))
+    told: list[str] = []
+
+    facts = adopt_written(runner, plan, told.append)
+    for fact in facts:
+        runner.handle(fact)
+    runner.handle(m.ExperimentResumed(2, 0.0))
+
+    assert told == []
+    assert [(fact.key, fact.step) for fact in facts] == [(KEY, 4)]
+    runner.handle(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
+    (order,) = runner.handle(m.TrialChosen("t_00000"))
+    assert [(ref.key, ref.sha256) for ref in order.restore] == [(KEY, facts[0].sha256)]
+    store = open_store(plan.store_address)
+    target = Path(plan.cache).parent / "target"
+    store.get_checkpoint(KEY, facts[0].sha256, target)
+    store.close()
+    assert [path.read_text(encoding="ascii") for path in target.rglob("file")] == ["content"]
+
+
+@pytest.mark.parametrize("damage", ["gone", "changed", "another"])
+def test_what_is_damaged_or_gone_is_lost_which_is_told(plan: ExperimentPlan, damage: str) -> None:
+    written = write(plan, KEY, 4, "content")
+    runner, told = left_by_a_run(written), []
+    if damage == "gone":
+        shutil.rmtree(plan.cache)
+    elif damage == "changed":
+        (Path(plan.cache) / KEY / "files" / "file").write_text("c0ntent", encoding="ascii")
+    else:
+        shutil.rmtree(Path(plan.cache) / KEY)
+        write(plan, KEY, 4, "another")
+
+    assert adopt_written(runner, plan, told.append) == []
+
+    (text,) = told
+    assert KEY in text
+    assert "goes on from the one before" in text
+    runner.handle(m.ExperimentResumed(2, 0.0))
+    assert not runner.live["t_00000"].has_checkpoint
+    assert not runner.uploading

@@ -1,0 +1,201 @@
+"""``tunemq journal``: show, check, salvage, through the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tunemq as tune
+from tests.object_servers import ObjectServer
+from tests.searches import fit
+from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
+from tunemq_scheduler.journal import Journal, read_turns, recover
+from tunemq_scheduler.journal.frames import Frames
+from tunemq_scheduler.journal.layout import snapshot_file, turns_file
+from tunemq_scheduler.replay import replay_recovered
+from tunemq_shared import messages as m
+from tunemq_shared.stores import join
+
+pytestmark = pytest.mark.integration
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def climbs(config):
+    for step in range(1, 6):
+        tune.report({"score": config["slope"] * step, "odd": float("nan")})
+
+
+@pytest.fixture
+def tunemq(tmp_path: Path) -> Run:
+    def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "tunemq", "journal", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "100"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done
+        return done
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that is over; not to be changed."""
+    results = tmp_path_factory.mktemp("results")
+    grid = fit(
+        climbs,
+        {"slope": tune.grid_search([1.0, 2.0, 3.0])},
+        name="e",
+        storage_path=str(results),
+        metric="score",
+        mode="max",
+    )
+    return Path(grid.experiment_path)
+
+
+@pytest.fixture
+def experiment(searched: Path, tmp_path: Path) -> Path:
+    """A copy of that."""
+    return Path(shutil.copytree(searched, tmp_path / "copied"))
+
+
+def test_each_event_is_a_line(experiment: Path, tunemq: Run) -> None:
+    lines = tunemq("show", experiment).stdout.splitlines()
+    entries = [entry for turn in read_turns(experiment / "journal") for entry in turn]
+    assert len(lines) == len(entries)
+    trial = next(one.event.trial for one in entries if isinstance(one.event, m.ConfigSuggested))
+    about = tunemq("show", experiment, "--trial", trial).stdout.splitlines()
+    assert about == [line for line in lines if f"trial={trial}" in line.split("->")[0]]
+    (suggested,) = [line for line in about if "ConfigSuggested" in line]
+    assert 'config={"slope": 1.0}' in suggested
+    assert sum("ResultReported" in line for line in about) == 5
+    assert tunemq("show", experiment / "journal", "--tail", 3).stdout.splitlines() == lines[-3:]
+
+
+def test_as_json_each_line_is_an_object(experiment: Path, tunemq: Run) -> None:
+    shown = [json.loads(line) for line in tunemq("show", experiment, "--json").stdout.splitlines()]
+    results = [one for one in shown if one["event"] == "ResultReported"]
+    assert [one["step"] for one in results if one["trial"] == results[0]["trial"]] == [*range(1, 6)]
+    assert {one["metrics"]["score"] for one in results if one["step"] == 5} == {5.0, 10.0, 15.0}
+    assert sorted({one["turn"] for one in shown}) == [*range(1, shown[-1]["turn"] + 1)]
+
+
+def test_a_whole_journal_is_found_whole(experiment: Path, tunemq: Run) -> None:
+    said = tunemq("check", experiment).stdout.splitlines()
+    assert said[0].startswith("experiment e (")
+    assert "3 trials: 3 TERMINATED" in said[2]
+    assert said[-1] == "whole"
+
+
+def test_a_torn_end_is_told_and_is_no_damage(experiment: Path, tunemq: Run) -> None:
+    path = turns_file(experiment / "journal", 1)
+    os.truncate(path, path.stat().st_size - 5)
+    torn = path.stat().st_size - list(Frames(path))[-1].end
+    assert f"{torn} bytes at the end" in tunemq("check", experiment).stdout
+
+
+def test_damage_is_found_named_and_salvaged_up_to_it(experiment: Path, tunemq: Run) -> None:
+    folder = experiment / "journal"
+    path = turns_file(folder, 1)
+    turns = list(read_turns(folder))
+    frames = list(Frames(path))
+    place = len(frames) // 2
+    data = bytearray(path.read_bytes())
+    data[frames[place].offset + 40] ^= 1
+    path.write_bytes(data)
+    (folder / "term").write_text("3")
+
+    said = tunemq("check", experiment, code=1).stdout
+    assert f"{path} is damaged at byte {frames[place].offset}" in said
+    assert "tunemq journal salvage" in said
+    shown = tunemq("show", experiment, code=64)
+    assert shown.stdout
+    assert f"at byte {frames[place].offset}" in shown.stderr
+
+    said = tunemq("salvage", experiment).stdout
+    assert f"at byte {frames[place].offset}" in said
+    assert f"The new journal has {place - 1} turns" in said
+    assert f"Lost: turn {place}, and {len(turns) - place} whole turns behind it" in said
+    assert m.encode(list(read_turns(folder))) == m.encode(turns[: place - 1])  # there are NaNs
+    (kept,) = experiment.glob("journal.damaged-*")
+    assert turns_file(kept, 1).read_bytes() == data
+    assert str(kept) in said
+    assert (folder / "term").read_text() == "3"
+    assert tunemq("check", experiment).stdout.endswith("whole\n")
+    assert "Nothing was done" in tunemq("salvage", experiment).stdout
+    Journal.resume(folder)[0].close()
+
+
+@pytest.mark.parametrize("what", ["snapshot", "header", "history"])
+def test_what_the_last_generation_has_is_salvaged_with_nothing_lost(
+    tmp_path: Path, what: str
+) -> None:
+    from tunemq_scheduler.journal.salvaging import salvage
+
+    folder = tmp_path / "journal"
+    # The first snapshot has no history, so that damage in that leaves it of use.
+    states = begun(folder, TURNS, snapshot_before=(0, 3))
+    path, place = {
+        "snapshot": (snapshot_file(folder, 3), 100),
+        "header": (turns_file(folder, 3), 50),
+        "history": (folder / "history", 130),
+    }[what]
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+    done = salvage(folder)
+    assert (done.turns, done.unusable) == (len(TURNS), 0)
+    assert state_of(recover(folder)) == states[-1]
+    assert recover(folder).header == HEADER
+
+
+def test_a_journal_in_use_is_not_salvaged(tmp_path: Path, tunemq: Run) -> None:
+    folder = tmp_path / "journal"
+    begun(folder, TURNS)
+    journal, _ = Journal.resume(folder)
+    with journal:
+        path = snapshot_file(folder, 3)
+        path.write_bytes(path.read_bytes()[:-1])
+        refused = tunemq("salvage", folder, code=64).stderr
+        assert f"process {os.getpid()} on" in refused
+    assert list(tmp_path.glob("journal*")) == [folder]
+
+
+def test_a_journal_in_a_store_is_shown_and_checked(
+    minio: ObjectServer, bucket: str, tunemq: Run, tmp_path: Path
+) -> None:
+    address = minio.address(bucket, "results")
+    grid = fit(climbs, {"slope": 1.0}, name="e", storage_path=address)
+    there, here = join(address, "e"), grid.experiment_path
+    assert tunemq("show", there).stdout == tunemq("show", here).stdout
+    assert tunemq("check", there).stdout == tunemq("check", here).stdout
+    assert replay_recovered(recover(Path(here, "journal"))).counts["TERMINATED"] == 1
+
+
+def test_where_there_is_no_journal_that_is_said(tunemq: Run, tmp_path: Path) -> None:
+    for command in ("show", "check", "salvage"):
+        said = tunemq(command, tmp_path, code=64).stderr
+        assert said == (
+            f"tunemq: there is no journal at {tmp_path}: give the folder that a search has made, "
+            "or the folder journal in it.\n"
+        )
+    assert "'x' is no number of lines" in tunemq("show", tmp_path, "--tail", "x", code=2).stderr
+
+
+def test_help_says_what_the_exit_status_means(tunemq: Run) -> None:
+    assert "salvage" in tunemq("--help").stdout
+    assert "Exit status 0" in tunemq("check", "--help").stdout
+    assert "under another name" in " ".join(tunemq("salvage", "--help").stdout.split())
+    assert "--tail" in tunemq("show", "--help").stdout

@@ -1,0 +1,318 @@
+"""The copy of a journal in an object store: how it follows, and how it is brought back."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.object_servers import ObjectServer, running_minio
+from tests.support import eventually
+from tests.unit.scheduler.journals import (
+    HEADER,
+    TURNS,
+    State,
+    after,
+    begun,
+    state_of,
+    take_snapshot,
+    version1,
+)
+from tunemq_scheduler.journal import FILE_NAME, Journal, copy, recover
+from tunemq_scheduler.journal.copy import JournalCopy
+from tunemq_scheduler.journal.fetch import fetch_journal
+from tunemq_shared import messages as m
+from tunemq_shared.errors import BugError, JournalError
+from tunemq_shared.object_store import MissingObject, ObjectStore
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def objects(minio: ObjectServer, bucket: str) -> Iterator[ObjectStore]:
+    with minio.objects(bucket, "e") as objects:
+        yield objects
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ObjectServer]:
+    """A MinIO that a test may stop."""
+    with running_minio(tmp_path / "server") as server:
+        server.create_bucket("mine")
+        yield server
+
+
+def names(objects: ObjectStore) -> list[str]:
+    return [one.key.removeprefix(f"{FILE_NAME}/") for one in objects.list(f"{FILE_NAME}/")]
+
+
+def is_copied(copied: JournalCopy) -> None:
+    eventually(lambda: not copied.is_behind, within=10, message=lambda: f"{copied.news()}")
+
+
+def fetched(objects: ObjectStore, folder: Path) -> State:
+    return state_of(fetch_journal(objects, folder))
+
+
+def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    state: State = ((), ())
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects)
+        for n, turn in enumerate(TURNS):
+            if n % 2:
+                take_snapshot(journal, state)
+            journal.append(turn)
+            state = after(state, turn)
+            is_copied(copied)
+            assert copied.turn == journal.turn == n + 1
+            assert fetched(objects, tmp_path / f"fetched{n}") == state
+        assert copied.close()
+        assert copied.news() == []
+    other, found = Journal.resume(tmp_path / f"fetched{len(TURNS) - 1}")
+    with other:
+        assert found.header == HEADER
+        other.append(TURNS[0])
+    # Nothing is left of what older snapshots needed.
+    assert {name.split("/")[1].partition(".")[0] for name in names(objects)} == {
+        "000003",
+        "000004",
+        "history",
+        "ready",
+    }
+
+
+def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
+    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy, "PERIOD_S", 0.001)
+    monkeypatch.setattr(copy, "_MERGED", 4)
+    states: list[State] = [((), ())]
+    is_over = threading.Event()
+
+    def write(journal: Journal) -> None:
+        while not is_over.is_set():
+            if len(states) % 7 == 0 and copied.turn > journal.turn - 14:
+                take_snapshot(journal, states[-1])
+            states.append(after(states[-1], TURNS[len(states) % len(TURNS)]))
+            journal.append(TURNS[(len(states) - 1) % len(TURNS)])
+
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects)
+        thread = threading.Thread(target=write, args=(journal,))
+        thread.start()
+        try:
+            for n in range(20):
+                eventually(lambda: copied.turn > 5, within=20)
+                safe = copied.turn
+                found = fetch_journal(objects, tmp_path / f"{n}")
+                assert found.turn >= safe
+                assert state_of(found) == states[found.turn]
+        finally:
+            is_over.set()
+            thread.join()
+        assert journal.position.snapshot > 5
+        assert copied.close()
+
+
+def mirror(objects: ObjectStore, folder: Path) -> None:
+    """As the default syncer does."""
+    for path in folder.iterdir():
+        if path.name != "lock":
+            objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
+
+
+@pytest.mark.parametrize("is_same_search", [True, False])
+def test_a_synced_folder_counts_where_it_goes_on_from_the_copy_and_not_where_it_is_another(
+    objects: ObjectStore, tmp_path: Path, is_same_search: bool
+) -> None:
+    folder, woken = tmp_path / "journal", tmp_path / "woken" / "journal"
+    states = begun(folder, TURNS)
+    shutil.copytree(folder, woken)
+    journal, _ = Journal.resume(folder)
+    with journal:
+        journal.append(TURNS[0])
+        assert JournalCopy(journal, objects).close()
+    expected = after(states[-1], TURNS[0])
+    journal, _ = Journal.resume(folder if is_same_search else woken)
+    with journal:
+        for turn in (TURNS[1], TURNS[2], TURNS[3]):
+            journal.append(turn)
+            expected = after(expected, turn) if is_same_search else expected
+    mirror(objects, journal.folder)
+    assert fetched(objects, tmp_path / "fetched" / "journal") == expected
+
+
+def test_a_copy_of_version_1_is_fetched(objects: ObjectStore, tmp_path: Path) -> None:
+    path = tmp_path / "old"
+    version1(path)
+    objects.put_bytes(FILE_NAME, path.read_bytes())
+    assert list(fetch_journal(objects, tmp_path / "fetched" / "journal").turns) == TURNS
+
+
+def test_pieces_are_put_once_and_many_small_ones_become_one(
+    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy, "PERIOD_S", 0.001)
+    monkeypatch.setattr(copy, "_MERGED", 8)
+    put: list[str] = []
+    put_bytes = objects.put_bytes
+    monkeypatch.setattr(
+        objects, "put_bytes", lambda key, data: (put.append(key), put_bytes(key, data))
+    )
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects)
+        for _ in range(20):
+            journal.append(TURNS[0])
+            is_copied(copied)
+        assert copied.close()
+    assert len(put) == len(set(put))
+    pieces = [name for name in names(objects) if ".turns/" in name]
+    assert len(pieces) < 10
+    assert fetch_journal(objects, tmp_path / "fetched").turn == 20
+
+
+def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) -> None:
+    big = [m.Entry(m.NodeWarned("n" * 300_000))]
+    with Journal.create(tmp_path / "journal", HEADER, sync=False) as journal:
+        for _ in range(40):
+            journal.append(big)
+        copied = JournalCopy(journal, objects)
+        assert copied.close(within_s=20)
+    sizes = [one.size for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
+    assert len(sizes) > 2
+    assert max(sizes) <= 4 * 2**20
+    assert list(fetch_journal(objects, tmp_path / "fetched").turns) == [big] * 40
+
+
+def test_a_journal_that_is_opened_again_has_a_copy_of_its_own_and_then_the_old_one_goes(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    folder = tmp_path / "journal"
+    states = begun(folder, TURNS)
+    journal, _ = Journal.resume(folder)
+    with journal:
+        assert JournalCopy(journal, objects).close()
+    first = names(objects)
+    assert {name.split("/")[0] for name in first} == {"000001"}
+    journal, _ = Journal.resume(folder)
+    with journal:
+        journal.append(TURNS[0])
+        assert JournalCopy(journal, objects).close()
+    assert {name.split("/")[0] for name in names(objects)} == {"000002"}
+    # Whoever was thought dead, and writes behind its end, changes nothing.
+    for name in first:
+        objects.put_bytes(f"{FILE_NAME}/{name}", b"late")
+    assert fetched(objects, tmp_path / "fetched") == after(states[-1], TURNS[0])
+
+
+def test_one_that_is_not_complete_yet_does_not_count(objects: ObjectStore, tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    states = begun(folder, TURNS)
+    journal, _ = Journal.resume(folder)
+    with journal:
+        assert JournalCopy(journal, objects).close()
+    objects.put_bytes(f"{FILE_NAME}/000002/000003.snapshot", b"half a copy")
+    assert fetched(objects, tmp_path / "fetched") == states[-1]
+
+
+def test_a_snapshot_whose_segment_is_not_there_yet_does_not_count(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects)
+        journal.append(TURNS[0])
+        assert copied.close()
+    objects.put_bytes(f"{FILE_NAME}/000001/000002.snapshot", b"it has just been put")
+    assert fetched(objects, tmp_path / "fetched") == after(((), ()), TURNS[0])
+
+
+def test_a_store_that_is_away_stops_nobody_and_is_told_once(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    with (
+        server.objects("mine", "e") as objects,
+        Journal.create(tmp_path / "journal", HEADER) as journal,
+    ):
+        copied = JournalCopy(journal, objects)
+        journal.append(TURNS[0])
+        is_copied(copied)
+        server.kill()
+        for turn in TURNS:
+            journal.append(turn)
+        news: list[str] = []
+        eventually(lambda: news.extend(copied.news()) or news, within=20)
+        assert "the copy of the journal waits for its store" in news[0]
+        assert copied.turn == 1
+        server.start()
+        is_copied(copied)
+        eventually(lambda: news.extend(copied.news()) or len(news) > 1, within=20)
+        assert news[1:] == ["the copy of the journal goes on"]
+        assert copied.close()
+        assert fetch_journal(objects, tmp_path / "fetched").turn == len(TURNS) + 1
+
+
+def test_whoever_closes_it_waits_for_no_store_that_is_away(
+    server: ObjectServer, tmp_path: Path
+) -> None:
+    with (
+        server.objects("mine", "e") as objects,
+        Journal.create(tmp_path / "journal", HEADER) as journal,
+    ):
+        server.kill()
+        journal.append(TURNS[0])
+        copied = JournalCopy(journal, objects)
+        assert not copied.close(within_s=0.5)
+        assert copied.turn == 0
+
+
+def test_who_waits_for_the_copy_is_called_when_it_has_grown(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    called = threading.Event()
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects, copied=called.set)
+        journal.append(TURNS[0])
+        assert called.wait(10)
+        assert copied.close()
+
+
+def test_a_defect_in_the_thread_of_the_copy_is_raised_where_its_news_are_asked_for(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    def fails() -> None:
+        raise ValueError("a defect")
+
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects, copied=fails)
+        copied.close()
+        with pytest.raises(BugError, match="a defect"):
+            copied.news()
+
+
+def test_a_copy_is_brought_only_into_an_empty_folder_and_only_if_it_is_whole(
+    objects: ObjectStore, tmp_path: Path
+) -> None:
+    with pytest.raises(MissingObject, match="there is no copy of a journal"):
+        fetch_journal(objects, tmp_path / "none")
+    folder = tmp_path / "journal"
+    begun(folder, TURNS)
+    journal, _ = Journal.resume(folder)
+    with journal:
+        assert JournalCopy(journal, objects).close()
+    with pytest.raises(JournalError, match="is not empty"):
+        fetch_journal(objects, folder)
+    (piece,) = [one for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
+    whole = objects.get_bytes(piece.key, limit=2**20)
+    objects.put_bytes(piece.key, whole[:200] + b"!" + whole[201:])
+    with pytest.raises(JournalError):
+        fetch_journal(objects, tmp_path / "damaged")
+    objects.put_bytes(piece.key, whole[:-1])
+    with pytest.raises(JournalError, match="is damaged"):
+        fetch_journal(objects, tmp_path / "damaged")
+    assert not list((tmp_path / "damaged").iterdir())
+    assert recover(folder).turn == len(TURNS)

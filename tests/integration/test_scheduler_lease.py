@@ -1,0 +1,182 @@
+"""A farm's lease and terms, on a real Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.farm_processes import TcpRedis
+from tests.support import eventually
+from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.farm import lease as lease_module
+from tunemq_scheduler.farm.holder import Holder
+from tunemq_scheduler.farm.lease import SchedulerLease
+from tunemq_shared import wire
+from tunemq_shared.errors import SchedulerSuperseded, WireUnavailable
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[TcpRedis]:
+    redis = TcpRedis(tmp_path)
+    yield redis
+    redis.end()
+
+
+@pytest.fixture
+def claim(redis, monkeypatch):
+    """Claims the lease for this process, or for one that `holder` describes."""
+    monkeypatch.setattr(lease_module, "TTL_S", 1.0)
+    monkeypatch.setattr(lease_module, "PERIOD_S", 0.1)
+    monkeypatch.setattr(lease_module, "_FRESH_S", 0.5)
+    leases = []
+
+    def claim(at_least: int = 1, holder: Holder | None = None) -> SchedulerLease:
+        lease = SchedulerLease(redis.url, holder or Holder.this_process("search"))
+        leases.append(lease)
+        lease.claim(at_least, lambda _text: None)
+        return lease
+
+    yield claim
+    for lease in leases:
+        lease.close()
+
+
+def elsewhere(holder: Holder, host: str = "elsewhere") -> Holder:
+    return msgspec.structs.replace(holder, host=host, place="another kernel")
+
+
+def freeze(lease: SchedulerLease, monkeypatch) -> None:
+    """Have a lease renewed no more, as if its process were stopped."""
+    monkeypatch.setattr(lease, "_look", lambda: None)
+
+
+def test_each_start_gets_a_greater_term(claim):
+    terms = []
+    for _ in range(3):
+        lease = claim()
+        terms.append(lease.term)
+        lease.close()
+    assert terms == sorted(set(terms))
+    assert terms[0] >= int(time.time()) - 60
+
+
+def test_a_term_is_never_below_that_of_the_journal(claim):
+    far = int(time.time()) + 10_000
+    assert claim(far).term == far
+
+
+def test_a_wiped_redis_makes_no_term_go_back(claim, redis):
+    first = claim()
+    first.close()
+    redis.client.flushall()
+    assert claim(first.term + 1).term > first.term
+
+
+def test_a_living_holder_is_named_to_whoever_wants_its_place(claim):
+    claim(holder=elsewhere(Holder.this_process("search")))
+    with pytest.raises(SchedulerSuperseded, match=rf"process {os.getpid()} on elsewhere.*search"):
+        claim()
+
+
+def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redis):
+    dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    born = int(Path(f"/proc/{dead.pid}/stat").read_text().rpartition(")")[2].split()[19])
+    holder = msgspec.structs.replace(Holder.this_process("x"), pid=dead.pid, born=born)
+    lease = SchedulerLease(redis.url, holder)
+    lease.claim(1, lambda _text: None)
+    assert not holder.is_gone
+    dead.send_signal(signal.SIGKILL)
+    dead.communicate()
+    assert holder.is_gone
+    # It renews no more, as it would not if it were that process.
+    lease._is_closed = True
+    lease._thread.join()
+    monotonic = time.monotonic()
+    assert claim().term > lease.term
+    assert time.monotonic() - monotonic < 0.9
+    lease._line.close()
+
+
+def test_the_lease_of_a_silent_process_elsewhere_is_free_when_it_has_run_out(claim, monkeypatch):
+    silent = claim(holder=elsewhere(Holder.this_process("search")))
+    freeze(silent, monkeypatch)
+    successor = claim()
+    assert successor.term > silent.term
+
+
+def test_whoever_was_replaced_notices_before_it_acts(claim, monkeypatch):
+    zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
+    zombie.check()
+    look = zombie._look
+    freeze(zombie, monkeypatch)
+    successor = claim(holder=elsewhere(Holder.this_process("search"), "successor"))
+    monkeypatch.setattr(zombie, "_look", look)
+    with pytest.raises(SchedulerSuperseded, match="on successor"):
+        zombie.check()
+    successor.check()
+
+
+def test_what_a_replaced_one_writes_to_redis_is_not_done(claim, redis, monkeypatch):
+    zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
+    line = RedisLine(redis.url)
+    line.connect()
+    commands = [("HSET", "reply", "f", 1), ("EXPIRE", b"reply", "60")]
+    assert line.ask([zombie.guarded(commands)]) == [1]
+    assert redis.client.hget("reply", "f") == b"1"
+    assert redis.client.ttl("reply") > 0
+    freeze(zombie, monkeypatch)
+    successor = claim()
+    assert line.ask([zombie.guarded([("HSET", "reply", "f", "2")])]) == [0]
+    assert redis.client.hget("reply", "f") == b"1"
+    assert line.ask([successor.guarded([("DEL", "reply")])]) == [1]
+    assert not redis.client.exists("reply")
+    line.close()
+
+
+def test_a_wiped_redis_does_not_bring_a_replaced_one_back(claim, redis, monkeypatch):
+    zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
+    look = zombie._look
+    freeze(zombie, monkeypatch)
+    successor = claim(holder=elsewhere(Holder.this_process("search"), "successor"))
+    redis.client.flushall()
+    monkeypatch.setattr(zombie, "_look", look)
+    eventually(lambda: redis.client.get(wire.TERM) == str(successor.term).encode())
+    eventually(lambda: zombie._successor is not None)
+    with pytest.raises(SchedulerSuperseded):
+        zombie.check()
+    successor.check()
+
+
+def test_a_redis_that_is_away_stops_nobody(claim, redis):
+    lease = claim()
+    redis.process.kill()
+    redis.process.wait()
+    eventually(lambda: time.monotonic() - lease._looked_at > 0.6)
+    lease.check()
+
+
+def test_without_redis_there_is_no_lease(redis):
+    redis.end()
+    lease = SchedulerLease(redis.url, Holder.this_process("search"))
+    with pytest.raises(WireUnavailable):
+        lease.claim(1, lambda _text: None)
+    lease.close()
+
+
+def test_a_lease_that_was_given_back_is_free_at_once(claim, redis):
+    lease = claim(holder=elsewhere(Holder.this_process("search")))
+    lease.close()
+    assert redis.client.get(wire.SCHEDULER) is None
+    started = time.monotonic()
+    claim()
+    assert time.monotonic() - started < 0.5

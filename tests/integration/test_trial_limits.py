@@ -1,0 +1,361 @@
+"""Hosts that take more than they may: what is said of them, what becomes of their families."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import tunemq as tune
+from tests.integration.farm_support import is_alive, order
+from tests.integration.node_fixtures import node, scheduler, server
+from tests.journals import ended_searches
+from tests.searches import fit
+from tests.support import eventually
+from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_shared.conditions import next_result
+from tunemq_shared.messages import (
+    HostDied,
+    HostFreed,
+    ResultReported,
+    TrialFailed,
+    TrialFinished,
+    TrialStarted,
+)
+from tunemq_shared.trial_limits import TrialLimits
+from tunemq_workers.forkserver_messages import DUMP_SIGNAL
+
+__all__ = ["ended_searches", "node", "scheduler", "server"]
+
+pytestmark = pytest.mark.integration
+
+#: What it takes to notice, to write the stacks, and to kill who does not heed SIGTERM.
+ENDED_WITHIN_S = 8.0
+
+
+def run(node, scheduler, trainable, **how):
+    """Host a trial until it has failed and its family is gone; returns how it failed."""
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(trainable, **how)))
+    eventually(lambda: scheduler.said(HostFreed), within=ENDED_WITHIN_S, message=node.log)
+    assert not scheduler.said(HostDied)
+    (failed,) = scheduler.said(TrialFailed)
+    return failed
+
+
+def printed(scheduler, name="stderr"):
+    return Path(scheduler.start(sleeps).folder, name).read_text()
+
+
+def sleeps(config):
+    import time
+
+    from tunemq_shared.session import report
+
+    report({"x": 1})
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind"),
+    [
+        (TrialLimits(step_s=1.5), "time_limit"),
+        (TrialLimits(stall_s=1.5), "stalled"),
+        (TrialLimits(trial_s=2.0), "trial_limit"),
+    ],
+)
+def test_a_trial_that_takes_too_long_ends_and_its_stack_is_in_its_log(
+    node, scheduler, limits, kind
+):
+    failed = run(node, scheduler, sleeps, limits=limits)
+
+    assert failed.kind == kind
+    assert "s, and its limit is" in failed.error
+    assert len(scheduler.said(ResultReported)) == 1
+    assert "most recent call first" in printed(scheduler)
+    assert "in sleeps" in printed(scheduler)
+
+
+def holds_the_gil_and_every_signal(config):
+    import contextlib
+    import signal
+    import threading
+
+    from tunemq_shared.session import report
+
+    def waits():
+        threading.Event().wait()
+
+    threading.Thread(target=waits, daemon=True).start()
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
+        with contextlib.suppress(OSError):
+            signal.signal(number, lambda *_: None)
+    report({"x": 1})
+    9 ** (9**9)
+
+
+def test_one_that_holds_the_gil_and_heeds_no_signal_shows_all_its_stacks_and_is_killed(
+    node, scheduler
+):
+    failed = run(node, scheduler, holds_the_gil_and_every_signal, limits=TrialLimits(stall_s=1.5))
+
+    assert failed.kind == "stalled"
+    stacks = printed(scheduler)
+    assert "in holds_the_gil_and_every_signal" in stacks
+    assert "in waits" in stacks
+
+
+def takes_every_handler_there_is(config):
+    import contextlib
+    import signal
+    import time
+
+    from tunemq_shared.session import report
+
+    for number in range(1, signal.NSIG):
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(number, lambda *_: None)
+    report({"x": 1})
+    while True:
+        time.sleep(60)
+
+
+def test_one_that_takes_the_signal_for_the_stacks_too_is_killed_without_them(node, scheduler):
+    limits = TrialLimits(stall_s=1.5)
+    assert run(node, scheduler, takes_every_handler_there_is, limits=limits).kind == "stalled"
+
+
+def says_goodbye(config):
+    import signal
+    import sys
+    import time
+
+    from tunemq_shared.session import report
+
+    def leave(*_):
+        print("goodbye")
+        sys.exit()
+
+    signal.signal(signal.SIGTERM, leave)
+    report({"x": 1})
+    time.sleep(60)
+
+
+def test_one_that_takes_too_long_may_clean_up_at_sigterm_and_has_failed_all_the_same(
+    node, scheduler
+):
+    failed = run(node, scheduler, says_goodbye, limits=TrialLimits(step_s=1.5), reuse=True)
+
+    assert failed.kind == "time_limit"
+    assert printed(scheduler, "stdout") == "goodbye\n"
+    assert not scheduler.said(TrialFinished)
+
+
+def raises_a_family_and_sleeps(config):
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(writing, b"%d" % os.getpid())
+        time.sleep(60)
+    report({"grandchild": int(os.read(reading, 20))})
+    time.sleep(60)
+
+
+@pytest.mark.parity(128)
+def test_the_whole_family_of_one_that_takes_too_long_is_gone_when_its_slot_is_free(node, scheduler):
+    limits = TrialLimits(step_s=1.5)
+    scheduler.assign(
+        node.incarnation, order("t1", scheduler.start(raises_a_family_and_sleeps, limits=limits))
+    )
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    grandchild = scheduler.said(ResultReported)[0].metrics["grandchild"]
+    assert is_alive(grandchild)
+    eventually(lambda: scheduler.said(HostFreed), within=ENDED_WITHIN_S, message=node.log)
+    assert not is_alive(grandchild)
+
+
+def three_quick_steps(config):
+    from tunemq_shared.session import report
+
+    for n in range(3):
+        report({"x": n})
+
+
+def test_a_trial_that_waits_at_its_horizon_takes_no_time(node, scheduler):
+    limits = TrialLimits(step_s=2.0, trial_s=4.0, stall_s=2.0)
+    start = scheduler.start(three_quick_steps, limits=limits)
+    scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    told_at = time.monotonic()
+    eventually(lambda: time.monotonic() > told_at + 3.0)
+    scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(1)))
+    eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
+    eventually(lambda: time.monotonic() > told_at + 6.0, within=5)
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    assert scheduler.said(TrialFinished)
+    assert not scheduler.said(TrialFailed)
+
+
+def stalls_behind_its_horizon(config):
+    import time
+
+    from tunemq_shared.session import report
+
+    report({"x": 1})
+    time.sleep(60)
+
+
+def test_a_trial_that_was_told_to_go_on_and_does_not_has_its_time_from_then(node, scheduler):
+    start = scheduler.start(stalls_behind_its_horizon, limits=TrialLimits(step_s=1.5))
+    scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    began = time.monotonic()
+    eventually(lambda: time.monotonic() > began + 2.5)
+    assert not scheduler.said(TrialFailed)
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(HostFreed), within=ENDED_WITHIN_S, message=node.log)
+    (failed,) = scheduler.said(TrialFailed)
+    assert failed.kind == "time_limit"
+
+
+def test_time_spent_in_earlier_incarnations_counts(node, scheduler):
+    limits = TrialLimits(trial_s=1000.5)
+    failed = run(node, scheduler, sleeps, limits=limits, time_spent_s=1000.0)
+    assert failed.kind == "trial_limit"
+
+
+MIB = 2**20
+
+
+def children_hold_it_together(config):
+    """Three in sessions of their own, none of which holds too much."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    report({"x": 1})
+    for _ in range(3):
+        if os.fork() == 0:
+            os.setsid()
+            held = b"x" * (80 << 20)
+            time.sleep(60)
+            print(len(held))
+    time.sleep(60)
+
+
+def test_the_memory_of_a_whole_family_counts(node, scheduler):
+    failed = run(node, scheduler, children_hold_it_together, limits=TrialLimits(memory=200 * MIB))
+    assert failed.kind == "memory"
+    assert "its limit is 200 MiB" in failed.error
+
+
+def shares_what_it_holds(config):
+    """Four children have the same pages as their parent, and take one look at them."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    held = b"x" * (100 << 20)
+    for _ in range(4):
+        if os.fork() == 0:
+            time.sleep(60)
+    for _ in range(30):
+        time.sleep(0.05)
+        report({"x": len(held)})
+
+
+def maps_a_file(config):
+    import mmap
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    with open("data", "wb") as file:
+        file.writelines(b"x" * (1 << 20) for _ in range(300))
+    with open("data", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        total = sum(data[at] for at in range(0, len(data), mmap.PAGESIZE))
+        for _ in range(30):
+            time.sleep(0.05)
+            report({"x": total})
+    os.unlink("data")
+
+
+@pytest.mark.parametrize("trainable", [shares_what_it_holds, maps_a_file])
+def test_pages_that_are_shared_count_once_and_those_of_files_not_at_all(node, scheduler, trainable):
+    start = scheduler.start(trainable, limits=TrialLimits(memory=200 * MIB))
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+    assert not scheduler.said(TrialFailed), scheduler.said(TrialFailed)
+    assert scheduler.said(TrialFinished)
+
+
+def test_a_stack_that_is_asked_for_before_a_host_is_set_up_does_not_end_it(node, scheduler):
+    scheduler.assign(
+        node.incarnation,
+        order("t1", scheduler.start(three_quick_steps)),
+        order("t2", scheduler.start(sleeps, trial_number=2)),
+    )
+    eventually(lambda: len(scheduler.said(TrialStarted)) == 2, message=node.log)
+    sleeper = next(one.pid for one in scheduler.said(TrialStarted) if one.trial == "t2")
+    forkserver = Path(f"/proc/{node.forkserver_of(sleeper)}/status").read_text()
+    ignored = int(forkserver.split("SigIgn:")[1].split()[0], 16)
+    assert ignored & (1 << (DUMP_SIGNAL - 1))
+    assert DUMP_SIGNAL not in {signal.SIGUSR1, signal.SIGUSR2}
+
+
+class Struggles(tune.Trainable):
+    """Fails in every sixth step of a process, and goes on from its last checkpoint."""
+
+    def setup(self, config):
+        self.steps = 0
+
+    def step(self):
+        time.sleep(0.1)
+        self.steps += 1
+        if self.steps > 5:
+            raise ValueError("a bad day")
+        return {"x": self.steps}
+
+    def save_checkpoint(self, checkpoint_dir):
+        Path(checkpoint_dir, "x").touch()
+
+    def load_checkpoint(self, checkpoint_dir):
+        assert Path(checkpoint_dir, "x").exists()
+
+
+def test_the_time_of_a_trial_runs_on_through_its_retries(ended_searches):
+    (result,) = fit(
+        Struggles, checkpoint_frequency=1, max_failures=-1, trial_limits=tune.TrialLimits(trial_s=3)
+    )
+
+    assert result.status == "ERROR"
+    assert "its limit is 3 s (TrialLimits(trial_s=...))" in str(result.error)
+    journal = Path(ended_searches[0].experiment.folder, FILE_NAME)
+    events = [entry.event for entry in read_entries(journal)]
+    kinds = [event.kind for event in events if isinstance(event, TrialFailed)]
+    assert kinds[-1] == "trial_limit"
+    assert set(kinds[:-1]) == {"user"}
+    assert result.metrics["time_total_s"] > 2
+
+
+def test_a_search_has_its_limits_from_tune_run_too():
+    analysis = tune.run(
+        sleeps,
+        trial_limits=tune.TrialLimits(step_s=1.5),
+        raise_on_failed_trial=False,
+        verbose=0,
+    )
+
+    (trial,) = analysis.trials
+    assert trial.status == "ERROR"

@@ -1,0 +1,220 @@
+"""`tunemq worker` as a process: what it refuses, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.farm_processes import Command, TcpRedis
+from tests.integration.farm_support import RedisServer, Scheduler, family_of, is_alive, order
+from tests.integration.node_fixtures import scheduler, server
+from tests.support import eventually
+from tunemq_shared import wire
+from tunemq_shared.messages import HostDied, HostFreed, ResultReported, TrialFailed, TrialPaused
+
+__all__ = ["scheduler", "server"]
+
+pytestmark = pytest.mark.integration
+
+
+def without_end(config):
+    import time
+
+    from tunemq_shared.session import report
+
+    while True:
+        report({"loss": 0.5})
+        time.sleep(0.01)
+
+
+def deaf(config):
+    import time
+
+    from tunemq_shared.session import report
+
+    report({"loss": 0.5})
+    while True:
+        time.sleep(60)
+
+
+class Worker(Command):
+    def __init__(self, server: RedisServer, folder: Path, *more: str, name: str = "one") -> None:
+        self.workdir = folder / f"workdir-{name}"
+        line = ["worker", "--redis", server.url, "--name", name, "--workdir", str(self.workdir)]
+        super().__init__(*line, "--cpus", "2", *more, log=folder / f"{name}.log")
+
+    def incarnation(self, scheduler: Scheduler, after: str = "") -> str:
+        found: list[str] = []
+
+        def is_introduced() -> bool:
+            found[:] = [
+                hello.incarnation
+                for hello in scheduler.hellos()
+                if hello.pid == self.process.pid and hello.incarnation != after
+            ]
+            return bool(found)
+
+        eventually(is_introduced, within=15, message=lambda: f"no hello\n{self.said}")
+        return found[-1]
+
+
+@pytest.fixture
+def worker(server: RedisServer, scheduler: Scheduler, tmp_path: Path) -> Iterator[Worker]:
+    worker = Worker(server, tmp_path, "--grace", "5")
+    yield worker
+    worker.kill()
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[object]:
+    running: list[Command] = []
+
+    def start(*arguments: str) -> Command:
+        running.append(Command("worker", *arguments, log=tmp_path / f"{len(running)}.log"))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.kill()
+
+
+def test_a_worker_without_an_address_says_how_to_give_it(command):
+    refused = command("--name", "one")
+    assert refused.ends() == 64
+    assert "--redis redis://host:6379/0" in refused.said
+
+
+def test_a_worker_with_a_wrong_address_says_what_one_looks_like(command):
+    refused = command("--redis", "http://somewhere")
+    assert refused.ends() == 64
+    assert "redis://host:6379/0" in refused.said
+
+
+def test_a_worker_waits_a_while_for_a_redis_that_is_not_there_and_says_so(command, tmp_path):
+    waiting = command("--redis", "redis://127.0.0.1:1/0", "--workdir", str(tmp_path / "w"))
+    waiting.says("127.0.0.1:1 cannot be reached")
+    waiting.send(signal.SIGINT)
+    assert waiting.ends() == 130
+
+
+def test_a_worker_that_redis_does_not_let_in_says_so_at_once(command, tmp_path):
+    redis = TcpRedis(tmp_path, password="right")
+    try:
+        url = redis.url.replace("right", "wrong")
+        refused = command("--redis", url, "--workdir", str(tmp_path / "w"))
+        assert refused.ends() == 69
+        assert "WRONGPASS" in refused.said
+        assert "wrong@" not in refused.said
+        bare = command("--redis", url.replace(":wrong@", ""), "--workdir", str(tmp_path / "w"))
+        assert bare.ends() == 69
+        assert "NOAUTH" in bare.said
+    finally:
+        redis.end()
+
+
+def test_two_workers_do_not_share_a_working_folder(worker, server, scheduler, tmp_path):
+    worker.incarnation(scheduler)
+    second = Worker(server, tmp_path)
+    assert second.ends() == 64
+    assert f"process {worker.process.pid}" in second.said
+    assert "--name" in second.said
+
+
+def test_ctrl_c_ends_an_idle_worker_at_once_and_says_goodbye(worker, scheduler):
+    incarnation = worker.incarnation(scheduler)
+    family = family_of(worker.process.pid)
+    worker.send(signal.SIGINT)
+    assert worker.ends() == 0
+    assert scheduler.goodbyes() == [incarnation]
+    assert scheduler.lease(incarnation) == []
+    assert "Ended" in worker.said
+    eventually(lambda: not any(map(is_alive, family)))
+
+
+def test_trials_of_a_worker_that_is_told_to_stop_save_and_leave(worker, scheduler):
+    incarnation = worker.incarnation(scheduler)
+    scheduler.assign(incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(ResultReported), within=20)
+    worker.says("Trial t1 runs")
+    worker.send(signal.SIGTERM)
+    eventually(lambda: scheduler.said(HostFreed), within=20)
+    assert [type(one) for one in scheduler.events()[-2:]] == [TrialPaused, HostFreed]
+    scheduler.journal(incarnation, len(scheduler.events()))
+    assert worker.ends() == 0
+    worker.says("Trial t1 has left")
+    assert scheduler.goodbyes() == [incarnation]
+
+
+def test_a_trial_that_does_not_leave_within_the_grace_is_killed_and_not_blamed(
+    server, scheduler, tmp_path
+):
+    worker = Worker(server, tmp_path, "--grace", "0.5")
+    try:
+        incarnation = worker.incarnation(scheduler)
+        scheduler.assign(incarnation, order("t1", scheduler.start(deaf)))
+        eventually(lambda: scheduler.said(ResultReported), within=20)
+        scheduler.journal(incarnation, 2)
+        worker.send(signal.SIGTERM)
+        assert worker.ends() == 0
+        for kind in (TrialFailed, HostDied, HostFreed):
+            assert not scheduler.said(kind)
+        assert scheduler.goodbyes() == [incarnation]
+    finally:
+        worker.kill()
+
+
+def test_a_second_ctrl_c_ends_a_worker_at_once(worker, scheduler):
+    incarnation = worker.incarnation(scheduler)
+    scheduler.assign(incarnation, order("t1", scheduler.start(deaf)))
+    eventually(lambda: scheduler.said(ResultReported), within=20)
+    family = family_of(worker.process.pid)
+    worker.send(signal.SIGINT)
+    worker.says("Stopping (SIGINT)")
+    worker.send(signal.SIGINT)
+    assert worker.ends(within=8) == 0
+    eventually(lambda: not any(map(is_alive, family)), within=2)
+
+
+def test_a_worker_that_was_fenced_begins_anew_in_the_same_process(worker, scheduler):
+    first = worker.incarnation(scheduler)
+    scheduler.client.hset(wire.reply(first), "f", "its trials run elsewhere")
+    second = worker.incarnation(scheduler, after=first)
+    assert second != first
+    assert worker.process.poll() is None
+    assert "its trials run elsewhere" in worker.said
+
+
+def test_a_worker_whose_name_another_one_took_ends(worker, scheduler):
+    incarnation = worker.incarnation(scheduler)
+    scheduler.client.hset(wire.reply(incarnation), "f", wire.STARTED_AGAIN)
+    assert worker.ends() == 76
+    assert wire.STARTED_AGAIN in worker.said
+
+
+def test_the_terminal_of_a_worker_may_be_stuck(server, scheduler, tmp_path):
+    """Nobody reads the pipe that is its terminal, which is full."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writer, bytes(65536))
+        os.set_blocking(writer, True)
+        (tmp_path / "one.log").symlink_to(f"/proc/{os.getpid()}/fd/{writer}")
+        worker = Worker(server, tmp_path)
+        incarnation = worker.incarnation(scheduler)
+        scheduler.assign(incarnation, order("t1", scheduler.start(without_end)))
+        eventually(lambda: scheduler.said(ResultReported), within=20)
+        worker.send(signal.SIGTERM)
+        eventually(lambda: scheduler.said(HostFreed), within=20)
+        scheduler.journal(incarnation, len(scheduler.events()))
+        assert worker.ends() == 0
+    finally:
+        os.close(reader)
+        os.close(writer)
+        worker.kill()

@@ -1,0 +1,381 @@
+"""Searches on a simulated farm in which things go wrong, audited event by event."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from tests.simulation.farm import SPACE, CountedRecords, noise
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
+from tunemq_scheduler.executors.simulated import SimulationSettings
+from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
+from tunemq_scheduler.executors.simulated_faults import FaultSettings
+from tunemq_scheduler.executors.simulated_uploads import UploadSettings
+from tunemq_scheduler.invariants import Auditor
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.replay import Outcome, outcome, replay_lock_step
+from tunemq_scheduler.resuming import Retelling
+from tunemq_scheduler.schedulers import TrialScheduler
+from tunemq_scheduler.search import BasicVariantGenerator
+from tunemq_scheduler.search.search_algorithm import SearchSetup
+from tunemq_shared import defences
+from tunemq_shared import messages as m
+from tunemq_shared.conditions import Condition
+from tunemq_shared.errors import InvariantBroken
+from tunemq_shared.packing import pack_config
+
+#: A search is over so long, in virtual seconds, after the last fault: back-offs, away nodes'
+#: uploads and what is left to train, many times over.
+PATIENCE_S: Final = 1_800.0
+
+LOCAL: Final = UploadSettings()
+TWO_AND_NEWEST: Final = KeepRule(num_to_keep=2, score_attribute="loss", higher_is_better=False)
+
+#: Where in a turn a scheduler dies; at the last, all nodes die with it.
+BEFORE_COMMIT, AFTER_COMMIT, WITHIN_ORDERS, BEFORE_RELEASE, POWER_CUT = range(5)
+DOWNTIMES_S: Final = (0.0, 0.5, 5.0, 20.0)
+
+
+class SchedulerDied(Exception):
+    """A scheduler is killed here."""
+
+
+class Death(NamedTuple):
+    """A scheduler's: when, where in its turn, and for how long there is none."""
+
+    moment: float
+    place: int
+    downtime_s: float
+
+
+class FaultySearch:
+    """One search under faults; `run` ends when it does, and has audited each of its events.
+
+    Args:
+        scheduler_deaths, power_cuts: how many there are; they begin like all other faults.
+        stops, interrupts: how often a person stops a trial, or leaves the search to resume it.
+        errored: what a scheduler that takes up the search does with trials in ERROR.
+        clock_jumps: how often the scheduler's clock goes forward by an hour.
+        snapshots: behind what share of turns the journal's snapshot is renewed.
+        every: after how many events the whole state is looked at.
+    """
+
+    def __init__(
+        self,
+        make_scheduler: Callable[[], TrialScheduler],
+        *,
+        seed: int,
+        faults: FaultSettings,
+        scheduler_deaths: int = 0,
+        power_cuts: int = 0,
+        stops: int = 0,
+        interrupts: int = 0,
+        clock_jumps: int = 0,
+        errored: str = "",
+        trials: int = 8,
+        max_t: int = 9,
+        nodes: int = 3,
+        cpus: float = 2.0,
+        uploads: UploadSettings = LOCAL,
+        keep: KeepRule = TWO_AND_NEWEST,
+        max_failures: int = -1,
+        max_node_losses: int = -1,
+        max_storage_failures: int = -1,
+        snapshots: float = 0.02,
+        every: int = 1,
+    ) -> None:
+        self.seed, self._trials, self._max_t = seed, trials, max_t
+        self._errored, self._snapshots = errored, snapshots
+        self._make_scheduler = make_scheduler
+        self.settings = RunnerSettings(
+            keep=keep,
+            request={"cpu": 1.0},
+            max_failures=max_failures,
+            max_node_losses=max_node_losses,
+            max_storage_failures=max_storage_failures,
+            checks_epochs=defences.EPOCH_CHECK,
+        )
+        self.plan = ExperimentPlan(
+            experiment="simulated",
+            experiment_id="0",
+            events_key="",
+            folder="/nowhere",
+            trainable_name="train",
+            code=m.BlobRef("", 0, ""),
+            environment=m.Environment("", (), {}, ()),
+            stop=(Condition("training_iteration", max_t),),
+            checkpoint_frequency=2,
+        )
+        simulation = SimulationSettings(
+            nodes=nodes, resources={"cpu": cpus}, seed=seed, uploads=uploads
+        )
+        self.farm = SimulatedFarm(
+            simulation, faults, self._metrics, self._step_time, on_start=self._host_starts
+        )
+        self.turns: list[bytes] = []
+        self.records = CountedRecords()
+        self.auditor = Auditor(self.settings, said=self._said, store=self.farm.store, every=every)
+        self._started: dict[tuple[str, int], str] = {}
+        self.rng = rng = random.Random(f"{seed}/schedulers")
+        until_s = faults.until_s
+        deaths = [(rng.randrange(4), rng.choice(DOWNTIMES_S)) for _ in range(scheduler_deaths)]
+        deaths += [(POWER_CUT, rng.choice(DOWNTIMES_S)) for _ in range(power_cuts)]
+        self._deaths = sorted(Death(until_s * rng.random(), *death) for death in deaths)
+        self._stops = sorted(until_s * rng.random() for _ in range(stops))
+        self._interrupts = sorted(until_s * rng.random() for _ in range(interrupts))
+        self._jumps = sorted(until_s * rng.random() for _ in range(clock_jumps))
+        self._jumped_s = 0.0
+        self._is_doomed: int | None = None
+        #: What a snapshot holds: how many turns it comes after, the state, who is over, algorithms.
+        self._snapshot: tuple[int, bytes, dict[str, bytes], dict[str, bytes]] | None = None
+        #: Whether all configurations come to their end, whatever goes wrong.
+        self.is_exact = (
+            type(make_scheduler()).__name__ != "AsyncHyperBandScheduler"
+            and not stops
+            and {max_failures, max_node_losses, max_storage_failures} == {-1}
+        )
+        #: How many events were journalled, ticks of the clock not counted.
+        self.events = 0
+        self.lives = 0
+        self.loop: ExperimentLoop
+        self.executor: FaultyTrialExecutor
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def run(self) -> FaultySearch:
+        self.farm.open(self.plan)
+        self.lives = 1
+        self._begin(TrialRunner(self.settings), self.algorithms())
+        while not self._live():
+            self._take_up()
+        self.auditor.same_as(self.loop.runner)
+        self.auditor.check()
+        self.auditor.check_store()
+        return self
+
+    def _live(self) -> bool:
+        """Turn until the search is over (True), its scheduler died, or somebody interrupted it."""
+        last = self.farm.faults.settings.until_s + PATIENCE_S
+        time = self.farm.time
+        while not self.loop.runner.is_finished:
+            self._act(time.now)
+            try:
+                self.loop.step()
+            except SchedulerDied:
+                death = self._deaths.pop(0)
+                self._end_life(death.downtime_s, is_cold=death.place == POWER_CUT)
+                return False
+            if time.now > last:
+                live = [(trial.trial_id, trial.status) for trial in self._runner.live.values()]
+                raise InvariantBroken(f"I6: after {time.now:.0f} s there is still {live}")
+        if not self._runner.interrupted:
+            return True
+        self._end_life(self.rng.choice(DOWNTIMES_S), is_cold=self.rng.random() < 0.5)
+        return False
+
+    def _act(self, now: float) -> None:
+        """Do what somebody does at this time."""
+        if self._deaths and now >= self._deaths[0].moment:
+            self._is_doomed = self._deaths[0].place
+        if self._interrupts and now >= self._interrupts[0]:
+            self._interrupts.pop(0)
+            self.loop.interrupt("a person wants it")
+        if self._stops and now >= self._stops[0] and self.loop.trials:
+            self._stops.pop(0)
+            trial = self.rng.choice(sorted(self.loop.trials))
+            self.loop.request_stop("a person wants it", trial)
+        if self._jumps and now >= self._jumps[0]:
+            self._jumps.pop(0)
+            self._jumped_s += 3600.0
+
+    @property
+    def _runner(self) -> TrialRunner:
+        return self.loop.runner
+
+    def _end_life(self, downtime_s: float, *, is_cold: bool) -> None:
+        """There is no scheduler for a while; the farm goes on, if it is not without power."""
+        self._is_doomed = None
+        self._is_cold = is_cold
+        self.executor.close()
+        vars(self.farm).pop("mail", None)
+        if is_cold:
+            for incarnation in self.farm.current.values():
+                if self.farm.nodes[incarnation].is_alive:
+                    self.farm.kill(incarnation)
+            self.farm.wipe()
+        self.farm.time.pass_to(self.farm.time.now + downtime_s)
+
+    def _take_up(self) -> None:
+        """A scheduler takes up what the last one left, which may be anywhere in a turn."""
+        self.lives += 1
+        algorithms = self.algorithms()
+        told = 0
+        if self._snapshot is None or self.rng.random() < 0.3:
+            runner = TrialRunner(self.settings)
+        else:
+            told, state, finished, states = self._snapshot
+            runner = TrialRunner.load(self.settings, state, finished)
+            algorithms.set_state(states)
+        retelling = Retelling(runner, algorithms, self.plan)
+        retelling.tell(m.decode_entries(turn) for turn in self.turns[told:])
+        self.auditor.same_as(runner)
+        self._begin(runner, algorithms, trials=retelling.trials)
+        self.loop.resume(
+            m.ExperimentResumed(
+                self.lives, self.farm.time.now, errored=self._errored, is_cold=self._is_cold
+            )
+        )
+        if not self._is_cold:
+            self.loop.reattach()
+
+    def _begin(self, runner: TrialRunner, algorithms: Algorithms, **options: Any) -> None:
+        self.executor = FaultyTrialExecutor(self.farm, self.lives)
+        began, before = self.farm.time.now + self._jumped_s, runner.elapsed
+        self.loop = ExperimentLoop(
+            runner=runner,
+            plan=self.plan,
+            algorithms=algorithms,
+            executor=_Mortal(self),
+            journal=self,
+            records=self.records,
+            resources_for=lambda _config: {"cpu": 1.0},
+            trial_prefix="t",
+            clock=lambda: before + self.farm.time.now + self._jumped_s - began,
+            discard=self.farm.store.discard,
+            after_turn=self._maybe_snapshot,
+            nodes_may_come=True,
+            **options,
+        )
+        self.executor.open(self.plan)
+
+    def _maybe_snapshot(self) -> None:
+        if self.rng.random() > self._snapshots:
+            return
+        states = self.loop.algorithms.get_state()
+        if states is not None:
+            runner = self._runner
+            self._snapshot = len(self.turns), dump(runner), dict(runner.finished), states
+
+    # --- the journal ------------------------------------------------------------------------------
+
+    def append(self, entries: Sequence[m.Entry]) -> None:
+        self.die_at(BEFORE_COMMIT)
+        self.die_at(POWER_CUT)
+        self.turns.append(m.encode(entries))
+        self.events += sum(type(entry.event) is not m.Tick for entry in entries)
+        commands = self.auditor.turn(m.decode_entries(self.turns[-1]))
+        is_failing = sys.exc_info()[0] is not None  # then only records are kept of its commands
+        if commands != self.loop._commands and not is_failing:
+            raise InvariantBroken(f"I8: {commands} are ordered, not {self.loop._commands}")
+        self.die_at(AFTER_COMMIT)
+
+    def close(self) -> None:
+        pass
+
+    def die_at(self, place: int) -> None:
+        if self._is_doomed == place:
+            raise SchedulerDied
+
+    def entries(self) -> list[m.Entry]:
+        return [entry for turn in self.turns for entry in m.decode_entries(turn)]
+
+    # --- what came of it --------------------------------------------------------------------------
+
+    def outcome(self) -> Outcome:
+        return outcome(self.settings, self.entries())
+
+    def outcome_in_lock_step(self) -> Outcome:
+        algorithms = self.algorithms(lock_step=True)
+        return replay_lock_step(self.settings, self.plan, algorithms, self.entries())
+
+    def expected(self) -> dict[tuple[bytes, int], dict[str, Any]]:
+        """What is recorded where nothing goes wrong and nobody stops a trial."""
+        search = self.algorithms().search
+        found: dict[tuple[bytes, int], dict[str, Any]] = {}
+        for n in range(self._trials):
+            suggestion = search.next_config(n, f"t_{n:05d}")
+            config = pack_config(suggestion.config)
+            for step in range(1, self._max_t + 1):
+                found[config, step] = self._metrics(suggestion.config, step)
+        return found
+
+    def results(self) -> dict[tuple[bytes, int], dict[str, Any]]:
+        """What was recorded: (configuration, step) -> metrics."""
+        configs = {trial: self._runner.summary(trial).config for trial in self._runner.finished}
+        return {(configs[trial], step): told for trial, step, told in self.outcome().records}
+
+    # --- what the farm tells ----------------------------------------------------------------------
+
+    def _said(self, incarnation: str, number: int) -> m.NodeEvent | None:
+        return self.farm.nodes[incarnation].said(number)
+
+    def _host_starts(self, order: c.StartTrial, held: list[c.StartTrial]) -> None:
+        key = order.trial, order.epoch
+        if key in self._started:
+            raise InvariantBroken(
+                f"I5: trial {order.trial}: epoch {order.epoch} is started on {order.incarnation}, "
+                f"and was on {self._started[key]}"
+            )
+        self._started[key] = order.incarnation
+        wanted = sum(one.resources["cpu"] for one in (order, *held))
+        if wanted > self.farm.settings.resources["cpu"]:
+            hosts = [(one.trial, one.epoch) for one in held]
+            raise InvariantBroken(
+                f"I5: trial {order.trial}: epoch {order.epoch} is started on {order.incarnation}, "
+                f"which has no room beside {hosts}"
+            )
+
+    # --- the search -------------------------------------------------------------------------------
+
+    def algorithms(self, *, lock_step: bool = False) -> Algorithms:
+        search = BasicVariantGenerator()
+        search.set_up(SearchSetup(SPACE, self._trials, "loss", "min", self.seed))
+        scheduler = self._make_scheduler()
+        scheduler.set_search_properties("loss", "min", seed=self.seed)
+        return Algorithms(
+            search=search, scheduler=scheduler, metric="loss", mode="min", lock_step=lock_step
+        )
+
+    def _metrics(self, config: dict[str, Any], step: int) -> dict[str, Any]:
+        level, speed = noise(self.seed, "level", config["lr"]), noise(self.seed, config["lr"])
+        return {"loss": level + (1 + speed) / step + 0.05 * noise(self.seed, config["lr"], step)}
+
+    def _step_time(self, config: dict[str, Any], step: int) -> float:
+        return 0.5 + noise(self.seed, "time", config["lr"], step)
+
+
+class _Mortal:
+    """The executor of a scheduler that may die while it gives its orders."""
+
+    def __init__(self, search: FaultySearch) -> None:
+        self._search, self._executor = search, search.executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def perform(self, commands: Sequence[c.ExecutorCommand]) -> None:
+        if self._search._is_doomed == WITHIN_ORDERS:
+            self._search.farm.mail = self._some_mail
+        self._executor.perform(commands)
+
+    def _some_mail(self, assignment: m.Assignment) -> None:
+        """Every other assignment still leaves."""
+        farm = self._search.farm
+        del farm.mail
+        if farm.faults.rng.random() < 0.5:
+            raise SchedulerDied
+        farm.mail(assignment)
+        farm.mail = self._some_mail
+
+    def release(self, accepted: dict[str, int]) -> None:
+        self._search.die_at(BEFORE_RELEASE)
+        self._executor.release(accepted)

@@ -1,0 +1,218 @@
+"""What goes wrong in each of the simulated searches, by the name of the fault; and one at a time:
+
+python -m tests.simulation.scenarios everything 1234
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from tests.simulation.faulty import LOCAL, FaultySearch
+from tunemq_scheduler.executors.simulated_faults import FaultSettings
+from tunemq_scheduler.executors.simulated_uploads import UploadSettings
+from tunemq_scheduler.replay import compare
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_shared.conditions import Condition
+
+MAX_T: Final = 9
+#: Seeds that once failed: they are run for ever. A line is a scenario, a seed, and what it showed.
+SEEDS: Final = Path(__file__).with_name("seeds.txt")
+
+SLOW = UploadSettings(upload_s=10.0, unchanged=0.5)
+BAD = UploadSettings(upload_s=3.0, unchanged=0.5, lost=0.03, damaged=0.1)
+
+
+def asha() -> TrialScheduler:
+    return ASHAScheduler(max_t=MAX_T, grace_period=1, reduction_factor=3)
+
+
+class Pausing(FIFOScheduler):
+    """Pauses each trial at every third step; those that wait longest go on first."""
+
+    def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> str:
+        return self.PAUSE if result["training_iteration"] % 3 == 0 else self.CONTINUE
+
+    def horizon(self, trial: Any) -> Any:
+        done = trial.last_result.get("training_iteration", 0)
+        return (Condition("training_iteration", done - done % 3 + 3),)
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+SCHEDULERS: Final = (FIFOScheduler, asha, Pausing)
+#: So many trials of each make more than 300 events.
+TRIALS: Final = (13, 36, 11)
+
+
+def _search(seed: int, faults: FaultSettings, **options: Any) -> FaultySearch:
+    """One with a trial scheduler and uploads that depend on the seed."""
+    kind = seed % 3
+    options.setdefault("uploads", (LOCAL, SLOW, BAD)[seed // 3 % 3])
+    return FaultySearch(
+        SCHEDULERS[kind], seed=seed, faults=faults, trials=TRIALS[kind], max_t=MAX_T, **options
+    )
+
+
+def undisturbed(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings())
+
+
+def f01_nodes_die(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(node_deaths=5, until_s=25.0))
+
+
+def f02_hosts_die(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(host_deaths=12, until_s=25.0))
+
+
+def f03_schedulers_die(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(until_s=25.0), scheduler_deaths=4)
+
+
+def f04_power_cuts(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(until_s=25.0), power_cuts=3)
+
+
+def f06_wipes(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(wipes=5, lost=0.1, until_s=25.0), scheduler_deaths=1)
+
+
+def f08_cut_off(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(cut_offs=6, outages=1, until_s=25.0))
+
+
+def f11_zombies_of_a_lineage(seed: int) -> FaultySearch:
+    """Trials whose nodes are lost are given up, and restarted; then the nodes are back."""
+    faults = FaultSettings(cut_offs=9, cut_off_s=20.0, until_s=25.0)
+    options: dict[str, Any] = {"scheduler_deaths": 3, "errored": "restart"}
+    return _search(seed, faults, **options, max_node_losses=1)
+
+
+def f12_doubled(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(doubled=0.5))
+
+
+def f13_late_and_lost(seed: int) -> FaultySearch:
+    return _search(seed, FaultSettings(lost=0.2, late=0.4, late_s=3.0))
+
+
+def f14_behind_the_end(seed: int) -> FaultySearch:
+    faults = FaultSettings(latency_s=1.5, late=0.3, linger_s=1.0, until_s=25.0)
+    return _search(seed, faults, stops=5)
+
+
+def f15_clocks(seed: int) -> FaultySearch:
+    faults = FaultSettings(skew_s=3600.0, cut_offs=2, until_s=25.0)
+    return _search(seed, faults, clock_jumps=3, scheduler_deaths=1)
+
+
+def f22_poison(seed: int) -> FaultySearch:
+    """Trials end in ERROR, and a scheduler that takes the search up has them go on, or not."""
+    faults = FaultSettings(host_deaths=8, node_deaths=2, cut_offs=3, until_s=25.0)
+    return _search(
+        seed,
+        faults,
+        scheduler_deaths=2,
+        interrupts=1,
+        errored=("", "resume", "restart")[seed // 2 % 3],
+        max_failures=1,
+        max_node_losses=1,
+        max_storage_failures=0,
+    )
+
+
+def everything(seed: int) -> FaultySearch:
+    """All at once, more of this or of that; of a FIFO search nothing is stopped or given up."""
+    rng = random.Random(f"{seed}/everything")
+    faults = FaultSettings(
+        latency_s=rng.choice([0.0, 0.05, 0.5]),
+        lost=rng.choice([0.0, 0.05, 0.2]),
+        doubled=rng.choice([0.0, 0.05, 0.2]),
+        late=rng.choice([0.0, 0.1, 0.3]),
+        node_deaths=rng.randrange(4),
+        host_deaths=rng.randrange(5),
+        cut_offs=rng.randrange(5),
+        outages=rng.randrange(2),
+        wipes=rng.randrange(3),
+        linger_s=rng.choice([0.0, 0.1, 2.0]),
+        skew_s=3600.0,
+        until_s=25.0,
+    )
+    options: dict[str, Any] = {}
+    if seed % 3:
+        options = {
+            "stops": rng.randrange(3),
+            "max_failures": rng.choice([-1, 1]),
+            "max_node_losses": rng.choice([-1, 1]),
+            "max_storage_failures": rng.choice([-1, 0]),
+            "errored": rng.choice(["", "resume", "restart"]),
+        }
+    return _search(
+        seed,
+        faults,
+        nodes=rng.choice([2, 3, 4]),
+        cpus=rng.choice([1.0, 2.0]),
+        scheduler_deaths=rng.randrange(3),
+        power_cuts=rng.choice([0, 0, 1]),
+        interrupts=rng.choice([0, 0, 1]),
+        clock_jumps=rng.choice([0, 1]),
+        **options,
+    )
+
+
+SCENARIOS: Final[dict[str, Callable[[int], FaultySearch]]] = {
+    make.__name__: make
+    for make in (
+        undisturbed,
+        f01_nodes_die,
+        f02_hosts_die,
+        f03_schedulers_die,
+        f04_power_cuts,
+        f06_wipes,
+        f08_cut_off,
+        f11_zombies_of_a_lineage,
+        f12_doubled,
+        f13_late_and_lost,
+        f14_behind_the_end,
+        f15_clocks,
+        f22_poison,
+        everything,
+    )
+}
+
+
+def check(scenario: str, seed: int) -> FaultySearch:
+    """Run one search with all invariants after each event, and look at what came of it.
+
+    That its events stand up to lock-step shows that its decisions are those of an undisturbed one
+    with the same results; where nothing is decided, that the results themselves are the same.
+    """
+    search = SCENARIOS[scenario](seed)
+    try:
+        search.run()
+        compare(search.outcome(), search.outcome_in_lock_step())
+        if search.is_exact:
+            assert search.results() == search.expected(), "I10: results are missing, or others"
+    except Exception as error:
+        error.add_note(f"once more: python -m tests.simulation.scenarios {scenario} {seed}")
+        raise
+    return search
+
+
+def kept_seeds() -> list[tuple[str, int]]:
+    """The seeds that once failed."""
+    lines = [line.partition("#")[0].split() for line in SEEDS.read_text().splitlines()]
+    return [(line[0], int(line[1])) for line in lines if line]
+
+
+if __name__ == "__main__":
+    found = check(sys.argv[1], int(sys.argv[2]))
+    print(f"{found.auditor.events} events, {found.lives} schedulers: all invariants held")

@@ -1,0 +1,117 @@
+"""The simulation notices when a defence is missing: without each of these, some seed fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.simulation.scenarios import check
+from tunemq_scheduler.core.node_events import NodeEvents
+from tunemq_scheduler.core.review import Review
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
+from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
+from tunemq_scheduler.loop import ExperimentLoop
+
+
+def noticed(scenario: str, seeds: int = 12) -> str:
+    """What the first seed that fails shows."""
+    for seed in range(seeds):
+        try:
+            check(scenario, seed)
+        except Exception as problem:  # noqa: BLE001  whatever it is, somebody noticed
+            return f"{type(problem).__name__}: {problem}"
+    return ""
+
+
+def test_without_the_check_of_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    review = RunnerState.review
+
+    def careless(self: RunnerState, result: Any) -> Review:
+        trial = self.live.get(result.trial)
+        if trial is not None and trial.epoch > result.epoch > 0 and result.step > trial.last_step:
+            return Review.PASSING
+        return review(self, result)
+
+    monkeypatch.setattr(RunnerState, "review", careless)
+    assert "I4" in noticed("f08_cut_off")
+
+
+def test_when_nodes_forget_what_is_not_journalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = FaultyTrialExecutor.release
+
+    def hasty(self: Any, accepted: dict[str, int]) -> None:
+        release(self, {node: last + 1 for node, last in accepted.items()})
+
+    monkeypatch.setattr(FaultyTrialExecutor, "release", hasty)
+    assert "I2" in noticed("f06_wipes")
+
+
+def test_when_orders_that_were_lost_are_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mailbox, "is_confirmed", property(lambda _self: True))
+    assert "I6" in noticed("f13_late_and_lost")
+
+
+def test_when_nodes_do_not_notice_that_the_wire_is_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def in_secret(self: SimulatedFarm) -> None:
+        self.is_open = True
+        for node in self.nodes.values():
+            node._generation = self.generation
+
+    monkeypatch.setattr(SimulatedFarm, "open_anew", in_secret)
+    assert "is missing before it" in noticed("f06_wipes")
+
+
+def test_when_what_arrives_twice_is_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def greedy(self: ExperimentLoop, batch: Any) -> int:
+        self._take(batch)
+        return 0
+
+    monkeypatch.setattr(ExperimentLoop, "_open_batch", greedy)
+    assert "I2" in noticed("f12_doubled")
+
+
+def test_when_a_node_that_returns_hears_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = NodeEvents.returned
+
+    def silent(self: NodeEvents, event: Any) -> list[Any]:
+        returned(self, event)
+        return []
+
+    monkeypatch.setattr(NodeEvents, "returned", silent)
+    assert "nothing said how it ended" in noticed("f08_cut_off")
+
+
+def test_when_a_scheduler_acts_before_its_journal_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def eager(self: ExperimentLoop) -> None:
+        entries, self._entries = self._entries, []
+        if len(entries) > 1 or self._commands:
+            commands = list(self._commands)
+            self._perform()
+            self._commands = commands
+            self._journal.append(entries)
+            self.executor.release(self.runner.accepted)
+        self._commands = []
+
+    monkeypatch.setattr(ExperimentLoop, "_commit", eager)
+    assert "I7" in noticed("f03_schedulers_die", seeds=24)
+
+
+def test_when_a_slot_is_given_to_another_before_its_host_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = TrialRunner._end
+
+    def early(self: TrialRunner, trial: Any, *rest: Any, **how: Any) -> None:
+        self.slots.give_back(trial.trial_id, trial.epoch)
+        end(self, trial, *rest, **how)
+
+    monkeypatch.setattr(TrialRunner, "_end", early)
+    assert "I5" in noticed("undisturbed")

@@ -1,0 +1,128 @@
+"""A state that was written down and read again goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.simulation.farm import Search
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.executors.simulated import SimulationSettings
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_shared import messages as m
+
+SEEDS = 12
+LIMITS = {"none": {}, "in_experiment": {"in_experiment": 3}, "max_bytes": {"max_bytes": 5}}
+
+
+class PausingScheduler(FIFOScheduler):
+    """Pauses each trial at its third result."""
+
+    def horizon(self, trial):
+        return None
+
+    def on_trial_result(self, runner, trial, result):
+        return self.PAUSE if result["training_iteration"] == 3 else self.CONTINUE
+
+
+def asha() -> TrialScheduler:
+    return ASHAScheduler(max_t=9, grace_period=1, reduction_factor=3)
+
+
+def entries_of(make, seed: int, limits: str) -> tuple[Search, list[m.Entry]]:
+    simulation = SimulationSettings(
+        nodes=3, seed=seed, latency_s=0.2, deaths=0.5, death_window_s=30.0
+    )
+    search = Search(make, simulation=simulation, trials=9, **LIMITS[limits]).run()
+    return search, list(search.journal.entries)
+
+
+def resumed(event: m.ExperimentResumed, entries: list[m.Entry], at: int) -> list[m.Entry]:
+    """The journal with a cold restart in it; what its dead nodes still say comes too late."""
+    return [*entries[:at], m.Entry(event), *entries[at:]]
+
+
+@pytest.mark.parity(118, 120)
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("make", [FIFOScheduler, asha, PausingScheduler])
+def test_a_state_read_again_at_any_entry_goes_on_to_the_same_end(make, limits) -> None:
+    for seed in range(SEEDS):
+        search, entries = entries_of(make, seed, limits)
+        undisturbed, chance = search.replayed().snapshot(), random.Random(seed)
+        runner = TrialRunner(search.settings)
+        places = sorted(chance.sample(range(len(entries)), 25))
+        for place, entry in enumerate(entries):
+            runner.handle(entry.event, entry.answers)
+            if place not in places:
+                continue
+            again = TrialRunner.load(search.settings, dump(runner), dict(runner.finished))
+            assert again.snapshot() == runner.snapshot(), (seed, place)
+            assert dump(again) == dump(runner), (seed, place)
+            for other in entries[place + 1 :]:
+                again.handle(other.event, other.answers)
+            assert again.snapshot() == undisturbed, (seed, place)
+
+
+def test_a_state_read_again_orders_the_same() -> None:
+    for seed in range(SEEDS):
+        search, entries = entries_of(asha, seed, "in_experiment")
+        runner = TrialRunner(search.settings)
+        again = TrialRunner(search.settings)
+        for place, entry in enumerate(entries):
+            if place % 11 == 10:
+                again = TrialRunner.load(search.settings, dump(again), dict(again.finished))
+            ours = runner.handle(entry.event, entry.answers)
+            assert again.handle(entry.event, entry.answers) == ours, (seed, place)
+
+
+def test_summaries_that_changed_and_a_dump_are_all_that_need_be_kept() -> None:
+    for seed in range(SEEDS):
+        search, entries = entries_of(asha, seed, "in_experiment")
+        runner, history = TrialRunner(search.settings), {}
+        for place, entry in enumerate(entries):
+            runner.handle(entry.event, entry.answers)
+            if place % 17 == 16:
+                history.update(runner.changed_summaries())
+                runner.forget_changes()
+                assert history == runner.finished
+                assert runner.changed_summaries() == []
+                runner = TrialRunner.load(search.settings, dump(runner), history)
+        assert runner.snapshot() == search.replayed().snapshot()
+
+
+def test_a_dump_costs_what_is_alive() -> None:
+    sizes = []
+    for trials in (10, 200):
+        simulation = SimulationSettings(nodes=2, seed=1)
+        search = Search(FIFOScheduler, simulation=simulation, trials=trials).run()
+        assert len(search.runner.finished) == trials
+        sizes.append(len(dump(search.runner)))
+    assert sizes[1] < sizes[0] + 100
+
+
+@pytest.mark.parity(119)
+@pytest.mark.parametrize("errored", ["", "resume", "restart"])
+def test_a_cold_restart_at_any_entry_leaves_a_state_that_holds_together(errored: str) -> None:
+    for seed in range(SEEDS):
+        search, entries = entries_of(asha, seed, "in_experiment")
+        for at in random.Random(seed).sample(range(len(entries)), 10):
+            runner = TrialRunner(search.settings)
+            for entry in entries[:at]:
+                runner.handle(entry.event, entry.answers)
+            recorded = {one: runner.summary(one).last_result for one in runner.live}
+            failures = {one: trial.num_failures for one, trial in runner.live.items()}
+            runner.handle(m.ExperimentResumed(2, 0.0, errored=errored))
+            again = TrialRunner.load(search.settings, dump(runner), dict(runner.finished))
+            assert again.snapshot() == runner.snapshot()
+            assert not runner.nodes
+            assert not runner.away
+            assert not len(runner.slots)
+            assert not runner.uploading
+            assert runner.counts["RUNNING"] == 0
+            for trial_id, trial in runner.live.items():
+                assert trial.status in {"PENDING", "PAUSED"}, trial_id
+                assert trial.last_result == recorded[trial_id]
+                assert trial.num_failures == failures[trial_id], "a restart is nobody's failure"
+                assert trial.not_before <= runner.elapsed or trial.fruitless

@@ -1,0 +1,153 @@
+"""Searches on farms in which everything goes wrong: all invariants hold after each event.
+
+Each fault has searches of its own, and there are two thousand in which all happen together. What
+they come to is what an undisturbed search comes to. A seed that fails is told with the command that
+runs it alone; it belongs into `seeds.txt`, and is run for ever from then on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.simulation.faulty import FaultySearch
+from tests.simulation.scenarios import SCENARIOS, check, kept_seeds
+from tunemq_shared import messages as m
+
+SEEDS = 12
+#: Searches in which everything goes wrong, in so many parts that run beside each other.
+ALL_SEEDS, PARTS = 2_000, 40
+
+
+def searches(scenario: str) -> list[FaultySearch]:
+    return [check(scenario, seed) for seed in range(SEEDS)]
+
+
+def seen(found: list[FaultySearch]) -> Counter[str]:
+    """How often what was journalled."""
+    return Counter(type(entry.event).__name__ for search in found for entry in search.entries())
+
+
+@pytest.mark.parametrize(("scenario", "seed"), kept_seeds())
+def test_a_seed_that_once_failed_does_not_any_more(scenario: str, seed: int) -> None:
+    check(scenario, seed)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_everything_goes_wrong_at_once_and_every_invariant_holds_after_each_event(
+    part: int,
+) -> None:
+    for seed in range(part, ALL_SEEDS, PARTS):
+        assert check("everything", seed).events >= 300
+
+
+def test_an_undisturbed_search_comes_to_what_is_expected_of_all_others() -> None:
+    for search in searches("undisturbed"):
+        assert search.lives == 1
+        assert search.results() == search.expected() or not search.is_exact
+
+
+def test_f01_f11_nodes_die_and_their_trials_go_on_elsewhere() -> None:
+    assert seen(searches("f01_nodes_die"))["NodeLost"] > SEEDS
+
+
+def test_f02_hosts_die_and_their_trials_are_tried_again() -> None:
+    assert seen(searches("f02_hosts_die"))["HostDied"] > 5 * SEEDS
+
+
+def test_f03_schedulers_die_anywhere_in_a_turn_and_no_trial_is_started_again() -> None:
+    found = searches("f03_schedulers_die")
+    assert sum(search.lives for search in found) > 3 * SEEDS
+    # Nobody else died: every epoch but those after a pause, or a damaged checkpoint, is the first.
+    for search in found:
+        again = seen([search])
+        assert again["TrialChosen"] <= (
+            again["ConfigSuggested"] + again["TrialPaused"] + again["TrialFailed"]
+        )
+
+
+def test_f04_schedulers_and_nodes_lose_their_power_and_the_journal_is_enough() -> None:
+    assert sum(search.lives for search in searches("f04_power_cuts")) > 2 * SEEDS
+
+
+def test_f06_the_wire_is_wiped_and_nothing_is_missing() -> None:
+    assert all(search.farm.generation for search in searches("f06_wipes"))
+
+
+def test_f08_f11_nodes_are_cut_off_and_go_on_with_what_nobody_took_over() -> None:
+    found = searches("f08_cut_off")
+    counted = seen(found)
+    assert counted["NodeReturned"] > SEEDS
+    assert sum(search._runner.stale for search in found) > 0
+
+
+def test_f11_zombies_of_trials_that_were_begun_anew_change_nothing() -> None:
+    found = [check("f11_zombies_of_a_lineage", seed) for seed in range(144, 168)]
+    assert seen(found)["NodeReturned"] > len(found)
+    assert any(
+        search._runner.summary(trial).lineage
+        for search in found
+        for trial in search._runner.finished
+    )
+
+
+def test_f12_whatever_arrives_twice_counts_once() -> None:
+    assert seen(searches("f12_doubled"))["ResultReported"] > 100
+
+
+def test_f13_whatever_is_late_lost_or_overtaken_is_recorded_in_its_order() -> None:
+    assert seen(searches("f13_late_and_lost"))["ResultReported"] > 100
+
+
+def test_f14_results_behind_a_trials_end_are_dropped_and_its_slot_comes_free_once() -> None:
+    found = searches("f14_behind_the_end")
+    assert seen(found)["StopRequested"] > SEEDS
+    behind = 0
+    for search in found:
+        stopped: set[str | None] = set()
+        for entry in search.entries():
+            if isinstance(entry.event, m.StopRequested):
+                stopped.add(entry.event.trial)
+            behind += isinstance(entry.event, m.ResultReported) and entry.event.trial in stopped
+        assert search._runner.placement.free == search._runner.placement.total
+    assert behind > 0
+
+
+def test_f15_wrong_clocks_change_no_result_and_no_decision() -> None:
+    assert len(searches("f15_clocks")) == SEEDS
+
+
+def test_f22_trials_that_fail_too_often_end_and_go_on_if_that_is_wanted() -> None:
+    found = searches("f22_poison")
+    assert any(search._runner.counts["ERROR"] for search in found)
+    assert any(
+        search._runner.summary(trial).lineage
+        for search in found
+        for trial in search._runner.finished
+    )
+
+
+def test_a_failing_seed_is_told_with_the_command_that_runs_it_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(seed: int) -> FaultySearch:
+        search = SCENARIOS["undisturbed"](seed)
+        search.auditor._store = _Empty()
+        return search
+
+    monkeypatch.setitem(SCENARIOS, "broken", broken)
+    with pytest.raises(Exception, match="I7") as caught:
+        check("broken", 3)
+    assert caught.value.__notes__ == ["once more: python -m tests.simulation.scenarios broken 3"]
+
+
+class _Empty:
+    def has(self, key: str) -> bool:
+        return False
+
+
+def test_the_simulation_has_seen_every_event_that_there_is() -> None:
+    found = [check("everything", seed) for seed in range(30)] + searches("f22_poison")
+    expected = {kind.__name__ for kind in m.Event.__args__}
+    assert expected - set(seen(found)) == {"NodeWarned", "CheckpointsForgotten"}

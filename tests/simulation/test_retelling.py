@@ -1,0 +1,291 @@
+"""Algorithms that are told what happened go on as those who saw it would have."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.simulation.farm import SPACE, Search
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.review import Review
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.executors.simulated import SimulationSettings
+from tunemq_scheduler.plateau import ExperimentPlateauStopper, TrialPlateauStopper
+from tunemq_scheduler.resuming import Retelling
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_scheduler.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    SearchAlgorithm,
+    Searcher,
+)
+from tunemq_scheduler.search.optuna_search import OptunaSearch
+from tunemq_scheduler.search.search_algorithm import SearchSetup
+from tunemq_scheduler.search.search_generator import SearchGenerator
+from tunemq_scheduler.stopper import CombinedStopper, FunctionStopper, NoopStopper, Stopper
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared import messages as m
+from tunemq_shared.packing import pack_config
+
+SEEDS = 3
+TRIALS = 30
+
+
+class Greedy(Searcher):
+    """A searcher as users write them, which stays near the best so far."""
+
+    def __init__(self, offers_state: bool = False) -> None:
+        super().__init__()
+        self.best: list[Any] = [None, None]
+        self.suggested: dict[str, float] = {}
+        self.results = 0
+        self.offers_state = offers_state
+
+    def set_search_properties(self, metric, mode, config, **spec):
+        self._metric, self._mode = metric, mode
+        return True
+
+    def suggest(self, trial_id):
+        draw = random.Random(f"{len(self.suggested)}/{self.results}").random()
+        near = 0.5 if self.best[1] is None else self.best[1]
+        self.suggested[trial_id] = value = (near + draw) / 2
+        return {"lr": value}
+
+    def on_trial_result(self, trial_id, result):
+        self.results += 1
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        if result and (self.best[0] is None or result["loss"] < self.best[0]):
+            self.best = [result["loss"], self.suggested[trial_id]]
+
+    def on_trial_restored(self, trial_id, config):
+        self.suggested[trial_id] = config["lr"]
+        return True
+
+    def get_state(self):
+        if not self.offers_state:
+            return None
+        return {"best": self.best, "suggested": self.suggested, "results": self.results}
+
+    def set_state(self, state):
+        self.best, self.suggested = state["best"], state["suggested"]
+        self.results = state["results"]
+
+
+class Halving(TrialScheduler):
+    """A trial scheduler as users write them, asked about every result; it offers no state."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+        self.values: list[float] = []
+
+    def on_trial_result(self, runner, trial, result):
+        self.seen[trial.trial_id] = self.seen.get(trial.trial_id, 0) + 1
+        self.values.append(result["loss"])
+        worse = sum(value < result["loss"] for value in self.values)
+        is_slow = self.seen[trial.trial_id] >= 3 and worse > len(self.values) / 2
+        return self.STOP if is_slow else self.CONTINUE
+
+
+def asha(**options) -> TrialScheduler:
+    return ASHAScheduler(max_t=9, reduction_factor=3, **options)
+
+
+POINTS = [{"lr": 0.5}, {"lr": 0.01}]
+SEARCHES: dict[str, Callable[[], SearchAlgorithm]] = {
+    "random": BasicVariantGenerator,
+    "random_limited": lambda: BasicVariantGenerator(POINTS, max_concurrent=2),
+    "optuna": lambda: SearchGenerator(OptunaSearch(points_to_evaluate=POINTS)),
+    "optuna_limited": lambda: SearchGenerator(ConcurrencyLimiter(OptunaSearch(), 2)),
+    "optuna_batches": lambda: SearchGenerator(ConcurrencyLimiter(OptunaSearch(), 3, batch=True)),
+    "users_own": lambda: SearchGenerator(Greedy()),
+    "users_own_with_state": lambda: SearchGenerator(Greedy(offers_state=True)),
+}
+SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
+    "fifo": FIFOScheduler,
+    "asha": asha,
+    "asha_brackets": lambda: asha(brackets=2),
+    "users_own": Halving,
+}
+STOPPERS: dict[str, Callable[[], Stopper | None]] = {
+    "none": lambda: None,
+    "trial_plateau": lambda: TrialPlateauStopper("loss", std=0.15, num_results=3),
+    "experiment_plateau": lambda: ExperimentPlateauStopper("loss", std=0.01, top=4, patience=90),
+    "combined": lambda: CombinedStopper(
+        TrialPlateauStopper("loss", std=0.1, grace_period=5), NoopStopper()
+    ),
+    "function": lambda: FunctionStopper(lambda _trial, result: result["loss"] < 0.2),
+}
+#: Each of all with the simplest of the others, and some of them together.
+MIXES = [
+    *((search, "fifo", "none") for search in SEARCHES),
+    *(("random", scheduler, "none") for scheduler in SCHEDULERS if scheduler != "fifo"),
+    *(("random", "fifo", stopper) for stopper in STOPPERS if stopper != "none"),
+    ("optuna", "asha", "trial_plateau"),
+    ("users_own_with_state", "asha_brackets", "combined"),
+]
+#: What cannot give its state is told everything.
+STATELESS = {"users_own", "function"}
+
+
+class TurnJournal:
+    def __init__(self) -> None:
+        self.turns: list[list[m.Entry]] = []
+
+    def append(self, entries) -> None:
+        self.turns.append(list(entries))
+
+    def close(self) -> None:
+        pass
+
+
+class Mixed(Search):
+    """A simulated search with any algorithms."""
+
+    def __init__(self, mix: tuple[str, str, str], seed: int) -> None:
+        self._mix = mix
+        simulation = SimulationSettings(
+            nodes=3, seed=seed, latency_s=0.1, deaths=0.3, death_window_s=40.0
+        )
+        super().__init__(
+            SCHEDULERS[mix[1]], simulation=simulation, trials=TRIALS, journal=TurnJournal()
+        )
+
+    def _algorithms(self, *, lock_step: bool) -> Algorithms:
+        search, scheduler, stopper = self._mix
+        algorithm = SEARCHES[search]()
+        algorithm.set_up(SearchSetup(SPACE, TRIALS, "loss", "min", self._seed))
+        judge = SCHEDULERS[scheduler]()
+        judge.set_search_properties("loss", "min", seed=self._seed)
+        return Algorithms(
+            search=algorithm,
+            scheduler=judge,
+            stopper=STOPPERS[stopper](),
+            metric="loss",
+            mode="min",
+            lock_step=lock_step,
+        )
+
+    def fresh(self) -> Algorithms:
+        return self._algorithms(lock_step=False)
+
+
+@dataclass
+class Asked:
+    """Algorithms that are asked about what follows, as the loop does."""
+
+    search: Mixed
+    runner: TrialRunner
+    algorithms: Algorithms
+    views: dict[str, TrialView]
+    suggestions: int = 0
+    decisions: int = 0
+
+    def ask(self, entry: m.Entry) -> None:
+        event, answers = entry.event, entry.answers
+        if isinstance(event, m.ConfigSuggested):
+            suggestion = self.algorithms.suggest(event.n, event.trial)
+            assert pack_config(suggestion.config) == event.config, event
+            view = self.views[event.trial] = TrialView(event, self.search.plan)
+            assert tuple(self.algorithms.added(view)) == answers
+            self.suggestions += 1
+        elif isinstance(event, m.TrialStarted):
+            if self.runner.is_current(event.trial, event.epoch):
+                self.views[event.trial].started(event)
+        elif isinstance(event, m.ResultReported):
+            self._ask_about(event, answers)
+        for command in self.runner.handle(event, answers):
+            if isinstance(command, c.RecordEnd):
+                self.algorithms.over(self.views[command.trial], command)
+        for trial, live in self.runner.live.items():
+            self.views[trial].follow(live)
+
+    def _ask_about(self, event: m.ResultReported, answers) -> None:
+        review = self.runner.review(event)
+        if review in {Review.STALE, Review.REPEATED}:
+            return
+        view = self.views[event.trial]
+        view.newest = event
+        if review is Review.DUE:
+            asked = self.algorithms.decide(view, view.full_result(event), event.step)
+            assert tuple(asked) == answers, event
+            self.decisions += 1
+        if review is not Review.FINAL:
+            self.algorithms.told(view, event, answers)
+
+
+def told(search: Mixed, cut: int, snapshot: int | None) -> Asked | None:
+    """Algorithms told of the turns before ``cut``; those before ``snapshot`` by their state."""
+    runner, algorithms, begin = TrialRunner(search.settings), search.fresh(), 0
+    if snapshot is not None:
+        first = Retelling(runner, algorithms, search.plan)
+        first.tell(search.journal.turns[:snapshot])
+        states = algorithms.get_state()
+        if states is None:
+            return None
+        runner = TrialRunner.load(search.settings, dump(runner), dict(runner.finished))
+        algorithms, begin = search.fresh(), snapshot
+        algorithms.set_state(states)
+    retelling = Retelling(runner, algorithms, search.plan)
+    retelling.tell(search.journal.turns[begin:cut])
+    return Asked(search, runner, algorithms, retelling.trials)
+
+
+@pytest.mark.parity(172, 173, 180)
+@pytest.mark.parametrize("with_snapshot", [False, True])
+@pytest.mark.parametrize("mix", MIXES, ids="-".join)
+def test_what_is_suggested_and_decided_after_a_restart_is_what_would_have_been(
+    mix: tuple[str, str, str], with_snapshot: bool
+) -> None:
+    suggestions = decisions = taken = 0
+    for seed in range(SEEDS):
+        search = Mixed(mix, seed)
+        search.run()
+        turns = search.journal.turns
+        chance = random.Random(seed)
+        for _ in range(6):
+            cut = chance.randrange(1, len(turns))
+            asked = told(search, cut, chance.randrange(cut) if with_snapshot else None)
+            if asked is None:
+                assert STATELESS & set(mix) or mix[0] == "optuna_batches"
+                continue
+            taken += 1
+            for turn in turns[cut:]:
+                for entry in turn:
+                    asked.ask(entry)
+            suggestions += asked.suggestions
+            decisions += asked.decisions
+    if with_snapshot and STATELESS & set(mix):
+        assert not taken
+        return
+    assert suggestions >= 20
+    assert decisions >= 20 or mix[1:] == ("fifo", "none")
+
+
+def test_a_result_that_was_decided_otherwise_counts_as_it_stands_in_the_journal() -> None:
+    search = Mixed(("random", "asha", "none"), 1)
+    search.run()
+    stopped = {
+        answer.trial
+        for turn in search.journal.turns
+        for entry in turn
+        for answer in entry.answers
+        if isinstance(answer, m.Decided)
+    }
+    assert stopped
+    algorithms = search.fresh()
+    ended: list[str] = []
+    algorithms.scheduler.on_trial_complete = lambda _runner, trial, _result: ended.append(
+        trial.trial_id
+    )
+    algorithms.scheduler.on_trial_result = lambda *_: "STOP"  # whatever is true of it
+    runner = TrialRunner(search.settings)
+    Retelling(runner, algorithms, search.plan).tell(search.journal.turns)
+    assert runner.snapshot() == search.runner.snapshot()
+    assert set(ended) == set(runner.finished) - stopped

@@ -1,0 +1,175 @@
+"""What must hold after `make soak`, whatever was harmed."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+from collections import Counter
+from typing import Any
+
+import redis
+
+from tests.chain import executed, link
+from tests.chain_searches import checkpoint_objects, manifests_are_complete, needed_objects
+from tests.soak_farm import SoakFarm
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.invariants import Auditor
+from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
+from tunemq_scheduler.prepare import prepare
+from tunemq_scheduler.replay import compare, outcome, replay_lock_step
+from tunemq_scheduler.tools.kept import opened
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+from tunemq_shared.packing import unpack_config
+from tunemq_shared.stores import open_objects
+
+
+def check_search(farm: SoakFarm) -> str:
+    """Check what is left of a search that is over; returns what it was, in words.
+
+    Raises:
+        AssertionError: a promise was broken.
+    """
+    header = read_header(farm.experiment / FILE_NAME)
+    entries = list(read_entries(farm.experiment / FILE_NAME))
+    auditor = Auditor(header.settings, every=1000)
+    records: list[c.RecordResult] = []
+    for entry in entries:
+        commands = auditor.event(entry.event, entry.answers)
+        records += [one for one in commands if isinstance(one, c.RecordResult)]
+    auditor.check()
+    runner = auditor.runner
+    assert runner.is_finished
+    assert len(runner.finished) == farm.trials, (len(runner.finished), farm.trials)
+    configs = _configs(farm, entries)
+    told = [_results_are_exact(farm, runner, configs, records)]
+    if farm.algorithm == "asha":
+        told.append(_decisions_replay(farm, header, entries))
+    _files_tell_the_same(farm, records)
+    told.append(_store_is_whole(farm))
+    told.append(_no_key_is_left(farm))
+    told.append(_no_file_is_left(farm))
+    events = Counter(type(entry.event).__name__ for entry in entries)
+    told.append(f"{len(entries)} events, {events['ExperimentResumed']} schedulers more")
+    told.append(f"{runner.repeated} results repeated, {runner.stale} of former incarnations")
+    return ", ".join(told)
+
+
+def _configs(farm: SoakFarm, entries: list[m.Entry]) -> dict[str, dict[str, Any]]:
+    """The configurations of all trials; they are those that an undisturbed search draws."""
+    prepared = _prepared(farm)
+    configs = {}
+    for entry in entries:
+        event = entry.event
+        if isinstance(event, m.ConfigSuggested):
+            config = unpack_config(event.config)
+            again = prepared.search.next_config(event.n, event.trial)
+            assert again.config == config, (event.trial, again.config, config)
+            prepared.search.told_complete(event.trial, None)
+            configs[event.trial] = config
+    assert len(configs) == farm.trials
+    return configs
+
+
+def _prepared(farm: SoakFarm) -> Any:
+    script = runpy.run_path(str(farm.folder / "search.py"))
+    tuner = script["tuner"]
+    return prepare(tuner._trainable, tuner._param_space, tuner._tune_config, tuner._run_config)
+
+
+def _results_are_exact(
+    farm: SoakFarm,
+    runner: TrialRunner,
+    configs: dict[str, dict[str, Any]],
+    records: list[c.RecordResult],
+) -> str:
+    """(config, step, metrics) are those of a search that nothing happened to."""
+    values = dict.fromkeys(configs, "")
+    steps = dict.fromkeys(configs, 0)
+    for record in records:
+        trial, result = record.trial, record.result
+        assert result.step == steps[trial] + 1, (trial, result.step, steps[trial])
+        steps[trial] = result.step
+        values[trial] = link(values[trial], configs[trial], result.step)
+        assert result.metrics["chain"] == values[trial], (trial, result.step)
+    for trial in configs:
+        summary = runner.summary(trial)
+        assert summary.status == "TERMINATED", (trial, summary.status, summary.reason)
+        assert summary.last_result is not None
+        assert summary.last_result.step == steps[trial]
+        if farm.algorithm == "fifo":
+            assert steps[trial] == farm.config["steps"], (trial, steps[trial])
+    done = executed(farm.executed)
+    repeats = sum(len(lines) - len(set(lines)) for lines in done.values())
+    return f"{len(configs)} trials, {len(records)} results identical, {repeats} steps repeated"
+
+
+def _decisions_replay(farm: SoakFarm, header: Any, entries: list[m.Entry]) -> str:
+    prepared = _prepared(farm)
+    algorithms = prepared.algorithms()
+    algorithms._lock_step = True
+    plan = _plan(prepared)
+    again = replay_lock_step(header.settings, plan, algorithms, entries)
+    compare(outcome(header.settings, entries), again)
+    return f"{len(again.decisions)} decisions the same in lock-step"
+
+
+def _plan(prepared: Any) -> Any:
+    from tunemq_scheduler.plan import ExperimentPlan
+
+    return ExperimentPlan(
+        experiment="soak",
+        experiment_id="0",
+        events_key="",
+        folder="",
+        trainable_name=prepared.trainable_name,
+        code=m.BlobRef("", 0, ""),
+        environment=m.Environment("", (), {}, ()),
+        stop=prepared.stop,
+    )
+
+
+def _files_tell_the_same(farm: SoakFarm, records: list[c.RecordResult]) -> None:
+    """Each trial's result.json has every recorded result once, in order."""
+    wanted: dict[str, list[tuple[int, str]]] = {}
+    for record in records:
+        told = record.result.step, record.result.metrics["chain"]
+        wanted.setdefault(record.trial, []).append(told)
+    for trial, told in wanted.items():
+        (file,) = farm.experiment.glob(f"*_{trial}/result.json")
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [(line["training_iteration"], line["chain"]) for line in lines] == told, trial
+
+
+def _store_is_whole(farm: SoakFarm) -> str:
+    os.environ.update(farm.minio.environ)
+    os.environ["TUNEMQ_S3_ENDPOINT"] = f"http://127.0.0.1:{farm.to_store.port}"
+    with opened(str(farm.experiment)) as kept:
+        there, needed = checkpoint_objects(kept), needed_objects(kept)
+        manifests_are_complete(kept)
+        assert there == needed, f"orphans: {there - needed}, missing: {needed - there}"
+        assert open_objects(kept.address).abort_uploads(lambda _key: True) == 0
+        for one in kept.all():
+            target = farm.folder / "verified" / one.key
+            target.parent.mkdir(parents=True, exist_ok=True)
+            kept.store.get_checkpoint(one.key, one.committed.sha256, target)
+    return f"{len(needed)} objects in the store, no orphan"
+
+
+def _no_key_is_left(farm: SoakFarm) -> str:
+    client = redis.Redis(unix_socket_path=farm.redis.path)
+    own = {wire.GENERATION.encode(), wire.NODES.encode(), b"tunemq:term"}
+    keys = [key for key in client.keys("*") if key not in own]
+    endless = [key for key in keys if client.ttl(key) == -1]
+    assert endless == [], endless
+    return f"{len(keys)} keys in Redis, each with an expiry"
+
+
+def _no_file_is_left(farm: SoakFarm) -> str:
+    """Workers that ended leave their logs and nothing else; nor are temporary files left."""
+    left = [file for file in farm.files_of_workers() if file.name != "lock"]
+    left += farm.experiment.rglob("*.part")
+    assert left == [], left[:20]
+    return "no file left over"

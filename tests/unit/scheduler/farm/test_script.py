@@ -1,0 +1,67 @@
+"""Which Tuner a script gives to `tunemq scheduler`."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tunemq_scheduler.farm.script import load_tuner
+from tunemq_scheduler.tuner import Tuner
+from tunemq_shared.errors import ConfigError
+
+TEXT = """
+import helper_of_the_script
+import sys
+import tunemq as tune
+def train(config):
+    return {"loss": helper_of_the_script.LOSS}
+tuner = tune.Tuner(train, run_config=tune.RunConfig(name="mine"))
+second = tune.Tuner(train)
+number = 3
+argv = list(sys.argv)
+if __name__ == "__main__":
+    raise AssertionError("this part is not to run")
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    (tmp_path / "search.py").write_text(TEXT)
+    (tmp_path / "helper_of_the_script.py").write_text("LOSS = 1.0")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["tunemq"])
+    yield str(tmp_path / "search.py")
+    for name in ("helper_of_the_script", "__tunemq_script__"):
+        sys.modules.pop(name, None)
+
+
+def test_the_tuner_of_a_script_is_the_one_called_tuner(script):
+    tuner = load_tuner(script)
+    assert isinstance(tuner, Tuner)
+    assert tuner.parts.run.name == "mine"
+    assert sys.argv == [script]
+
+
+def test_another_name_can_be_given(script):
+    assert load_tuner(f"{script}:second").parts.run.name is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nowhere.py", "there is no script nowhere.py"),
+        ("{}:missing", "defines no missing .*write .*:second"),
+        ("{}:number", "number in .* is a int and no Tuner"),
+        ("{}:not-a-name", "write SCRIPT:NAME"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_what_can(script, given, said):
+    with pytest.raises(ConfigError, match=said):
+        load_tuner(given.format(script))
+
+
+def test_a_script_without_a_tuner_is_told_what_to_write(tmp_path, script):
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ConfigError, match=r"write `tuner = tune.Tuner\(...\)` in it"):
+        load_tuner(str(tmp_path / "empty.py"))

@@ -1,0 +1,91 @@
+"""Small journals: turns that mean something to the core, and what a journal comes to."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.journal import Journal, JournalHeader, Recovered, Snapshot
+from tunemq_shared import messages as m
+
+HEADER: Final = JournalHeader(
+    experiment="digits",
+    experiment_id="abc",
+    started=1.0,
+    settings=RunnerSettings(max_failures=3),
+)
+TURNS: Final = [
+    [
+        m.Entry(m.Tick(float(turn))),
+        m.Entry(m.HostFreed("a", turn), (m.Decided("a", 1, "STOP", "why"),)),
+    ]
+    for turn in range(6)
+]
+
+#: What a journal comes to: the turns of which the state is made, and the trials that are over.
+State = tuple[tuple[bytes, ...], tuple[tuple[str, bytes], ...]]
+
+
+def begun(
+    folder: Path, turns: Sequence[Sequence[m.Entry]], *, snapshot_before: tuple[int, ...] = (2, 3)
+) -> list[State]:
+    """Write a journal with snapshots whose state is made of all turns before; returns all states.
+
+    The first of these is that of an empty journal, then that after each turn.
+    """
+    states: list[State] = [((), ())]
+    with Journal.create(folder, HEADER) as journal:
+        for n, turn in enumerate(turns):
+            if n in snapshot_before:
+                take_snapshot(journal, states[-1])
+            journal.append(turn)
+            states.append(after(states[-1], turn))
+    return states
+
+
+def after(state: State, turn: Sequence[m.Entry]) -> State:
+    """The state after a turn: with each, a trial is over, and that of two turns before changes."""
+    turns, finished = state
+    number = len(turns)
+    over = {**dict(finished), f"t{number}": b"over"}
+    if number > 1:
+        over[f"t{number - 2}"] = b"changed"
+    return (*turns, m.encode(turn)), tuple(over.items())
+
+
+def take_snapshot(journal: Journal, state: State) -> bool:
+    """Take a snapshot that holds this state, the trials that are over in the history."""
+    turns, finished = state
+    return journal.snapshot(Snapshot(state=m.encode(turns)), finished)
+
+
+def state_of(found: Recovered) -> State:
+    """The state that a journal gives."""
+    state: State = ((), ())
+    if found.snapshot is not None:
+        turns = msgspec.msgpack.decode(found.snapshot.state, type=tuple[bytes, ...])
+        state = (turns, tuple(found.finished.items()))
+    for turn in found.turns:
+        state = after(state, turn)
+    return state
+
+
+def version1(path: Path, torn: bytes = b"") -> None:
+    """Write what TuneMQ wrote before its journal had segments."""
+    header = {
+        "type": "tunemq-journal",
+        "version": 1,
+        **{
+            name: msgspec.to_builtins(getattr(HEADER, name))
+            for name in ("experiment", "experiment_id", "started", "settings", "store")
+        },
+    }
+    payloads = [msgspec.msgpack.encode(header), *map(m.encode, TURNS)]
+    frames = (struct.pack(">II", len(one), zlib.crc32(one)) + one for one in payloads)
+    path.write_bytes(b"".join(frames) + torn)

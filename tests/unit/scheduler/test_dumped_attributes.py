@@ -1,0 +1,59 @@
+"""Whoever gives the state something new is told when it is not written down with the rest."""
+
+from __future__ import annotations
+
+from tunemq_scheduler.core.experiment_limits import ExperimentLimits
+from tunemq_scheduler.core.kept_checkpoints import KeepRule, Kept, KeptCheckpoints
+from tunemq_scheduler.core.placement import Placement
+from tunemq_scheduler.core.references import References
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.slots import Slots
+from tunemq_scheduler.core.snapshot import TrialState, _State
+from tunemq_scheduler.core.trial import Trial
+from tunemq_scheduler.core.waiting import WaitingTrials
+
+#: What a runner has besides its state: how it is wired, and what is kept elsewhere.
+WIRING = {"_checkpoints", "_nodes", "_failures", "_handlers", "_resuming", "placement"}
+ELSEWHERE = {"finished", "_changed"}
+#: By other names in what is written.
+RENAMED = {"queue": {"pending", "paused"}}
+
+
+def test_all_that_a_trial_knows_is_written_down() -> None:
+    assert set(TrialState.__struct_fields__) == set(Trial.__slots__)
+
+
+def test_all_that_a_runner_knows_is_written_down() -> None:
+    known = set(vars(TrialRunner(RunnerSettings()))) - WIRING - ELSEWHERE - set(RENAMED)
+    written = set(_State.__struct_fields__) - {"version"} - set().union(*RENAMED.values())
+    assert written == known
+
+
+def test_all_that_its_parts_know_is_written_down() -> None:
+    runner = TrialRunner(RunnerSettings())
+    assert set(vars(Slots())) == {"placement", "_held", "_on_node"}
+    assert set(vars(Placement())) == {"_total", "_free", "_buckets", "_aside"}
+    assert set(vars(References())) == {"_users", "_removed", "_pins", "_condemned"}
+    assert set(vars(WaitingTrials())) == {"_pending", "_paused"}
+    assert set(vars(runner.book)) == {
+        "_settings",
+        "_live",
+        "_forget",
+        "_references",
+        "_limits",
+        "_orders",
+        "_writers",
+        "_uploads",
+    }
+    assert set(vars(ExperimentLimits(KeepRule()))) == {
+        "_rule",
+        "_is_active",
+        "_entries",
+        "_worst",
+        "_best",
+        "_bytes",
+        "_may_go",
+    }
+    assert set(KeptCheckpoints.__slots__) == {"_kept", "_rule", "uploading"}
+    assert Kept.__struct_fields__[-1] == "is_wanted"

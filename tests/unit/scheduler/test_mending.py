@@ -1,0 +1,72 @@
+"""What a restart makes of the files of trials, which may lack what the journal has."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.unit.scheduler.loops import NODE, PLAN, Loop, result, started
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.mending import Mending
+from tunemq_scheduler.resuming import Retelling
+from tunemq_scheduler.schedulers import FIFOScheduler
+from tunemq_scheduler.search import BasicVariantGenerator, SearchSetup
+from tunemq_shared import messages as m
+
+FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
+
+
+def mended(loop: Loop, folder: Path) -> Path:
+    """The folder of the first trial, once a restart has told all that the journal holds."""
+    search = BasicVariantGenerator()
+    search.set_up(SearchSetup({"x": 1}, 1))
+    plan = msgspec.structs.replace(PLAN, folder=str(folder))
+    algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
+    mending = Mending()
+    retelling = Retelling(TrialRunner(loop.runner.settings), algorithms, plan, mending.note)
+    retelling.tell([loop.journal.entries])
+    mending.finish()
+    return Path(plan.trial_folder("t_00000"))
+
+
+def losses_of(path: Path) -> list[float]:
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return [float(row["loss"]) for row in csv.DictReader(file)]
+    return [json.loads(line)["loss"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["result.json", "progress.csv"])
+def test_what_a_trial_did_before_it_began_anew_never_comes_into_its_new_files(
+    tmp_path: Path, kind: str
+) -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), result(2), result(3), FAILED, m.HostFreed("t_00000", 1))
+    loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
+    loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
+    epoch = loop.runner.live["t_00000"].epoch
+    begun = m.TrialStarted("t_00000", epoch, 1, "host", "127.0.0.1", 0.0)
+    anew = m.ResultReported("t_00000", epoch, 1, {"loss": 7.0}, 0.0, 1.0, 1.0, 1.0, 1)
+    loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, anew)
+
+    for _ in range(2):  # the second time nothing is missing
+        folder = mended(loop, tmp_path)
+        base, _, extension = kind.partition(".")
+        assert losses_of(folder / f"{base}.0.{extension}") == [1.0, 1.0, 1.0]
+        assert losses_of(folder / kind) == [7.0]
+
+
+def test_the_failure_that_ended_a_trial_has_its_number_when_its_host_went_at_once(
+    tmp_path: Path,
+) -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    told = (mended(loop, tmp_path) / "error.txt").read_text(encoding="utf-8")
+    assert "Failure # 1 (" in told

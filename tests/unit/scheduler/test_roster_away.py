@@ -1,0 +1,190 @@
+"""Nodes that are lost and come back, take their leave, or were there before this scheduler was."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.unit.scheduler.test_roster import (
+    FINISHED,
+    HELLO,
+    JOINED,
+    batch,
+    introduce,
+    joined_roster,
+)
+from tunemq_scheduler.executors.roster import Roster
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+
+LOST = m.NodeLost("inc1", "its lease was not renewed for 6 s")
+
+
+def silent(roster: Roster, *leases: bytes | None, start: float = 1.0) -> float:
+    """Look at unchanging leases until a node is lost; when that was."""
+    now = start
+    while not any(isinstance(fact, m.NodeLost) for fact in roster.facts):
+        roster.read_leases(now, list(leases))
+        now += 1.0
+        assert now < start + 60.0, "nobody is lost"
+    return now
+
+
+def away_roster() -> tuple[Roster, float]:
+    roster = joined_roster()
+    now = silent(roster, b"1:0:0")
+    assert roster.facts == [LOST]
+    roster.facts.clear()
+    return roster, now
+
+
+def test_a_silent_node_is_lost_and_neither_fenced_nor_forgotten():
+    roster = joined_roster()
+    roster.commands.clear()
+    silent(roster, b"1:0:0")
+    silent_again = [roster.read_leases(60.0 + n, [b"1:0:0"]) for n in range(9)]
+
+    assert silent_again
+    assert roster.facts == [LOST], "said once"
+    assert roster.commands == [("DEL", wire.queue("inc1"))], "old orders would start what is gone"
+    assert not roster.nodes["inc1"].takes_orders
+
+
+def test_a_lease_that_is_renewed_again_brings_a_node_back():
+    roster, now = away_roster()
+    roster.read_leases(now, [b"2:0:0"])
+
+    assert roster.facts == [m.NodeReturned("inc1")]
+    assert "is back after" in roster.news[-1]
+    roster.facts.clear()
+    assert silent(roster, b"2:0:0", start=now + 1) > now + wire.LEASE_TTL_S, "a full lease again"
+
+
+def test_events_that_nobody_has_read_bring_a_node_back_before_they_are_stated():
+    roster, _ = away_roster()
+
+    assert roster.read_batch(b"9-1", batch(FINISHED, first=4)) == ("inc1", 4)
+    assert roster.facts == [m.NodeReturned("inc1"), m.BatchRead("inc1", 4, 4, "9-1"), FINISHED]
+
+
+def test_events_that_are_journalled_already_bring_nobody_back():
+    roster, _ = away_roster()
+    roster.nodes["inc1"].journalled = 4
+
+    assert roster.read_batch(b"9-1", batch(FINISHED, first=4)) == ("inc1", 4)
+    assert roster.facts == []
+
+
+def test_a_node_that_is_back_gets_no_orders_before_the_runner_has_said_what_they_are():
+    roster, now = away_roster()
+    node = roster.nodes["inc1"]
+    version = node.mailbox.version
+    roster.read_leases(now, [b"2:0:0"])
+    roster.settle()
+    assert not node.takes_orders, "the runner was not told yet"
+
+    roster.facts.clear()
+    roster.settle()
+    assert node.takes_orders
+    assert node.mailbox.is_changed
+    assert node.mailbox.next_assignment().version > version
+
+
+def test_a_node_that_is_lost_again_while_it_waits_for_orders_is_lost():
+    roster, now = away_roster()
+    roster.read_leases(now, [b"2:0:0"])
+    roster.facts.clear()
+    silent(roster, b"2:0:0", start=now + 1)
+
+    assert roster.facts == [LOST]
+    assert not roster.nodes["inc1"].takes_orders
+
+
+def test_a_new_incarnation_of_a_node_that_is_away_makes_the_old_one_dead():
+    roster, _ = away_roster()
+    assert introduce(roster, "inc2") == ["inc1"]
+    roster.lose("inc1", wire.STARTED_AGAIN, is_dead=True)
+
+    assert roster.facts == [m.NodeLost("inc1", wire.STARTED_AGAIN, is_dead=True)]
+    assert list(roster.nodes) == ["inc2"]
+
+
+def test_an_old_introduction_that_is_read_late_takes_nobodys_place():
+    roster = Roster(term=2)
+    roster.expect(msgspec.structs.replace(JOINED, incarnation="inc2"), 0)
+
+    assert introduce(roster, "inc1") == []
+    assert introduce(roster, "inc2") == ["inc1"]
+
+
+def test_a_node_that_is_away_for_a_day_is_dead():
+    roster, now = away_roster()
+    roster.read_leases(now + 86_000.0, [b"1:0:0"])
+    assert roster.facts == []
+    roster.read_leases(now + 86_500.0, [b"1:0:0"])
+
+    (lost,) = roster.facts
+    assert isinstance(lost, m.NodeLost)
+    assert lost.is_dead
+    assert not roster.nodes
+
+
+def test_a_node_that_never_lived_and_is_silent_joins_when_it_first_shows_life():
+    roster = Roster(term=1)
+    introduce(roster)
+    for now in range(10):
+        roster.read_leases(float(now), [None])
+    assert roster.facts == []
+
+    roster.read_leases(10.0, [b"1:0:0"])
+    assert roster.facts == [JOINED]
+
+
+def test_a_goodbye_names_who_leaves_and_is_removed():
+    roster = joined_roster()
+    roster.commands.clear()
+
+    assert roster.read_goodbye(b"7-0", b"inc1") == "inc1"
+    assert roster.commands == [("XDEL", wire.NODES, b"7-0")]
+
+
+@pytest.mark.parametrize("sign_of_life", ["lease", "batch"])
+def test_a_node_of_the_scheduler_before_goes_on_and_gets_orders_of_our_own_term(sign_of_life):
+    roster = Roster(term=5)
+    roster.expect(JOINED, 3)
+    roster.nodes["inc1"].mailbox.is_changed = True
+    assert roster.read_batch(b"1-1", batch(FINISHED, first=3)) == ("inc1", 3)
+    assert not roster.nodes["inc1"].takes_orders, "what is journalled shows no life"
+    roster.read_hello(b"1-0", m.encode(HELLO))
+    if sign_of_life == "lease":
+        roster.read_leases(0.0, [b"9:4:17"])
+        assert roster.facts == []
+    else:
+        roster.read_batch(b"1-2", batch(FINISHED, first=4))
+        assert [type(fact) for fact in roster.facts] == [m.BatchRead, m.TrialFinished]
+
+    assert roster.nodes["inc1"].takes_orders
+    assignment = roster.nodes["inc1"].mailbox.next_assignment()
+    assert (assignment.term, assignment.version) > (4, 17)
+
+
+def test_a_node_of_the_scheduler_before_that_is_silent_is_lost():
+    roster = Roster(term=5)
+    roster.expect(JOINED, 3)
+    silent(roster, None)
+
+    assert roster.facts == [LOST]
+    roster.facts.clear()
+    roster.read_leases(60.0, [b"1:0:0"])
+    assert roster.facts == [m.NodeReturned("inc1")]
+
+
+def test_a_node_that_was_away_before_may_come_back_to_us():
+    roster = Roster(term=5)
+    roster.expect(JOINED, 3, is_away=True)
+    for now in range(20):
+        roster.read_leases(float(now), [None])
+    assert roster.facts == [], "the runner knows that it is lost"
+
+    roster.read_leases(20.0, [b"1:0:0"])
+    assert roster.facts == [m.NodeReturned("inc1")]

@@ -1,0 +1,65 @@
+"""What a roster makes of batches between which others are missing."""
+
+from __future__ import annotations
+
+import sys
+
+import cloudpickle
+import pytest
+
+from tunemq_scheduler.executors.roster import Roster
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+from tunemq_shared.introductions import BatchHeader, NodeHello
+
+
+@pytest.fixture
+def roster() -> Roster:
+    """One that has read the first three events of its only node."""
+    roster = Roster(term=1)
+    roster.events_key = wire.events("exp")
+    python = ".".join(map(str, sys.version_info[:3]))
+    about = ("n", "inc", "host", "127.0.0.1", 1, {"cpu": 1.0}, python, cloudpickle.__version__)
+    roster.read_hello(b"1-0", m.encode(NodeHello(m.PROTOCOL_VERSION, *about)))
+    read(roster, 1, 3)
+    return roster
+
+
+def read(roster: Roster, first: int, last: int) -> list[tuple[int, int]]:
+    """Read a batch; which batches the runner is told of."""
+    header = BatchHeader(m.PROTOCOL_VERSION, "inc", first, (1, 0))
+    events = [m.TrialFinished("t", 1)] * (last - first + 1)
+    roster.read_batch(b"5-0", {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(events)})
+    told = [fact for fact in roster.facts if isinstance(fact, m.BatchRead)]
+    roster.facts.clear()
+    return [(fact.first, fact.last) for fact in told]
+
+
+def test_events_that_follow_each_other_are_told(roster):
+    assert read(roster, 4, 5) == [(4, 5)]
+    assert read(roster, 2, 6) == [(2, 6)], "they may come again; the runner knows which are new"
+    assert not roster.has_gap
+
+
+def test_what_comes_behind_a_gap_is_not_told_before_all_was_sent_again(roster):
+    assert read(roster, 5, 6) == []
+    assert roster.has_gap
+    assert read(roster, 7, 7) == []
+    roster.begin_anew()
+    assert read(roster, 1, 7) == [(1, 7)]
+    assert not roster.has_gap
+
+
+def test_a_gap_that_is_there_however_often_all_is_sent_again_is_told(roster):
+    for _ in range(5):
+        assert read(roster, 5, 6) == []
+        roster.begin_anew()
+    assert read(roster, 5, 6) == [(5, 6)]
+
+
+def test_commands_about_entries_of_a_stream_that_is_gone_are_dropped(roster):
+    roster.commands = [("XTRIM", "s", "MINID", "5-1"), ("XDEL", wire.NODES, "1-0"), ("DEL", "q")]
+    roster.begin_anew()
+    kinds = [command[0] for command in roster.commands]
+    assert "DEL" in kinds
+    assert not {"XTRIM", "XDEL"} & set(kinds)

@@ -1,0 +1,131 @@
+"""``tunemq worker``: this machine as a node of a farm.
+
+The command checks what can be wrong before anything starts, in words for a person at a terminal,
+and then *becomes* the node (`tunemq_workers.node`), which is started as its own program so that it
+holds none of what a command line needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from typing import Final, NoReturn
+
+from tunemq_shared.errors import ConfigError, WireUnavailable
+from tunemq_workers import machine, node
+from tunemq_workers.endings import EXIT_UNAVAILABLE
+from tunemq_workers.redis_address import RedisAddress, parse_address
+
+#: Where Redis is, if the command line does not say: a password in it is then in no list of
+#: processes that others see.
+REDIS_VARIABLE: Final = "TUNEMQ_REDIS"
+#: So long a Redis that does not answer may take to come: machines of a farm start side by side.
+_PATIENCE_S: Final = 10.0
+_RETRY_S: Final = 0.2
+_UNSAFE: Final = re.compile(r"[^\w.-]+")
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = groups.add_parser(
+        "worker",
+        help="let this machine run trials of a farm",
+        description="Runs trials that a `tunemq scheduler` on the same Redis hands out, until it is"
+        " told to stop. Ctrl-C or SIGTERM: trials are saved where they can be within the grace, and"
+        " go on elsewhere; again: at once. Where checkpoints go to a store the worker needs its"
+        " address and keys as the scheduler does (TUNEMQ_S3_*, AWS_*).",
+        epilog="Exit codes: 0 it was told to stop; 64 the command line is of no use; 69 Redis"
+        " cannot be reached or refuses; 70 a part of it broke; 76 another worker of its name took"
+        " its place.",
+    )
+    parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help=f"where Redis is, such as redis://:password@host:6379/0; default: ${REDIS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--name",
+        help="this node's name, the same after a restart; default: the name of the host",
+    )
+    parser.add_argument(
+        "--workdir",
+        metavar="DIR",
+        help="for logs, copies of checkpoints and what spills; on a disk of this machine;"
+        " default: ~/.cache/tunemq/<name>",
+    )
+    node.add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check the command line, then become the node; returns only if that cannot be.
+
+    Raises:
+        ConfigError: an option is not usable.
+    """
+    url = options.redis or os.environ.get(REDIS_VARIABLE, "")
+    if not url:
+        raise ConfigError(
+            f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
+        )
+    address = parse_address(url)
+    name = options.name or machine.hostname()
+    workdir = os.path.abspath(options.workdir or _default_workdir(name))
+    try:
+        os.makedirs(workdir, mode=0o700, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"--workdir {workdir} cannot be made: {problem.strerror}.") from problem
+    try:
+        _find_redis(address)
+    except WireUnavailable as problem:
+        sys.stderr.write(f"tunemq worker: {problem}\n")
+        return EXIT_UNAVAILABLE
+    line = ["--redis", url, "--name", name, "--workdir", workdir, "--farm"]
+    return _become([*node.PROGRAM, *line, *node.given_options(options)])
+
+
+def _become(program: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(program[0], program)  # noqa: S606  no shell
+
+
+def _find_redis(address: RedisAddress) -> None:
+    """Wait a while for a Redis that is not there yet; one that refuses will go on to do so.
+
+    Raises:
+        WireUnavailable: it cannot be reached, or does not let us in.
+    """
+    from tunemq_workers.redis_client import RedisClient, Refused
+
+    started = time.monotonic()
+    is_told = False
+    while True:
+        try:
+            client = RedisClient(address)
+            try:
+                (reply,) = client.pipeline([["PING"]])
+            finally:
+                client.close()
+        except WireUnavailable as problem:
+            tried = time.monotonic() - started
+            if isinstance(problem.__cause__, Refused):
+                raise
+            if tried >= _PATIENCE_S:
+                raise WireUnavailable(f"{problem} Tried for {tried:.0f} s.") from problem
+            if not is_told:
+                is_told = True
+                sys.stderr.write(f"tunemq worker: {problem} Trying for {_PATIENCE_S:g} s.\n")
+            time.sleep(_RETRY_S)
+        else:
+            if isinstance(reply, Refused):
+                raise WireUnavailable(f"Redis at {address} refused us: {reply}.") from reply
+            return
+
+
+def _default_workdir(name: str) -> str:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(caches, "tunemq", _UNSAFE.sub("_", name).lstrip(".") or "node")

@@ -1,0 +1,91 @@
+"""A node's working folder: what a dead node left in it goes, and logs stay below a size.
+
+    lock                    who works here (a node of a farm)
+    node.log, ear.log, transfers.log, forkserver-N.log
+    cache/                  copies of checkpoints; `cache_folders` looks after it
+    .outbox-*               events that did not fit in memory: files that lose their name at once
+
+A node that was killed leaves its cache, which is of use, its logs, which somebody may want to read,
+and perhaps an outbox that had its name still. Everything that a node writes has its share of the
+disk: `tunemq_shared.wire.OUTBOX_BYTES` for events, `cache_limits` for checkpoints, `outputs` for
+what a trial prints, and `LIMIT_BYTES` for each log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from tunemq_workers import outputs
+from tunemq_workers.checkpoint_contracts import Disk, Timers
+from tunemq_workers.spool import is_spool
+
+#: Above this size a log is shortened to its newest half.
+LIMIT_BYTES: Final = 16 * 2**20
+#: Forkservers share so many logs.
+FORKSERVER_LOGS: Final = 8
+#: Between two looks.
+PERIOD_S: Final = 20.0
+
+_SUFFIX: Final = ".log"
+
+_log = logging.getLogger(__name__)
+
+
+def forkserver_log(folder: str, number: int) -> str:
+    """The log of the ``number``-th forkserver of a node, from 1."""
+    return os.path.join(folder, f"forkserver-{(number - 1) % FORKSERVER_LOGS + 1}{_SUFFIX}")
+
+
+def remove_leftovers(folder: str) -> int:
+    """Remove what a node that was killed has left; nobody else works here. Returns how much."""
+    left = [name for name in os.listdir(folder) if is_spool(name)]
+    for name in left:
+        os.unlink(os.path.join(folder, name))
+    return len(left)
+
+
+class LogCaps:
+    """Keeps a node's own logs below a size while they are written.
+
+    Args:
+        timers: for the next look.
+        disk: does what takes a while.
+        folder: where the logs are.
+    """
+
+    def __init__(
+        self,
+        timers: Timers,
+        disk: Disk,
+        folder: str,
+        *,
+        period_s: float = PERIOD_S,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        self._timers, self._disk, self._folder = timers, disk, folder
+        self._period_s, self._limit_bytes = period_s, limit_bytes
+
+    def start(self) -> None:
+        """Look now, and from now on."""
+        self._disk.run(partial(cap_logs, self._folder, self._limit_bytes), self._again, self._again)
+
+    def _again(self, problem: OSError | None) -> None:
+        if problem is not None:
+            _log.warning("log.not_capped problem=%r", str(problem))
+        self._timers.after(self._period_s, self.start)
+
+
+def cap_logs(folder: str, limit_bytes: int = LIMIT_BYTES) -> None:
+    """Shorten the logs that have become too long.
+
+    Raises:
+        OSError: one of them cannot be read or written.
+    """
+    for name in os.listdir(folder):
+        if name.endswith(_SUFFIX):
+            with suppress(FileNotFoundError):  # somebody has cleaned up
+                outputs.cap(os.path.join(folder, name), limit_bytes)
