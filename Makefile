@@ -9,7 +9,7 @@
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 2
+JOBS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet

@@ -1,8 +1,8 @@
 """Checkpoints that were written on this machine, and never came to the store.
 
 Where an experiment's nodes are gone with their run, what was under way is not lost yet: it lies in
-the folder in which this machine keeps its copies. The newest of each trial that is not over is
-brought to the store now, before anything else, so that the trial goes on from there.
+the folder in which this machine keeps its copies. It is brought to the store now, before anything
+else, so that trials go on from there; and those that are over keep their last.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def adopt_written(
 ) -> list[CheckpointCommitted]:
     """Bring to the store what only this machine has; returns the facts, for the journal.
 
-    Nothing of it is an error: a trial whose copy is gone, or damaged, goes on from the checkpoint
-    before, which is told.
+    Nothing of it is an error: a trial whose copy is gone, or damaged, has the checkpoint before,
+    which is told.
 
     Args:
         tell: shows a line to the person at the terminal.
@@ -40,6 +40,7 @@ def adopt_written(
     objects = None
     try:
         for trial, kept in _only_written(runner):
+            then = "keeps" if runner.live[trial].is_finished else "goes on from"
             folder = Path(plan.cache, kept.key)
             try:
                 _check(folder, kept)
@@ -49,7 +50,7 @@ def adopt_written(
             except (OSError, StoreError) as error:
                 tell(
                     f"Checkpoint {kept.key} had not reached the store when the run before ended, "
-                    f"and is lost: {error}. Its trial goes on from the one before."
+                    f"and is lost: {error}. Its trial {then} the one before."
                 )
                 continue
             facts.append(
@@ -71,12 +72,11 @@ def adopt_written(
 
 
 def _only_written(runner: TrialRunner) -> Iterator[tuple[str, Kept]]:
-    """Each trial that is not over, and has a newest checkpoint that is only on some node."""
+    """The checkpoints that are only on some node, each trial's oldest first."""
     for trial in runner.live.values():
-        if not trial.is_finished:
-            newest = next((one for one in reversed(list(trial.checkpoints)) if one.is_wanted), None)
-            if newest is not None and newest.committed is None:
-                yield trial.trial_id, newest
+        for kept in trial.checkpoints:
+            if kept.is_wanted and kept.committed is None:
+                yield trial.trial_id, kept
 
 
 def _check(folder: Path, kept: Kept) -> None:

@@ -48,11 +48,12 @@ def settle_store(
     if uploading:
         who = "1 checkpoint has" if uploading == 1 else f"{uploading} checkpoints have"
         tell(f"{who} not reached {place}, and can be found in {plan.cache}.")
-    elif plan.cache:
+    elif plan.cache and loop.is_journalled:
         shutil.rmtree(plan.cache, ignore_errors=True)
-    # While anything is under way, what looks left behind may be needed in a moment.
+    # While anything is under way, what looks left behind may be needed in a moment; and where the
+    # journal does not have the last turn, it may be needed by whoever goes on without that.
     is_quiet = runner.is_finished and not (uploading or left or runner.interrupted)
-    if is_quiet and (loop.has_leftovers or runner.stale) and not is_enough():
+    if is_quiet and loop.is_journalled and (loop.has_leftovers or runner.stale) and not is_enough():
         try:
             store.collect(runner.live_checkpoints(), runner.is_busy)
         except StoreError as error:

@@ -85,9 +85,13 @@ class Experiment:
             TuneError: the search could not go on; what it had is saved.
         """
         opened = self._open()
-        if self._event is not None and not has_work(opened, self._event, self.prepared):
-            return self._is_over_already(opened, self._event)
-        with opened.journal, embedded_farm(prewarm=self.prepared.environment()) as farm:
+        with opened.journal:
+            if self._event is not None and not has_work(opened, self._event, self.prepared):
+                return self._is_over_already(opened, self._event)
+            return self._run_on_own_farm(opened)
+
+    def _run_on_own_farm(self, opened: Opened) -> ResultGrid:
+        with embedded_farm(prewarm=self.prepared.environment()) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
             with installed_packages_first("celery", "kombu", "redis"):
                 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
@@ -124,10 +128,14 @@ class Experiment:
     def run_here(self) -> ResultGrid:
         """Run its first trial in this process and thread, for debuggers."""
         opened = self._open()
+        with opened.journal:
+            return self._run_in_process(opened)
+
+    def _run_in_process(self, opened: Opened) -> ResultGrid:
         plan = self._plan(BlobFolder(Path(self.folder) / ".debug"))
         executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
         search = self._search(plan, executor, opened, max_trials=1)
-        with opened.journal, search.shown(lambda: False):
+        with search.shown(lambda: False):
             failed: list[BaseException] = []
 
             def turn() -> None:
@@ -180,11 +188,10 @@ class Experiment:
     def _is_over_already(self, opened: Opened, event: ExperimentResumed) -> ResultGrid:
         """Nothing is left to do: the results, once what is not to be finished has ended."""
         runner = opened.runner
-        with opened.journal:
-            if any(not trial.is_finished for trial in runner.live.values()):
-                search = self._search(opened.plan, InProcessExecutor({}), opened)
-                with search.shown(lambda: True):
-                    search.loop.resume(event)
+        if any(not trial.is_finished for trial in runner.live.values()):
+            search = self._search(opened.plan, InProcessExecutor({}), opened)
+            with search.shown(lambda: True):
+                search.loop.resume(event)
         return grid_of(TrialResults(runner, opened.plan), self.prepared, opened.plan)
 
     def _take_checkpoint(self) -> None:

@@ -113,8 +113,15 @@ class ExperimentLoop:
         self._store_waits: dict[str, None] = {}
         #: Whether there may be something in the store that nobody refers to.
         self.has_leftovers = False
+        #: The nodes that were set aside at the end of the last turn in the journal.
+        self._aside = set(runner.aside)
         self._entries: list[m.Entry] = []
         self._commands: list[c.Command] = []
+
+    @property
+    def is_journalled(self) -> bool:
+        """Whether the journal has all that the runner knows; it may not once a turn has failed."""
+        return not self._entries
 
     # --- what callers do --------------------------------------------------------------------------
 
@@ -219,18 +226,21 @@ class ExperimentLoop:
 
     def _commit(self) -> None:
         """Make the turn durable, and only then do what follows from it."""
-        entries, self._entries = self._entries, []
-        # Time alone has consequences, too: what is waited for may be given up.
-        if any(type(one.event) is not m.Tick for one in entries) or self._commands:
+        entries = self._entries
+        # Time alone has consequences, too: what is waited for may be given up, and the order in
+        # which nodes may be used again decides which of them is taken first.
+        is_changed = self._commands or self.runner.aside.keys() != self._aside
+        if is_changed or any(type(one.event) is not m.Tick for one in entries):
             append_when_there_is_room(
                 self._journal.append,
                 entries,
                 tell=self._records.news,
                 is_given_up=self._is_interrupted,
             )
+            self._entries, self._aside = [], set(self.runner.aside)
             self._perform()
             self.executor.release(self.runner.accepted)
-        self._commands = []
+        self._entries, self._commands = [], []
 
     def _is_interrupted(self) -> bool:
         return bool(self.runner.interrupted) or any(
@@ -477,16 +487,5 @@ class ExperimentLoop:
         view = self.trials.get(command.trial)
         if view is None:
             return
-        live = self.runner.live.get(command.trial)
-        if live is not None:
-            view.follow(live)
-        match command:
-            case c.RecordResult():
-                view.newest = command.result
-            case c.RecordCheckpoint():
-                view.checkpoint = command.checkpoint
-            case c.RecordFailure():
-                view.num_failures += live is None
-            case _:
-                pass
+        view.learn(command, self.runner.live.get(command.trial))
         self._records.record(command, view)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 from pathlib import Path
 from typing import Final
@@ -32,8 +33,8 @@ class Mending:
 
     def __init__(self) -> None:
         self._json, self._csv = JsonLoggerCallback(), CSVLoggerCallback()
-        #: The highest step that each of a trial's files has.
-        self._steps: dict[tuple[str, str], int] = {}
+        #: The highest step that each of a trial's files has; infinite where it was put away.
+        self._steps: dict[tuple[str, str], float] = {}
 
     def note(self, command: c.RecordCommand, trial: TrialView) -> None:
         """Something is a fact; it may stand in the files or not.
@@ -74,7 +75,8 @@ class Mending:
         for name, logger in ((RESULT_JSON, self._json), (PROGRESS_CSV, self._csv)):
             path = trial.local_path, name
             if path not in self._steps:
-                self._steps[path] = last_step(os.path.join(*path))
+                is_away = os.path.exists(_put_away_as(*path, trial.lineage))
+                self._steps[path] = math.inf if is_away else last_step(os.path.join(*path))
             if command.result.step > self._steps[path]:
                 logger.log_trial_result(0, trial, result)
                 self._steps[path] = command.result.step
@@ -109,8 +111,7 @@ def put_away(folder: str, lineage: int) -> None:
         StoreError: they cannot be renamed.
     """
     for name in (RESULT_JSON, PROGRESS_CSV):
-        base, extension = os.path.splitext(name)
-        kept = os.path.join(folder, f"{base}.{lineage - 1}{extension}")
+        kept = _put_away_as(folder, name, lineage - 1)
         path = os.path.join(folder, name)
         if not os.path.exists(path) or os.path.exists(kept):
             continue
@@ -118,6 +119,12 @@ def put_away(folder: str, lineage: int) -> None:
             os.rename(path, kept)
         except OSError as error:
             raise StoreError(f"{path} cannot be renamed: {error.strerror}.") from error
+
+
+def _put_away_as(folder: str, name: str, lineage: int) -> str:
+    """What a file of this lineage is called once the trial has begun anew."""
+    base, extension = os.path.splitext(name)
+    return os.path.join(folder, f"{base}.{lineage}{extension}")
 
 
 def last_step(path: str) -> int:

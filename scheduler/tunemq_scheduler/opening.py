@@ -179,7 +179,8 @@ def has_work(opened: Opened, event: m.ExperimentResumed, prepared: Prepared) -> 
     runner, tune = opened.runner, prepared.tune
     if event.also or (event.errored and runner.errored()):
         return True
-    if event.unfinished and any(not trial.is_finished for trial in runner.live.values()):
+    # Whoever is over and still there waits for a host to go, or for a checkpoint to be kept.
+    if any(event.unfinished or trial.is_finished for trial in runner.live.values()):
         return True
     total = prepared.trials
     if total is not None and runner.suggested >= total:
@@ -196,7 +197,7 @@ def _ended_by(opened: Opened, stop: tuple[Condition, ...] | None) -> tuple[str, 
     if not stop:
         return ()
     runner, found = opened.runner, []
-    for trial in runner.finished:
+    for trial in (*runner.finished, *runner.live):  # whose hosts may not have been gone yet
         summary = runner.summary(trial)
         if summary.status != "TERMINATED" or summary.last_result is None:
             continue

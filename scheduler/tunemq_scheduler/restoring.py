@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_scheduler.folders import make_experiment_folder, results_folder, safe_name
 from tunemq_scheduler.journal import FILE_NAME, read_header, recover
-from tunemq_scheduler.journal.fetch import fetch_journal
+from tunemq_scheduler.journal.fetch import fetch_journal, has_others
 from tunemq_scheduler.opening import ResumeOptions
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.replay import replay_recovered
@@ -209,7 +209,8 @@ def _fetched(address: str) -> str:
     storage = results_folder(None)
     here = os.path.join(storage, name)
     if _is_of(here, shown):
-        return here  # what this machine wrote itself is never older than the copy
+        _check_newest(address, here)
+        return here
     folder = make_experiment_folder(storage, name, is_new=True)
     try:
         bring_experiment(address, folder)
@@ -217,6 +218,21 @@ def _fetched(address: str) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+def _check_newest(address: str, folder: str) -> None:
+    """Refuse a folder of ours if another machine went on with the experiment.
+
+    Both would write to the same place in the store, and what the other did would be lost.
+    """
+    with open_objects(address) as objects:
+        is_behind = has_others(objects, Path(folder) / FILE_NAME)
+    if is_behind:
+        raise ConfigError(
+            f"the search at {without_settings(address)} went on elsewhere since it was left in "
+            f"{folder}; rename that folder, so that the newest state is brought here, or restore "
+            "the folder itself to go on from there, which gives up what was done since."
+        )
 
 
 def bring_experiment(address: str, folder: str) -> None:

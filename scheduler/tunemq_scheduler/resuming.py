@@ -117,9 +117,7 @@ class Retelling:
         view = self.trials.get(command.trial)
         if view is None:
             return
-        self._follow(command.trial)
-        if isinstance(command, c.RecordCheckpoint):
-            view.checkpoint = command.checkpoint
+        view.learn(command, self._runner.live.get(command.trial))
         self._note(command, view)
 
     def _follow(self, trial: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial import PENDING, Trial, TrialSummary
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.space import named_in_tag
@@ -28,6 +29,7 @@ class TrialView:
         evaluated_params: the sampled values of it, flattened.
         resources: what it asks for.
         status: PENDING, RUNNING, PAUSED, TERMINATED or ERROR.
+        lineage: how often it was begun anew from nothing.
         newest: the newest recorded result, as it was reported.
         checkpoint: the newest kept checkpoint, if any.
         error_file: where its failures are written; None while it has none.
@@ -48,6 +50,7 @@ class TrialView:
         self.local_path = plan.trial_folder(event.trial)
         self.status = PENDING
         self.epoch = 0
+        self.lineage = 0
         self.num_failures = 0
         self.newest: ResultReported | None = None
         self.checkpoint: CheckpointCommitted | None = None
@@ -69,6 +72,7 @@ class TrialView:
         if summary.started is not None:
             view.started(summary.started)
         view.status, view.epoch = summary.status, summary.epoch
+        view.lineage = summary.lineage
         view.num_failures = summary.num_failures
         view.newest = summary.last_result
         view.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
@@ -83,6 +87,7 @@ class TrialView:
 
     def begin_anew(self) -> None:
         """Nothing of what it did counts any longer."""
+        self.lineage += 1
         self.newest = self.checkpoint = None
         self._frame = self._shown = None
 
@@ -109,8 +114,27 @@ class TrialView:
         """Take over what changed in the runner's trial."""
         self.status = trial.status
         self.epoch = trial.epoch
+        self.lineage = trial.lineage
         self.num_failures = trial.num_failures
         self.waits = trial.waits
+
+    def learn(self, fact: c.RecordCommand, trial: Trial | None) -> None:
+        """Take over a fact.
+
+        Args:
+            trial: the runner's, at the end of the turn; None where it is forgotten already.
+        """
+        if trial is not None:
+            self.follow(trial)
+        match fact:
+            case c.RecordResult():
+                self.newest = fact.result
+            case c.RecordCheckpoint():
+                self.checkpoint = fact.checkpoint
+            case c.RecordFailure():
+                self.num_failures += trial is None
+            case _:
+                pass
 
     def started(self, event: TrialStarted) -> None:
         """A host runs it: automatic keys such as pid and hostname come from there."""

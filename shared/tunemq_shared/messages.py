@@ -253,14 +253,14 @@ class NodeReturned(Message, frozen=True, tag="returned"):
 class ExperimentResumed(Message, frozen=True, tag="resumed"):
     """A scheduler took up this journal again; ``run`` counts its schedulers, the first is 1.
 
-    What was interrupted, stopped or exhausted goes on. ``unfinished``: trials that are not over go
-    on; else they end where they are. ``errored``: what becomes of trials in ERROR: empty (they stay
-    so), ``resume`` (from their last checkpoint) or ``restart`` (from their beginning, a new
-    lineage). ``is_cold``: no node of the run before is left, with all that it hosted. ``settings``
-    are the rules that hold from now on, packed; empty where they stay as they are. ``also`` are
-    further trials that were over and go on from their last checkpoint. ``epochs_from``: trials
-    start with higher epochs than this, because the run before may have started some of which the
-    journal does not know (it is a copy).
+    What was interrupted or exhausted goes on; what was stopped, too, if it is cold. ``unfinished``:
+    trials that are not over go on; else they end where they are. ``errored``: what becomes of
+    trials in ERROR: empty (they stay so), ``resume`` (from their last checkpoint) or ``restart``
+    (from their beginning, a new lineage). ``is_cold``: no node of the run before is left, with all
+    that it hosted. ``settings`` are the rules that hold from now on, packed; empty where they stay
+    as they are. ``also`` are further trials that were over and go on from their last checkpoint.
+    ``epochs_from``: trials start with higher epochs than this, because the run before may have
+    started some of which the journal does not know (it is a copy).
     """
 
     run: int

@@ -17,7 +17,7 @@ from tests.searches import farm_processes
 from tests.support import eventually
 from tunemq_scheduler.embedded import warm
 from tunemq_scheduler.saved_tuner import TUNER_FILE
-from tunemq_shared.errors import ConfigError, JournalLocked
+from tunemq_shared.errors import ConfigError, JournalLocked, SearchFailed
 
 pytestmark = pytest.mark.integration
 
@@ -296,6 +296,25 @@ def test_an_experiment_that_runs_cannot_be_opened_a_second_time(searched):
             searched.restore()
     finally:
         running.join()
+
+
+class Refuses(tune.stopper.Stopper):
+    def __call__(self, trial_id, result):
+        return False
+
+    def stop_all(self):
+        raise ValueError("no")
+
+
+def test_an_experiment_that_could_not_be_restored_can_be_once_what_was_wrong_is_mended(searched):
+    searched.fit(tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=1), steps=2)
+    two = tune.TuneConfig(metric="loss", mode="min", seed=1, num_samples=2)
+    with pytest.raises(SearchFailed, match="ValueError: no"):
+        searched.restore(tune_config=two, run_config=tune.RunConfig(stop=Refuses(), verbose=0))
+
+    grid = searched.restore(tune_config=two, run_config=tune.RunConfig(verbose=0))
+
+    assert [steps_of(one) for one in grid] == [[1, 2]] * 6
 
 
 def test_callbacks_and_algorithms_of_the_first_run_are_those_of_the_next(searched):

@@ -30,19 +30,22 @@ def train(config):
         tune.report({"loss": config["x"] * step, "began": step}, checkpoint=checkpoint)
 
 
+def searched(folder: Path, address: str) -> tune.ResultGrid:
+    return tune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([1, 2]), "mended": str(folder / "mended")},
+        tune_config=tune.TuneConfig(metric="loss", mode="min", seed=1),
+        run_config=tune.RunConfig(name="search", storage_path=address, verbose=0),
+    ).fit()
+
+
 @pytest.mark.parametrize("is_lost", [True, False])
 def test_a_search_is_restored_from_its_address(
     tmp_path: Path, monkeypatch, minio: ObjectServer, bucket: str, is_lost: bool
 ) -> None:
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "results"))
     address = minio.address(bucket, "searches")
-    grid = tune.Tuner(
-        train,
-        param_space={"x": tune.grid_search([1, 2]), "mended": str(tmp_path / "mended")},
-        tune_config=tune.TuneConfig(metric="loss", mode="min", seed=1),
-        run_config=tune.RunConfig(name="search", storage_path=address, verbose=0),
-    ).fit()
-    assert grid.num_errors == 2
+    assert searched(tmp_path, address).num_errors == 2
     (tmp_path / "mended").touch()
     place = minio.address(bucket, "searches/search")
     if is_lost:
@@ -60,3 +63,21 @@ def test_a_search_is_restored_from_its_address(
         assert [line["training_iteration"] for line in results_of(one)] == [1, 2, 3, 4, 5, 6]
         assert len(table_of(one)) == 6
         assert one.metrics["iterations_since_restore"] == 2, "it went on from its checkpoint"
+
+
+def test_a_folder_that_the_search_went_on_without_is_not_taken_for_the_newest(
+    tmp_path: Path, monkeypatch, minio: ObjectServer, bucket: str
+) -> None:
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "one machine"))
+    assert searched(tmp_path, minio.address(bucket, "searches")).num_errors == 2
+    (tmp_path / "mended").touch()
+    place = minio.address(bucket, "searches/search")
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "another machine"))
+    assert tune.Tuner.restore(place, train, resume_errored=True).fit().num_errors == 0
+
+    assert tune.Tuner.restore(place, train).get_results().num_errors == 0
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "one machine"))
+    with pytest.raises(ConfigError, match="went on elsewhere"):
+        tune.Tuner.restore(place, train)
+    folder = str(tmp_path / "one machine" / "search")
+    assert tune.Tuner.restore(folder, train).get_results().num_errors == 2, "if that is meant"

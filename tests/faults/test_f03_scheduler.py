@@ -62,6 +62,7 @@ def test_f03_kill_of_the_scheduler_while_four_trials_run_costs_no_step(farm, dow
     assert not farm.all_of(m.NodeLost)
 
 
+@pytest.mark.soak
 def test_f03_kill_of_the_scheduler_ten_times_in_a_row_costs_no_step(farm):
     farm.worker("one")
     farm.worker("two")
@@ -76,7 +77,9 @@ def test_f03_kill_of_the_scheduler_ten_times_in_a_row_costs_no_step(farm):
 
 
 @pytest.mark.parametrize("where", ["journal.before_append", "journal.after_append"])
-@pytest.mark.parametrize("nth", [1, 2, 3, 5, 12])
+@pytest.mark.parametrize(
+    "nth", [2, 12, *(pytest.param(nth, marks=pytest.mark.soak) for nth in (1, 3, 5))]
+)
 def test_f03_kill_of_the_scheduler_at_a_failpoint_costs_no_step(farm, where, nth):
     farm.worker("one")
     farm.worker("two")
@@ -120,6 +123,7 @@ def test_f03_a_second_scheduler_is_refused_while_the_first_one_lives(farm):
     farm.nothing_is_missing_or_doubled(2, 300)
 
 
+@pytest.mark.soak
 def test_f03_a_scheduler_that_was_stopped_for_ten_seconds_goes_on_as_if_nothing_had_been(farm):
     farm.worker("one")
     first = farm.scheduler(trials=2, steps=200, step_s=0.1)
@@ -191,7 +195,7 @@ def test_f03_a_redis_that_was_wiped_with_the_scheduler_away_loses_nothing(farm):
     farm.nothing_is_missing_or_doubled(3, 60)
 
 
-@pytest.mark.parametrize("kills_redis", [False, True])
+@pytest.mark.parametrize("kills_redis", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_f04_a_power_cut_repeats_at_most_one_interval_a_trial(farm, kills_redis):
     """All at once: the scheduler, the workers, and then Redis with all that it knew."""
     farm.worker("one")

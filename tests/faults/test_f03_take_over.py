@@ -39,7 +39,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-@pytest.mark.parametrize("release", ["store", "local"])
+@pytest.mark.parametrize("release", ["store", pytest.param("local", marks=pytest.mark.soak)])
 def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(
     farm, storage, elsewhere, release
 ):

@@ -61,7 +61,14 @@ def test_f06_a_wipe_is_found_within_a_look(farm, tmp_path):
     run.ends()
 
 
-@pytest.mark.parametrize("what", ["events", "nodes", "replies", "queues", "leases"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "events",
+        "leases",
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("nodes", "replies", "queues")),
+    ],
+)
 def test_f06_whatever_vanishes_from_redis_by_itself_is_made_good(farm, tmp_path, what):
     """Somebody's hand, an expiry when a clock jumps forward, or an eviction."""
     own = farm()

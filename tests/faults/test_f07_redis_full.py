@@ -46,7 +46,7 @@ def make_room(own: OwnFarm) -> float:
 @pytest.mark.parametrize("lock_step", [True, False])
 def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_path, lock_step):
     own = farm()
-    run = ChainRun(own, tmp_path, steps=100, lock_step=lock_step)
+    run = ChainRun(own, tmp_path, steps=250, lock_step=lock_step)
     for step in (3, 30):
         run.wait_for_step(step)
         run.told.clear()

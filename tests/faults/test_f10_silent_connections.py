@@ -94,7 +94,7 @@ def test_f10_a_redis_that_hangs_for_five_seconds_costs_five_seconds(farm, tmp_pa
     run.leaves_no_key()
 
 
-@pytest.mark.parametrize("lock_step", [True, False])
+@pytest.mark.parametrize("lock_step", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_f10_a_redis_that_is_far_away_is_slow_and_no_more(farm, tmp_path, lock_step):
     own = farm(proxies=True)
     own.to_nodes.slow(delay_s=0.05, bytes_per_s=200_000)

@@ -37,7 +37,7 @@ def eventually_keys(own: OwnFarm, pattern: str) -> list[bytes]:
     return own.server.client.keys(pattern)
 
 
-@pytest.mark.parametrize("lock_step", [True, False])
+@pytest.mark.parametrize("lock_step", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_f15_a_clock_that_was_set_back_by_an_hour_changes_nothing(farm, tmp_path, lock_step):
     own = farm()
     run = ChainRun(own, tmp_path, steps=60, lock_step=lock_step)
@@ -48,7 +48,7 @@ def test_f15_a_clock_that_was_set_back_by_an_hour_changes_nothing(farm, tmp_path
     run.leaves_no_key()
 
 
-@pytest.mark.parametrize("how", ["wiped", "killed"])
+@pytest.mark.parametrize("how", ["wiped", pytest.param("killed", marks=pytest.mark.soak)])
 def test_f15_a_clock_that_was_set_back_while_the_data_were_lost_too_loses_no_result(
     farm, tmp_path, how
 ):

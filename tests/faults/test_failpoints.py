@@ -37,8 +37,8 @@ OF_A_SEARCH = {
     "orders.after_obey": 2,
     "events.before_send": 20,
     "events.after_send": 20,
-    "events.before_release": 2,
-    "events.after_release": 2,
+    "events.before_release": 1,
+    "events.after_release": 1,
     "lease.before_send": 3,
     "lease.after_send": 3,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,10 +53,12 @@ def swap(objects: ObjectStore, damaged: str, before: str) -> None:
 @pytest.mark.parity(103, 105)
 @pytest.mark.parametrize("damage", [flip, truncate, remove, swap])
 def test_f20_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start, damage) -> None:
-    search = start(trials=1, steps=30, save_every=5, step_s=0.15, kept=3)
+    search = start(trials=1, steps=30, save_every=10, step_s=0.15, kept=3)
     trial = search.trial(0)
     before = search.wait_for(m.CheckpointCommitted, trial=trial, n=1, within=20).event
     damaged = search.wait_for(m.CheckpointCommitted, trial=trial, n=2, within=20).event
+    for pid in search.hosts():
+        os.kill(pid, signal.SIGSTOP)  # before it saves another one
     folder = search.folder / "search"
     objects = open_objects(search.store_address())
     damage(objects, payloads(objects, damaged.key), payloads(objects, before.key))

@@ -230,7 +230,7 @@ class Node:
     def ear(self) -> int | None:
         """Its ear's pid."""
         for pid in children_of(self.process.pid):
-            if b"tunemq_workers.ear" in _command_line(pid):
+            if b"tunemq_workers.ear" in command_line(pid):
                 return pid
         return None
 
@@ -283,7 +283,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def _command_line(pid: int) -> bytes:
+def command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -99,3 +99,20 @@ def test_what_is_damaged_or_gone_is_lost_which_is_told(plan: ExperimentPlan, dam
     runner.handle(m.ExperimentResumed(2, 0.0))
     assert not runner.live["t_00000"].has_checkpoint
     assert not runner.uploading
+
+
+def test_what_a_trial_wrote_last_is_committed_when_the_run_died_behind_its_end(
+    plan: ExperimentPlan,
+) -> None:
+    first, last = write(plan, KEY, 4, "4"), write(plan, KEY.replace("-000002", "-000003"), 5, "5")
+    runner = left_by_a_run(first)
+    for event in (last, m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)):
+        runner.handle(event)
+
+    for fact in adopt_written(runner, plan, lambda _text: None):
+        runner.handle(fact)
+    runner.handle(m.ExperimentResumed(2, 0.0))
+
+    assert not runner.live
+    summary = runner.summary("t_00000")
+    assert [one.key for one in summary.checkpoints] == [first.key, last.key]

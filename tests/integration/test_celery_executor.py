@@ -297,6 +297,24 @@ def test_a_node_that_takes_its_leave_is_dead_at_once_and_leaves_nothing(executor
     assert joined.redis.hget(wire.reply("inc1"), "f")
 
 
+@pytest.mark.parametrize("ending", ["goodbye", "restart"])
+def test_a_node_is_dead_after_the_last_of_its_words_however_many_wait_to_be_read(
+    executor, joined, farm, ending
+):
+    for step in range(1, 101):
+        joined.send(KEY, result(step))
+    if ending == "goodbye":
+        joined.redis.xadd(wire.NODES, {wire.BYE: "inc1"})
+    else:
+        successor = FakeNode(farm.url, "inc2")
+        successor.say_hello()
+        successor.close()
+    facts = poll_until(executor, m.NodeLost)
+
+    steps = [fact.step for fact in facts if isinstance(fact, m.ResultReported)]
+    assert steps == list(range(1, 101))
+
+
 def test_f03_the_next_scheduler_goes_on_with_what_nodes_host_and_reads_nothing_twice(farm, node):
     first = CeleryTrialExecutor(farm.url, term=1)
     first.open(PLAN)

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.farm_processes import Command, TcpRedis
-from tests.integration.farm_support import RedisServer, Scheduler, family_of, is_alive, order
+from tests.integration.farm_support import (
+    RedisServer,
+    Scheduler,
+    command_line,
+    family_of,
+    is_alive,
+    order,
+)
 from tests.integration.node_fixtures import scheduler, server
 from tests.support import eventually
 from tunemq_shared import wire
@@ -168,6 +175,24 @@ def test_a_trial_that_does_not_leave_within_the_grace_is_killed_and_not_blamed(
         worker.kill()
 
 
+def test_a_password_in_the_environment_is_in_no_list_of_processes(tmp_path):
+    redis = TcpRedis(tmp_path, password="s3cret")
+    line = ["worker", "--workdir", str(tmp_path / "w"), "--cpus", "1"]
+    worker = Command(*line, log=tmp_path / "log", variables={"TUNEMQ_REDIS": redis.url})
+
+    def command_lines() -> list[bytes]:
+        return [command_line(pid) for pid in family_of(worker.process.pid)]
+
+    try:
+        eventually(lambda: any(b"tunemq_workers.ear" in one for one in command_lines()), within=20)
+        assert not any(b"s3cret" in one for one in command_lines())
+        redis.client.set(wire.GENERATION, "g")
+        eventually(lambda: redis.client.xlen(wire.NODES), within=20, message=lambda: worker.said)
+    finally:
+        worker.kill()
+        redis.end()
+
+
 def test_a_second_ctrl_c_ends_a_worker_at_once(worker, scheduler):
     incarnation = worker.incarnation(scheduler)
     scheduler.assign(incarnation, order("t1", scheduler.start(deaf)))
@@ -187,6 +212,8 @@ def test_a_worker_that_was_fenced_begins_anew_in_the_same_process(worker, schedu
     assert second != first
     assert worker.process.poll() is None
     assert "its trials run elsewhere" in worker.said
+    children = [pid for pid in family_of(worker.process.pid) if pid != worker.process.pid]
+    assert all(map(is_alive, children)), "what the first one left was not waited for"
 
 
 def test_a_worker_whose_name_another_one_took_ends(worker, scheduler):

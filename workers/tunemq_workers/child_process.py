@@ -9,7 +9,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 
@@ -20,11 +21,16 @@ class ChildProcess(NamedTuple):
     sock: socket.socket
 
 
-def start_child(module: str, arguments: Sequence[str], log_path: str) -> ChildProcess:
+def start_child(
+    module: str,
+    arguments: Sequence[str],
+    log_path: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> ChildProcess:
     """Run ``module``; call it in the thread whose end shall be the process's end.
 
     The child gets ``--fd`` with its end of the pair and ``--node-pid`` besides ``arguments``, no
-    input, and ``log_path`` for what it prints.
+    input, and ``log_path`` for what it prints. ``variables`` are added to its environment.
 
     Raises:
         OSError: no process or no socket is to be had, or the log cannot be written.
@@ -38,7 +44,7 @@ def start_child(module: str, arguments: Sequence[str], log_path: str) -> ChildPr
             pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", "-m", module, *arguments, *line],
-                os.environ,
+                {**os.environ, **variables},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, log_path, writing, 0o600),

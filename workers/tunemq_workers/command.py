@@ -17,11 +17,8 @@ from typing import Final, NoReturn
 from tunemq_shared.errors import ConfigError, WireUnavailable
 from tunemq_workers import machine, node
 from tunemq_workers.endings import EXIT_UNAVAILABLE
-from tunemq_workers.redis_address import RedisAddress, parse_address
+from tunemq_workers.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 
-#: Where Redis is, if the command line does not say: a password in it is then in no list of
-#: processes that others see.
-REDIS_VARIABLE: Final = "TUNEMQ_REDIS"
 #: So long a Redis that does not answer may take to come: machines of a farm start side by side.
 _PATIENCE_S: Final = 10.0
 _RETRY_S: Final = 0.2
@@ -83,7 +80,8 @@ def run(options: argparse.Namespace) -> int:
     except WireUnavailable as problem:
         sys.stderr.write(f"tunemq worker: {problem}\n")
         return EXIT_UNAVAILABLE
-    line = ["--redis", url, "--name", name, "--workdir", workdir, "--farm"]
+    os.environ[REDIS_VARIABLE] = url
+    line = ["--name", name, "--workdir", workdir, "--farm"]
     return _become([*node.PROGRAM, *line, *node.given_options(options)])
 
 

@@ -39,7 +39,7 @@ from tunemq_shared.failpoints import failpoint  # noqa: E402
 from tunemq_workers.ear_process import MAIL, READY  # noqa: E402
 from tunemq_workers.frames import frame  # noqa: E402
 from tunemq_workers.prctl import die_with_parent  # noqa: E402
-from tunemq_workers.redis_address import parse_address  # noqa: E402
+from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
 from tunemq_workers.redis_client import RedisClient, Refused  # noqa: E402
 
 gc.freeze()
@@ -56,7 +56,7 @@ _EXIT_DEAF: Final = 70
 def main() -> None:
     """Be the ear of the node incarnation named on the command line, until something breaks."""
     parser = argparse.ArgumentParser(prog="tunemq_workers.ear")
-    parser.add_argument("--redis", required=True)
+    parser.add_argument("--redis", default=os.environ.get(REDIS_VARIABLE))
     parser.add_argument("--incarnation", required=True)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)

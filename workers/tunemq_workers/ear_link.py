@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 from collections.abc import Callable
 from typing import Final
@@ -18,6 +19,8 @@ from tunemq_workers.reactor import Reactor, Timer
 _STARTING_S: Final = 15.0
 #: Ears that die before they heard anything are started less and less often.
 _BACK_OFF_S: Final = (0.1, 2.0)
+#: How long a killed ear may take to end when the node does.
+_CLOSE_S: Final = 1.0
 _RECEIVE_BYTES: Final = 256 * 2**10
 
 _log = logging.getLogger(__name__)
@@ -54,6 +57,8 @@ class EarLink:
         self._deaths_in_a_row = 0
         self._overdue: Timer | None = None
         self._pending: Timer | None = None
+        #: Ears that were killed and not waited for yet: pidfd and pid.
+        self._ended: dict[int, int] = {}
         self._attend(first)
 
     @property
@@ -97,10 +102,13 @@ class EarLink:
         self._start_now()
 
     def close(self) -> None:
-        """End the ear."""
+        """End the ear, and wait for its end: the process may go on, as another node."""
         if self._pending is not None:
             self._pending.cancel()
         self._drop()
+        for pidfd in list(self._ended):
+            if select.select([pidfd], [], [], _CLOSE_S)[0]:
+                self._reap(pidfd)
 
     def _start_now(self) -> None:
         self._pending = None
@@ -166,9 +174,11 @@ class EarLink:
         ear.sock.close()
         os.kill(ear.pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
         pidfd = os.pidfd_open(ear.pid)
-        self._reactor.watch(pidfd, lambda _: self._reap(pidfd, ear.pid))
+        self._ended[pidfd] = ear.pid
+        self._reactor.watch(pidfd, lambda _: self._reap(pidfd))
 
-    def _reap(self, pidfd: int, pid: int) -> None:
+    def _reap(self, pidfd: int) -> None:
+        pid = self._ended.pop(pidfd)
         self._reactor.unwatch(pidfd)
         os.close(pidfd)
         os.waitpid(pid, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from tunemq_workers.child_process import ChildProcess, start_child
+from tunemq_workers.redis_address import REDIS_VARIABLE
 
 #: The ear consumes the queue; sent once.
 READY: Final = ord("R")
@@ -17,5 +18,5 @@ MAIL: Final = ord("A")
 
 def start_ear(redis_url: str, incarnation: str, log_path: str) -> ChildProcess:
     """Start an ear; see `start_child`."""
-    arguments = ["--redis", redis_url, "--incarnation", incarnation]
-    return start_child("tunemq_workers.ear", arguments, log_path)
+    redis = {REDIS_VARIABLE: redis_url}  # on a command line all could read its password
+    return start_child("tunemq_workers.ear", ["--incarnation", incarnation], log_path, redis)

@@ -22,7 +22,7 @@ from typing import Final
 from tunemq_shared.errors import ConfigError
 from tunemq_workers.ear_process import start_ear
 from tunemq_workers.endings import EXIT_FENCED, EXIT_USAGE, GRACE_S
-from tunemq_workers.redis_address import parse_address
+from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address
 
 #: How a node is started.
 PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node")
@@ -134,7 +134,14 @@ def _take_workdir(folder: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tunemq_workers.node", description=__doc__.split("\n")[0])
-    parser.add_argument("--redis", required=True, metavar="URL", help="where Redis is")
+    redis = os.environ.get(REDIS_VARIABLE)
+    parser.add_argument(
+        "--redis",
+        required=not redis,
+        default=redis,
+        metavar="URL",
+        help=f"where Redis is; default: ${REDIS_VARIABLE}",
+    )
     parser.add_argument("--name", required=True, help="this node's name, the same after a restart")
     parser.add_argument("--workdir", required=True, metavar="DIR", help="for logs and what spills")
     parser.add_argument(

@@ -8,6 +8,10 @@ from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
 
 from tunemq_shared.errors import ConfigError
 
+#: Where Redis is, if the command line does not say: a password in it is then in no list of
+#: processes that others see.
+REDIS_VARIABLE: Final = "TUNEMQ_REDIS"
+
 _DEFAULT_PORT: Final = 6379
 
 

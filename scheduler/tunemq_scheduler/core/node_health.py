@@ -59,6 +59,11 @@ class NodeTrouble(msgspec.Struct, array_like=True):
         doublings = min(self.times - 1, _MOST_DOUBLINGS)
         return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings) if self.times else 0.0
 
+    def until(self, spare: _Spare) -> float:
+        """Until when it is set aside, in elapsed seconds; ``spare``: who could stand in for it."""
+        can_wait = spare.could_hold(self.request)
+        return self.since + (self.pause_s if can_wait else LAST_NODE_PAUSE_S)
+
 
 class NodeHealth:
     """The nodes that failed since a trial got on there; by name, for a node may be started again.
@@ -94,7 +99,7 @@ class NodeHealth:
         node = nodes[incarnation].node
         trouble = self._troubled.setdefault(node, NodeTrouble())
         trouble.keeps_nothing |= keeps_nothing
-        if self._until(incarnation, nodes, elapsed) > elapsed:
+        if self._until(nodes[incarnation], nodes, elapsed) > elapsed:
             return 0.0
         different = [one for one in trouble.trials if one != trial.trial_id]
         trouble.trials = [*different, trial.trial_id]
@@ -102,7 +107,8 @@ class NodeHealth:
         if len(trouble.trials) < TRIALS_IN_A_ROW:
             return 0.0
         trouble.since = elapsed
-        if self._is_last(incarnation, trouble, nodes, elapsed):
+        others = {one: joined for one, joined in nodes.items() if one != incarnation}
+        if not self._spare(others, elapsed).could_hold(trouble.request):
             was_told, trouble.times, trouble.trials = trouble.times, max(trouble.times, 1), []
             return 0.0 if was_told else LAST_NODE_PAUSE_S
         trouble.times += 1
@@ -120,7 +126,9 @@ class NodeHealth:
 
     def aside(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> dict[str, float]:
         """The incarnations that are set aside, and until when."""
-        until = {one: self._until(one, nodes, elapsed) for one in self._accused(nodes)}
+        spare = self._spare(nodes, elapsed)
+        accused = ((one, self._troubled.get(joined.node)) for one, joined in nodes.items())
+        until = {one: trouble.until(spare) for one, trouble in accused if trouble and trouble.times}
         return {one: due for one, due in until.items() if due > elapsed}
 
     def state(self) -> list[tuple[str, NodeTrouble]]:
@@ -131,28 +139,30 @@ class NodeHealth:
         """Take over what `state` gave."""
         self._troubled = dict(state)
 
-    def _accused(self, nodes: Mapping[str, NodeJoined]) -> list[str]:
-        return [one for one, joined in nodes.items() if joined.node in self._troubled]
+    def _until(self, joined: NodeJoined, nodes: Mapping[str, NodeJoined], elapsed: float) -> float:
+        """Until when one node is set aside; in the past where it is not."""
+        trouble = self._troubled[joined.node]
+        return trouble.until(self._spare(nodes, elapsed)) if trouble.times else 0.0
 
-    def _until(self, incarnation: str, nodes: Mapping[str, NodeJoined], elapsed: float) -> float:
-        trouble = self._troubled[nodes[incarnation].node]
-        if not trouble.times:
-            return 0.0
-        is_last = self._is_last(incarnation, trouble, nodes, elapsed)
-        return trouble.since + (LAST_NODE_PAUSE_S if is_last else trouble.pause_s)
+    def _spare(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> _Spare:
+        """The nodes that are not set aside, each as long as if it were not the last one."""
+        of_no_trouble = NodeTrouble()
+        troubles = ((one, self._troubled.get(one.node, of_no_trouble)) for one in nodes.values())
+        return _Spare(
+            one.resources for one, trouble in troubles if trouble.since + trouble.pause_s <= elapsed
+        )
 
-    def _is_last(
-        self,
-        incarnation: str,
-        trouble: NodeTrouble,
-        nodes: Mapping[str, NodeJoined],
-        elapsed: float,
-    ) -> bool:
-        """Whether no other node could hold what failed there, but such as are set aside, too."""
-        for other, joined in nodes.items():
-            if other == incarnation or not could_hold(joined.resources, trouble.request):
-                continue
-            others = self._troubled.get(joined.node)
-            if others is None or others.since + others.pause_s <= elapsed:
-                return False
-        return True
+
+class _Spare:
+    """What nodes have on which trials could go on; asked about few different requests."""
+
+    def __init__(self, resources: Iterable[Mapping[str, float]]) -> None:
+        self._resources = list(resources)
+        self._known: dict[tuple[tuple[str, float], ...], bool] = {}
+
+    def could_hold(self, request: Mapping[str, float]) -> bool:
+        """Whether one of them, were it empty, could hold a request."""
+        key = tuple(request.items())
+        if key not in self._known:
+            self._known[key] = any(could_hold(one, request) for one in self._resources)
+        return self._known[key]

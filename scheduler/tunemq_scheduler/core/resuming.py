@@ -1,9 +1,10 @@
 """`ResumeEvents`: a scheduler takes up an experiment that another one left, in whatever state.
 
-What was interrupted, stopped or exhausted goes on. Where nothing of the nodes is left (a *cold*
-start) whoever ran waits for a slot, which is no failure of anybody; what only those nodes had is
-lost. Trials that ended in ERROR live again if that is wanted: from their last checkpoint, or from
-nothing, and then what they report counts anew (`Trial.lineage`).
+What was interrupted or exhausted goes on. Where nothing of the nodes is left (a *cold* start) what
+was stopped goes on, too, and whoever ran waits for a slot, which is no failure of anybody; what
+only those nodes had is lost. Who takes over a search that is just being stopped stops it. Trials
+that ended in ERROR live again if that is wanted: from their last checkpoint, or from nothing, and
+then what they report counts anew (`Trial.lineage`).
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class ResumeEvents:
         commands: list[Command] = []
         state.run = event.run
         state.epochs_from = max(state.epochs_from, event.epochs_from)
-        state.stopping = state.interrupted = ""
+        state.interrupted = ""
         state.exhausted = False
         if event.settings:
             state.settings = _decode_settings(event.settings)
         if event.is_cold:
-            state.cold_run = event.run
+            state.cold_run, state.stopping = event.run, ""
             self._lose_all_nodes(commands)
         if not event.unfinished:
             for trial in list(state.live.values()):
@@ -98,6 +99,7 @@ class ResumeEvents:
         state.queue.follow(trial)
         trial.story.append(event)
         trial.reason = trial.failed_on = ""
+        trial.stop_ordered = False
         trial.failure = None
         trial.failures, trial.in_a_row, trial.fell_with = {}, {}, []
         trial.fruitless, trial.not_before = 0, 0.0

@@ -205,7 +205,8 @@ class TrialRunner(RunnerState):
     def _trial_chosen(self, event: m.TrialChosen) -> list[Command]:
         trial = self.live[event.trial]
         trial.epoch = max(trial.epoch, self.epochs_from) + 1
-        trial.pausing = ""  # it may have been told to pause when its search was interrupted
+        # It may have been told to pause, or been at its end, when its search was interrupted.
+        trial.ending = trial.pausing = ""
         node = self.slots.take(trial, self.avoided(trial))
         self._move(trial, RUNNING)
         trial.story.append(event)

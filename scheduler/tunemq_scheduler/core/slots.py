@@ -102,6 +102,8 @@ class Slots:
 
     def has_any(self, trial: Trial) -> bool:
         """Whether any epoch of the trial holds a slot."""
+        if trial.epoch > len(self._held):  # far more, where the journal came from its copy
+            return any(one == trial.trial_id for one, _ in self._held)
         return any((trial.trial_id, epoch) in self._held for epoch in range(1, trial.epoch + 1))
 
     def dumped(self) -> SlotsState:

@@ -21,8 +21,8 @@ from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.executors.redis_line import Command, RedisFull, RedisLine
 from tunemq_scheduler.executors.redis_room import PROBE, RedisRoom, check_policy
-from tunemq_scheduler.executors.roster import Roster
-from tunemq_scheduler.executors.stream_reader import StreamEntry, StreamReader
+from tunemq_scheduler.executors.roster import Roster, place_of
+from tunemq_scheduler.executors.stream_reader import COUNT, StreamEntry, StreamReader
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import defences, wire
 from tunemq_shared import messages as m
@@ -83,6 +83,9 @@ class CeleryTrialExecutor(MailedOrders):
         #: Entries that were read and are not journalled yet: id, incarnation, number of the last
         #: event.
         self._unreleased: deque[tuple[bytes, str, int]] = deque()
+        #: Incarnations that are dead once their last events are read: the entry that said so, and
+        #: why.
+        self._departed: dict[str, tuple[bytes, str]] = {}
         self._look_due = 0.0
         self._room = RedisRoom()
         self._away_since: float | None = None
@@ -169,7 +172,8 @@ class CeleryTrialExecutor(MailedOrders):
         for node in nodes:
             self._roster.expect(node, accepted.get(node.incarnation, 0))
         for node in away:
-            self._roster.expect(node, accepted.get(node.incarnation, 0), is_away=True)
+            since = time.monotonic()
+            self._roster.expect(node, accepted.get(node.incarnation, 0), away_since=since)
 
     def on_step_end(self) -> None:
         """Send each node whose orders changed its new assignment."""
@@ -261,20 +265,30 @@ class CeleryTrialExecutor(MailedOrders):
             return
 
     def _take(self, taken: dict[bytes, list[StreamEntry]]) -> None:
-        superseded: list[str] = []
-        departed: list[str] = []
         for entry_id, fields in taken.pop(wire.NODES.encode(), ()):
             if (goodbye := fields.get(wire.BYE)) is not None:
-                departed.append(self._roster.read_goodbye(entry_id, goodbye))
+                incarnation = self._roster.read_goodbye(entry_id, goodbye)
+                self._departed[incarnation] = entry_id, "it took its leave"
             else:
-                superseded += self._roster.read_hello(entry_id, fields.get(wire.HELLO, b""))
-        for entries in taken.values():
-            for entry_id, fields in entries:
-                self._unreleased.append((entry_id, *self._roster.read_batch(entry_id, fields)))
-        for incarnation in superseded:  # after its last events, which were appended before
-            self._roster.lose(incarnation, wire.STARTED_AGAIN, is_dead=True)
-        for incarnation in departed:
-            self._roster.lose(incarnation, "it took its leave", is_dead=True)
+                hello = fields.get(wire.HELLO, b"")
+                for incarnation in self._roster.read_hello(entry_id, hello):
+                    self._departed[incarnation] = entry_id, wire.STARTED_AGAIN
+        events = taken.get(self._opened_plan.events_key.encode(), [])
+        for entry_id, fields in events:
+            self._unreleased.append((entry_id, *self._roster.read_batch(entry_id, fields)))
+        self._bury_departed(events[-1][0] if len(events) >= COUNT else None)
+
+    def _bury_departed(self, read: bytes | None) -> None:
+        """Lose who said that it ends, and whose last events, appended before that, are read.
+
+        Args:
+            read: the newest entry of our stream that was read; None when there are no more.
+        """
+        for incarnation, (entry_id, why) in list(self._departed.items()):
+            # Within a millisecond the numbers of two streams say nothing about their order.
+            if read is None or place_of(read)[0] > place_of(entry_id)[0]:
+                del self._departed[incarnation]
+                self._roster.lose(incarnation, why, is_dead=True)
 
     def _admit(self) -> None:
         """Look at leases out of turn if a node waits to be announced: it can have work at once."""

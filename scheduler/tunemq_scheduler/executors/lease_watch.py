@@ -22,7 +22,9 @@ class LeaseWatch:
 
     No clock of another machine is compared, and a key that is gone proves nothing (Redis may have
     been wiped, or have slept): a node is silent while its lease does not change between two of our
-    looks. A lost node is *away*: it is still listened for, and counts as nothing else.
+    looks. A look that is late starts the count anew, for everything may have slept; one that is
+    late again does not: then it is our loop that is slow, and would never lose anybody. A lost node
+    is *away*: it is still listened for, and counts as nothing else.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,7 @@ class LeaseWatch:
         self._silence_s: dict[str, float] = {}
         self._away: set[str] = set()
         self._looked_at: float | None = None
+        self._was_late = False
         self._patient_until = float("-inf")
 
     def watch(self, incarnation: str, value: bytes | None) -> None:
@@ -63,9 +66,11 @@ class LeaseWatch:
             The nodes that renewed, and those that are lost.
         """
         gap = now - self._looked_at if self._looked_at is not None else 0.0
-        if gap > _LONGEST_GAP_S and defences.GRACE_AFTER_GAP:
-            self.start_anew()
-            gap = 0.0
+        was_late, self._was_late = self._was_late, gap > _LONGEST_GAP_S
+        if self._was_late and defences.GRACE_AFTER_GAP:
+            if not was_late:
+                self.start_anew()
+            gap = _LONGEST_GAP_S if was_late else 0.0
         self._looked_at = now
         renewed: list[str] = []
         for incarnation, last in self._seen.items():

@@ -35,6 +35,7 @@ class Node(msgspec.Struct):
         entry_id: of its introduction in the nodes' stream; empty where that was not read yet.
         is_joined: whether the runner was told; not before there is a sign of life.
         journalled: the number of its last event in our stream that stands in the journal.
+        told: up to which number it was told so, by this scheduler.
         read: the number of its last event that was read; 0 before the first.
         gap_behind: what was read when events behind it were missing, and how often that was so.
         is_heard: whether it is there, as far as we know: orders make sense.
@@ -47,6 +48,7 @@ class Node(msgspec.Struct):
     mailbox: Mailbox
     is_joined: bool = False
     journalled: int = 0
+    told: int = 0
     read: int = 0
     gap_behind: tuple[int, int] = (0, 0)
     is_heard: bool = False
@@ -118,7 +120,7 @@ class Roster:
         return [
             name
             for name, node in self.nodes.items()
-            if node.about.node == hello.node and _place(node.entry_id) < _place(entry_id)
+            if node.about.node == hello.node and place_of(node.entry_id) < place_of(entry_id)
         ]
 
     def read_goodbye(self, entry_id: bytes, data: bytes) -> str:
@@ -126,19 +128,21 @@ class Roster:
         self.commands.append(("XDEL", wire.NODES, entry_id))
         return data.decode(errors="replace")
 
-    def expect(self, about: m.NodeJoined, journalled: int, *, is_away: bool = False) -> None:
+    def expect(
+        self, about: m.NodeJoined, journalled: int, *, away_since: float | None = None
+    ) -> None:
         """The runner knows this node, from a scheduler that went before us.
 
         Args:
-            journalled: how far its events are.
-            is_away: it was lost then.
+            journalled: how far its events are; it may not have been told.
+            away_since: it was lost then; from when on its absence counts, by the clock of looks.
         """
         node = Node(about, b"", Mailbox(about.incarnation, self._term), is_joined=True)
         node.journalled = node.read = journalled
         self.nodes[about.incarnation] = node
         self._leases.watch(about.incarnation, None)
-        if is_away:
-            node.away_since = self._now
+        if away_since is not None:
+            node.away_since = away_since
             self._leases.put_away(about.incarnation)
 
     def read_batch(self, entry_id: bytes, fields: Mapping[bytes, bytes]) -> tuple[str, int]:
@@ -216,8 +220,8 @@ class Roster:
         """Tell nodes how far their events, by incarnation, are journalled."""
         for incarnation, last in accepted.items():
             node = self.nodes.get(incarnation)
-            if node is not None and last > node.journalled:
-                node.journalled = last
+            if node is not None and last > node.told:
+                node.journalled = node.told = last
                 self.commands.append(self._reply(incarnation, last))
 
     def over(self, incarnation: str) -> None:
@@ -241,11 +245,11 @@ class Roster:
         """Redis was away: silence meanwhile proves nothing, and what we told may be forgotten."""
         self._leases.start_anew()
         for incarnation, node in self.nodes.items():
-            journalled = self._reply(incarnation, node.journalled)
-            self.commands += (
-                (*journalled, "v", node.mailbox.stamp),
-                self.expiry(incarnation),
-            )
+            self.commands.append(self._reply(incarnation, node.told))
+            if node.mailbox.version:  # else it would wait for mail that nobody has sent
+                stamp = node.mailbox.stamp
+                self.commands.append(("HSET", wire.reply(incarnation), "v", stamp))
+            self.commands.append(self.expiry(incarnation))
 
     def lose(self, incarnation: str, reason: str, *, is_dead: bool = False) -> None:
         """An incarnation is not heard any more; say so, once.
@@ -291,6 +295,8 @@ class Roster:
             node.mailbox.is_changed = True
         node.is_heard = True
         node.mailbox.confirm(*taken)
+        if 0 < taken[0] < self._term:  # whoever we replaced may have slept, and given orders since
+            node.mailbox.is_changed = True
 
     def _join(self, node: Node, taken: tuple[int, int]) -> None:
         term, version = taken
@@ -334,7 +340,7 @@ class Roster:
         self.commands += (fenced, self.expiry(incarnation))
 
 
-def _place(entry_id: bytes) -> tuple[int, int]:
+def place_of(entry_id: bytes) -> tuple[int, int]:
     """An entry's place in its stream; one that was not read yet is in front of none."""
     if not entry_id:
         return sys.maxsize, 0

@@ -122,12 +122,12 @@ class JournalCopy:
 
     def _grown(self, position: Position) -> None:
         done = self._done
-        is_much = (
+        is_little = (
             done is not None
             and position.segment == done.segment
             and position.offset - done.offset < BEHIND_BYTES
         )
-        if not is_much:
+        if not is_little:
             self._due.set()
 
     def _run(self) -> None:

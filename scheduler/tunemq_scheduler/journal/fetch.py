@@ -53,6 +53,27 @@ def fetch_journal(objects: ObjectStore, folder: Path, *, timeout_s: float = 600.
     raise AssertionError  # the last try returns or raises
 
 
+def has_others(objects: ObjectStore, folder: Path) -> bool:
+    """Whether the copy holds turns that the journal in ``folder`` does not: somebody else's.
+
+    A copy that is of no use holds none.
+
+    Raises:
+        JournalError: the journal in the folder cannot be read.
+        StoreError: the store does not answer, or refuses it.
+    """
+    ours = recover(folder).turn
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
+        copied = Path(scratch, FILE_NAME)
+        try:
+            last = fetch_journal(objects, copied).turn
+        except (MissingObject, JournalError):
+            return False
+        here, there = _turn(folder, last), _turn(copied, last)
+        is_same = here is None or there is None or here == there
+    return last > ours or not is_same
+
+
 def _fetched(objects: ObjectStore, scratch: Path, folder: Path, cancel: Cancel) -> Recovered:
     found = retried(lambda: list(objects.list(f"{FILE_NAME}")), cancel)
     openings, mirrored, single = _sorted(found)

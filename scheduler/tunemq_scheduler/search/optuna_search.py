@@ -82,6 +82,8 @@ class OptunaSearch(Searcher):
         self._read_own_space(space)
         self._study: Study | None = None
         self._calls = 0
+        #: For whom they were; who failed and lives again is told once more, and takes no other.
+        self._called: set[str] = set()
         self._numbers: dict[str, int] = {}
 
     def _read_own_space(self, space: Any) -> None:
@@ -165,6 +167,7 @@ class OptunaSearch(Searcher):
             if self._calls < len(self._points):
                 study.enqueue_trial(self._points[self._calls])
             self._calls += 1
+            self._called.add(trial_id)
             trial = study.ask(self._distributions)
             config = self._values(trial)
         self._numbers[trial_id] = trial.number
@@ -212,7 +215,8 @@ class OptunaSearch(Searcher):
     def on_trial_restored(self, trial_id: str, config: dict[str, Any]) -> bool:
         """Give Optuna a running trial with the parameters of this configuration."""
         study = self._begun()
-        self._calls += 1
+        self._calls += trial_id not in self._called
+        self._called.add(trial_id)
         try:
             values, distributions = self._inverse(config)
             running = self._optuna.trial.create_trial(
@@ -293,7 +297,12 @@ class OptunaSearch(Searcher):
         trials = [dump_trial(trial) for trial in self._begun().get_trials(deepcopy=False)]
         if any(trial is None for trial in trials):
             return None
-        return {"calls": self._calls, "numbers": dict(self._numbers), "trials": trials}
+        return {
+            "calls": self._calls,
+            "called": sorted(self._called),
+            "numbers": dict(self._numbers),
+            "trials": trials,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Take what `get_state` gave, in place of all that was told before."""
@@ -304,7 +313,8 @@ class OptunaSearch(Searcher):
         with self._quiet():
             for trial in state["trials"]:
                 study.add_trial(load_trial(trial))
-        self._calls, self._numbers = state["calls"], dict(state["numbers"])
+        self._calls, self._called = state["calls"], set(state["called"])
+        self._numbers = dict(state["numbers"])
 
     # --- Optuna's manners -------------------------------------------------------------------------
 

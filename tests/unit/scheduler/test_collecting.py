@@ -29,7 +29,9 @@ class End:
         address = "s3://bucket/x?endpoint=http://host:9000"
         plan = msgspec.structs.replace(PLAN, store=address, cache=str(cache))
         self.runner = SimpleNamespace(**{**state, **changes})
-        self.loop = SimpleNamespace(runner=self.runner, plan=plan, has_leftovers=True)
+        self.loop = SimpleNamespace(
+            runner=self.runner, plan=plan, has_leftovers=True, is_journalled=True
+        )
         self.left: list[str] = []
         self.told: list[str] = []
         self.done: list[Any] = []
@@ -114,3 +116,10 @@ def test_a_store_that_cannot_be_collected_ends_no_search_in_error(cache):
 
 def test_whoever_has_no_patience_waits_for_no_collection(cache):
     assert End(cache).settle(is_enough=True) == ["removals", "close"]
+
+
+def test_what_follows_from_a_turn_that_could_not_be_journalled_is_not_done(cache):
+    end = End(cache)
+    end.loop.is_journalled = False
+    assert end.settle() == ["removals", "close"]
+    assert cache.exists()

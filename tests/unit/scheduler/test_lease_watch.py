@@ -54,6 +54,13 @@ def test_time_in_which_nobody_looked_does_not_count():
     assert silence(leases, 1_001.0, 4, "a") == float("inf")
 
 
+def test_a_loop_that_is_always_slow_loses_who_is_silent_and_nobody_else():
+    leases = watch("a", "b")
+    lost = [leases.look(100.0 + 5 * n, {"a": b"0:0:0", "b": b"%d:0:0" % n})[1] for n in range(10)]
+    assert lost[:3] == [[], [], []]
+    assert lost[-1] == ["a"]
+
+
 def test_an_outage_starts_the_count_anew():
     leases = watch("a")
     silence(leases, 100.0, 5, "a")

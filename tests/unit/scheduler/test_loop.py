@@ -45,6 +45,7 @@ def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
     with pytest.raises(JournalError):
         loop.turn(NODE)
     assert loop.log == []
+    assert not loop.loop.is_journalled
 
 
 @pytest.mark.parity(126)
@@ -52,6 +53,7 @@ def test_a_turn_in_which_nothing_happened_writes_nothing() -> None:
     loop = Loop()
     loop.turn(NODE)
     assert loop.turn() == []
+    assert loop.loop.is_journalled
 
 
 def test_events_that_came_before_are_dropped_by_their_numbers() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from tests.unit.scheduler.loops import NODE, PLAN, Loop, result, started
@@ -9,7 +12,7 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.resuming import NOT_RESUMED
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.opening import Opened, ResumeOptions, resumption
+from tunemq_scheduler.opening import Opened, ResumeOptions, has_work, resumption
 from tunemq_scheduler.replay import replay
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
@@ -200,3 +203,50 @@ def test_what_was_being_stopped_stays_so_for_a_scheduler_that_takes_over() -> No
     loop.loop.resume(m.ExperimentResumed(2, 0.0, is_cold=False))
     assert loop.runner.stopping
     assert not loop.runner.wants_config()
+
+
+def test_where_trials_go_after_nodes_were_set_aside_is_the_same_when_it_is_told_again() -> None:
+    loop = Loop(trials=7)
+    names = ("a.1", "b.1", "good.1")
+    loop.turn(*(m.NodeJoined(one, one[:-2], "host", "127.0.0.1", {"cpu": 1.0}) for one in names))
+
+    def fail_on(node: str) -> None:
+        (trial,) = [trial for trial, _epoch, where in loop.runner.slots if where == node]
+        first = loop.runner.accepted.get(node, 0) + 1
+        died = m.HostDied(trial, 1, 1, 9, None, 0.0)
+        read = m.BatchRead(node, first, first + 1, f"{loop.now}-{first}")
+        loop.turn(read, died, m.HostFreed(trial, 1))
+
+    for node in ("b.1", "a.1"):
+        for _ in range(3):
+            fail_on(node)
+        loop.now += 5
+    loop.turn(m.SearchExhausted())
+    assert set(loop.runner.aside) == {"a.1", "b.1"}
+    for loop.now in (62.0, 67.0):  # nothing happens, but that first b.1 and then a.1 may be used
+        loop.turn()
+    assert not loop.runner.aside
+    loop.turn(m.NodeLost("good.1", "it is gone", is_dead=True))
+    again = replay(loop.runner.settings, loop.journal.entries)
+    assert list(again.slots) == list(loop.runner.slots)
+    assert again.snapshot() == loop.runner.snapshot()
+
+
+def test_a_trial_that_is_over_is_work_until_its_host_is_gone_and_its_uploads_are_settled() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    saved = m.CheckpointWritten("t_00000", 1, 1, 1, "t_00000/checkpoint_1-000001", "ab", 3)
+    loop.batch(1, started(), result(1, done=True), saved, m.TrialFinished("t_00000", 1))
+    tune = SimpleNamespace(budget_s=None)
+    prepared: Any = SimpleNamespace(tune=tune, trials=1)
+
+    def is_work() -> bool:
+        opened = Opened(loop.journal, loop.runner, loop.loop.algorithms, PLAN, loop.loop.trials)
+        event = resumption(opened, ResumeOptions(), loop.runner.settings)
+        return has_work(opened, event, prepared)
+
+    assert is_work()
+    loop.batch(5, m.HostFreed("t_00000", 1))
+    assert is_work()
+    loop.batch(6, m.CheckpointCommitted("t_00000", 1, 1, 1, saved.key, "cd", 3))
+    assert not is_work()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def mended(loop: Loop, folder: Path) -> Path:
     algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
     mending = Mending()
     retelling = Retelling(TrialRunner(loop.runner.settings), algorithms, plan, mending.note)
-    retelling.tell([loop.journal.entries])
+    entries = iter(loop.journal.entries)
+    lengths = [said[1] for said in loop.log if said[0] == "journal"]
+    retelling.tell([list(itertools.islice(entries, length)) for length in lengths])
     mending.finish()
     return Path(plan.trial_folder("t_00000"))
 

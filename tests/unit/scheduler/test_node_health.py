@@ -9,12 +9,16 @@ import pytest
 
 from tests.unit.scheduler.stories import Story
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core import node_health
 from tunemq_scheduler.core.node_health import (
     FIRST_PAUSE_S,
     LAST_NODE_PAUSE_S,
     MAX_PAUSE_S,
     TRIALS_IN_A_ROW,
+    NodeHealth,
+    NodeTrouble,
 )
+from tunemq_scheduler.core.placement import could_hold
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump, restore
 from tunemq_scheduler.replay import replay
@@ -196,6 +200,22 @@ def test_when_all_nodes_fail_each_is_the_last_one() -> None:
     farm.wait(LAST_NODE_PAUSE_S)
     assert farm.runner.aside == {}
     assert farm.place()[1] in {"bad.1", "good.1"}
+
+
+def test_when_a_thousand_nodes_fail_a_look_at_them_costs_no_more_than_one_at_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"n{number}" for number in range(1_000)]
+    nodes = {name: m.NodeJoined(name, name, "host", "127.0.0.1", {"cpu": 4.0}) for name in names}
+    health = NodeHealth()
+    health.load((name, NodeTrouble(times=1, request={"cpu": 1.0})) for name in names)
+    comparisons = []
+    monkeypatch.setattr(
+        node_health, "could_hold", lambda *about: comparisons.append(about) or could_hold(*about)
+    )
+    assert len(health.aside(nodes, 0.5)) == 1_000
+    assert health.aside(nodes, LAST_NODE_PAUSE_S) == {}
+    assert len(comparisons) <= 1_000
 
 
 def test_when_the_others_leave_a_node_is_back_before_its_time() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import math
 from typing import Any
 
@@ -132,6 +133,20 @@ def test_a_resumed_search_does_not_try_its_points_again() -> None:
     resumed.told_suggested(0, "t0", first)
     assert first["lr"] == 0.01
     assert resumed.next_config(1, "t1") == whole.next_config(1, "t1")
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_trial_that_failed_and_goes_on_takes_the_place_of_no_point(with_state: bool) -> None:
+    points = [{"lr": 0.01}, {"lr": 0.02}]
+    resumed = search(points_to_evaluate=points)
+    first = resumed.next_config(0, "t0").config
+    resumed.told_complete("t0", None, error=True)
+    if with_state:
+        state = resumed.get_state()
+        resumed = search(points_to_evaluate=points)
+        resumed.set_state(json.loads(json.dumps(state)))
+    resumed.told_suggested(0, "t0", first)
+    assert resumed.next_config(1, "t1").config["lr"] == 0.02
 
 
 @pytest.mark.parametrize(

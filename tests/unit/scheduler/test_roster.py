@@ -117,6 +117,19 @@ def test_a_node_that_obeyed_an_earlier_scheduler_is_told_that_nothing_is_wanted_
     assert mailbox.next_assignment() == m.Assignment(m.PROTOCOL_VERSION, "inc1", 5, 18, ())
 
 
+def test_a_node_that_obeyed_an_earlier_scheduler_after_it_joined_is_told_so_too():
+    roster = Roster(term=2)
+    introduce(roster)
+    roster.read_leases(0.0, [b"1:0:0"])
+    assert not roster.nodes["inc1"].mailbox.is_changed
+
+    roster.read_leases(1.0, [b"2:1:7"])
+    assert roster.nodes["inc1"].mailbox.is_changed
+    roster.nodes["inc1"].mailbox.next_assignment()
+    roster.read_leases(2.0, [b"3:2:1"])
+    assert not roster.nodes["inc1"].mailbox.is_changed
+
+
 def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
     roster = joined_roster()
 
@@ -179,7 +192,18 @@ def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
     roster.commands.clear()
     roster.start_anew()
     expires = ("EXPIRE", wire.reply("inc1"), str(wire.REPLY_TTL_S))
-    assert roster.commands == [(*told, "5", "v", roster.nodes["inc1"].mailbox.stamp), expires]
+    assert roster.commands == [(*told, "5"), expires]
+
+
+def test_a_node_that_was_sent_no_orders_is_told_of_none_when_redis_is_back():
+    """It would take its ear for deaf, and start another one, again and again."""
+    roster = joined_roster()
+    roster.start_anew()
+    assert not any("v" in command for command in roster.commands)
+
+    roster.nodes["inc1"].mailbox.next_assignment()
+    roster.start_anew()
+    assert ("HSET", wire.reply("inc1"), "v", "1:1") in roster.commands
 
 
 def test_a_node_that_is_told_that_all_is_over_keeps_nothing():

@@ -181,10 +181,24 @@ def test_a_node_of_the_scheduler_before_that_is_silent_is_lost():
 
 def test_a_node_that_was_away_before_may_come_back_to_us():
     roster = Roster(term=5)
-    roster.expect(JOINED, 3, is_away=True)
-    for now in range(20):
-        roster.read_leases(float(now), [None])
+    up_s = 1_000_000.0  # what the monotonic clock says on a machine that was not just started
+    roster.expect(JOINED, 3, away_since=up_s)
+    for passed in range(20):
+        roster.read_leases(up_s + passed, [None])
     assert roster.facts == [], "the runner knows that it is lost"
 
-    roster.read_leases(20.0, [b"1:0:0"])
+    roster.read_leases(up_s + 20.0, [b"1:0:0"])
     assert roster.facts == [m.NodeReturned("inc1")]
+    assert "is back after 20 s" in roster.news[-1]
+
+
+def test_a_node_of_the_scheduler_before_is_told_what_that_journalled_and_may_not_have_said():
+    roster = Roster(term=5)
+    roster.expect(JOINED, 3)
+    roster.start_anew()
+    released = ("HSET", wire.reply("inc1"), wire.journalled(""), "3")
+    assert released not in roster.commands, "whoever keeps the journal says when"
+
+    roster.journalled({"inc1": 3})
+    roster.journalled({"inc1": 3})
+    assert roster.commands.count(released) == 1

@@ -256,9 +256,7 @@ def test_a_lost_node_gives_its_trials_back_and_does_not_count_as_their_failure()
     story = Story()
     story.start("a", TO_THE_END)
     story.report("a", 1)
-    assert story.tell(m.NodeLost(NODE, "it was started again", is_dead=True)) == [
-        c.DropNode(NODE)
-    ]
+    assert story.tell(m.NodeLost(NODE, "it was started again", is_dead=True)) == [c.DropNode(NODE)]
     assert story.runner.live["a"].status == "PENDING"
     assert story.runner.live["a"].num_failures == 0
     story.tell(m.NodeJoined("node.2", "node", "host", "127.0.0.1", {"cpu": 1.0}))
