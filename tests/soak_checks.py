@@ -160,7 +160,7 @@ def _store_is_whole(farm: SoakFarm) -> str:
 
 def _no_key_is_left(farm: SoakFarm) -> str:
     client = redis.Redis(unix_socket_path=farm.redis.path)
-    own = {wire.GENERATION.encode(), wire.NODES.encode(), b"tunemq:term"}
+    own = {wire.GENERATION.encode(), wire.NODES.encode(), b"tunemq:term", b"tunemq:stream"}
     keys = [key for key in client.keys("*") if key not in own]
     endless = [key for key in keys if client.ttl(key) == -1]
     assert endless == [], endless

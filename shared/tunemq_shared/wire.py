@@ -13,6 +13,9 @@ tunemq:events:<exp>   stream of event batches (scheduler creates, nodes append w
 tunemq.node.<inc>     Celery queue of that incarnation
 tunemq:scheduler      lease of a farm's scheduler: its term and who it is
 tunemq:term           the highest term that a scheduler of this farm has had; kept for ever
+tunemq:stream         the key of the events stream of the scheduler that has that term, or of one
+                      before it that came as far as to use the farm; kept for ever. Who comes next
+                      with another stream deletes this one: nobody is left to read it
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ TASK: Final = "tunemq.run_steps"
 GENERATION: Final = "tunemq:generation"
 SCHEDULER: Final = "tunemq:scheduler"
 TERM: Final = "tunemq:term"
+STREAM: Final = "tunemq:stream"
 NODES: Final = "tunemq:nodes"
 
 #: A node renews its lease this often.

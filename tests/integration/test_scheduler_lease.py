@@ -143,6 +143,38 @@ def test_what_a_replaced_one_writes_to_redis_is_not_done(claim, redis, monkeypat
     line.close()
 
 
+def test_what_is_known_of_a_successor_is_said_without_a_look(claim, monkeypatch):
+    zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
+    look = zombie._look
+    freeze(zombie, monkeypatch)
+    claim(holder=elsewhere(Holder.this_process("search"), "successor"))
+    zombie.check_known()
+    look()
+    with pytest.raises(SchedulerSuperseded, match="on successor"):
+        zombie.check_known()
+
+
+def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(claim, redis):
+    line = RedisLine(redis.url)
+    line.connect()
+    first = claim()
+    for key in ("one", "another"):
+        redis.client.xadd(key, {"h": "x"})
+    assert line.ask([first.taking("one")]) == [1]
+    first.close()
+    second = claim()
+    assert line.ask([second.taking("one")]) == [1]
+    assert redis.client.exists("one", "another") == 2
+    second.close()
+    third = claim()
+    assert line.ask([third.taking("another")]) == [1]
+    assert (redis.client.exists("one"), redis.client.exists("another")) == (0, 1)
+    assert redis.client.get(wire.STREAM) == b"another"
+    assert line.ask([second.taking("one")]) == [0]  # it woke too late
+    assert redis.client.exists("another") == 1
+    line.close()
+
+
 def test_a_wiped_redis_does_not_bring_a_replaced_one_back(claim, redis, monkeypatch):
     zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
     look = zombie._look

@@ -116,12 +116,20 @@ class ForkserverClient:
 
         ``host`` is a name that was not used before. ``gpus`` are the devices that it may see.
         Returns the node's end of the host's socket.
+
+        Raises:
+            OSError: this machine is out of descriptors, or of memory; nothing was asked for.
         """
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         spec = HostSpec(order, self._hostname, self._node_ip, tuple(gpus))
+        order_file = _memory_file(encode(spec))
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            _close(order_file)
+            raise
+        ours.setblocking(False)
         self._hosts.add(host)
-        self._send(StartHost(host), [theirs.detach(), _memory_file(encode(spec))])
+        self._send(StartHost(host), [theirs.detach(), order_file])
         return ours
 
     def term(self, host: str) -> None:

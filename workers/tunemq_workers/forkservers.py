@@ -103,11 +103,12 @@ class ForkserverPool:
         """Begin to fork a host for ``order``; see `Forkservers.start`."""
         assert order.start is not None  # the protocol says so
         server = self._server_for(order.start.environment)
+        link = server.start(host, order)
         self._hosted[host] = _Hosted(server, listener, order.start.events_key)
         self._warn(server, [order.start.events_key])
         return HostLink(
             self._reactor,
-            server.start(host, order),
+            link,
             on_event=_nobody_listens,
             on_other=partial(listener.said, host),
             on_end=partial(listener.closed, host),

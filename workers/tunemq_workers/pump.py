@@ -196,7 +196,7 @@ class Pump:
                 (int(term or self.taken[0]), int(version or 0)),
                 {key: int(n or 0) for key, n in zip(keys, journalled, strict=True)},
                 frozenset(key for key, there in zip(keys, exist, strict=True) if not there),
-                "" if fenced == b"0" else fenced.decode(errors="replace"),
+                fenced.decode(errors="replace"),
                 bool(scheduler),
             )
         )

@@ -12,6 +12,7 @@ from tunemq_scheduler.executors.redis_line import Command
 from tunemq_scheduler.farm.lease import SchedulerLease
 from tunemq_scheduler.journal import Journal
 from tunemq_scheduler.journal.copy import JournalCopy
+from tunemq_shared import wire
 
 #: Workers that are there are known within so long; only then is it said that there are none.
 _PATIENCE_S: Final = 2.0
@@ -41,6 +42,11 @@ class FarmExecutor(CeleryTrialExecutor):
         self._releases_copied = False
         #: What waits until the journal's copy has so many turns.
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
+        #: How far nodes may be told that their events are kept, once the copy has that turn: the
+        #: one that is waited for, and the newest. More than these two would say nothing more.
+        self._releases: deque[tuple[int, dict[str, int]]] = deque()
+        #: Whether the farm's stream is ours.
+        self._has_farm = False
         #: Whether nodes were left to themselves, for another scheduler.
         self.is_left = False
 
@@ -64,19 +70,38 @@ class FarmExecutor(CeleryTrialExecutor):
 
     def release(self, accepted: dict[str, int]) -> None:
         """Tell nodes how far their events are journalled, or copied; and trim the stream."""
-        if not self._releases_copied:
+        if self._journal is None or not self._releases_copied:
             super().release(accepted)
             return
-        so_far, release = dict(accepted), super().release
-        self.when_copied(lambda: release(so_far))
+        if len(self._releases) > 1:
+            self._releases.pop()
+        self._releases.append((self._journal.turn, dict(accepted)))
+        self._do_copied()
 
     def _do_copied(self) -> None:
-        while self._copy is not None and self._held and self._held[0][0] <= self._copy.turn:
+        if self._copy is None:
+            return
+        while self._held and self._held[0][0] <= self._copy.turn:
             self._held.popleft()[1]()
+        while self._releases and self._releases[0][0] <= self._copy.turn:
+            super().release(self._releases.popleft()[1])
 
     def _attend(self) -> None:
+        self._lease.check_known()  # one that has nothing to journal would not look
         self._do_copied()
         super()._attend()
+
+    # --- whose farm it is -------------------------------------------------------------------------
+
+    def _link(self) -> None:
+        super()._link()
+        if not self._has_farm:
+            self._line.ask([self._lease.taking(self._roster.events_key)])
+            self._has_farm = True
+
+    def _begin_generation(self) -> None:
+        super()._begin_generation()
+        self._roster.commands.append(("SET", wire.STREAM, self._roster.events_key))
 
     # --- the end ----------------------------------------------------------------------------------
 

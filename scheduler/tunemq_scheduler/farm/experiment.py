@@ -101,6 +101,8 @@ class FarmExperiment(Experiment):
         with opened.journal:
             opened.journal.guard = farm.lease.check
             if self._event is not None and not has_work(opened, self._event, self.prepared):
+                if self._is_warm:
+                    self._say_late_goodbye(opened)
                 return self._is_over_already(opened, self._event)
             blobs = BlobFolder(Path(self.folder) / BLOBS)
             blobs.remove_leftovers()
@@ -151,13 +153,14 @@ class FarmExperiment(Experiment):
             opened = super()._open()
         else:
             opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
-            self._event = self._begun(opened, self._resume)
-            self._run_number = self._event.run
-        is_cold = self._event is not None and self._event.is_cold
-        key = self._stream(opened, self._run_number if is_cold else None)
-        # Each node keeps copies of checkpoints where it likes.
-        self._outlined = msgspec.structs.replace(opened.plan, events_key=key, cache="")
         try:
+            if self._resume is not None:
+                self._event = self._begun(opened, self._resume)
+                self._run_number = self._event.run
+            is_cold = self._event is not None and self._event.is_cold
+            key = self._stream(opened, self._run_number if is_cold else None)
+            # Each node keeps copies of checkpoints where it likes.
+            self._outlined = msgspec.structs.replace(opened.plan, events_key=key, cache="")
             self._note(is_over=False)
         except BaseException:
             opened.journal.close()
@@ -180,7 +183,7 @@ class FarmExperiment(Experiment):
         before = opened.runner.run
         if self._record is not None:
             self._is_warm = self._record.is_next_warm(before)
-            if self._is_copy and self._is_forgotten(self._stream(opened)):
+            if self._is_warm and self._is_forgotten(self._stream(opened)):
                 self._is_warm = False
             before = max(before, self._record.run)
         event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
@@ -240,15 +243,43 @@ class FarmExperiment(Experiment):
             return False  # nodes go on, and the next one takes them over
         return True
 
+    def _say_late_goodbye(self, opened: Opened) -> None:
+        """The run before ended in front of its goodbye: say that there is nothing left to do.
+
+        Raises:
+            SchedulerSuperseded: another scheduler took its place.
+        """
+        runner, farm = opened.runner, self._farm
+        executor = FarmExecutor(farm.url, farm.lease, address=farm.address)
+        with closing(farm.lease), self._copied(opened, executor):
+            try:
+                executor.open(self._outlined)
+                away = [node.joined for node in runner.away.values()]
+                executor.reattach(runner.nodes.values(), away, runner.accepted)
+                executor.poll(wire.LEASE_PERIOD_S)  # who is heard gets orders to host nothing
+                farm.lease.check()
+                # This run is not in the journal: it is the one before that is over.
+                self._run_number, self._has_begun = runner.run, True
+            finally:
+                if self._says_goodbye(executor):
+                    executor.close()
+                else:
+                    executor.leave()
+
     def _is_forgotten(self, events_key: str) -> bool:
-        """Whether nodes were told to forget the experiment: then its stream expires."""
+        """Whether nodes know no more of what the run before had them host.
+
+        If another search had the farm meanwhile, they gave all of it up for that one. If they were
+        told to forget it, its stream expires; the record says so, too, but not that of a copy.
+        """
         line = RedisLine(self._farm.url)
         line.connect()
         try:
-            (ttl,) = line.ask([("TTL", events_key)])
+            newest, ttl = line.ask([("GET", wire.STREAM), ("TTL", events_key)])
         finally:
             line.close()
-        return int(ttl) >= 0
+        is_anothers = newest is not None and newest.decode() != events_key
+        return is_anothers or (self._is_copy and int(ttl) >= 0)
 
     @contextmanager
     def _copied(self, opened: Opened, executor: FarmExecutor) -> Iterator[None]:

@@ -65,6 +65,14 @@ for _, command in ipairs(cmsgpack.unpack(ARGV[2])) do
 end
 return refused or 1
 """
+# The search before may be gone for good, and nodes keep what they have to say until its stream is.
+_TAKE: Final = """
+if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+local before = redis.call('GET', KEYS[2])
+if before and before ~= ARGV[2] then redis.call('DEL', before) end
+redis.call('SET', KEYS[2], ARGV[2])
+return 1
+"""
 _RESIGN: Final = """
 if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
@@ -175,6 +183,14 @@ class SchedulerLease:
                 self._turn.wait_for(
                     lambda: self._looked_at > before or not self._looks_wanted, _LOOK_WITHIN_S
                 )
+        self.check_known()
+
+    def check_known(self) -> None:
+        """Return unless it is known already that we may not act; needs no look, and no time.
+
+        Raises:
+            SchedulerSuperseded: somebody took our place; says who.
+        """
         if self._broke is not None:
             raise self._broke
         if self._successor is not None:
@@ -187,6 +203,10 @@ class SchedulerLease:
         """One command that does all of these, unless there is a newer term: then it answers 0."""
         plain = [[_text(part) for part in command] for command in commands]
         return ("EVAL", _GUARDED, "1", wire.TERM, str(self.term), msgspec.msgpack.encode(plain))
+
+    def taking(self, events_key: str) -> Command:
+        """Makes ours the farm's stream, and deletes the one before; 0 if there is a newer term."""
+        return ("EVAL", _TAKE, "2", wire.TERM, wire.STREAM, str(self.term), events_key)
 
     # --- the thread -------------------------------------------------------------------------------
 
