@@ -1,0 +1,57 @@
+"""What the executor sends is a plain Celery task."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_celery_executor import PLAN, START, executor, farm, joined, node
+from tests.support import eventually
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+
+__all__ = ["executor", "farm", "joined", "node"]
+
+pytestmark = pytest.mark.integration
+
+CELERY_WORKER = """
+import sys
+from celery import Celery
+from kombu import Exchange, Queue
+url, queue, path = sys.argv[1:]
+app = Celery("worker", broker=url, set_as_current=False)
+name = Queue(queue, exchange=Exchange("", no_declare=True), routing_key=queue, no_declare=True)
+app.conf.update(
+    task_queues=[name], accept_content=["json"], worker_enable_remote_control=False,
+    task_ignore_result=True, broker_connection_retry_on_startup=True,
+)
+
+@app.task(name="tunemq.run_steps")
+def run_steps(payload):
+    with open(path, "a") as heard:
+        heard.write(payload + "\\n")
+
+app.worker_main(["worker", "--pool=solo", "--without-mingle", "--without-gossip", "-l", "ERROR"])
+"""
+
+
+def test_any_celery_worker_understands_the_task(executor, joined, farm, tmp_path: Path):
+    heard = tmp_path / "heard"
+    url = f"redis+socket://{farm.url.removeprefix('unix://')}"
+    worker = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", CELERY_WORKER, url, wire.queue("inc1"), str(heard)],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        executor.perform([START])
+        eventually(lambda: heard.exists() and heard.read_text().endswith("\n"), within=20.0)
+    finally:
+        worker.kill()
+        worker.wait()
+
+    assignment = m.decode_assignment(base64.b64decode(heard.read_text()))
+    assert assignment.orders[0].start == PLAN.host_start(START)
