@@ -78,7 +78,7 @@ def test_f03_kill_of_the_scheduler_ten_times_in_a_row_costs_no_step(farm):
 
 @pytest.mark.parametrize("where", ["journal.before_append", "journal.after_append"])
 @pytest.mark.parametrize(
-    "nth", [2, 12, *(pytest.param(nth, marks=pytest.mark.soak) for nth in (1, 3, 5))]
+    "nth", [2, *(pytest.param(nth, marks=pytest.mark.soak) for nth in (1, 3, 5, 12))]
 )
 def test_f03_kill_of_the_scheduler_at_a_failpoint_costs_no_step(farm, where, nth):
     farm.worker("one")
@@ -93,6 +93,7 @@ def test_f03_kill_of_the_scheduler_at_a_failpoint_costs_no_step(farm, where, nth
     farm.nothing_is_missing_or_doubled(5, 20)
 
 
+@pytest.mark.soak
 def test_f03_a_worker_that_died_while_no_scheduler_was_there_is_noticed(farm):
     farm.worker("one")
     farm.worker("two")
@@ -137,6 +138,7 @@ def test_f03_a_scheduler_that_was_stopped_for_ten_seconds_goes_on_as_if_nothing_
     assert not farm.all_of(m.NodeLost)
 
 
+@pytest.mark.soak
 def test_f03_a_stopped_scheduler_of_this_machine_is_killed_by_its_successor_if_that_may(farm):
     farm.worker("one")
     first = farm.scheduler(trials=3, steps=150, step_s=0.1)
@@ -154,7 +156,9 @@ def test_f03_a_stopped_scheduler_of_this_machine_is_killed_by_its_successor_if_t
     farm.nothing_is_missing_or_doubled(3, 150)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGTERM]
+)
 def test_f03_a_scheduler_that_is_told_to_stop_saves_and_the_same_command_goes_on(farm, number):
     farm.worker("one")
     first = farm.scheduler(trials=3, steps=40, save_every=4, step_s=0.05)
@@ -225,6 +229,7 @@ def test_a_scheduler_without_workers_says_so_and_waits_for_one(farm):
     farm.nothing_is_missing_or_doubled(1, 3)
 
 
+@pytest.mark.soak
 def test_a_trial_that_no_worker_can_hold_waits_for_a_bigger_one_and_says_so(farm):
     farm.worker("small", 1)
     first = farm.scheduler(trials=1, steps=3, step_s=0.01, cpus=3)

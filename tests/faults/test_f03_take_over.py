@@ -61,6 +61,7 @@ def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(
         assert repeated == [0] * 6, farm
 
 
+@pytest.mark.soak
 def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage, elsewhere):
     farm.worker("one")
     first = farm.scheduler(trials=2, steps=150, step_s=0.05, storage=storage)
@@ -115,6 +116,7 @@ def test_a_journal_release_that_needs_a_store_is_refused_without_one(farm):
     assert "storage_path='s3://" in refused.said
 
 
+@pytest.mark.soak
 def test_a_take_over_of_what_is_not_there_says_so(farm, storage, elsewhere):
     refused = farm.scheduler(
         "--take-over", f"{storage}/nothing", results=elsewhere, trials=1, storage=storage
@@ -123,6 +125,7 @@ def test_a_take_over_of_what_is_not_there_says_so(farm, storage, elsewhere):
     assert "is no experiment" in refused.said
 
 
+@pytest.mark.soak
 def test_an_experiment_that_is_only_in_the_store_is_not_begun_anew(farm, storage, elsewhere):
     farm.worker("one")
     assert farm.scheduler(trials=1, steps=3, step_s=0.01, storage=storage).ends(60) == 0, farm

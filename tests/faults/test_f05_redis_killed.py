@@ -28,7 +28,11 @@ def a_moment(chance: random.Random) -> None:
     time.sleep(chance.uniform(0, 0.5))
 
 
-@pytest.mark.parametrize("options", [(), AOF], ids=["data lost", "data kept"])
+@pytest.mark.parametrize(
+    "options",
+    [(), pytest.param(AOF, marks=pytest.mark.soak)],
+    ids=["data lost", "data kept"],
+)
 def test_f05_a_search_outlives_a_redis_that_is_killed_again_and_again(farm, tmp_path, options):
     chance = random.Random(5)
     own = farm(redis=options)
@@ -69,6 +73,7 @@ def test_f05_a_redis_that_is_still_loading_its_data_is_waited_for(farm, tmp_path
     run.ends()
 
 
+@pytest.mark.soak
 def test_f05_a_redis_that_becomes_a_read_only_replica_is_waited_for(farm, tmp_path):
     own = farm()
     run = ChainRun(own, tmp_path, steps=100)
@@ -81,6 +86,7 @@ def test_f05_a_redis_that_becomes_a_read_only_replica_is_waited_for(farm, tmp_pa
     run.leaves_no_key()
 
 
+@pytest.mark.soak
 def test_f05_a_search_without_lock_step_outlives_a_redis_that_is_away_for_seconds(farm, tmp_path):
     own = farm()
     run = ChainRun(own, tmp_path, steps=200, lock_step=False)

@@ -61,6 +61,7 @@ def test_f06_a_wipe_is_found_within_a_look(farm, tmp_path):
     run.ends()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "what",
     [
@@ -89,6 +90,7 @@ def test_f06_whatever_vanishes_from_redis_by_itself_is_made_good(farm, tmp_path,
     run.leaves_no_key()
 
 
+@pytest.mark.soak
 def test_f06_a_stream_that_somebody_trimmed_is_filled_again(farm, tmp_path):
     own = farm(proxies=True)
     run = ChainRun(own, tmp_path, steps=150, lock_step=False)

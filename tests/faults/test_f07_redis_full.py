@@ -43,7 +43,7 @@ def make_room(own: OwnFarm) -> float:
     return time.monotonic()
 
 
-@pytest.mark.parametrize("lock_step", [True, False])
+@pytest.mark.parametrize("lock_step", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_path, lock_step):
     own = farm()
     run = ChainRun(own, tmp_path, steps=250, lock_step=lock_step)
@@ -59,6 +59,7 @@ def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_pa
     run.leaves_no_key()
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
     own = farm(nodes=1)

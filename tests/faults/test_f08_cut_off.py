@@ -66,6 +66,7 @@ def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:
     assert any("is back after" in line for line in run.told)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_f08_a_node_that_is_back_before_anybody_has_a_slot_repeats_no_step(cut_farm, tmp_path):
     cut_off_and_back(cut_farm, tmp_path, wire.LEASE_TTL_S + 2.5)

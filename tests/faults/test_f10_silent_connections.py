@@ -46,6 +46,7 @@ def test_f10_nobody_waits_for_ever_on_connections_that_died_in_silence(
     run.ends()
 
 
+@pytest.mark.soak
 def test_f10_an_ear_that_is_deaf_by_itself_is_replaced(farm, tmp_path):
     own = farm(proxies=True)
     run = ChainRun(own, tmp_path, steps=80)
@@ -69,6 +70,7 @@ def test_f10_while_all_nodes_are_cut_off_for_longer_than_a_lease_none_is_lost(fa
     run.ends()
 
 
+@pytest.mark.soak
 def test_f10_connections_that_are_reset_again_and_again_harm_nobody(farm, tmp_path):
     own = farm(proxies=True)
     run = ChainRun(own, tmp_path, steps=150)
@@ -94,6 +96,7 @@ def test_f10_a_redis_that_hangs_for_five_seconds_costs_five_seconds(farm, tmp_pa
     run.leaves_no_key()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("lock_step", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_f10_a_redis_that_is_far_away_is_slow_and_no_more(farm, tmp_path, lock_step):
     own = farm(proxies=True)

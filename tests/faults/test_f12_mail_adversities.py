@@ -31,6 +31,7 @@ def made_good_in_time(waits: list[float], losses: int, share: float = 0.5) -> No
     assert longest[-1] < AT_LAST_S, longest
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_f12_doubled_and_swapped_orders_change_nothing(farm, tmp_path, seed):
     own = farm(proxies=True)

@@ -67,6 +67,7 @@ def test_f15_a_clock_that_was_set_back_while_the_data_were_lost_too_loses_no_res
     run.ends()
 
 
+@pytest.mark.soak
 def test_f15_a_clock_that_jumps_forward_ends_leases_and_nobody_is_lost(farm, tmp_path):
     """What has an expiry is gone at once."""
     own = farm()

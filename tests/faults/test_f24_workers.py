@@ -38,6 +38,7 @@ def test_f24_trials_of_a_worker_that_is_told_to_stop_go_on_elsewhere_and_are_not
     assert max(repeated) <= 5
 
 
+@pytest.mark.soak
 def test_f24_a_worker_that_was_killed_and_started_again_is_another_one_at_once(farm):
     farm.worker("one")
     search = farm.scheduler(trials=2, steps=60, save_every=5, step_s=0.05)
@@ -51,6 +52,7 @@ def test_f24_a_worker_that_was_killed_and_started_again_is_another_one_at_once(f
     assert max(repeated) <= 5
 
 
+@pytest.mark.soak
 def test_f24_of_two_workers_with_one_name_the_older_one_ends(farm):
     older = farm.worker("one")
     search = farm.scheduler(trials=1, steps=100, save_every=5, step_s=0.05)

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ OF_A_NODE = ("hello.before_send", "hello.after_send", "goodbye.before_send", "go
 OF_AN_OUTBOX = ("events.before_spill", "events.after_spill")
 
 
+def _after(names: Iterable[str]) -> list[Any]:
+    """In each run of the suite the moments behind a step, whose effect nobody knows of yet."""
+    soak = pytest.mark.soak
+    return [pytest.param(name, marks=() if ".after_" in name else soak) for name in names]
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., ChainSearch]]:
     """Runs the script on one and the same folder, however often."""
@@ -74,7 +80,7 @@ def test_each_failpoint_is_one_at_which_a_test_kills() -> None:
     assert everywhere == sorted(FAILPOINTS)
 
 
-@pytest.mark.parametrize("name", OF_A_SEARCH)
+@pytest.mark.parametrize("name", _after(OF_A_SEARCH))
 def test_f01_f12_a_search_outlives_a_kill_at_each_step_between_node_and_scheduler(run, name):
     search = run(
         trials=4,
@@ -92,7 +98,7 @@ def test_f01_f12_a_search_outlives_a_kill_at_each_step_between_node_and_schedule
         assert b"The embedded node ended" in search.said, str(search)
 
 
-@pytest.mark.parametrize("name", OF_A_SCRIPT)
+@pytest.mark.parametrize("name", _after(OF_A_SCRIPT))
 def test_f03_a_script_that_is_killed_goes_on_where_it_was(run, name):
     options = {"trials": 3, "steps": 12, "payload": 1000, "cpus": 1}
     search = run(variables={VARIABLE: f"{name}=kill@{OF_A_SCRIPT[name]}"}, **options)
@@ -142,7 +148,7 @@ def the_next_one_works(server: RedisServer, scheduler: Scheduler, folder: Path) 
     assert left <= {"cache"}
 
 
-@pytest.mark.parametrize("name", OF_A_NODE)
+@pytest.mark.parametrize("name", _after(OF_A_NODE))
 def test_f01_a_node_that_dies_when_it_comes_or_goes_is_succeeded_by_the_next(
     server, scheduler, tmp_path, name
 ):

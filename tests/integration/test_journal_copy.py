@@ -89,7 +89,7 @@ def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back
 def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy, "PERIOD_S", 0.001)
+    monkeypatch.setattr(copy, "PERIOD_S", 0.05)
     monkeypatch.setattr(copy, "_MERGED", 4)
     states: list[State] = [((), ())]
     is_over = threading.Event()

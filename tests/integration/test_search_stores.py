@@ -98,7 +98,7 @@ def test_the_local_folder_has_the_results_and_no_checkpoint_when_the_search_is_o
 
     folder = Path(results.experiment_path)
     # Its node learns with its next lease that the search is over.
-    eventually(lambda: not (folder / ".cache").exists())
+    eventually(lambda: not (folder / ".cache").exists(), within=30)
     assert [one for one in contents(folder) if "checkpoint_" in one] == []
     address = read_header(folder / FILE_NAME).store
     assert address.startswith(f"s3://{bucket}/searches/mine?endpoint={minio.url}")
