@@ -325,8 +325,12 @@ class SoakFarm:
 
     def files_of_workers(self) -> list[Path]:
         """What is in the workers' folders besides logs."""
-        folders = [self.folder / f"node{number}" for number in range(len(self.workers))]
-        files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+        files = [
+            Path(at, name)
+            for number in range(len(self.workers))
+            for at, _folders, names in os.walk(self.folder / f"node{number}")
+            for name in names
+        ]
         return [file for file in files if ".log" not in file.suffixes]
 
     def end(self) -> None:

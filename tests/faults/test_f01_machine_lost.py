@@ -46,6 +46,7 @@ def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_voi
     assert any("is lost" in line for line in run.told)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_f01_a_machine_that_is_started_again_is_known_to_have_lost_everything_at_once(
     cut_farm, tmp_path

@@ -64,6 +64,7 @@ def test_f03_a_search_goes_on_after_another_one_had_its_farm_meanwhile(farm):
     assert all(ttl >= 0 for ttl in streams(farm).values()), streams(farm)
 
 
+@pytest.mark.soak
 def test_f03_a_search_that_took_its_farm_back_is_taken_over_again(farm):
     """The stream that it began then is its own for all that follow it."""
     farm.worker("one")

@@ -74,6 +74,7 @@ def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage, else
     farm.nothing_is_missing_or_doubled(2, 150)
 
 
+@pytest.mark.soak
 def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothing(
     farm, storage, elsewhere
 ):

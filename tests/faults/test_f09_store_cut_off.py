@@ -29,7 +29,7 @@ def way() -> Iterator[Callable[[ObjectServer], TcpProxy]]:
         proxy.close()
 
 
-@pytest.mark.parametrize("how", ["hold", "silent", "cut"])
+@pytest.mark.parametrize("how", ["hold", pytest.param("silent", marks=pytest.mark.soak), "cut"])
 def test_f09_results_are_recorded_while_the_store_is_cut_off_and_its_checkpoints_follow(
     tmp_path: Path, minio: ObjectServer, bucket: str, way, how: str
 ) -> None:

@@ -24,9 +24,9 @@ GOES_ON_WITHIN_S = 8.0
     ("whose", "directions"),
     [
         ("to_nodes", (UP, DOWN)),
-        ("to_nodes", (DOWN,)),
+        pytest.param("to_nodes", (DOWN,), marks=pytest.mark.soak),
         ("to_scheduler", (UP, DOWN)),
-        ("to_scheduler", (UP,)),
+        pytest.param("to_scheduler", (UP,), marks=pytest.mark.soak),
         pytest.param("to_nodes", (UP,), marks=pytest.mark.soak),
         pytest.param("to_scheduler", (DOWN,), marks=pytest.mark.soak),
     ],

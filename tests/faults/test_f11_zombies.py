@@ -69,6 +69,7 @@ def a_stopped_scheduler_wakes(tmp_path, seconds: float) -> None:
             assert done == list(range(1, steps + 1))
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_f11_a_scheduler_that_was_stopped_takes_no_node_for_lost(tmp_path):
     a_stopped_scheduler_wakes(tmp_path, wire.LEASE_TTL_S + 3.0)

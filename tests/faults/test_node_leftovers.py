@@ -29,8 +29,12 @@ def store(minio: ObjectServer, bucket: str) -> str:
 
 
 def files_in(folder: Path) -> list[str]:
-    """All that lies in a node's working folder, logs left out."""
-    found = [str(path.relative_to(folder)) for path in folder.rglob("*")]
+    """All that lies in a node's working folder, logs left out; it may be going just now."""
+    found = [
+        os.path.relpath(os.path.join(at, name), folder)
+        for at, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+    ]
     return [name for name in found if not name.endswith(".log")]
 
 

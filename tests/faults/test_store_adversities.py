@@ -36,6 +36,7 @@ def test_a_bucket_that_is_taken_away_and_comes_back_costs_no_trial_and_no_checkp
     search.is_whole()
 
 
+@pytest.mark.soak
 def test_a_node_that_was_stopped_for_longer_than_its_lease_harms_nothing(start):
     search = start(trials=2, steps=30, step_s=0.25, kept=1)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=1, within=20)
