@@ -162,7 +162,7 @@ class FarmExperiment(Experiment):
             # Each node keeps copies of checkpoints where it likes.
             self._outlined = msgspec.structs.replace(opened.plan, events_key=key, cache="")
             self._note(is_over=False)
-        except BaseException:
+        except BaseException:  # passed on: the command tells it
             opened.journal.close()
             raise
         return opened

@@ -214,7 +214,7 @@ class SchedulerLease:
         try:
             while self._successor is None and self._waits():
                 self._look()
-        except BaseException as error:  # noqa: BLE001  `check` raises it in the loop's thread
+        except BaseException as error:  # noqa: BLE001  kept; the loop's thread raises and tells it (`check`)
             self._broke = error
         with self._turn:
             self._looks_wanted = False

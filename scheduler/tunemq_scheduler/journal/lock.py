@@ -37,7 +37,7 @@ class JournalLock:
             raise JournalError(f"{self._path} cannot be made: {error.strerror}.") from error
         try:
             self._take(experiment)
-        except BaseException:
+        except BaseException:  # passed on to whoever opens the journal
             self._drop()
             raise
         _held.add(self)

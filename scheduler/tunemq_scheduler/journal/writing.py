@@ -143,7 +143,7 @@ class Journal:
             if layout.numbers(folder, layout.TURNS_SUFFIX):
                 raise JournalError(f"the journal {folder} cannot be written: there is one already.")
             return cls(folder, header, lock, None, sync=sync, segment_bytes=segment_bytes)
-        except BaseException:
+        except BaseException:  # passed on to whoever begins the journal
             lock.close()
             raise
 
