@@ -275,12 +275,12 @@ def test_a_bucket_that_is_removed_is_told_and_ends_the_trial_after_sync_timeout(
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
     (server.data / "shelf").rename(server.folder / "removed")
 
-    def is_noticed() -> bool:
+    def is_given_up() -> bool:
         # What the server was writing at that moment makes the bucket anew.
         shutil.rmtree(server.data / "shelf", ignore_errors=True)
-        return bool(search.all_of(m.TrialWaits))
+        return bool(search.all_of(m.TrialFailed))
 
-    eventually(is_noticed, within=20, message=lambda: str(search))
+    eventually(is_given_up, within=30, message=lambda: str(search))
     ends_in_an_error(search, "there is no bucket 'shelf'", 4.0)
     # It comes back: what was committed before is there, whole.
     (server.folder / "removed").rename(server.data / "shelf")

@@ -69,13 +69,15 @@ def cap(path: str, limit: int = LIMIT_BYTES) -> None:
     """
     if os.stat(path).st_size <= limit:
         return
-    with open(path, "rb") as file:
+    # Opened before anything is read, and read to the end once more just before the cut: what is
+    # printed while the old part is read is kept.
+    with open(path, "rb") as file, open(path, "ab", buffering=0) as out:
         dropped = file.seek(-limit // 2, os.SEEK_END)
         dropped += len(file.readline())  # half a line
         newest = file.read()
-    with open(path, "ab", buffering=0) as file:
-        file.truncate(0)
-        file.write(b"[%d bytes of older output dropped]\n" % dropped)
+        newest += file.read()
+        out.truncate(0)
+        out.write(b"[%d bytes of older output dropped]\n" % dropped)
         rest = memoryview(newest)
         while rest:
-            rest = rest[file.write(rest) :]
+            rest = rest[out.write(rest) :]
