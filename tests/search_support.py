@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.chain import open_gate
 from tests.support import eventually
 from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
 from tunemq_scheduler.journal.frames import frame_at
@@ -31,11 +32,11 @@ from tunemq_shared import messages as m
 SCRIPT = Path(__file__).parent / "faults" / "scripts" / "search.py"
 #: Whatever the script starts inherits this variable, wherever it goes.
 MARK = "SEARCH_TEST_MARK"
-#: What stands in the command lines of the farm's processes, and in no other's.
+#: What stands in the names or command lines of the farm's processes, and in no other's.
 KEEPER, REDIS = "embedded.keeper", "redis-server"
-NODE, EAR = "tunemq_workers.node", "tunemq_workers.ear"
-#: However a script ends, nothing of it is left after so long.
-GONE_WITHIN_S = 2.0
+NODE, EAR = "tunemq_workers.node", "tunemq-ear"
+#: However a script ends, nothing of it is left after two seconds; on a busy machine, after so long.
+GONE_WITHIN_S = 15.0
 #: A shell that becomes the script.
 _RUN = 'exec "$@"'
 
@@ -101,6 +102,8 @@ class RunningSearch:
         **options: Any,
     ) -> None:
         self.folder, self.mark = folder, uuid.uuid4().hex
+        if options.get("gate") is not None:
+            self.open_gate(options["gate"])
         self.runtime = Path(tempfile.mkdtemp(prefix="tq-", dir="/tmp"))  # short, for the socket
         self.journal = JournalTail(folder / "search" / FILE_NAME)
         self.said = b""
@@ -144,7 +147,7 @@ class RunningSearch:
     # --- what it does -----------------------------------------------------------------------------
 
     def wait_for(
-        self, kind: type[Any], within: float = 10.0, after: int = 0, **fields: Any
+        self, kind: type[Any], within: float = 20.0, after: int = 0, **fields: Any
     ) -> Seen:
         """The first event of a kind with these fields in the journal, behind ``after`` entries."""
         found: list[Seen] = []
@@ -185,19 +188,20 @@ class RunningSearch:
             found[:] = [pid for begun, pid in self.steps(number)[after:] if begun == step]
             return bool(found)
 
-        eventually(has_begun, within=15, message=lambda: f"trial {number}, step {step}{self}")
+        eventually(has_begun, within=30, message=lambda: f"trial {number}, step {step}{self}")
         return found[0]
 
     def recorded(self, number: int) -> list[tuple[int, int]]:
         """What a trial's result.json holds: step and value."""
         (file,) = self.folder.glob(f"search/*_{number:05d}/result.json")
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        whole, _, _torn = file.read_text(encoding="utf-8").rpartition("\n")  # it may be written now
+        lines = [json.loads(line) for line in whole.splitlines()]
         return [(line["training_iteration"], line["value"]) for line in lines]
 
     # --- what runs --------------------------------------------------------------------------------
 
     def processes(self, part: str = "") -> list[psutil.Process]:
-        """What the script has started, in any way, whose command line has ``part`` in it."""
+        """What the script has started, in any way, whose name or command line has ``part``."""
         return [
             process
             for process in psutil.process_iter()
@@ -211,19 +215,21 @@ class RunningSearch:
             if str(self.runtime) not in line and process.environ().get(MARK) != self.mark:
                 return False
             # The command lines of all services are arguments of the keeper.
-            return part in line and (KEEPER not in line or part in {"", KEEPER})
+            return part in f"{process.name()} {line}" and (
+                KEEPER not in line or part in {"", KEEPER}
+            )
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             return False
 
     def one(self, part: str) -> psutil.Process:
-        """The one process whose command line has ``part`` in it, once there is one."""
+        """The one process whose name or command line has ``part``, once there is one."""
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
             found[:] = self.processes(part)
             return len(found) == 1
 
-        eventually(is_there, within=10, message=lambda: f"{part}: {found}{self}")
+        eventually(is_there, within=20, message=lambda: f"{part}: {found}{self}")
         return found[0]
 
     def families(self) -> set[int]:
@@ -237,7 +243,7 @@ class RunningSearch:
 
     # --- its end ----------------------------------------------------------------------------------
 
-    def ends(self, within: float = 20.0) -> int:
+    def ends(self, within: float = 40.0) -> int:
         """Wait for the script's end, read what it said to the end; returns its exit code."""
         try:
             code = self.process.wait(within)
@@ -276,6 +282,10 @@ class RunningSearch:
         if self.process.stdin is not None:
             self.process.stdin.close()
         shutil.rmtree(self.runtime, ignore_errors=True)
+
+    def open_gate(self, up_to: int) -> None:
+        """Let trials that have a gate do the steps up to this one."""
+        open_gate(self.folder / "gate", up_to)
 
     def stop(self, number: int) -> None:
         """Have the script stop a trial."""

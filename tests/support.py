@@ -12,10 +12,13 @@ import pytest
 def eventually(
     condition: Callable[[], object],
     *,
-    within: float = 5.0,
+    within: float = 20.0,
     message: str | Callable[[], str] = "the condition did not come true",
 ) -> None:
-    """Return as soon as ``condition()`` is true; fail the test after ``within`` seconds."""
+    """Return as soon as ``condition()`` is true; fail the test after ``within`` seconds.
+
+    They are many, for a machine that does three other things; nobody waits longer than he must.
+    """
     deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:

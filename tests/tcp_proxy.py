@@ -289,6 +289,9 @@ class Tampering:
         self._waiting: dict[bytes, list[bytes]] = {}
         self._task: set[asyncio.Task[None]] = set()
         self.seen = self.doubled = self.swapped = self.lost = 0
+        #: How many for the same node were lost one after another, now and at most.
+        self._in_a_row: dict[bytes, int] = {}
+        self.lost_in_a_row = 0
 
     def edit(self, parser: _Parser, data: bytes, back: asyncio.StreamWriter) -> bytes:
         """What is passed on to Redis in the place of ``data``."""
@@ -304,6 +307,8 @@ class Tampering:
             drawn = self._chance.random()
             if drawn < self._lose:
                 self.lost += 1
+                self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
+                self.lost_in_a_row = max(self.lost_in_a_row, self._in_a_row[key])
                 back.write(b":1\r\n")
                 later = held
             elif not held and drawn < self._lose + self._swap:
@@ -313,6 +318,7 @@ class Tampering:
                 continue
             else:
                 passed += raw
+                self._in_a_row[key] = 0
                 self.swapped += len(held)
                 later = held
                 if drawn >= 1 - self._double:

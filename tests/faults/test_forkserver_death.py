@@ -28,8 +28,8 @@ __all__ = ["node", "scheduler", "server"]
 
 pytestmark = pytest.mark.faults
 
-#: What is left of a forkserver is gone within so many seconds.
-SOON = 1.0
+#: What is left of a forkserver is gone within a second; on a busy machine, within so many.
+SOON = 15.0
 
 
 def with_a_daemon(config):
@@ -80,7 +80,7 @@ def test_everything_of_a_killed_forkserver_goes_before_its_slots_are_free(node, 
     assert not any(map(is_alive, family))
     assert [event.signal for event in scheduler.said(HostDied)] == [signal.SIGKILL] * 2
     assert node.ear() == ear
-    assert children_of(node.process.pid) == [ear], "no zombie is left either"
+    assert children_of(node.process.pid) == [node.ears()], "no zombie is left either"
 
 
 def test_the_node_goes_on_with_a_new_forkserver(node, scheduler):
@@ -96,7 +96,7 @@ def test_the_node_goes_on_with_a_new_forkserver(node, scheduler):
 def test_a_forkserver_that_was_killed_while_idle_is_no_news(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results)))
     eventually(lambda: scheduler.said(HostFreed), message=node.log)
-    (forkserver,) = set(children_of(node.process.pid)) - {node.ear()}
+    (forkserver,) = set(children_of(node.process.pid)) - {node.ears()}
     os.kill(forkserver, signal.SIGKILL)
     eventually(lambda: "forkserver.lost" in node.log())
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))

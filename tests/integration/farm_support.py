@@ -219,7 +219,7 @@ class Node:
             mine[:] = [hello for hello in scheduler.hellos() if hello.pid == self.process.pid]
             return bool(mine)
 
-        eventually(is_introduced, within=10, message="the node does not introduce itself")
+        eventually(is_introduced, within=30, message="the node does not introduce itself")
         self.hello = mine[-1]
         self.incarnation = self.hello.incarnation
 
@@ -227,12 +227,18 @@ class Node:
         """Its log."""
         return (self.folder / "node.log").read_text()
 
+    def ears(self) -> int:
+        """The pid of what its ears are forked from."""
+        (pid,) = (
+            pid
+            for pid in children_of(self.process.pid)
+            if b"tunemq_workers.ear" in command_line(pid)
+        )
+        return pid
+
     def ear(self) -> int | None:
         """Its ear's pid."""
-        for pid in children_of(self.process.pid):
-            if b"tunemq_workers.ear" in command_line(pid):
-                return pid
-        return None
+        return next(iter(children_of(self.ears())), None)
 
     def forkserver_of(self, host: int) -> int:
         """The forkserver that a host was forked from."""
@@ -243,7 +249,7 @@ class Node:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(30)
 
 
 def order(

@@ -1,13 +1,17 @@
 """The ear: a Celery worker that hears a node's mail and hands it on, unread.
 
 It is a process of its own because Celery's worker wants the main thread and may go deaf. It holds
-nothing, so every trouble has one cure: it ends, and its node starts another. It ends when its
+nothing, so every trouble has one cure: it ends, and its node has another. It ends when its
 connection to Redis breaks (Celery's own back-off can be 9 s late), when its event loop has had no
 socket for a second, when its node closes the socket pair, and with its node. Before it begins it
 waits for a Redis that is away.
 
 On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's
 argument.
+
+A command that died with an ear waits for the next one, and to import Celery takes half a second of
+a processor. So what the node starts is a forkserver: it imports Celery, and forks one ear at a
+time, which is ready after a twentieth of that.
 """
 
 from __future__ import annotations
@@ -16,31 +20,54 @@ import argparse
 import gc
 import os
 import select
+import signal
 import socket
 import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, Final
+from importlib import import_module
+from typing import Any, Final, NoReturn
 
 # Celery would rather have the user's broker, settings and Django than ours; it looks at import.
 for _name in [name for name in os.environ if name.startswith(("CELERY", "DJANGO_", "KOMBU_"))]:
     del os.environ[_name]
-# A node waits for this import, and a collection that finds nothing is 5 % of it.
+# A node waits for this import, and a collection that finds nothing is 5 % of it; frozen, what was
+# imported is shared with the ears.
 gc.disable()
 
 from celery import Celery, signals  # noqa: E402
+from celery.apps.worker import Worker  # noqa: E402
 from celery.exceptions import SecurityWarning  # noqa: E402
 from kombu import Exchange, Queue  # noqa: E402
 
 from tunemq_shared import wire  # noqa: E402
 from tunemq_shared.errors import WireUnavailable  # noqa: E402
 from tunemq_shared.failpoints import failpoint  # noqa: E402
-from tunemq_workers.ear_process import MAIL, READY  # noqa: E402
+from tunemq_workers.ear_process import MAIL, READY, next_socket  # noqa: E402
 from tunemq_workers.frames import frame  # noqa: E402
-from tunemq_workers.prctl import die_with_parent  # noqa: E402
+from tunemq_workers.prctl import die_with_parent, set_name  # noqa: E402
 from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
 from tunemq_workers.redis_client import RedisClient, Refused  # noqa: E402
+
+# What Celery looks up by name only when a worker begins.
+for _name in (
+    "billiard.pool",
+    "celery.app.amqp",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
+    "celery.backends.base",
+    "celery.concurrency.solo",
+    "celery.events",
+    "celery.worker.autoscale",
+    "celery.worker.components",
+    "celery.worker.consumer",
+    "celery.worker.consumer.delayed_delivery",
+    "celery.worker.strategy",
+    "kombu.transport.redis",
+):
+    import_module(_name)
 
 gc.freeze()
 gc.enable()
@@ -48,13 +75,14 @@ gc.enable()
 #: An event loop without a socket for so long is deaf.
 _DEAF_AFTER_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.5
-_KNOCK_EVERY_S: Final = 0.05
+#: Pauses between attempts to reach a Redis that is away, at first and at most.
+_KNOCK_S: Final = (0.05, 0.2)
 #: What an ear that was found deaf ends with.
 _EXIT_DEAF: Final = 70
 
 
 def main() -> None:
-    """Be the ear of the node incarnation named on the command line, until something breaks."""
+    """Fork ears for the node incarnation named on the command line, one whenever it wants one."""
     parser = argparse.ArgumentParser(prog="tunemq_workers.ear")
     parser.add_argument("--redis", default=os.environ.get(REDIS_VARIABLE))
     parser.add_argument("--incarnation", required=True)
@@ -62,12 +90,32 @@ def main() -> None:
     parser.add_argument("--node-pid", type=int, required=True)
     options = parser.parse_args()
     die_with_parent(options.node_pid)
+    forkserver, ear = os.getpid(), 0
+    with socket.socket(fileno=options.fd) as node:
+        while True:
+            wanted = next_socket(node)
+            if ear:  # it was not waited for: the pid is its own
+                os.kill(ear, signal.SIGKILL)
+                os.waitpid(ear, 0)
+            if wanted is None:
+                return
+            ear = os.fork()
+            if not ear:
+                break
+            wanted.close()
+    die_with_parent(forkserver)
+    _listen(options.redis, options.incarnation, wanted)
+
+
+def _listen(redis_url: str, incarnation: str, node: socket.socket) -> None:
+    """Be an ear until something breaks, and end the process."""
+    set_name("tunemq-ear")
     # Celery warns root of pickles in messages; only JSON is accepted here.
     warnings.simplefilter("ignore", SecurityWarning)
-    node = socket.socket(fileno=options.fd)
-    app = make_app(options.redis, wire.queue(options.incarnation), node.sendall)
-    worker = app.Worker(
-        hostname=f"ear@{options.incarnation}",
+    app = make_app(redis_url, wire.queue(incarnation), node.sendall)
+    worker = _Worker(
+        app=app,
+        hostname=f"ear@{incarnation}",
         pool="solo",
         concurrency=1,
         loglevel="WARNING",
@@ -79,9 +127,16 @@ def main() -> None:
     )
     threading.Thread(target=_watch, args=(node, worker), name="watch", daemon=True).start()
     signals.worker_ready.connect(lambda **_: node.sendall(frame(READY)), weak=False)
-    _wait_for_redis(options.redis)
+    _wait_for_redis(redis_url)
     worker.start()
-    raise SystemExit(worker.exitcode)
+
+
+class _Worker(Worker):
+    """A worker that ends at once: it has nothing to give back, and its node waits for another."""
+
+    def stop(self, in_sighandler: bool = False, exitcode: int | None = None) -> NoReturn:  # noqa: ARG002
+        """End the process."""
+        os._exit(exitcode or 0)
 
 
 def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celery:
@@ -136,11 +191,12 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
 
 
 def _wait_for_redis(url: str) -> None:
-    """Return when Redis answers: Celery's worker would give up, and its import is what takes time.
+    """Return when Redis answers: Celery's worker would give up.
 
-    The node ends an ear that waits for too long.
+    The node ends an ear that waits for too long with Redis there.
     """
     address = parse_address(url)
+    pause_s, longest_s = _KNOCK_S
     while True:
         try:
             client = RedisClient(address)
@@ -150,7 +206,8 @@ def _wait_for_redis(url: str) -> None:
                 return
         except WireUnavailable:
             pass
-        time.sleep(_KNOCK_EVERY_S)
+        time.sleep(pause_s)
+        pause_s = min(longest_s, 1.2 * pause_s)
 
 
 def _watch(node: socket.socket, worker: Any) -> None:

@@ -1,4 +1,4 @@
-"""The node's hold on its ear: starts it, hears it, and starts another when it dies or goes deaf."""
+"""The node's hold on its ear: has it forked, hears it, has another when it dies or goes deaf."""
 
 from __future__ import annotations
 
@@ -6,20 +6,22 @@ import logging
 import os
 import select
 import signal
+import socket
 from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.errors import WireError
 from tunemq_workers.child_process import ChildProcess
-from tunemq_workers.ear_process import MAIL, READY
+from tunemq_workers.ear_process import MAIL, READY, fork_ear
 from tunemq_workers.frames import FrameDecoder
+from tunemq_workers.orphans import Orphans
 from tunemq_workers.reactor import Reactor, Timer
 
 #: An ear that needs longer to consume its queue is started anew.
 _STARTING_S: Final = 15.0
 #: Ears that die before they heard anything are started less and less often.
 _BACK_OFF_S: Final = (0.1, 2.0)
-#: How long a killed ear may take to end when the node does.
+#: How long ear and forkserver may take to end when the node does.
 _CLOSE_S: Final = 1.0
 _RECEIVE_BYTES: Final = 256 * 2**10
 
@@ -27,13 +29,13 @@ _log = logging.getLogger(__name__)
 
 
 class EarLink:
-    """Keeps one ear alive.
+    """Keeps one ear alive, and the forkserver that it comes from.
 
     Args:
         reactor: calls back.
-        start: starts an ear process.
-        first: an ear that runs already.
-        children: the pids of the node's own children; the ear's is kept there until it is reaped.
+        start: starts a forkserver of ears.
+        first: one that runs already.
+        children: the pids of the node's own children; the forkserver's is kept there.
         on_ready: an ear consumes the queue.
         on_mail: a task's argument came.
         on_death: the ear ended by itself; `start_if_none` starts another.
@@ -52,19 +54,15 @@ class EarLink:
     ) -> None:
         self._reactor, self._start, self._children = reactor, start, children
         self._on_ready, self._on_mail, self._on_death = on_ready, on_mail, on_death
-        self._ear: ChildProcess | None = None
-        self._is_ready = self._is_doubted = False
+        self._forkserver: ChildProcess | None = None
+        self._ear: socket.socket | None = None
+        self._is_ready = self._is_redis_away = False
         self._deaths_in_a_row = 0
         self._overdue: Timer | None = None
         self._pending: Timer | None = None
-        #: Ears that were killed and not waited for yet: pidfd and pid.
-        self._ended: dict[int, int] = {}
+        self._orphans = Orphans(reactor, children)
         self._attend(first)
-
-    @property
-    def pid(self) -> int | None:
-        """The ear's process, if there is one."""
-        return self._ear.pid if self._ear else None
+        self._start_now()
 
     def start_if_none(self) -> None:
         """Start an ear unless there is one; after several that died young, not at once."""
@@ -82,16 +80,26 @@ class EarLink:
         """Whether an ear consumes the queue, as far as we know."""
         return self._is_ready
 
-    def doubt(self) -> None:
-        """Redis is away: the connection of an ear that is ready may be dead."""
-        self._is_doubted = self._is_ready
+    def redis_is_away(self) -> None:
+        """Put another ear in the place of one that is ready: its connection may be dead.
 
-    def renew(self, reason: str) -> None:
-        """Put another ear in the place of a doubtful one; one that waited for Redis is as good."""
-        if self._is_doubted:
-            self.restart(reason)
-        else:
+        Not when Redis is back: then others start at the same time, and commands wait for it. The
+        new one waits for Redis, with nothing left to do but to connect.
+        """
+        self._is_redis_away = True
+        if self._is_ready:
+            self.restart("Redis is away")
+
+    def redis_is_back(self) -> None:
+        """Have an ear at once, and give one that waited for Redis its time to connect."""
+        self._is_redis_away = False
+        if self._pending is not None:
+            self._pending.cancel()
+            self._start_now()
+        elif self._ear is None:
             self.start_if_none()
+        elif not self._is_ready:
+            self._expect_ready(self._ear)
 
     def restart(self, reason: str) -> None:
         """Put another ear in the place of this one."""
@@ -106,39 +114,83 @@ class EarLink:
         if self._pending is not None:
             self._pending.cancel()
         self._drop()
-        for pidfd in list(self._ended):
+        if (forkserver := self._forkserver) is not None:
+            self._forkserver = None
+            self._reactor.unwatch(forkserver.sock)
+            forkserver.sock.close()  # it ends its ear and itself
+            pidfd = os.pidfd_open(forkserver.pid)
             if select.select([pidfd], [], [], _CLOSE_S)[0]:
-                self._reap(pidfd)
+                os.waitpid(forkserver.pid, 0)
+            else:
+                os.kill(forkserver.pid, signal.SIGKILL)
+            os.close(pidfd)
 
     def _start_now(self) -> None:
         self._pending = None
         if self._ear is not None:
             return
         try:
-            ear = self._start()
+            if self._forkserver is None:
+                self._attend(self._start())
+            assert self._forkserver is not None
+            ear = fork_ear(self._forkserver)
         except OSError as problem:  # no process is to be had now; one that dies frees one
             _log.error("ear.not_started problem=%r", str(problem))
             self._pending = self._reactor.after(_BACK_OFF_S[1], self._start_now)
         else:
-            self._attend(ear)
+            self._hear(ear)
 
-    def _attend(self, ear: ChildProcess) -> None:
-        self._ear, self._is_ready, self._is_doubted = ear, False, False
-        self._children.add(ear.pid)
+    def _attend(self, forkserver: ChildProcess) -> None:
+        self._forkserver = forkserver
+        self._children.add(forkserver.pid)
+        # It never writes: this is its end.
+        self._reactor.watch(forkserver.sock, lambda _: self._forkserver_died())
+        _log.info("ear.forkserver pid=%d", forkserver.pid)
+
+    def _forkserver_died(self) -> None:
+        _log.warning("ear.forkserver_died")
+        self._deaths_in_a_row += 1
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
+        self._drop()
+        self._drop_forkserver()
+        self._on_death()
+
+    def _drop_forkserver(self) -> None:
+        """Kill it; what is left of it and of its ear is nobody's."""
+        if (forkserver := self._forkserver) is None:
+            return
+        self._forkserver = None
+        self._reactor.unwatch(forkserver.sock)
+        forkserver.sock.close()
+        os.kill(forkserver.pid, signal.SIGKILL)  # it was not waited for: the pid is its own
+        self._children.discard(forkserver.pid)
+        self._orphans.sweep(_nobody_waits)
+
+    def _hear(self, ear: socket.socket) -> None:
+        self._ear, self._is_ready = ear, False
         self._decoder = FrameDecoder()
-        ear.sock.setblocking(False)
-        self._reactor.watch(ear.sock, self._readable)
-        self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(ear))
-        _log.info("ear.started pid=%d", ear.pid)
+        ear.setblocking(False)
+        self._reactor.watch(ear, self._readable)
+        self._expect_ready(ear)
+        _log.info("ear.started")
 
-    def _is_overdue(self, ear: ChildProcess) -> None:
-        if self._ear is ear and not self._is_ready:
+    def _expect_ready(self, ear: socket.socket) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+        self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(ear))
+
+    def _is_overdue(self, ear: socket.socket) -> None:
+        # While Redis is away none can be ready, and one that is just starting would be late for it.
+        if self._ear is ear and not self._is_ready and not self._is_redis_away:
+            self._drop_forkserver()  # it may be what is stuck
             self.restart(f"not ready after {_STARTING_S:.0f} s")
 
     def _readable(self, _events: int) -> None:
         assert self._ear is not None  # it is watched only while it is there
         try:
-            data = self._ear.sock.recv(_RECEIVE_BYTES)
+            data = self._ear.recv(_RECEIVE_BYTES)
             frames = self._decoder.feed(data)
         except BlockingIOError:
             return
@@ -157,29 +209,22 @@ class EarLink:
                 self._on_ready()
 
     def _died(self) -> None:
-        _log.warning("ear.died pid=%s", self.pid)
+        _log.warning("ear.died")
         self._deaths_in_a_row += 1
         self._drop()
         self._on_death()
 
     def _drop(self) -> None:
-        """Forget the ear, and see to its end."""
+        """Forget the ear: it ends without its socket, or is killed before another is forked."""
         if self._overdue is not None:
             self._overdue.cancel()
         if self._ear is None:
             return
         ear, self._ear = self._ear, None
-        self._is_ready = self._is_doubted = False
-        self._reactor.unwatch(ear.sock)
-        ear.sock.close()
-        os.kill(ear.pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
-        pidfd = os.pidfd_open(ear.pid)
-        self._ended[pidfd] = ear.pid
-        self._reactor.watch(pidfd, lambda _: self._reap(pidfd))
+        self._is_ready = False
+        self._reactor.unwatch(ear)
+        ear.close()
 
-    def _reap(self, pidfd: int) -> None:
-        pid = self._ended.pop(pidfd)
-        self._reactor.unwatch(pidfd)
-        os.close(pidfd)
-        os.waitpid(pid, 0)
-        self._children.discard(pid)
+
+def _nobody_waits() -> None:
+    """For when all that a forkserver has left is gone."""

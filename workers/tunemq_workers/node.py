@@ -2,11 +2,11 @@
 
     python -P -m tunemq_workers.node --redis URL --name NAME --workdir DIR
 
-It reads the command line, starts the ear before it imports anything else (Celery takes longest to
-load), and leaves the rest to `tunemq_workers.node_setup`. All logs are in the working folder:
-``node.log``, ``ear.log`` and one for each forkserver. To its own output the node writes only why it
-cannot start; as a node of a farm (``--farm``, see `tunemq_workers.command`) also what a person at
-its terminal wants to see.
+It reads the command line, starts the process that ears are forked from before it imports anything
+else (Celery takes longest to load), and leaves the rest to `tunemq_workers.node_setup`. All logs
+are in the working folder: ``node.log``, ``ear.log`` and one for each forkserver. To its own output
+the node writes only why it cannot start; as a node of a farm (``--farm``, see
+`tunemq_workers.command`) also what a person at its terminal wants to see.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.errors import ConfigError
-from tunemq_workers.ear_process import start_ear
+from tunemq_workers.ear_process import start_forkserver
 from tunemq_workers.endings import EXIT_FENCED, EXIT_USAGE, GRACE_S
 from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address
 
@@ -44,13 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ProcessLookupError:
         return 0  # the process that this node belongs to has ended already
     incarnation = os.urandom(8).hex()
-    start = partial(start_ear, options.redis, incarnation, os.path.join(options.workdir, "ear.log"))
-    ear = start()
-    # Imported while the ear loads Celery.
+    log = os.path.join(options.workdir, "ear.log")
+    start_ears = partial(start_forkserver, options.redis, incarnation, log)
+    ears = start_ears()
+    # Imported while that loads Celery.
     from tunemq_workers.node_setup import run_node
 
     try:
-        code = run_node(options, incarnation, start, ear, watched)
+        code = run_node(options, incarnation, start_ears, ears, watched)
     except ConfigError as problem:
         sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE

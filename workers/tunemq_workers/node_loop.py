@@ -83,9 +83,9 @@ class NodeLoop:
         room: for what is not journalled yet.
         forkservers: what starts hosts.
         make_checkpoints: makes what cares for their checkpoints; takes what takes its events.
-        children: the pids of the node's own children; the ear's is kept there.
-        start_ear: starts an ear process.
-        ear: one that was started already.
+        children: the pids of the node's own children; the ears' forkserver's is kept there.
+        start_ears: starts a forkserver of ears.
+        ears: one that was started already.
         lost_after_s: hosts save and end when no scheduler was heard for so long.
     """
 
@@ -100,8 +100,8 @@ class NodeLoop:
         forkservers: Forkservers,
         make_checkpoints: Callable[[Emit], Checkpoints],
         children: set[int],
-        start_ear: Callable[[], ChildProcess],
-        ear: ChildProcess,
+        start_ears: Callable[[], ChildProcess],
+        ears: ChildProcess,
         lost_after_s: float,
     ) -> None:
         self._incarnation, self._hello = incarnation, hello
@@ -129,8 +129,8 @@ class NodeLoop:
         self._had_scheduler = self._has_given_up = False
         self._ear = EarLink(
             reactor,
-            start_ear,
-            ear,
+            start_ears,
+            ears,
             children,
             on_ready=self._ear_is_ready,
             on_mail=self._obey,
@@ -208,10 +208,14 @@ class NodeLoop:
         self._pump.order(LookNow())
 
     def _obey(self, mail: bytes) -> None:
+        term_before, _ = self._mail.taken
         assignment = self._mail.open(mail)
         if assignment is None or self._ending is not None:
             return
         self._pump.taken = self._mail.taken
+        if assignment.term > term_before or self._wire.generation is None:
+            # A scheduler has begun, perhaps on a wire that was reset while there was none.
+            self._pump.order(LookNow())
         self._overdue_in_a_row = 0
         failpoint("orders.before_obey")
         self._hosts.obey(assignment.orders)
@@ -258,7 +262,7 @@ class NodeLoop:
             case OutOfReach(reason):
                 _log.warning("wire.out_of_reach reason=%r", reason)
                 wire.is_up, wire.introducing = False, None
-                self._ear.doubt()
+                self._ear.redis_is_away()
                 self._heed(is_heard=False)
 
     def _seen(self, seen: Seen) -> None:
@@ -286,7 +290,7 @@ class NodeLoop:
             self._ear.start_if_none()
         else:
             _log.info("wire.back")
-            self._ear.renew("Redis is back")
+            self._ear.redis_is_back()
         self._introduce()
         self._announced = seen.announced
         self._expect_mail()

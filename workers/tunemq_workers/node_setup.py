@@ -43,8 +43,8 @@ _log = logging.getLogger(__name__)
 def run_node(
     options: argparse.Namespace,
     incarnation: str,
-    start_ear: Callable[[], ChildProcess],
-    ear: ChildProcess,
+    start_ears: Callable[[], ChildProcess],
+    ears: ChildProcess,
     watched: int | None,
 ) -> int:
     """Run a node with the options of `tunemq_workers.node`; the exit code.
@@ -52,8 +52,8 @@ def run_node(
     Args:
         options: the command line.
         incarnation: what this run of the node is called.
-        start_ear: starts an ear.
-        ear: the first one.
+        start_ears: starts a forkserver of ears.
+        ears: the first one.
         watched: a pidfd; when its process ends the node ends at once.
 
     Raises:
@@ -114,8 +114,8 @@ def run_node(
         forkservers=pool,
         make_checkpoints=make_checkpoints,
         children=children,
-        start_ear=start_ear,
-        ear=ear,
+        start_ears=start_ears,
+        ears=ears,
         lost_after_s=lost_after_s,
     )
     _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)

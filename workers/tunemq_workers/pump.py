@@ -42,7 +42,9 @@ from tunemq_workers.redis_client import Command, RedisClient, Refused, Reply
 
 #: The lease's period while the scheduler's reply is what holds the node up.
 HURRIED_PERIOD_S: Final = 0.05
-_RETRY_S: Final = (0.1, 0.5)
+#: Pauses between attempts to reach a Redis that is away, at first and at most, before jitter. They
+#: stay short however long that lasts: what they cost is nothing beside what waits for its return.
+_RETRY_S: Final = (0.05, 0.25)
 #: How long mail of a node that died unheard stays in Redis.
 _UNREAD_MAIL_S: Final = 60
 _APPEND: Final = """
