@@ -11,14 +11,14 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import redis
 
-from tests.chain import executed, expected
+from tests.chain import executed, expected, open_gate
 from tests.integration.farm_support import is_alive
 from tests.search_support import JournalTail
 from tests.support import eventually, need
@@ -30,9 +30,9 @@ MARK: Final = "FARM_TEST_MARK"
 
 
 class TcpRedis:
-    """A redis-server on a port of its own, which keeps nothing on disk."""
+    """A redis-server on a port of its own, which keeps nothing on disk, unless options say so."""
 
-    def __init__(self, folder: Path, password: str = "") -> None:
+    def __init__(self, folder: Path, password: str = "", options: Sequence[str] = ()) -> None:
         beside = Path(sysconfig.get_path("scripts"), "redis-server")
         program = str(beside) if beside.exists() else shutil.which("redis-server")
         need("redis-server", program)
@@ -40,11 +40,16 @@ class TcpRedis:
             self.port = free.getsockname()[1]
         place = f":{password}@127.0.0.1" if password else "127.0.0.1"
         self.url = f"redis://{place}:{self.port}/0"
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
-        options += ["--loglevel", "warning", "--logfile", "redis.log", "--dir", str(folder)]
+        self._command = [str(program), "--port", str(self.port), "--bind", "127.0.0.1"]
+        self._command += ["--save", "", "--loglevel", "warning", "--logfile", "redis.log"]
+        self._command += ["--dir", str(folder), *options]
         if password:
-            options += ["--requirepass", password]
-        self.process = subprocess.Popen([str(program), *options])
+            self._command += ["--requirepass", password]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, with what its disk has kept."""
+        self.process = subprocess.Popen(self._command)
         self.client = redis.Redis.from_url(self.url, socket_timeout=5)
         eventually(self.answers, message="redis-server does not answer")
 
@@ -119,10 +124,10 @@ class Command:
 class Farm:
     """Redis, workers and schedulers below a folder, ended with the test."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, redis: Sequence[str] = ()) -> None:
         self.folder = folder
         self.results = folder / "results"
-        self.redis = TcpRedis(folder)
+        self.redis = TcpRedis(folder, options=redis)
         self.workers: dict[str, Command] = {}
         self.schedulers: list[Command] = []
         self._started: list[Command] = []
@@ -149,8 +154,12 @@ class Farm:
             more: further parts of the command line.
             variables: for its environment.
             results: another folder for results, as on another machine.
-            options: of the search; those of the first scheduler unless some are given.
+            options: of the search; those of the first scheduler unless some are given. With
+                ``gate`` trials wait behind that step until `open_gate`.
         """
+        if "gate" in options:
+            self.open_gate(options["gate"])
+            options["gate"] = str(self.folder / "gate")
         if options:
             (self.folder / "options.json").write_text(
                 json.dumps({"executed": str(self.folder / "executed"), **options})
@@ -161,6 +170,10 @@ class Farm:
         log = self.folder / f"scheduler-{len(self.schedulers)}.log"
         self.schedulers.append(Command(*line, str(SCRIPT), *more, log=log, variables=given))
         return self.schedulers[-1]
+
+    def open_gate(self, up_to: int) -> None:
+        """Let trials do the steps up to this one."""
+        open_gate(self.folder / "gate", up_to)
 
     # --- what it did ------------------------------------------------------------------------------
 
@@ -225,9 +238,9 @@ class Farm:
         self.redis.end()
 
 
-def farms(folder: Path) -> Iterator[Farm]:
-    """For a fixture: a farm that ends with the test."""
-    farm = Farm(folder)
+def farms(folder: Path, redis: Sequence[str] = ()) -> Iterator[Farm]:
+    """For a fixture: a farm that ends with the test; ``redis``: options of redis-server."""
+    farm = Farm(folder, redis)
     yield farm
     farm.close()
 

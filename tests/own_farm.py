@@ -20,12 +20,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pytest
 
 import tunemq as tune
-from tests.chain import chain, executed, expected, link, note
+from tests.chain import chain, executed, expected, link, note, open_gate, wait_at_gate
 from tests.integration.farm_support import RedisServer
 from tests.support import eventually
 from tests.tcp_proxy import TcpProxy
@@ -37,6 +37,7 @@ from tunemq_shared import wire
 
 _REPOSITORY: Final = Path(__file__).parents[1]
 _terms = itertools.count(1)
+_F = TypeVar("_F", bound="OwnFarm")
 
 
 class AsksAtEveryResult(tune.Stopper):
@@ -141,6 +142,9 @@ class OwnFarm:
         """Nobody but the test does anything to it."""
         return []
 
+    def excuse_node(self) -> None:
+        """Nodes are started again by the test, however often they died."""
+
     def end_now(self) -> None:
         """For a person's second Ctrl-C."""
 
@@ -160,6 +164,15 @@ class OwnFarm:
         time.sleep(for_s)  # the length of the outage is what is tested
         self.server.process.send_signal(signal.SIGCONT)
         return time.monotonic()
+
+    def set_clock_back(self) -> None:
+        """Have Redis's clock be an hour behind the streams: their last entries are of that time."""
+        seconds, _ = self.server.client.time()
+        ahead = f"{(seconds + 3600) * 1000}-0"
+        pattern = wire.events("*")
+        eventually(lambda: self.server.client.keys(pattern), within=10)
+        for key in (*self.server.client.keys(pattern), wire.NODES):
+            self.server.client.xadd(key, {"nothing": "of ours"}, id=ahead)
 
     def logs(self) -> str:
         """What the nodes have written."""
@@ -204,6 +217,7 @@ class ChainRun:
         trials, steps, step_s: how many, how many in each, how long each takes at least.
         lock_step: every step waits for a command of the scheduler.
         save_every: so many steps; by default what is lost cannot be restored.
+        gate: trials wait behind this step until `open_gate`.
     """
 
     def __init__(
@@ -217,12 +231,16 @@ class ChainRun:
         lock_step: bool = True,
         padding: int = 0,
         save_every: int = 10**9,
+        gate: int | None = None,
     ) -> None:
         self.farm, self.folder, self.trials, self.steps = farm, folder, trials, steps
         self.results: tune.ResultGrid | None = None
         self.error: BaseException | None = None
         self._step_s, self._lock_step, self._padding = step_s, lock_step, padding
         self._save_every = save_every
+        self._gate = None if gate is None else folder / "gate"
+        if gate is not None:
+            self.open_gate(gate)
         #: What a person was told.
         self.told: list[str] = []
         self._executed = folder / "executed"
@@ -241,6 +259,7 @@ class ChainRun:
                     "save_every": self._save_every,
                     "payload": self._padding,
                     "step_s": self._step_s,
+                    "gate": "" if self._gate is None else str(self._gate),
                 },
                 tune_config=tune.TuneConfig(metric="score", mode="max", seed=1),
                 run_config=tune.RunConfig(
@@ -255,6 +274,10 @@ class ChainRun:
             self.error = error
 
     # --- what it does ---------------------------------------------------------------------------
+
+    def open_gate(self, up_to: int) -> None:
+        """Let trials do the steps up to this one."""
+        open_gate(self.folder / "gate", up_to)
 
     def done(self) -> dict[int, int]:
         """How many steps each trial that has begun has executed."""
@@ -318,19 +341,24 @@ class ChainRun:
             self._thread.join(0.005)
         return waits
 
-    def ends(self, within: float = 40.0) -> None:
-        """Wait for its end, and check that nothing was lost, repeated or mixed up."""
+    def ends_well(self, within: float = 60.0) -> None:
+        """Wait for its end: whatever went wrong meanwhile, results are as if nothing had."""
         self._thread.join(within)
         assert not self._thread.is_alive(), self.state()
         if self.error is not None:
             raise self.error
         assert self.results is not None
         assert len(self.results) == self.trials
-        wanted = list(range(1, self.steps + 1))
         for result in self.results:
             assert result.error is None, (result.error, self.state())
-            assert [line["training_iteration"] for line in result.history] == wanted
+            steps = [line["training_iteration"] for line in result.history]
+            assert steps == list(range(1, self.steps + 1))
             assert result.metrics["chain"] == expected(result.config, self.steps)
+
+    def ends(self, within: float = 40.0) -> None:
+        """Wait for its end, and check that nothing was lost, repeated or mixed up."""
+        self.ends_well(within)
+        wanted = list(range(1, self.steps + 1))
         for number, steps in executed(self._executed).items():
             assert steps == wanted, (number, steps, "a step was repeated, so a host died")
         strange = [event for event in self.events() if isinstance(event, m.HostDied | m.NodeLost)]
@@ -366,6 +394,7 @@ def padded_chain(config: dict[str, Any]) -> None:
     """A chain whose results have so many bytes beside."""
     number, value = int(tune.get_context().get_trial_id().rpartition("_")[2]), ""
     for step in range(1, config["steps"] + 1):
+        wait_at_gate(config, step)
         time.sleep(config["step_s"])  # the step's work
         value = link(value, config, step)
         note(config, number, step)
@@ -376,20 +405,29 @@ def padded_chain(config: dict[str, Any]) -> None:
 @pytest.fixture
 def farm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., OwnFarm]]:
     """Makes the farm on which the test's searches run; takes the arguments of `OwnFarm`."""
+    with made_to_search_on(OwnFarm, monkeypatch) as make:
+        yield make
+
+
+@contextlib.contextmanager
+def made_to_search_on(
+    kind: type[_F], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., _F]]:
+    """Gives what makes farms of this kind, on which searches run; ends them with the context."""
     with contextlib.ExitStack() as stack:
 
-        def make(**how: Any) -> OwnFarm:
-            return stack.enter_context(searches_run_on(OwnFarm(**how), monkeypatch))
+        def make(**how: Any) -> _F:
+            return stack.enter_context(searches_run_on(kind(**how), monkeypatch))
 
         yield make
 
 
 @contextlib.contextmanager
-def searches_run_on(farm: OwnFarm, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnFarm]:
+def searches_run_on(farm: _F, monkeypatch: pytest.MonkeyPatch) -> Iterator[_F]:
     """Have searches of this process run on ``farm``, while the context lasts."""
 
     @contextlib.contextmanager
-    def this_one(*_: Any, **__: Any) -> Iterator[OwnFarm]:
+    def this_one(*_: Any, **__: Any) -> Iterator[_F]:
         yield farm
 
     monkeypatch.setattr(experiment, "embedded_farm", this_one)

@@ -1,6 +1,7 @@
 """Names of everything of ours in Redis, in one place, so that nothing there is without an owner.
 
-tunemq:generation     random; gone or changed: the wire was reset (scheduler sets it)
+tunemq:generation     random, with the run of Redis that it was made in; gone or changed: the wire
+                      was reset (scheduler sets it)
 tunemq:nodes          stream: NodeHello of every incarnation, and its goodbye when it ends in peace
                       (nodes append, scheduler reads)
 tunemq:lease:<inc>    counter that a node raises every second; expires after LEASE_TTL_S

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import statistics
 import time
 from pathlib import Path
 
@@ -17,8 +16,8 @@ __all__ = ["farm"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-#: A new command runs on every node so soon after Redis is back; on a machine that does other
-#: things, at last.
+#: A new command runs on every node so soon after Redis is back, however long it was away: what the
+#: soak tests hold each outage against. On a machine that does other things, at last.
 BACK_WITHIN_S, BACK_AT_LAST_S = 2.0, 8.0
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
 
@@ -98,22 +97,28 @@ def test_f05_a_search_without_lock_step_outlives_a_redis_that_is_away_for_second
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("away_s", [1.0, 5.0, 33.0])
+@pytest.mark.parametrize(
+    ("away_s", "clock"), [(1.0, "right"), (5.0, "right"), (33.0, "right"), (1.0, "set back")]
+)
 @pytest.mark.parametrize("how", ["data lost", "data kept", "wiped"])
-def test_f05_ten_outages_at_random_moments_lose_nothing(farm, tmp_path, how, away_s):
+def test_f05_ten_outages_at_random_moments_lose_nothing(farm, tmp_path, how, away_s, clock):
     chance = random.Random(f"{how} {away_s}")
     own = farm(redis=AOF if how == "data kept" else (), nodes=3)
-    run = ChainRun(own, tmp_path, trials=3, steps=1500, step_s=0.05)
-    run.wait_for_step(3)
-    took = [run.goes_on(_outage(own, chance, how, away_s), BACK_AT_LAST_S) for _ in range(10)]
-    print(f"{how}, away for {away_s} s: a command ran after {sorted(took)}")
+    run = ChainRun(own, tmp_path, trials=3, steps=500, step_s=0.05)
+    run.wait_for_step(3, within=60)
+    took = []
+    for _ in range(10):
+        a_moment(chance)
+        if clock == "set back":
+            own.set_clock_back()
+        took.append(run.goes_on(_outage(own, how, away_s), BACK_AT_LAST_S))
+    print(f"{how}, away for {away_s} s, clock {clock}: a command ran after {sorted(took)}")
     run.ends(within=300)
-    assert statistics.median(took) < BACK_WITHIN_S, sorted(took)
+    assert max(took) < BACK_WITHIN_S, sorted(took)
     run.leaves_no_key()
 
 
-def _outage(own: OwnFarm, chance: random.Random, how: str, away_s: float) -> float:
-    a_moment(chance)
+def _outage(own: OwnFarm, how: str, away_s: float) -> float:
     if how != "wiped":
         return own.kill_redis(away_s)
     own.server.client.flushall()

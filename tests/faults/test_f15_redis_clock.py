@@ -19,17 +19,7 @@ __all__ = ["farm"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-HOUR_MS = 3_600_000
 GOES_ON_WITHIN_S = 8.0
-
-
-def set_back(own: OwnFarm) -> None:
-    """Have the streams' last entries be of a time that is an hour ahead of Redis's clock."""
-    seconds, _ = own.server.client.time()
-    ahead = f"{seconds * 1000 + HOUR_MS}-0"
-    (events,) = eventually_keys(own, "tunemq:events:*")
-    for key in (events, wire.NODES):
-        own.server.client.xadd(key, {"nothing": "of ours"}, id=ahead)
 
 
 def eventually_keys(own: OwnFarm, pattern: str) -> list[bytes]:
@@ -42,7 +32,7 @@ def test_f15_a_clock_that_was_set_back_by_an_hour_changes_nothing(farm, tmp_path
     own = farm()
     run = ChainRun(own, tmp_path, steps=60, lock_step=lock_step)
     run.wait_for_step(3)
-    set_back(own)
+    own.set_clock_back()
     run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
     run.ends()
     run.leaves_no_key()
@@ -56,7 +46,7 @@ def test_f15_a_clock_that_was_set_back_while_the_data_were_lost_too_loses_no_res
     run = ChainRun(own, tmp_path, steps=150)
     run.wait_for_step(3)
     for _ in range(3):
-        set_back(own)
+        own.set_clock_back()
         run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)
         if how == "killed":
             back = own.kill_redis(0.3)

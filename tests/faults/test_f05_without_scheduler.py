@@ -1,0 +1,158 @@
+"""F05, F06: Redis is killed, stopped or wiped while the farm's scheduler is dead."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.farm_processes import Farm, farms
+from tests.support import eventually
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
+
+AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
+#: A new command runs on every node so soon after Redis *and* a scheduler are there; on a machine
+#: that does other things, at last.
+BACK_WITHIN_S, BACK_AT_LAST_S = 2.0, 10.0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Farm]]:
+    """Starts a farm of so many workers, each with a trial that waits for a command at each step."""
+    made: list[Iterator[Farm]] = []
+
+    def make(workers: int, steps: int, redis: tuple[str, ...] = ()) -> Farm:
+        made.append(farms(tmp_path, redis))
+        farm = next(made[-1])
+        for number in range(workers):
+            farm.worker(f"w{number}", 1)
+        farm.scheduler(trials=workers, steps=steps, step_s=0.05, lock_step=True)
+        farm.wait_for_steps(workers, 3, within=60)
+        return farm
+
+    yield make
+    for one in made:
+        next(one, None)
+
+
+def holds_the_farm(farm: Farm) -> bool:
+    """Whether a scheduler has the lease that was not killed."""
+    about = farm.redis.client.get(wire.SCHEDULER) or b""
+    return about.startswith(b"%s:" % (farm.redis.client.get(wire.TERM) or b"none")) and (
+        f'"pid":{farm.schedulers[-1].process.pid}'.encode() in about.replace(b" ", b"")
+    )
+
+
+def goes_on(farm: Farm) -> float:
+    """Start a scheduler; returns how long a command takes to run on every node from then on.
+
+    That is, from when it has the farm: before that its interpreter loads our modules.
+    """
+    before = {number: len(steps) for number, steps in farm.steps().items()}
+    farm.scheduler()
+    eventually(lambda: holds_the_farm(farm), within=30, message=lambda: str(farm))
+    since = time.monotonic()
+    eventually(
+        # One that was ordered before may have been under way.
+        lambda: all(len(steps) >= before[number] + 2 for number, steps in farm.steps().items()),
+        within=BACK_AT_LAST_S,
+        message=lambda: f"{before} {farm.steps()}{farm}",
+    )
+    return time.monotonic() - since
+
+
+def wait_for_silence(farm: Farm, quiet_s: float = 0.5) -> None:
+    """Wait until no trial has executed a step for so long."""
+    last, since = farm.steps(), time.monotonic()
+
+    def is_silent() -> bool:
+        nonlocal last, since
+        if (now := farm.steps()) != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() > since + quiet_s
+
+    eventually(is_silent, within=20, message=lambda: str(farm))
+
+
+def kill(farm: Farm) -> None:
+    """Kill Redis."""
+    farm.redis.client.close()
+    farm.redis.process.kill()
+    farm.redis.process.wait()
+
+
+def fail(farm: Farm, how: str, away_s: float) -> None:
+    """Have Redis be away for so long."""
+    redis = farm.redis
+    if how == "wiped":
+        redis.client.flushall()
+        redis.process.send_signal(signal.SIGSTOP)
+    else:
+        kill(farm)
+    time.sleep(away_s)  # the length of the outage is what is tested
+    if how == "wiped":
+        redis.process.send_signal(signal.SIGCONT)
+        redis.client.flushall()
+        eventually(redis.answers)
+    else:
+        redis.start()
+
+
+def ends_well(farm: Farm, workers: int, steps: int, within: float = 60.0) -> None:
+    """Wait for the end, and check that nothing is missing, doubled or repeated."""
+    assert farm.schedulers[-1].ends(within) == 0, farm
+    farm.nothing_is_missing_or_doubled(workers, steps)
+    for number, done in farm.steps().items():
+        assert done == list(range(1, steps + 1)), f"a step of {number} was repeated: {done}"
+    strange = farm.all_of(m.HostDied) + farm.all_of(m.NodeLost)
+    assert not strange, f"{strange}{farm}"
+
+
+def test_f05_a_redis_that_is_killed_while_there_is_no_scheduler_loses_nothing(start):
+    farm = start(workers=2, steps=30)
+    farm.schedulers[0].kill()
+    fail(farm, "data lost", 0.5)
+    print(f"a command ran after {goes_on(farm):.2f} s")
+    ends_well(farm, 2, 30)
+
+
+def test_f05_a_redis_that_lost_its_last_second_while_there_is_no_scheduler_is_noticed(start):
+    farm = start(workers=1, steps=25, redis=AOF)
+    (stream,) = farm.redis.client.keys(wire.events("*"))
+    farm.schedulers[0].send(signal.SIGSTOP)
+    wait_for_silence(farm)  # the last step is reported to nobody, and no other one is ordered
+    assert farm.redis.client.xlen(stream), farm
+    farm.schedulers[0].kill()
+    kill(farm)
+    kept = farm.folder / "appendonly.aof"
+    os.truncate(kept, kept.read_bytes().rindex(b"XADD"))
+    farm.redis.start()
+    goes_on(farm)
+    ends_well(farm, 1, 25)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("away_s", [1.0, 5.0, 33.0])
+@pytest.mark.parametrize("how", ["data lost", "data kept", "wiped"])
+def test_f05_ten_outages_without_a_scheduler_lose_nothing(start, how, away_s):
+    chance = random.Random(f"{how} {away_s}")
+    farm = start(workers=3, steps=400, redis=AOF if how == "data kept" else ())
+    took = []
+    for _ in range(10):
+        time.sleep(chance.uniform(0, 0.5))  # the moment of the fault is what is random
+        farm.schedulers[-1].kill()
+        time.sleep(chance.uniform(0, 0.5))
+        fail(farm, how, away_s)
+        took.append(goes_on(farm))
+    print(f"{how}, away for {away_s} s: a command ran after {sorted(took)}")
+    ends_well(farm, 3, 400, within=300)
+    assert max(took) < BACK_WITHIN_S, sorted(took)
