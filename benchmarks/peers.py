@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scripts.measured import MARK
+
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parent.parent
 RAY_PYTHON = "TUNEMQ_BENCH_RAY_PYTHON"
 
-#: Must be what the scripts print.
-_MARK = "MEASURED "
 _TIMEOUT_S = 900.0
 
 
@@ -48,7 +48,7 @@ class Running:
             if not line:
                 raise BenchmarkFailed("".join(said[-40:]))
             said.append(line)
-            _, mark, figures = line.partition(_MARK)
+            _, mark, figures = line.partition(MARK)
             if mark:
                 self.figures |= json.loads(figures)
         return self.figures[key]

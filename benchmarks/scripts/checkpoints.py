@@ -6,15 +6,15 @@ As in `search.py`, the same code runs on both and the peer is the module that is
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import os
 import shutil
 import tempfile
 import time
 from typing import Any
 
-MARK = "MEASURED "
+from measured import tell
+from peer_module import PEERS, load_peer
+
 MB = 10**6
 
 
@@ -109,18 +109,8 @@ def spins_per_s() -> float:
     return count / (time.perf_counter() - started)
 
 
-def load_peer(name: str) -> Any:
-    if name == "ray":
-        import ray
-
-        ray.init(num_cpus=options.cpus, include_dashboard=False)
-        return importlib.import_module("ray.tune")
-    os.environ["TUNEMQ_CPUS"] = str(options.cpus)
-    return importlib.import_module("tunemq")
-
-
 parser = argparse.ArgumentParser()
-parser.add_argument("--peer", choices=["tunemq", "ray"], required=True)
+parser.add_argument("--peer", choices=PEERS, required=True)
 parser.add_argument("--storage", required=True, help="a folder, or the address of a store")
 parser.add_argument("--scratch", required=True, help="a folder for what trials write")
 parser.add_argument("--trials", type=int, default=4)
@@ -134,8 +124,8 @@ parser.add_argument("--spins-per-s", type=float, default=0.0)
 parser.add_argument("--unchanged", action="store_true", help="save the same bytes each time")
 options = parser.parse_args()
 options.spins_per_s = options.spins_per_s or spins_per_s()
-tune = load_peer(options.peer)
+tune = load_peer(options.peer, options.cpus)
 
 if __name__ == "__main__":
     figures = search(options.storage, options.scratch)
-    print(MARK + json.dumps(figures | {"spins_per_s": options.spins_per_s}), flush=True)
+    tell(figures | {"spins_per_s": options.spins_per_s})

@@ -6,21 +6,18 @@ Searches run on the simulated executor, which is a backend like any other; nothi
 from __future__ import annotations
 
 import gc
-import json
 import time
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
+from asha_decision import SIZES, asha_decisions_us
+from measured import tell
 
 from tests.simulation.farm import CountingJournal, Search
 from tunemq_scheduler.core.commands import RecordResult
 from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
-
-MARK = "MEASURED "
-SIZES = (100, 1_000, 5_000)
 
 
 def asha() -> ASHAScheduler:
@@ -34,23 +31,10 @@ def simulated(make: Any, *, trials: int, nodes: int, deaths: float = 0.0) -> Sea
     return Search(make, simulation=simulation, trials=trials, max_t=100, journal=CountingJournal())
 
 
-def asha_decision_us(trials: int) -> float:
-    """A decision at the first rung, which so many trials have reached before."""
-    scheduler: Any = asha()
+def ready_asha() -> ASHAScheduler:
+    scheduler = asha()
     scheduler.set_search_properties("loss", "min", seed=1)
-    result = {"training_iteration": 10, "loss": 0.0}
-    taken = []
-    for number in range(trials + 200):
-        trial = SimpleNamespace(
-            trial_id=f"t{number}", number=number, config={}, status="RUNNING", last_result={}
-        )
-        scheduler.on_trial_add(None, trial)
-        result["loss"] = (number * 7919 % 10_007) / 10_007
-        begin = time.perf_counter()
-        scheduler.on_trial_result(None, trial, result)
-        if number >= trials:
-            taken.append(time.perf_counter() - begin)
-    return median(taken) * 1e6
+    return scheduler
 
 
 def turn_us(finished: int) -> float:
@@ -96,7 +80,7 @@ def measure() -> dict[str, Any]:
     left = bytes_per_finished_trial()  # first, while no memory is free to be used again
     small, large = scale(1_000), scale(10_000)
     return {
-        "asha_us": {size: asha_decision_us(size) for size in SIZES},
+        "asha_us": asha_decisions_us(ready_asha),
         "turn_us": {size: turn_us(size) for size in SIZES},
         "bytes_per_finished_trial": left,
         "scale_s": large[0],
@@ -105,4 +89,4 @@ def measure() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(measure()), flush=True)
+    tell(measure())

@@ -7,13 +7,14 @@ Two workers run four trials that report every 10 ms, so that the figure is that 
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from measured import tell
 
 from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
 
@@ -88,7 +89,7 @@ def main() -> None:
                 wait_for_more(results, before)
                 times.append(time.monotonic() - began)
                 wait_for_more(results, recorded(results) + 10_000)
-            print("MEASURED", json.dumps({"restart_s": sorted(times)[len(times) // 2]}), flush=True)
+            tell({"restart_s": sorted(times)[len(times) // 2]})
         finally:
             for process in reversed(running):
                 process.kill()

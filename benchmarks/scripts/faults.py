@@ -6,16 +6,16 @@ of the clock are not counted.
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
+
+from measured import tell
 
 from tests.simulation.faulty import FaultySearch
 from tunemq_scheduler.executors.simulated_faults import FaultSettings
 from tunemq_scheduler.executors.simulated_uploads import UploadSettings
 from tunemq_scheduler.schedulers import FIFOScheduler
 
-MARK = "MEASURED "
 TRIALS, RESULTS = 1_000, 330
 
 
@@ -61,4 +61,4 @@ def measure() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(MARK + json.dumps(measure()), flush=True)
+    tell(measure())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,12 +13,12 @@ from statistics import median
 from typing import Any
 
 import celery_worker
+from measured import tell
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisIsAway
 
 from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
 
-MARK = "MEASURED "
 PAYLOAD = "x" * 300
 
 
@@ -120,5 +119,4 @@ def measure(folder: str, trips: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     # A unix socket's path has to be short; its folder was made by whoever started this.
-    figures = measure(os.path.dirname(celery_worker.SOCKET), trips=int(sys.argv[2]))
-    print(MARK + json.dumps(figures), flush=True)
+    tell(measure(os.path.dirname(celery_worker.SOCKET), trips=int(sys.argv[2])))

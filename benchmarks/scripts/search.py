@@ -1,21 +1,18 @@
 """One search, on TuneMQ or on Ray Tune, which prints what it measured as a line of JSON.
 
 The same code runs on both: a peer is the module that is imported. It is started as a script by an
-interpreter that has that peer, so it imports nothing of this package.
+interpreter that has that peer, so of this package it imports only what stands beside it.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
-import os
 import tempfile
 import time
 from typing import Any
 
-#: What this process prints its figures behind, since libraries print lines of their own.
-MARK = "MEASURED "
+from measured import tell
+from peer_module import PEERS, load_peer
 
 
 def one_result(config: dict[str, Any]) -> None:
@@ -72,7 +69,7 @@ def watcher() -> Any:
             del iteration, trials, trial, result, info
             self.results += 1
             if self.results == options.announce:
-                print(MARK + json.dumps({"first_result": time.time()}), flush=True)
+                tell({"first_result": time.time()})
 
     return EagerWatcher() if options.announce else Watcher()
 
@@ -108,18 +105,8 @@ def search(storage: str) -> dict[str, Any]:
     return {"begin": begin, "end": time.time(), "ends": watch.ends, "began": min(watch.began)}
 
 
-def load_peer(name: str) -> Any:
-    if name == "ray":
-        import ray
-
-        ray.init(num_cpus=options.cpus, include_dashboard=False)
-        return importlib.import_module("ray.tune")
-    os.environ["TUNEMQ_CPUS"] = str(options.cpus)
-    return importlib.import_module("tunemq")
-
-
 parser = argparse.ArgumentParser()
-parser.add_argument("--peer", choices=["tunemq", "ray"], required=True)
+parser.add_argument("--peer", choices=PEERS, required=True)
 parser.add_argument("--storage", help="the folder to make the results folder in")
 parser.add_argument("--trainable", choices=TRAINABLES, default="one")
 parser.add_argument("--trials", type=int, default=1)
@@ -130,12 +117,11 @@ parser.add_argument("--lock-step", action="store_true")
 parser.add_argument("--announce", type=int, default=0, help="say when so many results are in")
 parser.add_argument("--stay", action="store_true", help="wait for a line of input at the end")
 options = parser.parse_args()
-tune = load_peer(options.peer)
+tune = load_peer(options.peer, options.cpus)
 if options.trainable == "model":  # at the top, where it is found and preloaded
     from sklearn.linear_model import LogisticRegression
 
 if __name__ == "__main__":
-    figures = search(tempfile.mkdtemp(prefix="search-", dir=options.storage))
-    print(MARK + json.dumps(figures), flush=True)
+    tell(search(tempfile.mkdtemp(prefix="search-", dir=options.storage)))
     if options.stay:
         input()

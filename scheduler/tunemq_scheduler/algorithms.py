@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from tunemq_scheduler.core.commands import RecordEnd
@@ -40,13 +40,13 @@ class RunnerView:
 
     def __init__(self) -> None:
         self.trials: Callable[[], Iterable[TrialView]] = list
-        self.offered: list[TrialView] = []
+        self.offered: Sequence[TrialView] = ()
 
     def get_trials(self) -> list[TrialView]:
         """The trials that are not over."""
         return list(self.trials())
 
-    def waiting(self) -> list[TrialView]:
+    def waiting(self) -> Sequence[TrialView]:
         """Trials that could be placed now, the longest waiting first."""
         return self.offered
 
@@ -101,15 +101,21 @@ class Algorithms:
         self._ask("search algorithm", told, trial.number, trial.trial_id, trial.config)
         return self.added(trial)
 
-    def choose(self, waiting: list[TrialView]) -> TrialView | None:
+    def choose(self, waiting: Sequence[TrialView]) -> TrialView | None:
         """Which of the waiting trials starts next."""
         self.view.offered = waiting
-        chosen = self._ask("trial scheduler", self.scheduler.choose_trial_to_run, self.view)
-        if chosen is not None and chosen not in waiting:
-            raise SearchFailed(
-                f"the trial scheduler chose {chosen!r}, which is not waiting for a slot."
-            )
-        return chosen
+        try:
+            chosen = self._ask("trial scheduler", self.scheduler.choose_trial_to_run, self.view)
+        finally:
+            self.view.offered = ()
+        if chosen is None:
+            return None
+        for trial in waiting:  # nearly always it is the first
+            if trial is chosen:
+                return trial
+        raise SearchFailed(
+            f"the trial scheduler chose {chosen!r}, which is not waiting for a slot."
+        )
 
     # --- results ----------------------------------------------------------------------------------
 

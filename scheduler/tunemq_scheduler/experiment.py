@@ -101,18 +101,12 @@ class Experiment:
             executor = CeleryTrialExecutor(farm.url, term=farm.new_term(), backing=farm)
             search = self._search(plan, executor, opened)
 
-            def stop(reason: str) -> None:
-                search.loop.interrupt(reason)
-                if search.is_over:
-                    search.give_up_copying()
-
             def stop_now() -> None:
-                search.is_killed = True
+                search.drop()
                 farm.end_now()
                 executor.wake()
-                search.give_up_copying()
 
-            signals = StopSignals(stop, stop_now)
+            signals = StopSignals(search.interrupt, stop_now)
             with signals, search.shown(lambda: signals.received is not None):
                 try:
                     executor.open(plan)

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
+from tunemq_scheduler.core.commands import RecordFailure
 from tunemq_scheduler.core.failure_policy import CLASSES, classify
+from tunemq_scheduler.folders import ERROR_FILE
 from tunemq_shared.errors import StoreError
 from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
-
-ERROR_FILE: Final = "error.txt"
 
 #: What can go wrong, the user's own code first: that is what explains the rest.
 KINDS: Final = (
@@ -179,6 +179,19 @@ def failure_of(
         number=number,
         is_final=not retried,
         verdict=verdict,
+    )
+
+
+def recorded_failure(command: RecordFailure, trial: str, number: int) -> Failure:
+    """What the runner wants recorded of a failure; for the rest see `failure_of`."""
+    return failure_of(
+        command.failure,
+        trial=trial,
+        hostname=command.hostname,
+        number=number,
+        retried=command.retried,
+        kind=command.kind,
+        verdict=command.told,
     )
 
 

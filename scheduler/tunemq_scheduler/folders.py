@@ -21,6 +21,8 @@ from tunemq_shared.store_address import canonical_address, is_remote
 MAX_NAME_BYTES: Final = 80
 #: The variable that moves the results folder.
 RESULTS_VARIABLE: Final = "TUNEMQ_RESULTS"
+#: The file in a trial's folder with all failures of the trial.
+ERROR_FILE: Final = "error.txt"
 
 _UNSAFE: Final = re.compile(r"[^\w.,=+@-]+")
 _RESERVED: Final = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE | re.ASCII)

@@ -19,6 +19,7 @@ from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.loop_contracts import RecordKeeper, TurnLog
+from tunemq_scheduler.offered import Offered
 from tunemq_scheduler.patience import append_when_there_is_room
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.report.news import (
@@ -313,8 +314,10 @@ class ExperimentLoop:
 
     def _follow_reattached(self, incarnation: str) -> None:
         """Algorithms look at the states of trials, some of which run again."""
-        for trial, _epoch, node in self.runner.slots:
-            if node == incarnation and trial in self.runner.live:
+        if incarnation not in self.runner.nodes:
+            return
+        for trial in self.runner.slots.trials_on(incarnation):
+            if trial in self.runner.live:
                 self._followed(self.runner.live[trial])
 
     def _open_batch(self, batch: m.BatchRead) -> int:
@@ -444,7 +447,7 @@ class ExperimentLoop:
         self._take(event, self.algorithms.added(view))
 
     def _place_waiting(self) -> None:
-        while waiting := [self._followed(trial) for trial in self.runner.waiting()]:
+        while waiting := Offered(map(self._followed, self.runner.waiting())):
             chosen = self.algorithms.choose(waiting)
             if chosen is None:
                 return

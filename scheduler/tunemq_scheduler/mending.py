@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.failures import ERROR_FILE, failure_of, write_failure
-from tunemq_scheduler.folders import make_trial_folder
+from tunemq_scheduler.failures import recorded_failure, write_failure
+from tunemq_scheduler.folders import ERROR_FILE, make_trial_folder
 from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
-from tunemq_scheduler.loggers.json_logger import RESULT_JSON
+from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, PARAMS_PICKLE, RESULT_JSON
 from tunemq_scheduler.trial_view import TrialView
+from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError
 from tunemq_shared.results import TRAINING_ITERATION
 
@@ -29,10 +30,16 @@ _TAIL_BYTES: Final = 2**16
 
 
 class Mending:
-    """Brings the files of trials to where the journal ends; see `Retelling`."""
+    """Brings the files of trials to where the journal ends; see `Retelling`.
+
+    Attributes:
+        unsynced: all that it was told about, for what a file has is not on the disk for that.
+    """
 
     def __init__(self) -> None:
-        self._json, self._csv = JsonLoggerCallback(), CSVLoggerCallback()
+        self.unsynced = UnsyncedFiles()
+        self._json = JsonLoggerCallback(self.unsynced)
+        self._csv = CSVLoggerCallback(self.unsynced)
         #: The highest step that each of a trial's files has; infinite where it was put away.
         self._steps: dict[tuple[str, str], float] = {}
 
@@ -46,7 +53,7 @@ class Mending:
             case c.RecordTrialAdded():
                 make_trial_folder(trial.local_path)
             case c.RecordTrialRevived(is_anew=True):
-                put_away(trial.local_path, command.lineage)
+                put_away(trial.local_path, command.lineage, self.unsynced)
                 self._forget(trial)
             case c.RecordResult():
                 self._result(command, trial)
@@ -75,6 +82,8 @@ class Mending:
         for name, logger in ((RESULT_JSON, self._json), (PROGRESS_CSV, self._csv)):
             path = trial.local_path, name
             if path not in self._steps:
+                for written in (name, PARAMS_JSON, PARAMS_PICKLE):
+                    self.unsynced.note(os.path.join(trial.local_path, written))
                 is_away = os.path.exists(_put_away_as(*path, trial.lineage))
                 self._steps[path] = math.inf if is_away else last_step(os.path.join(*path))
             if command.result.step > self._steps[path]:
@@ -82,16 +91,9 @@ class Mending:
                 self._steps[path] = command.result.step
 
     def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
-        failure = failure_of(
-            command.failure,
-            trial=trial.trial_name,
-            hostname=command.hostname,
-            number=trial.num_failures,
-            retried=command.retried,
-            kind=command.kind,
-            verdict=command.told,
-        )
+        failure = recorded_failure(command, trial.trial_name, trial.num_failures)
         trial.error_file = path = os.path.join(trial.local_path, ERROR_FILE)
+        self.unsynced.note(path)
         try:
             told = Path(path).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -104,8 +106,11 @@ class Mending:
             self._steps.pop((trial.local_path, name), None)
 
 
-def put_away(folder: str, lineage: int) -> None:
+def put_away(folder: str, lineage: int, unsynced: UnsyncedFiles) -> None:
     """A trial begins anew: give the files of its results another name; may be done twice.
+
+    Args:
+        unsynced: told what was renamed.
 
     Raises:
         StoreError: they cannot be renamed.
@@ -113,6 +118,7 @@ def put_away(folder: str, lineage: int) -> None:
     for name in (RESULT_JSON, PROGRESS_CSV):
         kept = _put_away_as(folder, name, lineage - 1)
         path = os.path.join(folder, name)
+        unsynced.note(kept)
         if not os.path.exists(path) or os.path.exists(kept):
             continue
         try:

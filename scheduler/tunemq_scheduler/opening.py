@@ -25,6 +25,7 @@ from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.trial_view import TrialView
+from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition, first_that_holds
 
@@ -58,6 +59,7 @@ class Opened:
         journal: where its turns go; closed with the loop.
         trials: the views of all trials that the runner has.
         plan: where its files are; what its trials run may not be in it yet.
+        unsynced: the files of trials that have to be on the disk before a snapshot.
         was_exhausted: whether the run before came to the end of its search.
     """
 
@@ -68,6 +70,7 @@ class Opened:
     trials: dict[str, TrialView] = field(default_factory=dict)
     cut: int = 0
     was_exhausted: bool = False
+    unsynced: UnsyncedFiles = field(default_factory=UnsyncedFiles)
 
     def __post_init__(self) -> None:
         """Start the clock; it goes on from where the run before was."""
@@ -80,12 +83,23 @@ class Opened:
         return self._before + time.monotonic() - self._began
 
     def take_snapshot(self) -> None:
-        """Shorten the journal where it is due and nothing would be lost; once a turn."""
+        """Shorten the journal where it is due and nothing would be lost; once a turn.
+
+        Raises:
+            StoreError: the trials' files cannot be brought to the disk.
+            JournalError: the disk refuses the snapshot.
+        """
         if not self.journal.wants_snapshot or self.journal.turn < self._asked_again:
             return
-        states = self.algorithms.get_state()
-        if states is None:
+        # Asked first, for many files are brought to the disk in vain where nobody has a state.
+        states = None if self.unsynced.is_settling else self.algorithms.get_state()
+        if states is None and not self.unsynced.is_settling:
             self._asked_again = self.journal.turn + _TURNS_UNTIL_ASKED_AGAIN
+            return
+        if not self.unsynced.settle():
+            return
+        states = states or self.algorithms.get_state()
+        if states is None:
             return
         runner = self.runner
         taken = Snapshot(state=dump(runner), algorithms=states)
@@ -148,6 +162,7 @@ def take_up(
         retelling.trials,
         cut=found.cut,
         was_exhausted=runner.exhausted,
+        unsynced=mending.unsynced,
     )
 
 

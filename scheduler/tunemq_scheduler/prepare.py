@@ -26,6 +26,7 @@ from tunemq_shared.code import modules_of, trainable_name
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import BlobRef, Environment
+from tunemq_shared.packing import check_keys
 from tunemq_shared.resources import resources_of
 from tunemq_shared.shipping import Pickled, pickle_parts, preload_of
 from tunemq_shared.trainable import Trainable, validate_trainable
@@ -96,6 +97,7 @@ def prepare(
 
     Raises:
         UserError: something is not usable; says which field, which value, and what to do.
+        SearchFailed: an algorithm raised when it was asked for its state.
     """
     trainable = _named(trainable)
     validate_trainable(trainable)
@@ -110,7 +112,7 @@ def prepare(
     stop, stopper = make_stopping(run.stop)
     needed = (*metric_names(metric), *metric_names(scheduler.metric), *search.required_metrics)
     required = tuple(dict.fromkeys(needed))
-    return Prepared(
+    prepared = Prepared(
         trainable=trainable,
         trainable_name=safe_name(trainable_name(trainable), "trial"),
         pickled=pickle_parts(trainable),
@@ -143,6 +145,9 @@ def prepare(
         seed=seed,
         trials=search.total,
     )
+    # Else what cannot be written down is found when the journal has grown long, hours from now.
+    prepared.algorithms().get_state()
+    return prepared
 
 
 def _named(trainable: Any) -> Any:
@@ -162,6 +167,7 @@ def _space(param_space: Any) -> dict[str, Any]:
             f"param_space={param_space!r} is not usable: give a dict of names to values and "
             "domains."
         )
+    check_keys(param_space)
     return param_space
 
 

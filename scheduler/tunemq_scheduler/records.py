@@ -15,13 +15,14 @@ import msgspec
 
 from tunemq_scheduler.callback import Callback
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.failures import Failure, FailureLog, failure_of, write_failure
+from tunemq_scheduler.failures import Failure, FailureLog, recorded_failure, write_failure
 from tunemq_scheduler.folders import make_trial_folder
 from tunemq_scheduler.loggers import LoggerCallback
 from tunemq_scheduler.mending import put_away
 from tunemq_scheduler.report.display import Display
 from tunemq_scheduler.result import sign_of
 from tunemq_scheduler.trial_view import TrialView
+from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.conditions import lookup
 from tunemq_shared.errors import SearchFailed, TuneError
 
@@ -33,6 +34,7 @@ class Records:
         callbacks: the loggers first, then the user's.
         display: what the person at the terminal sees.
         metric, mode: what is best; None where nothing is optimised.
+        unsynced: told which files are written here.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Records:
         display: Display,
         metric: str | None,
         mode: str | None,
+        unsynced: UnsyncedFiles | None = None,
     ) -> None:
         self.failures = FailureLog()
         #: The failure that ended each trial in ERROR.
@@ -62,6 +65,7 @@ class Records:
         self._metric = metric
         self._sign = sign_of(mode) if metric is not None else 0
         self._iteration = 0
+        self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
 
     # --- what the loop tells ----------------------------------------------------------------------
 
@@ -79,7 +83,7 @@ class Records:
             case c.RecordTrialRevived():
                 self.fatal.pop(trial.trial_id, None)
                 if command.is_anew:
-                    put_away(trial.local_path, command.lineage)
+                    put_away(trial.local_path, command.lineage, self._unsynced)
             case c.RecordStart():
                 self._display.trial_started(trial)
                 self._tell("on_trial_start", trial)
@@ -160,16 +164,9 @@ class Records:
                 self.best = (trial.trial_id, value, trial.config)
 
     def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
-        failure = failure_of(
-            command.failure,
-            trial=trial.trial_name,
-            hostname=command.hostname,
-            number=trial.num_failures,
-            retried=command.retried,
-            kind=command.kind,
-            verdict=command.told,
-        )
+        failure = recorded_failure(command, trial.trial_name, trial.num_failures)
         trial.error_file = write_failure(trial.local_path, failure)
+        self._unsynced.note(trial.error_file)
         failure = msgspec.structs.replace(failure, file=trial.error_file)
         self.failures.add(failure)
         if not command.retried:

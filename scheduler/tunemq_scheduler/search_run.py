@@ -36,7 +36,7 @@ class SearchRun:
 
     Attributes:
         is_over: whether no turn of the loop follows.
-        is_killed: whether everything was killed; the script's handler of signals sets it.
+        is_killed: whether nothing more is to be done about it; `drop` sets it.
         when_copied: does what cannot be taken back, at once; where the journal has a copy, when
             that has the reason for it.
 
@@ -64,15 +64,17 @@ class SearchRun:
         self.when_copied: Callable[[Callable[[], None]], None] = lambda call: call()
         self.display = display_for(run.progress_reporter, verbose=run.verbose)
         callbacks: list[Callback] = [
-            JsonLoggerCallback(),
-            CSVLoggerCallback(),
+            JsonLoggerCallback(opened.unsynced),
+            CSVLoggerCallback(opened.unsynced),
             *(run.callbacks or ()),
         ]
         self._states = CallbackStates(plan.folder, run.callbacks or ())
         self._copier = copier_of(run.sync_config, plan)
         if self._copier is not None:
             callbacks.append(self._copier)  # behind those that write what it copies
-        self.records = Records(callbacks, self.display, tune.metric, tune.direction)
+        self.records = Records(
+            callbacks, self.display, tune.metric, tune.direction, opened.unsynced
+        )
         self.store = open_store(plan.store_address)
         self.keeper = StoreKeeper(self.store)
         self.loop = ExperimentLoop(
@@ -131,13 +133,27 @@ class SearchRun:
                 )
                 self._finish_records()
                 self._states.write()
+                self._opened.unsynced.close()
             finally:
                 if not self.is_killed:
                     display.end(view, self._trial_results())
                 display.close()
 
-    def give_up_copying(self) -> None:
-        """Let the last copies be; for signal handlers, too."""
+    def interrupt(self, reason: str) -> None:
+        """Somebody wants it to end, and where it has, not to wait for copies.
+
+        For signal handlers, too.
+        """
+        self.loop.interrupt(reason)
+        if self.is_over:
+            self._give_up_copying()
+
+    def drop(self) -> None:
+        """Leave everything as it is, the last copies too; for signal handlers, too."""
+        self.is_killed = True
+        self._give_up_copying()
+
+    def _give_up_copying(self) -> None:
         if self._copier is not None:
             self._copier.give_up()
 
@@ -167,7 +183,7 @@ class SearchRun:
 
     def _finish_records(self) -> None:
         """Tell callbacks that the search is over; whoever interrupted it waits for few copies."""
-        timer = threading.Timer(INTERRUPTED_COPY_S, self.give_up_copying)
+        timer = threading.Timer(INTERRUPTED_COPY_S, self._give_up_copying)
         if self._copier is not None and self.loop.runner.interrupted:
             timer.daemon = True
             timer.start()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Self
 
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.trial import PENDING, Trial, TrialSummary
+from tunemq_scheduler.folders import ERROR_FILE
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.space import named_in_tag
 from tunemq_shared.errors import BugError
@@ -74,6 +76,8 @@ class TrialView:
         view.status, view.epoch = summary.status, summary.epoch
         view.lineage = summary.lineage
         view.num_failures = summary.num_failures
+        if view.num_failures:  # each was written down when it happened, or when that was made good
+            view.error_file = os.path.join(view.local_path, ERROR_FILE)
         view.newest = summary.last_result
         view.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
         return view

@@ -120,17 +120,3 @@ def check_blob(ref: BlobRef) -> Path:
     if size != ref.size:
         raise StoreError(f"the blob {path} is damaged: it has {size} bytes, not {ref.size}.")
     return path
-
-
-def verify_blob(ref: BlobRef) -> Path:
-    """The path of a blob after hashing all of it: for who fetched it from elsewhere.
-
-    Raises:
-        StoreError: it is not there, or its content is not what its name says.
-    """
-    path = check_blob(ref)
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != ref.sha256:
-        raise StoreError(f"the blob {path} is damaged: its SHA-256 is {found}.")
-    return path

@@ -39,7 +39,7 @@ def check_metrics(
     """
     plain = dict(metrics)
     for key, value in plain.items():
-        if type(key) is not str:
+        if type(key) is not str or not key.isascii():
             plain = _plain_mapping(metrics, "", step, 0)
             break
         if type(value) not in _AS_THEY_ARE:
@@ -135,6 +135,8 @@ def _plain_mapping(value: Mapping[Any, Any], key: str, step: int, depth: int) ->
         if not isinstance(inner, str):
             raise _bad_key(inner, key, step)
         name = str.__str__(inner)
+        if not name.isascii():
+            _check_name(name, key, step)
         plain[name] = _plain(item, f"{key}/{name}" if key else name, step, depth)
     return plain
 
@@ -196,6 +198,17 @@ def _encodable(value: str, key: str, step: int) -> str:
                 f"Decode the bytes it came from with errors='replace'."
             ) from None
     return value
+
+
+def _check_name(name: str, inside: str, step: int) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        place = f" inside {inside!a}" if inside else ""
+        raise MetricError(
+            f"A metric{place} at step {step} has the name {name!a}, which is not valid Unicode. "
+            f"Decode the bytes it came from with errors='replace'."
+        ) from None
 
 
 def _bad_key(key: object, inside: str, step: int) -> MetricError:

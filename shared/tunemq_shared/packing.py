@@ -36,13 +36,24 @@ class Pickled(NamedTuple):
         return f"<pickled, {self.size} bytes>"
 
 
+def check_keys(config: dict[Any, Any]) -> None:
+    """Raise ConfigError, which names the key, unless all keys are strings of valid Unicode."""
+    if not _STR.issuperset(map(type, config)):
+        wrong = next(key for key in config if type(key) is not str)
+        raise ConfigError(f"the keys of a configuration must be strings, not {wrong!r}.")
+    if not all(map(str.isascii, config)) and not all(map(_is_unicode, config)):
+        wrong = next(key for key in config if not _is_unicode(key))
+        raise ConfigError(
+            f"the key {wrong!a} of a configuration is not valid Unicode; decode the bytes it came "
+            "from with errors='replace'."
+        )
+
+
 def pack_config(config: dict[str, Any]) -> bytes:
     """The configuration as bytes; ConfigError names a value that cannot be pickled."""
     if not isinstance(config, dict):
         raise ConfigError(f"a configuration must be a dict, not {type(config).__qualname__}.")
-    if not _STR.issuperset(map(type, config)):
-        wrong = next(key for key in config if type(key) is not str)
-        raise ConfigError(f"the keys of a configuration must be strings, not {wrong!r}.")
+    check_keys(config)
     try:
         # The common case at the speed of C. Integers and strings that msgpack cannot hold are rare:
         # it is cheaper to let the encoder find them than to look at each.

@@ -78,7 +78,7 @@ def test_it_is_there_in_a_fraction_of_a_second():
         took.append(time.perf_counter() - started)
         farm.stop()
 
-    assert min(took) < 0.2  # 0.02 s on an idle machine
+    assert min(took) < 1.0  # 0.02 s on an idle machine
 
 
 def test_stopping_leaves_no_process_and_no_folder(farm):
@@ -95,7 +95,7 @@ def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
     first = pid_of(farm, layout.REDIS)
     os.kill(first, signal.SIGKILL)
     eventually(lambda: pid_of(farm, layout.REDIS) not in {0, first})
-    farm.wait_until_ready(2.0)
+    farm.wait_until_ready()
 
     assert farm.trouble() is None
     assert farm.news() == ["The embedded redis ended (signal 9 (SIGKILL)) and is started again."]
@@ -116,16 +116,37 @@ def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
     farm = EmbeddedFarm(
         1, make_node_command=lambda *_: ["/bin/sh", "-c", "echo no such module >&2; exit 3"]
     )
-    eventually(farm.trouble, within=10.0)
+    eventually(farm.trouble, within=30.0)
 
     assert "its node ends as soon as it is started (exit code 3, 6 times" in farm.trouble()
     assert "it said: no such module" in farm.trouble()
     farm.stop()
 
 
+def kill_node(farm: EmbeddedFarm) -> None:
+    """Kill the node, and wait until there is another."""
+    eventually(lambda: pid_of(farm, layout.NODE))
+    before = farm.pids[layout.NODE]
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: farm.trouble() or pid_of(farm, layout.NODE) != before)
+
+
+def test_f22_deaths_of_a_node_for_which_a_trial_is_judged_are_not_held_against_it():
+    farm = start_farm("exec sleep 600")
+    for _ in range(8):
+        kill_node(farm)
+        assert farm.trouble() is None
+        farm.excuse_node()  # its successor is there, and a trial is blamed for the death
+    for _ in range(6):
+        assert farm.trouble() is None
+        kill_node(farm)
+    assert "its node ends as soon as it is started (signal 9 (SIGKILL), 6 times" in farm.trouble()
+    farm.stop()
+
+
 def test_a_command_that_does_not_exist_is_given_up_and_named():
     farm = EmbeddedFarm(1, make_node_command=lambda *_: ["/no/such/python"])
-    eventually(farm.trouble, within=10.0)
+    eventually(farm.trouble, within=30.0)
 
     assert "cannot start /no/such/python" in farm.trouble()
     farm.stop()
@@ -136,7 +157,7 @@ def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
     services = [psutil.Process(pid_of(farm, name)) for name in (layout.REDIS, layout.NODE)]
     os.kill(farm.keeper_pid, signal.SIGKILL)
 
-    eventually(lambda: not any(process.is_running() for process in services), within=2.0)
+    eventually(lambda: not any(process.is_running() for process in services))
     assert "keeper process ended (-9)" in farm.trouble()
     with pytest.raises(WireUnavailable, match="keeper process ended"):
         farm.wait_until_ready()
@@ -182,7 +203,7 @@ def test_a_node_reads_the_file_once_and_removes_it():
     farm = EmbeddedFarm(1, prewarm=environment)
     try:
         log = Path(farm.folder, layout.NODE, "node.log")
-        eventually(lambda: log.exists() and "forkserver.started" in log.read_text(), within=10.0)
+        eventually(lambda: log.exists() and "forkserver.started" in log.read_text(), within=30.0)
         assert not os.path.exists(os.path.join(farm.folder, layout.PREWARM))
     finally:
         farm.stop()
@@ -206,7 +227,7 @@ def test_a_farm_whose_keeper_died_is_replaced(stand_in):
         assert second is not first
         assert second.trouble() is None
 
-    assert not os.path.exists(first.folder)
+    eventually(lambda: not os.path.exists(first.folder))
 
 
 def test_searches_side_by_side_have_a_farm_each(stand_in):
@@ -226,7 +247,7 @@ def test_a_farm_outlives_the_thread_that_started_it(stand_in):
     thread.join()
     with embedded_farm(1) as farm:
         assert farm is farms[0]
-        farm.wait_until_ready(1.0)
+        farm.wait_until_ready()
         assert farm.news() == []
 
 
@@ -241,7 +262,7 @@ def test_a_forked_child_of_the_script_leaves_the_farm_alone(stand_in):
 
     with embedded_farm(1) as again:
         assert again is farm
-        again.wait_until_ready(1.0)
+        again.wait_until_ready()
 
 
 def test_signals_and_masks_of_the_script_do_not_reach_the_farm():

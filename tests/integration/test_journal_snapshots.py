@@ -1,7 +1,12 @@
-"""A search that takes many snapshots: its journal gives the state that its runner had."""
+"""A search that takes many snapshots: its journal gives the state that its runner had.
+
+What a snapshot lets go of is on the disk before: results that only the journal had are nowhere
+else.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,8 +14,9 @@ import pytest
 import tunemq as tune
 from tests.searches import fit
 from tunemq.schedulers import ASHAScheduler
+from tunemq_scheduler import unsynced
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.journal import FILE_NAME, recover, writing
+from tunemq_scheduler.journal import FILE_NAME, layout, recover, writing
 from tunemq_scheduler.opening import Opened
 from tunemq_scheduler.replay import replay_recovered
 
@@ -53,3 +59,70 @@ def test_the_journal_gives_the_state_whatever_it_was_shortened_to(
     assert found.snapshot_turn > 5
     assert replay_recovered(found).snapshot() == runners[-1].snapshot()
     assert len({id(runner) for runner in runners}) == 1
+
+
+class Disk:
+    """How much of each file a power cut would leave."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._sizes: dict[tuple[int, int], int] = {}
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        self._fsync(descriptor)
+        self._sizes[found.st_dev, found.st_ino] = found.st_size
+
+    def lacks(self, path: Path) -> int:
+        """How many bytes at its end are not on the disk; all of a name that is not there, too."""
+        found, folder = path.stat(), path.parent.stat()
+        size = self._sizes.get((found.st_dev, found.st_ino), 0)
+        return found.st_size - size if (folder.st_dev, folder.st_ino) in self._sizes else -1
+
+
+def fails_first(config):
+    for step in range(1, 10):
+        tune.report({"score": config["slope"] * step, **({"late": 1} if step > 5 else {})})
+    if config["slope"] > 0.5:
+        raise ValueError("too steep")
+
+
+@pytest.mark.parametrize("at_once", [1000, 0])
+def test_f04_what_a_snapshot_lets_go_of_is_on_the_disk_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(writing, "SEGMENT_BYTES", 3_000)
+    monkeypatch.setattr(unsynced, "AT_ONCE", at_once)  # with 0 a thread does it, as far as it can
+    monkeypatch.setattr(unsynced, "ROUNDS", 1)
+    disk = Disk(monkeypatch)
+    put_in_place = layout.put_in_place
+    missing: list[tuple[str, int]] = []
+    names: set[str] = set()
+    snapshots = 0
+
+    def noted(part: Path, path: Path, *, sync: bool) -> None:
+        nonlocal snapshots
+        if path.suffix == layout.SNAPSHOT_SUFFIX:
+            snapshots += 1
+            found = [
+                one
+                for kind in ("*.json", "*.csv", "*.pkl", "error.txt")
+                for one in tmp_path.glob(f"e/*/{kind}")
+            ]
+            names.update(one.name for one in found)
+            missing.extend((str(one), lacks) for one in found if (lacks := disk.lacks(one)))
+        put_in_place(part, path, sync=sync)
+
+    monkeypatch.setattr(layout, "put_in_place", noted)
+    fit(
+        fails_first,
+        {"slope": tune.grid_search([0.1, 0.6, 0.2, 0.7])},
+        name="e",
+        storage_path=str(tmp_path),
+        metric="score",
+        mode="max",
+    )
+    assert snapshots > 0
+    assert names >= {"result.json", "progress.csv", "params.json", "params.pkl"}
+    assert not missing

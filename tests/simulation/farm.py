@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tunemq_scheduler.algorithms import Algorithms
+from tests.simulation.problem import Problem
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.executors.simulated import SimulatedTrialExecutor, SimulationSettings
 from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.replay import Outcome, outcome, replay, replay_lock_step
 from tunemq_scheduler.schedulers import TrialScheduler
-from tunemq_scheduler.search import BasicVariantGenerator, loguniform
-from tunemq_scheduler.search.search_algorithm import SearchSetup
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
-from tunemq_shared.conditions import Condition
-
-SPACE = {"lr": loguniform(1e-4, 1.0)}
-
-
-def noise(*parts: object) -> float:
-    """A number in [0, 1) that depends on ``parts`` only."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
 
 
 class ListJournal:
@@ -83,7 +70,7 @@ class CountedRecords:
 
 
 class Search:
-    """One simulated search: up to ``max_t`` steps a trial, curves of different height and speed."""
+    """One simulated search; ``algorithms`` as `Problem` takes them."""
 
     def __init__(
         self,
@@ -96,6 +83,7 @@ class Search:
         journal: Any = None,
         in_experiment: int | None = None,
         max_bytes: int | None = None,
+        **algorithms: Callable[[], Any],
     ) -> None:
         self.settings = RunnerSettings(
             keep=KeepRule(
@@ -110,28 +98,17 @@ class Search:
             max_storage_failures=-1,
             max_node_losses=-1,
         )
-        self.plan = ExperimentPlan(
-            experiment="simulated",
-            experiment_id="0",
-            events_key="",
-            folder="/nowhere",
-            trainable_name="train",
-            code=m.BlobRef("", 0, ""),
-            environment=m.Environment("", (), {}, ()),
-            stop=(Condition("training_iteration", max_t),),
-            checkpoint_frequency=2,
+        self.problem = problem = Problem(
+            make_scheduler, seed=simulation.seed, trials=trials, max_t=max_t, **algorithms
         )
-        self._make_scheduler = make_scheduler
-        self._seed = simulation.seed
-        self._trials = trials
         self.runner = TrialRunner(self.settings)
-        self.executor = SimulatedTrialExecutor(simulation, self._metrics, self._step_time)
+        self.executor = SimulatedTrialExecutor(simulation, problem.metrics, problem.step_time)
         self.journal = journal if journal is not None else ListJournal()
         self.records = CountedRecords()
-        self.algorithms = self._algorithms(lock_step=lock_step)
+        self.algorithms = problem.algorithms(lock_step=lock_step)
         self.loop = ExperimentLoop(
             runner=self.runner,
-            plan=self.plan,
+            plan=problem.plan,
             algorithms=self.algorithms,
             executor=self.executor,
             journal=self.journal,
@@ -140,7 +117,7 @@ class Search:
             trial_prefix="t",
             clock=self.executor.clock,
         )
-        self.executor.open(self.plan)
+        self.executor.open(problem.plan)
 
     def run(self) -> Search:
         self.loop.run()
@@ -155,21 +132,5 @@ class Search:
 
     def outcome_in_lock_step(self) -> Outcome:
         """What its journal comes to when everybody is asked about every result."""
-        algorithms = self._algorithms(lock_step=True)
-        return replay_lock_step(self.settings, self.plan, algorithms, self.journal.entries)
-
-    def _algorithms(self, *, lock_step: bool) -> Algorithms:
-        search = BasicVariantGenerator()
-        search.set_up(SearchSetup(SPACE, self._trials, "loss", "min", self._seed))
-        scheduler = self._make_scheduler()
-        scheduler.set_search_properties("loss", "min", seed=self._seed)
-        return Algorithms(
-            search=search, scheduler=scheduler, metric="loss", mode="min", lock_step=lock_step
-        )
-
-    def _metrics(self, config: dict[str, Any], step: int) -> dict[str, Any]:
-        level, speed = noise(self._seed, "level", config["lr"]), noise(self._seed, config["lr"])
-        return {"loss": level + (1 + speed) / step + 0.05 * noise(self._seed, config["lr"], step)}
-
-    def _step_time(self, config: dict[str, Any], step: int) -> float:
-        return 0.5 + noise(self._seed, "time", config["lr"], step)
+        algorithms = self.problem.algorithms(lock_step=True)
+        return replay_lock_step(self.settings, self.problem.plan, algorithms, self.journal.entries)

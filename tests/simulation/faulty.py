@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from tests.simulation.farm import SPACE, CountedRecords, noise
+from tests.simulation.farm import CountedRecords
+from tests.simulation.problem import Problem
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
@@ -21,15 +22,11 @@ from tunemq_scheduler.executors.simulated_faults import FaultSettings
 from tunemq_scheduler.executors.simulated_uploads import UploadSettings
 from tunemq_scheduler.invariants import Auditor
 from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.replay import Outcome, outcome, replay_lock_step
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import TrialScheduler
-from tunemq_scheduler.search import BasicVariantGenerator
-from tunemq_scheduler.search.search_algorithm import SearchSetup
 from tunemq_shared import defences
 from tunemq_shared import messages as m
-from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import InvariantBroken
 from tunemq_shared.packing import pack_config
 
@@ -95,7 +92,6 @@ class FaultySearch:
     ) -> None:
         self.seed, self._trials, self._max_t = seed, trials, max_t
         self._errored, self._snapshots = errored, snapshots
-        self._make_scheduler = make_scheduler
         self.settings = RunnerSettings(
             keep=keep,
             request={"cpu": 1.0},
@@ -104,22 +100,16 @@ class FaultySearch:
             max_storage_failures=max_storage_failures,
             checks_epochs=defences.EPOCH_CHECK,
         )
-        self.plan = ExperimentPlan(
-            experiment="simulated",
-            experiment_id="0",
-            events_key="",
-            folder="/nowhere",
-            trainable_name="train",
-            code=m.BlobRef("", 0, ""),
-            environment=m.Environment("", (), {}, ()),
-            stop=(Condition("training_iteration", max_t),),
-            checkpoint_frequency=2,
-        )
+        self.problem = Problem(make_scheduler, seed=seed, trials=trials, max_t=max_t)
         simulation = SimulationSettings(
             nodes=nodes, resources={"cpu": cpus}, seed=seed, uploads=uploads
         )
         self.farm = SimulatedFarm(
-            simulation, faults, self._metrics, self._step_time, on_start=self._host_starts
+            simulation,
+            faults,
+            self.problem.metrics,
+            self.problem.step_time,
+            on_start=self._host_starts,
         )
         self.turns: list[bytes] = []
         self.records = CountedRecords()
@@ -152,9 +142,9 @@ class FaultySearch:
     # --- the run ----------------------------------------------------------------------------------
 
     def run(self) -> FaultySearch:
-        self.farm.open(self.plan)
+        self.farm.open(self.problem.plan)
         self.lives = 1
-        self._begin(TrialRunner(self.settings), self.algorithms())
+        self._begin(TrialRunner(self.settings), self.problem.algorithms())
         while not self._live():
             self._take_up()
         self.auditor.same_as(self.loop.runner)
@@ -217,7 +207,7 @@ class FaultySearch:
     def _take_up(self) -> None:
         """A scheduler takes up what the last one left, which may be anywhere in a turn."""
         self.lives += 1
-        algorithms = self.algorithms()
+        algorithms = self.problem.algorithms()
         told = 0
         if self._snapshot is None or self.rng.random() < 0.3:
             runner = TrialRunner(self.settings)
@@ -225,7 +215,7 @@ class FaultySearch:
             told, state, finished, states = self._snapshot
             runner = TrialRunner.load(self.settings, state, finished)
             algorithms.set_state(states)
-        retelling = Retelling(runner, algorithms, self.plan)
+        retelling = Retelling(runner, algorithms, self.problem.plan)
         retelling.tell(m.decode_entries(turn) for turn in self.turns[told:])
         self.auditor.same_as(runner)
         self._begin(runner, algorithms, trials=retelling.trials)
@@ -242,7 +232,7 @@ class FaultySearch:
         began, before = self.farm.time.now + self._jumped_s, runner.elapsed
         self.loop = ExperimentLoop(
             runner=runner,
-            plan=self.plan,
+            plan=self.problem.plan,
             algorithms=algorithms,
             executor=_Mortal(self),
             journal=self,
@@ -255,7 +245,7 @@ class FaultySearch:
             nodes_may_come=True,
             **options,
         )
-        self.executor.open(self.plan)
+        self.executor.open(self.problem.plan)
 
     def _maybe_snapshot(self) -> None:
         if self.rng.random() > self._snapshots:
@@ -294,18 +284,18 @@ class FaultySearch:
         return outcome(self.settings, self.entries())
 
     def outcome_in_lock_step(self) -> Outcome:
-        algorithms = self.algorithms(lock_step=True)
-        return replay_lock_step(self.settings, self.plan, algorithms, self.entries())
+        algorithms = self.problem.algorithms(lock_step=True)
+        return replay_lock_step(self.settings, self.problem.plan, algorithms, self.entries())
 
     def expected(self) -> dict[tuple[bytes, int], dict[str, Any]]:
         """What is recorded where nothing goes wrong and nobody stops a trial."""
-        search = self.algorithms().search
+        search = self.problem.algorithms().search
         found: dict[tuple[bytes, int], dict[str, Any]] = {}
         for n in range(self._trials):
             suggestion = search.next_config(n, f"t_{n:05d}")
             config = pack_config(suggestion.config)
             for step in range(1, self._max_t + 1):
-                found[config, step] = self._metrics(suggestion.config, step)
+                found[config, step] = self.problem.metrics(suggestion.config, step)
         return found
 
     def results(self) -> dict[tuple[bytes, int], dict[str, Any]]:
@@ -333,24 +323,6 @@ class FaultySearch:
                 f"I5: trial {order.trial}: epoch {order.epoch} is started on {order.incarnation}, "
                 f"which has no room beside {hosts}"
             )
-
-    # --- the search -------------------------------------------------------------------------------
-
-    def algorithms(self, *, lock_step: bool = False) -> Algorithms:
-        search = BasicVariantGenerator()
-        search.set_up(SearchSetup(SPACE, self._trials, "loss", "min", self.seed))
-        scheduler = self._make_scheduler()
-        scheduler.set_search_properties("loss", "min", seed=self.seed)
-        return Algorithms(
-            search=search, scheduler=scheduler, metric="loss", mode="min", lock_step=lock_step
-        )
-
-    def _metrics(self, config: dict[str, Any], step: int) -> dict[str, Any]:
-        level, speed = noise(self.seed, "level", config["lr"]), noise(self.seed, config["lr"])
-        return {"loss": level + (1 + speed) / step + 0.05 * noise(self.seed, config["lr"], step)}
-
-    def _step_time(self, config: dict[str, Any], step: int) -> float:
-        return 0.5 + noise(self.seed, "time", config["lr"], step)
 
 
 class _Mortal:

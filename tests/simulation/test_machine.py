@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.plans import PLAN
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
@@ -22,7 +23,6 @@ from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_scheduler.invariants import Auditor
-from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
@@ -30,16 +30,6 @@ LAST_STEP = 6
 NODES = 2
 MOST_TRIALS = 5
 PICK = st.integers(0, 1000)
-
-PLAN = ExperimentPlan(
-    experiment="drawn",
-    experiment_id="0",
-    events_key="",
-    folder="/nowhere",
-    trainable_name="train",
-    code=m.BlobRef("", 0, ""),
-    environment=m.Environment("", (), {}, ()),
-)
 
 
 def pick(among: Sequence[Any], place: int) -> Any:

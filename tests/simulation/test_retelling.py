@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.simulation.farm import SPACE, Search
+from tests.simulation.farm import Search
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
@@ -26,7 +26,6 @@ from tunemq_scheduler.search import (
     Searcher,
 )
 from tunemq_scheduler.search.optuna_search import OptunaSearch
-from tunemq_scheduler.search.search_algorithm import SearchSetup
 from tunemq_scheduler.search.search_generator import SearchGenerator
 from tunemq_scheduler.stopper import CombinedStopper, FunctionStopper, NoopStopper, Stopper
 from tunemq_scheduler.trial_view import TrialView
@@ -149,31 +148,18 @@ class Mixed(Search):
     """A simulated search with any algorithms."""
 
     def __init__(self, mix: tuple[str, str, str], seed: int) -> None:
-        self._mix = mix
+        search, scheduler, stopper = mix
         simulation = SimulationSettings(
             nodes=3, seed=seed, latency_s=0.1, deaths=0.3, death_window_s=40.0
         )
         super().__init__(
-            SCHEDULERS[mix[1]], simulation=simulation, trials=TRIALS, journal=TurnJournal()
+            SCHEDULERS[scheduler],
+            make_search=SEARCHES[search],
+            make_stopper=STOPPERS[stopper],
+            simulation=simulation,
+            trials=TRIALS,
+            journal=TurnJournal(),
         )
-
-    def _algorithms(self, *, lock_step: bool) -> Algorithms:
-        search, scheduler, stopper = self._mix
-        algorithm = SEARCHES[search]()
-        algorithm.set_up(SearchSetup(SPACE, TRIALS, "loss", "min", self._seed))
-        judge = SCHEDULERS[scheduler]()
-        judge.set_search_properties("loss", "min", seed=self._seed)
-        return Algorithms(
-            search=algorithm,
-            scheduler=judge,
-            stopper=STOPPERS[stopper](),
-            metric="loss",
-            mode="min",
-            lock_step=lock_step,
-        )
-
-    def fresh(self) -> Algorithms:
-        return self._algorithms(lock_step=False)
 
 
 @dataclass
@@ -192,7 +178,7 @@ class Asked:
         if isinstance(event, m.ConfigSuggested):
             suggestion = self.algorithms.suggest(event.n, event.trial)
             assert pack_config(suggestion.config) == event.config, event
-            view = self.views[event.trial] = TrialView(event, self.search.plan)
+            view = self.views[event.trial] = TrialView(event, self.search.problem.plan)
             assert tuple(self.algorithms.added(view)) == answers
             self.suggestions += 1
         elif isinstance(event, m.TrialStarted):
@@ -222,17 +208,17 @@ class Asked:
 
 def told(search: Mixed, cut: int, snapshot: int | None) -> Asked | None:
     """Algorithms told of the turns before ``cut``; those before ``snapshot`` by their state."""
-    runner, algorithms, begin = TrialRunner(search.settings), search.fresh(), 0
+    runner, algorithms, begin = TrialRunner(search.settings), search.problem.algorithms(), 0
     if snapshot is not None:
-        first = Retelling(runner, algorithms, search.plan)
+        first = Retelling(runner, algorithms, search.problem.plan)
         first.tell(search.journal.turns[:snapshot])
         states = algorithms.get_state()
         if states is None:
             return None
         runner = TrialRunner.load(search.settings, dump(runner), dict(runner.finished))
-        algorithms, begin = search.fresh(), snapshot
+        algorithms, begin = search.problem.algorithms(), snapshot
         algorithms.set_state(states)
-    retelling = Retelling(runner, algorithms, search.plan)
+    retelling = Retelling(runner, algorithms, search.problem.plan)
     retelling.tell(search.journal.turns[begin:cut])
     return Asked(search, runner, algorithms, retelling.trials)
 
@@ -279,13 +265,13 @@ def test_a_result_that_was_decided_otherwise_counts_as_it_stands_in_the_journal(
         if isinstance(answer, m.Decided)
     }
     assert stopped
-    algorithms = search.fresh()
+    algorithms = search.problem.algorithms()
     ended: list[str] = []
     algorithms.scheduler.on_trial_complete = lambda _runner, trial, _result: ended.append(
         trial.trial_id
     )
     algorithms.scheduler.on_trial_result = lambda *_: "STOP"  # whatever is true of it
     runner = TrialRunner(search.settings)
-    Retelling(runner, algorithms, search.plan).tell(search.journal.turns)
+    Retelling(runner, algorithms, search.problem.plan).tell(search.journal.turns)
     assert runner.snapshot() == search.runner.snapshot()
     assert set(ended) == set(runner.finished) - stopped

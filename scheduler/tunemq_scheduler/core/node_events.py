@@ -60,6 +60,7 @@ class NodeEvents:
         if event.incarnation not in self._state.nodes:
             self._state.nodes[event.incarnation] = event
             self._slots.add_node(event.incarnation, event.resources)
+            self._state.queue.review(event.incarnation)
             self._state.review_nodes()
         return []
 
@@ -70,9 +71,11 @@ class NodeEvents:
         joined = state.nodes.pop(event.incarnation, None)
         if joined is not None:
             hosted = tuple(self._slots.lose_node(event.incarnation))
+            state.queue.review(event.incarnation)
             state.review_nodes()
             doing: dict[str, Doing] = {}
             state.away[event.incarnation] = AwayNode(joined, state.elapsed, hosted, doing)
+            state.leave_behind(event.incarnation)
             for one in hosted:
                 trial = state.live.get(one.trial)
                 if trial is not None and trial.epoch == one.epoch:
@@ -114,17 +117,17 @@ class NodeEvents:
     def taken_over(self, trial: Trial) -> list[Command]:
         """A new epoch of a trial began: what away nodes have of it counts no longer."""
         commands: list[Command] = []
-        for node in self._state.away:
-            commands += self._settle(node, trial.trial_id)
+        for node in self._state.left_behind.pop(trial.trial_id, ()):
+            if node in self._state.away:
+                commands += self._settle(node, trial.trial_id)
         return commands
 
     def trial_over(self, trial: str) -> list[Command]:
         """A trial is forgotten: what away nodes wrote of it refers to nothing any more."""
         commands: list[Command] = []
-        for away in self._state.away.values():
-            for one in away.hosted:
-                if one.trial == trial:
-                    commands += self._book.end(trial, one.epoch)
+        for node in self._state.left_behind.pop(trial, ()):
+            if node in self._state.away:
+                commands += self._end_epochs(node, trial)
         return commands
 
     def tick(self) -> list[Command]:
@@ -174,7 +177,11 @@ class NodeEvents:
 
     def _settle(self, node: str, trial: str) -> list[Command]:
         """Whatever this away node still has of a trial, and says of it, is not waited for."""
-        commands = self._book.give_up(node, trial)
+        return [*self._book.give_up(node, trial), *self._end_epochs(node, trial)]
+
+    def _end_epochs(self, node: str, trial: str) -> list[Command]:
+        """What this away node hosts of a trial writes nothing any more that counts."""
+        commands: list[Command] = []
         for one in self._state.away[node].hosted:
             if one.trial == trial:
                 commands += self._book.end(trial, one.epoch)

@@ -61,6 +61,7 @@ class ResumeEvents:
         if not event.unfinished:
             for trial in list(state.live.values()):
                 self._turns.stop(trial, NOT_RESUMED, commands)
+        state.queue.regroup()  # the rules may be others
         for trial_id in state.revived_by(event):
             self._revive(trial_id, event, answers, commands)
         return commands
@@ -96,13 +97,13 @@ class ResumeEvents:
         else:  # its host or its uploads are there still
             trial.status = PENDING
         state.counts[PENDING] += 1
-        state.queue.follow(trial)
         trial.story.append(event)
         trial.reason = trial.failed_on = ""
         trial.stop_ordered = False
         trial.failure = None
         trial.failures, trial.in_a_row, trial.fell_with = {}, {}, []
         trial.fruitless, trial.not_before = 0, 0.0
+        state.queue.follow(trial)
         state.book.revived(trial)
         is_anew = event.errored == RESTART and trial_id not in event.also
         if is_anew:

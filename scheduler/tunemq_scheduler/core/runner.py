@@ -166,7 +166,10 @@ class TrialRunner(RunnerState):
                     self._end(trial, TERMINATED, answer.reason, commands, early=True)
                 case m.Decided(decision=m.PAUSE):
                     trial.pausing = answer.reason or "it was paused"
-                    commands.append(PauseTrial(*self._where(trial)))
+                    if trial.status == RUNNING:
+                        commands.append(PauseTrial(*self._where(trial)))
+                    else:  # its search was interrupted: its host was told to stop already
+                        self._move(trial, PAUSED)
                 case _:
                     pass
         if trial.status == RUNNING and not trial.pausing:

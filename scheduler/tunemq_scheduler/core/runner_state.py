@@ -58,7 +58,9 @@ class RunnerState:
         #: Those of them that changed since somebody wrote them down.
         self._changed: dict[str, None] = {}
         self.book = CheckpointBook(settings, self.live, self._forget_checkpoint)
-        self.queue = WaitingTrials()
+        self.queue = WaitingTrials(self._may_be_poison)
+        #: Trial -> the away nodes that hosted it or have checkpoints of it; some may be back.
+        self.left_behind: dict[str, dict[str, None]] = {}
         self.counts: dict[str, int] = dict.fromkeys(STATES, 0)
         self.elapsed = 0.0
         #: Counts the schedulers that took up this experiment.
@@ -154,13 +156,14 @@ class RunnerState:
         Of trials that may be poison each node gets one: else nobody could tell which it was that
         took the node with it, and all of them would end for it.
         """
-        if not self._may_be_poison(trial):
-            return ()
-        return {
-            node
-            for one, _, node in self.slots
-            if one in self.live and self._may_be_poison(self.live[one])
-        }
+        return _Suspected(self) if self._may_be_poison(trial) else ()
+
+    def hosts_suspect(self, node: str) -> bool:
+        """Whether a node has a trial that may be poison."""
+        return any(
+            one in self.live and self._may_be_poison(self.live[one])
+            for one in self.slots.trials_on(node)
+        )
 
     def _may_be_poison(self, trial: Trial) -> bool:
         """Whether one more lost node ends the trial in ERROR."""
@@ -176,6 +179,14 @@ class RunnerState:
         if self.aside or self.health:
             self.aside = self.health.aside(self.nodes, self.elapsed)
             self.placement.set_aside(self.aside)
+
+    def leave_behind(self, node: str) -> None:
+        """A node is away now; whatever it has is of these trials."""
+        hosted = (one.trial for one in self.away[node].hosted)
+        for trial in (*hosted, *self.book.owners(node)):
+            nodes = self.left_behind.setdefault(trial, {})
+            nodes.pop(node, None)  # in the order in which they went away
+            nodes[node] = None
 
     def next_wake(self) -> float | None:
         """When a trial or a node may be tried again, in elapsed seconds; None where none waits."""
@@ -256,6 +267,16 @@ class RunnerState:
                 ranks=tuple(rank for _, rank in kept),
             ),
         )
+
+
+class _Suspected:
+    """The nodes that have a trial which may be poison; looks only at those it is asked about."""
+
+    def __init__(self, state: RunnerState) -> None:
+        self._state = state
+
+    def __contains__(self, node: object) -> bool:
+        return isinstance(node, str) and self._state.hosts_suspect(node)
 
 
 _unpack_summary = msgspec.msgpack.Decoder(TrialSummary).decode

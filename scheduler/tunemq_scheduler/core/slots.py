@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 
 import msgspec
@@ -30,6 +31,8 @@ class Slots:
         self.placement = Placement()
         self._held: dict[Incarnation, tuple[str, Mapping[str, float]]] = {}
         self._on_node: dict[str, dict[Incarnation, None]] = {}
+        #: How many epochs of each trial hold one.
+        self._epochs: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -49,16 +52,14 @@ class Slots:
         """A node is gone; returns who held slots of it, and what they held."""
         self.placement.remove_node(node)
         return [
-            Hosted(trial, epoch, dict(self._held.pop((trial, epoch))[1]))
+            Hosted(trial, epoch, dict(self._let_go(trial, epoch)[1]))
             for trial, epoch in self._on_node.pop(node)
         ]
 
     def hold(self, node: str, hosted: Hosted) -> None:
         """Take this slot, whatever else could be had: its host is there."""
         self.placement.take(node, hosted.resources)
-        incarnation = hosted.trial, hosted.epoch
-        self._held[incarnation] = node, hosted.resources
-        self._on_node[node][incarnation] = None
+        self._have(node, (hosted.trial, hosted.epoch), hosted.resources)
 
     def take(self, trial: Trial, avoid: Container[str] = ()) -> str:
         """Take a slot for the trial's newest epoch; returns the node, which is none of ``avoid``.
@@ -72,17 +73,14 @@ class Slots:
         if node is None:
             raise BugError(f"trial {trial.trial_id} was chosen, and no node has room for it")
         self.placement.take(node, trial.resources)
-        incarnation = trial.trial_id, trial.epoch
-        self._held[incarnation] = node, trial.resources
-        self._on_node[node][incarnation] = None
+        self._have(node, (trial.trial_id, trial.epoch), trial.resources)
         return node
 
     def give_back(self, trial: str, epoch: int) -> str | None:
         """Give a slot back; returns its node, None if none was held."""
-        held = self._held.pop((trial, epoch), None)
-        if held is None:
+        if (trial, epoch) not in self._held:
             return None
-        node, resources = held
+        node, resources = self._let_go(trial, epoch)
         self.placement.give_back(node, resources)
         del self._on_node[node][trial, epoch]
         return node
@@ -102,9 +100,11 @@ class Slots:
 
     def has_any(self, trial: Trial) -> bool:
         """Whether any epoch of the trial holds a slot."""
-        if trial.epoch > len(self._held):  # far more, where the journal came from its copy
-            return any(one == trial.trial_id for one, _ in self._held)
-        return any((trial.trial_id, epoch) in self._held for epoch in range(1, trial.epoch + 1))
+        return trial.trial_id in self._epochs
+
+    def trials_on(self, node: str) -> Iterator[str]:
+        """The trials that hold a slot of this node; one with two epochs there comes twice."""
+        return (trial for trial, _ in self._on_node[node])
 
     def dumped(self) -> SlotsState:
         """All of it."""
@@ -122,3 +122,15 @@ class Slots:
             (trial, epoch): (node, resources) for trial, epoch, node, resources in state.held
         }
         self._on_node = {node: dict.fromkeys(held) for node, held in state.on_node}
+        self._epochs = dict(Counter(trial for trial, _ in self._held))
+
+    def _have(self, node: str, incarnation: Incarnation, resources: Mapping[str, float]) -> None:
+        self._held[incarnation] = node, resources
+        self._on_node[node][incarnation] = None
+        self._epochs[incarnation[0]] = self._epochs.get(incarnation[0], 0) + 1
+
+    def _let_go(self, trial: str, epoch: int) -> tuple[str, Mapping[str, float]]:
+        self._epochs[trial] -= 1
+        if not self._epochs[trial]:
+            del self._epochs[trial]
+        return self._held.pop((trial, epoch))

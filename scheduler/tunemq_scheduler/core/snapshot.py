@@ -163,6 +163,8 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
     runner.health.load(read.health)
     runner.slots.take_back(read.slots)
     runner.book.take_back(read.book)
+    for node in runner.away:
+        runner.leave_behind(node)
     live = runner.live
     runner.queue.take_back(
         [live[trial] for trial in read.pending], [live[trial] for trial in read.paused]

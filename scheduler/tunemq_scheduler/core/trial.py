@@ -29,10 +29,10 @@ ERROR: Final = "ERROR"
 STATES: Final = (PENDING, RUNNING, PAUSED, TERMINATED, ERROR)
 FINISHED: Final = frozenset((TERMINATED, ERROR))
 
-#: From a state to those that may follow it. PENDING waits for a slot (also to be tried again); a
-#: finished trial stays so.
+#: From a state to those that may follow it. PENDING waits for a slot (also to be tried again); one
+#: whose search was interrupted may still be told to pause. A finished trial stays so.
 TRANSITIONS: Final[dict[str, frozenset[str]]] = {
-    PENDING: frozenset((RUNNING, TERMINATED, ERROR)),
+    PENDING: frozenset((RUNNING, PAUSED, TERMINATED, ERROR)),
     RUNNING: frozenset((PENDING, PAUSED, TERMINATED, ERROR)),
     PAUSED: frozenset((PENDING, RUNNING, TERMINATED, ERROR)),
     TERMINATED: frozenset(),

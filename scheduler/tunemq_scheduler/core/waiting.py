@@ -1,51 +1,219 @@
-"""`WaitingTrials`: those that wait for a slot, and those that wait until somebody resumes them."""
+"""`WaitingTrials`: those that wait for a slot, and those that wait until somebody resumes them.
+
+Thousands may wait at once, as after the loss of many nodes, and most turns place a few of them or
+none. So trials that wait for the same stand in one *line*: where its first has no place, nobody in
+it has one. What a turn costs grows with the number of lines, of which there are as many as there
+are different requests, and with what is placed; not with how many wait.
+
+Who waits before the next try stands in no line until that time has come. A line then has each in
+the place that its ticket says, which is given out when a trial begins to wait.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
 
 from tunemq_scheduler.core.trial import PAUSED, PENDING, Trial
 
+#: A heap is made anew when it holds more entries than twice what counts, and this.
+_SLACK: Final = 64
 
-class WaitingTrials:
-    """PENDING and PAUSED trials; each kind in the order in which they began to wait."""
+
+class _Kind(NamedTuple):
+    """What the trials of a line have in common: all that decides whether there is a place.
+
+    Attributes:
+        is_apart: they must not share a node with others of whom that is true, too.
+    """
+
+    status: str
+    request: tuple[tuple[str, float], ...]
+    is_apart: bool
+
+
+class _Line:
+    """Trials of one kind; the first is found at once, whoever left and joined in between."""
+
+    __slots__ = ("_heap", "tickets")
 
     def __init__(self) -> None:
-        self._pending: dict[str, Trial] = {}
-        self._paused: dict[str, Trial] = {}
+        self.tickets: dict[str, int] = {}
+        #: Holds those of trials that left, too, which are passed over.
+        self._heap: list[tuple[int, str]] = []
+
+    def join(self, trial: str, ticket: int) -> None:
+        self.tickets[trial] = ticket
+        heapq.heappush(self._heap, (ticket, trial))
+
+    def leave(self, trial: str) -> None:
+        del self.tickets[trial]
+        if len(self._heap) > 2 * len(self.tickets) + _SLACK:
+            self._heap = self.in_order()
+
+    def first(self) -> tuple[int, str]:
+        while self.tickets.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0]
+
+    def in_order(self) -> list[tuple[int, str]]:
+        return sorted((ticket, trial) for trial, ticket in self.tickets.items())
+
+
+class _Place(NamedTuple):
+    """Where a trial waits.
+
+    Attributes:
+        kind: of its line; None while it waits before the next try.
+        nodes: those that may have something to do with whether it is apart.
+    """
+
+    ticket: int
+    kind: _Kind | None
+    nodes: tuple[str, ...]
+
+
+class WaitingTrials:
+    """PENDING and PAUSED trials; each kind in the order in which they began to wait.
+
+    Args:
+        is_apart: whether a trial must not share a node with others of whom that is true, too. It
+            is asked when a trial begins to wait, and by `review` and `regroup`.
+    """
+
+    def __init__(self, is_apart: Callable[[Trial], bool]) -> None:
+        self._is_apart = is_apart
+        self._trials: dict[str, dict[str, Trial]] = {PENDING: {}, PAUSED: {}}
+        self._places: dict[str, _Place] = {}
+        self._lines: dict[str, dict[_Kind, _Line]] = {PENDING: {}, PAUSED: {}}
+        #: When who waits before the next try may go on; holds trials that left, too.
+        self._later: list[tuple[float, int, str]] = []
+        #: Who fell with a node.
+        self._fell_with: dict[str, dict[str, None]] = {}
+        self._tickets = 0
 
     def __iter__(self) -> Iterator[Trial]:
         """All: the PENDING, then the PAUSED."""
-        yield from self._pending.values()
-        yield from self._paused.values()
+        for trials in self._trials.values():
+            yield from trials.values()
+
+    # --- who waits --------------------------------------------------------------------------------
 
     def follow(self, trial: Trial) -> None:
         """A trial's status changed."""
-        self._pending.pop(trial.trial_id, None)
-        self._paused.pop(trial.trial_id, None)
-        if trial.status == PENDING:
-            self._pending[trial.trial_id] = trial
-        elif trial.status == PAUSED:
-            self._paused[trial.trial_id] = trial
+        if trial.trial_id in self._places:
+            self._leave(trial.trial_id)
+            for trials in self._trials.values():
+                trials.pop(trial.trial_id, None)
+        if trial.status in self._trials:
+            self._trials[trial.status][trial.trial_id] = trial
+            self._tickets += 1
+            self._rest(trial, self._tickets)
+
+    def review(self, node: str) -> None:
+        """A node came or went: who fell with it may be apart now, or not any longer."""
+        for trial in list(self._fell_with.get(node, ())):
+            self._regroup(self._trial(trial))
+
+    def regroup(self) -> None:
+        """Anything may have changed about those that wait, but for their order."""
+        for trial in self:
+            self._regroup(trial)
 
     def dumped(self) -> tuple[list[str], list[str]]:
         """The ids of the PENDING and of the PAUSED, each in their order."""
-        return list(self._pending), list(self._paused)
+        return list(self._trials[PENDING]), list(self._trials[PAUSED])
 
-    def take_back(self, pending: list[Trial], paused: list[Trial]) -> None:
+    def take_back(self, pending: Iterable[Trial], paused: Iterable[Trial]) -> None:
         """Be as it was when it was `dumped`."""
-        self._pending = {trial.trial_id: trial for trial in pending}
-        self._paused = {trial.trial_id: trial for trial in paused}
+        for trial in (*pending, *paused):
+            self.follow(trial)
+
+    # --- who is next ------------------------------------------------------------------------------
 
     def has_pending(self, elapsed: float) -> bool:
         """Whether one waits for nothing but a slot."""
-        return any(trial.not_before <= elapsed for trial in self._pending.values())
+        self._wake(elapsed)
+        return bool(self._lines[PENDING])
 
     def placeable(self, elapsed: float, has_place: Callable[[Trial], bool]) -> Iterator[Trial]:
-        """Those that could be placed now."""
-        return (trial for trial in self if trial.not_before <= elapsed and has_place(trial))
+        """Those that could be placed now; the first costs as much as there are lines.
+
+        To be used up before anything changes. ``has_place`` is asked about one trial of a line.
+        """
+        self._wake(elapsed)
+        for status, lines in self._lines.items():
+            trials = self._trials[status]
+            firsts = [(line.first(), line) for line in lines.values()]
+            usable = [(first, line) for first, line in firsts if has_place(trials[first[1]])]
+            if usable:
+                (ticket, trial), _ = min(usable, key=lambda one: one[0])
+                yield trials[trial]
+                rest = heapq.merge(*(line.in_order() for _, line in usable))
+                yield from (trials[one] for other, one in rest if other != ticket)
 
     def next_try(self, elapsed: float) -> float | None:
         """When the next that waits to be tried again may go on, in elapsed seconds."""
-        due = [trial.not_before for trial in self if trial.not_before > elapsed]
-        return min(due, default=None)
+        self._wake(elapsed)
+        return self._later[0][0] if self._later else None
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _trial(self, trial: str) -> Trial:
+        return next(trials[trial] for trials in self._trials.values() if trial in trials)
+
+    def _rest(self, trial: Trial, ticket: int) -> None:
+        """Wait for the next try; where that may be at once, until somebody looks."""
+        nodes = tuple(trial.fell_with)
+        self._places[trial.trial_id] = _Place(ticket, None, nodes)
+        for node in nodes:
+            self._fell_with.setdefault(node, {})[trial.trial_id] = None
+        if trial.not_before > 0:
+            heapq.heappush(self._later, (trial.not_before, ticket, trial.trial_id))
+        else:
+            self._stand(trial)
+
+    def _stand(self, trial: Trial) -> None:
+        """Wait for nothing but a slot."""
+        place = self._places[trial.trial_id]
+        request = tuple(sorted(trial.resources.items()))
+        kind = _Kind(trial.status, request, self._is_apart(trial))
+        self._places[trial.trial_id] = place._replace(kind=kind)
+        lines = self._lines[trial.status]
+        if kind not in lines:
+            lines[kind] = _Line()
+        lines[kind].join(trial.trial_id, place.ticket)
+
+    def _leave(self, trial: str) -> int:
+        """Wait no longer; returns the ticket."""
+        place = self._places.pop(trial)
+        for node in place.nodes:
+            self._fell_with[node].pop(trial, None)
+            if not self._fell_with[node]:
+                del self._fell_with[node]
+        if place.kind is not None:
+            lines = self._lines[place.kind.status]
+            lines[place.kind].leave(trial)
+            if not lines[place.kind].tickets:
+                del lines[place.kind]
+        elif len(self._later) > 2 * len(self._places) + _SLACK:
+            self._later = [one for one in self._later if self._is_resting(one)]
+            heapq.heapify(self._later)
+        return place.ticket
+
+    def _regroup(self, trial: Trial) -> None:
+        self._rest(trial, self._leave(trial.trial_id))
+
+    def _is_resting(self, entry: tuple[float, int, str]) -> bool:
+        _, ticket, trial = entry
+        place = self._places.get(trial)
+        return place is not None and place.kind is None and place.ticket == ticket
+
+    def _wake(self, elapsed: float) -> None:
+        """Have those stand in line whose time has come; whoever left is forgotten."""
+        later = self._later
+        while later and (later[0][0] <= elapsed or not self._is_resting(later[0])):
+            entry = heapq.heappop(later)
+            if self._is_resting(entry):
+                self._stand(self._trial(entry[2]))

@@ -177,6 +177,17 @@ class EmbeddedFarm:
         """Whether another search can have it."""
         return not self._is_ending and self.trouble() is None
 
+    def excuse_node(self) -> None:
+        """The node's newest death is not its own fault: the keeper is not to give it up for that.
+
+        Else a handful of trials that take their node with them would take the farm, too, before
+        each is found out.
+        """
+        try:
+            self._control.send(layout.excuse(layout.NODE).encode())
+        except OSError:  # the keeper is gone, which `trouble` tells
+            return
+
     def news(self) -> list[str]:
         """What happened since the last call that a person should know."""
         self._read_facts()

@@ -9,8 +9,9 @@ may be held by its children), and because somebody must be left to remove the fo
 It imports neither the rest of TuneMQ nor anything from outside the standard library, and starts
 with ``python -I -S``, so that no module of the user's can get in its way.
 
-Both ends speak lines. To the keeper: ``stop``. To the script: ``started <service> <pid>``,
-``died <service> <how>``, ``gave_up <service> <why>``.
+Both ends speak lines. To the keeper: ``stop``, and ``excuse <service>`` where its newest death was
+not its own fault. To the script: ``started <service> <pid>``, ``died <service> <how>``, ``gave_up
+<service> <why>``.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Service:
             return False
         self.due = now + _PAUSES_S[self.young_deaths - 1]
         return True
+
+    def excuse(self, times: int) -> None:
+        """So many of its deaths do not count."""
+        self.young_deaths = max(0, self.young_deaths - times)
 
 
 class Keeper:
@@ -105,7 +110,7 @@ class Keeper:
     def _look(self, ready: list[int]) -> None:
         if self._script in ready:
             self._ending = True
-        if self._control in ready and self._told_to_end():
+        if self._control in ready and self._is_told_to_end():
             self._ending = True
         if self._ending:
             return
@@ -115,11 +120,14 @@ class Keeper:
                 self._noted(pid, status)
         self._start_due()
 
-    def _told_to_end(self) -> bool:
+    def _is_told_to_end(self) -> bool:
+        """Do what the script says; returns whether that is to end."""
         try:
-            said = os.read(self._control, 512)
+            said = os.read(self._control, 4096)
         except OSError:
             return True
+        for service in self._services:
+            service.excuse(said.count(layout.excuse(service.name).encode()))
         # End of file: the script has turned into another program (exec), and cannot say so.
         return not said or b"stop" in said
 

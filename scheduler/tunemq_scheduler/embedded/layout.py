@@ -29,6 +29,11 @@ def log_of(service: str) -> str:
     return f"{service}.log"
 
 
+def excuse(service: str) -> str:
+    """What the script tells the keeper where a service's newest death was not its own fault."""
+    return f"excuse {service}\n"
+
+
 def take_lock(folder: str) -> int:
     """Mark a folder as in use for as long as the returned descriptor is open.
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+from tunemq_scheduler.core.commands import DropNode
 from tunemq_scheduler.executors.app import Publisher
 from tunemq_scheduler.executors.generation import QUESTIONS, Generation
 from tunemq_scheduler.executors.mailbox import Mailbox
@@ -52,6 +53,9 @@ class Backing(Protocol):
     def news(self) -> list[str]:
         """What happened since the last call that a person should know."""
 
+    def excuse_node(self) -> None:
+        """A node died while it had trials: one of them may have done it, and is judged for it."""
+
 
 class CeleryTrialExecutor(MailedOrders):
     """The backend of real experiments; for one experiment.
@@ -71,7 +75,8 @@ class CeleryTrialExecutor(MailedOrders):
         backing: Backing | None = None,
         connect_within: float = 10.0,
     ) -> None:
-        super().__init__(Roster(term))
+        super().__init__()
+        self._roster = Roster(term)
         self._backing = backing
         self._connect_within = connect_within
         self._line = RedisLine(url)
@@ -175,11 +180,19 @@ class CeleryTrialExecutor(MailedOrders):
             since = time.monotonic()
             self._roster.expect(node, accepted.get(node.incarnation, 0), away_since=since)
 
+    def drop_node(self, order: DropNode) -> None:
+        """Forget a node that is dead."""
+        self._roster.bury(order.incarnation, "it was lost")
+
     def on_step_end(self) -> None:
         """Send each node whose orders changed its new assignment."""
         for node in self._roster.nodes.values():
             if node.mailbox.is_changed and node.takes_orders:
                 self._send_orders(node.mailbox)
+
+    def _mailbox(self, incarnation: str) -> Mailbox | None:
+        node = self._roster.nodes.get(incarnation)
+        return node.mailbox if node is not None else None
 
     def _send_orders(self, mailbox: Mailbox, *, again: bool = False) -> None:
         if self._away_since is not None:  # when Redis is back, all that has changed is sent
@@ -288,7 +301,14 @@ class CeleryTrialExecutor(MailedOrders):
             # Within a millisecond the numbers of two streams say nothing about their order.
             if read is None or place_of(read)[0] > place_of(entry_id)[0]:
                 del self._departed[incarnation]
+                if why == wire.STARTED_AGAIN:
+                    self._excuse(incarnation)
                 self._roster.lose(incarnation, why, is_dead=True)
+
+    def _excuse(self, incarnation: str) -> None:
+        mailbox = self._mailbox(incarnation)
+        if self._backing is not None and mailbox is not None and not mailbox.is_empty:
+            self._backing.excuse_node()
 
     def _admit(self) -> None:
         """Look at leases out of turn if a node waits to be announced: it can have work at once."""

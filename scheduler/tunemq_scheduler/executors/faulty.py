@@ -14,22 +14,12 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.commands import (
-    ContinueTrial,
-    DropNode,
-    ExecutorCommand,
-    PauseTrial,
-    ReattachTrial,
-    ReleaseTrial,
-    StartTrial,
-    StopTrial,
-)
-from tunemq_scheduler.executors.executor import TrialExecutor
+from tunemq_scheduler.core.commands import DropNode, ExecutorCommand
 from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
-from tunemq_shared.errors import BugError
 
 #: Leases are looked at this often.
 _LOOK_EVERY_S: Final = 1.0
@@ -60,7 +50,7 @@ class _Watched(msgspec.Struct):
         return not (self.is_new or self.is_away)
 
 
-class FaultyTrialExecutor(TrialExecutor):
+class FaultyTrialExecutor(MailedOrders):
     """Runs trials on a farm that is there before it and after it.
 
     Args:
@@ -68,9 +58,9 @@ class FaultyTrialExecutor(TrialExecutor):
     """
 
     def __init__(self, farm: SimulatedFarm, term: int = 1) -> None:
+        super().__init__()
         self._farm, self._term = farm, term
         self._time = farm.time
-        self._plan: ExperimentPlan | None = None
         self._nodes: dict[str, _Watched] = {}
         self._dead: set[str] = set()
         self._facts: list[m.Event] = []
@@ -118,56 +108,6 @@ class FaultyTrialExecutor(TrialExecutor):
         self._facts_are_handled()
         super().perform(commands)
 
-    def start_trial(self, order: StartTrial) -> None:
-        """Have a node host a trial."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            start = self._opened_plan.host_start(order)
-            mailbox.start(order.trial, order.epoch, order.run_until, start)
-
-    def reattach_trial(self, order: ReattachTrial) -> None:
-        """Say once more what a node is to do about a trial, of which it may have heard or not."""
-        start = order.start
-        mailbox = self._mailbox(start.incarnation)
-        if mailbox is None:
-            return
-        how = self._opened_plan.host_start(start)
-        if order.is_wanted:
-            mailbox.reattach(
-                start.trial,
-                start.epoch,
-                start.run_until,
-                how,
-                pause=order.pause,
-                stop=order.stop,
-            )
-        else:
-            mailbox.kill(start.trial, start.epoch, how)
-
-    def continue_training(self, order: ContinueTrial) -> None:
-        """Let a hosted trial run on."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            mailbox.move_horizon(order.trial, order.epoch, order.run_until)
-
-    def stop_trial(self, order: StopTrial) -> None:
-        """Have a hosted trial ended."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            mailbox.stop(order.trial, order.epoch)
-
-    def pause_trial(self, order: PauseTrial) -> None:
-        """Have a hosted trial saved and ended, to go on later."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            mailbox.pause(order.trial, order.epoch)
-
-    def release_trial(self, order: ReleaseTrial) -> None:
-        """Forget a trial whose host is gone."""
-        mailbox = self._mailbox(order.incarnation)
-        if mailbox is not None:
-            mailbox.release(order.trial, order.epoch)
-
     def drop_node(self, order: DropNode) -> None:
         """Forget a dead node."""
         self._nodes.pop(order.incarnation, None)
@@ -188,12 +128,6 @@ class FaultyTrialExecutor(TrialExecutor):
     def _mailbox(self, incarnation: str) -> Mailbox | None:
         watched = self._nodes.get(incarnation)
         return None if watched is None else watched.mailbox
-
-    @property
-    def _opened_plan(self) -> ExperimentPlan:
-        if self._plan is None:
-            raise BugError("the executor was used before it was opened")
-        return self._plan
 
     # --- facts ------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
-    DropNode,
     PauseTrial,
     ReattachTrial,
     ReleaseTrial,
@@ -13,7 +14,6 @@ from tunemq_scheduler.core.commands import (
 )
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.executors.roster import Roster
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.errors import BugError
 
@@ -21,12 +21,11 @@ from tunemq_shared.errors import BugError
 class MailedOrders(TrialExecutor):
     """Puts each order into the mailbox of its node; whoever is derived from it sends them.
 
-    Args:
-        roster: has the mailboxes.
+    Those that are derived know the nodes (`_mailbox`) and forget them (`drop_node`), set ``_plan``
+    when they are opened, and send what has changed at the end of a turn (`on_step_end`).
     """
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
+    def __init__(self) -> None:
         self._plan: ExperimentPlan | None = None
 
     def start_trial(self, order: StartTrial) -> None:
@@ -79,14 +78,9 @@ class MailedOrders(TrialExecutor):
             stop=order.stop,
         )
 
-    def drop_node(self, order: DropNode) -> None:
-        """Forget a node that is dead."""
-        self._roster.bury(order.incarnation, "it was lost")
-
+    @abstractmethod
     def _mailbox(self, incarnation: str) -> Mailbox | None:
         """The mailbox of a node; None when it was lost since, which the runner is about to read."""
-        node = self._roster.nodes.get(incarnation)
-        return node.mailbox if node is not None else None
 
     @property
     def _opened_plan(self) -> ExperimentPlan:

@@ -20,11 +20,6 @@ class VirtualTime:
         #: How many things were asked for so far.
         self.asked = 0
 
-    @property
-    def next_at(self) -> float | None:
-        """When the next thing happens; None when nothing will."""
-        return self._happenings[0][0] if self._happenings else None
-
     def after(self, delay: float, action: Callable[..., object], *arguments: Any) -> None:
         """Have something done in ``delay`` seconds."""
         self.asked += 1

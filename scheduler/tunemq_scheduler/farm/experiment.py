@@ -118,17 +118,11 @@ class FarmExperiment(Experiment):
         loop.interrupt_grace_s = INTERRUPT_GRACE_S
         executor.waiting = lambda: _waiting(loop)
 
-        def stop(reason: str) -> None:
-            loop.interrupt(reason)
-            if search.is_over:
-                search.give_up_copying()
-
         def stop_now() -> None:
-            search.is_killed = True
+            search.drop()
             executor.wake()
-            search.give_up_copying()
 
-        signals = StopSignals(stop, stop_now)
+        signals = StopSignals(search.interrupt, stop_now)
         with signals, closing(self._farm.lease), search.shown(lambda: signals.received is not None):
             try:
                 executor.open(loop.plan)
@@ -136,8 +130,7 @@ class FarmExperiment(Experiment):
                 loop.run(until=lambda: search.is_killed)
             except SchedulerSuperseded:
                 # Whatever is done about files and the store now is done by the other one.
-                search.is_killed = True
-                search.give_up_copying()
+                search.drop()
                 executor.leave()
                 raise
             finally:

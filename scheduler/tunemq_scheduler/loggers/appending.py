@@ -7,6 +7,7 @@ import os
 from collections import OrderedDict
 from typing import Final
 
+from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError
 
 #: A file's records are held back until the end of the loop's turn, or until they are so many bytes.
@@ -32,10 +33,16 @@ class AppendedFile:
 
 
 class AppendedFiles:
-    """Writes what `AppendedFile`s hold, keeping the ones used last open."""
+    """Writes what `AppendedFile`s hold, keeping the ones used last open.
 
-    def __init__(self, limit: int = OPEN_FILES) -> None:
+    Args:
+        limit: how many are open at most.
+        unsynced: told which are written.
+    """
+
+    def __init__(self, limit: int = OPEN_FILES, unsynced: UnsyncedFiles | None = None) -> None:
         self._limit = limit
+        self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
         self._open: OrderedDict[str, int] = OrderedDict()
         self._waiting: dict[AppendedFile, None] = {}
 
@@ -84,12 +91,14 @@ class AppendedFiles:
                 del held[: os.write(descriptor, held)]
         except OSError as error:
             if is_patient and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._unsynced.hold(file.path)
                 return False
             raise StoreError(
                 f"{file.path} cannot be written: {error.strerror}; {len(held)} bytes wait. "
                 "Make room or make the folder writable, then restore the experiment."
             ) from error
         self._waiting.pop(file, None)
+        self._unsynced.note(file.path)
         return True
 
     def close(self, file: AppendedFile) -> None:

@@ -13,6 +13,7 @@ from tunemq_scheduler.folders import make_trial_folder, replace_file
 from tunemq_scheduler.loggers.appending import AppendedFile, AppendedFiles
 from tunemq_scheduler.loggers.csv_cells import EMPTY, cell, columns_of, flatten, row_of
 from tunemq_scheduler.loggers.logger import LoggerCallback
+from tunemq_scheduler.unsynced import UnsyncedFiles
 
 if TYPE_CHECKING:
     from tunemq_scheduler.trial_view import TrialView
@@ -115,12 +116,16 @@ class CSVLoggerCallback(LoggerCallback):
     that a crash leaves one or the other. A trial that goes on after a restart finds its columns in
     the file. A line end within a string is written as ``\n`` spelt out, so that a row is a line.
 
+    Args:
+        unsynced: told which files are written.
+
     Raises:
         StoreError: a file cannot be written.
     """
 
-    def __init__(self) -> None:
-        self._files = AppendedFiles()
+    def __init__(self, unsynced: UnsyncedFiles | None = None) -> None:
+        self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
+        self._files = AppendedFiles(unsynced=self._unsynced)
         self._tables: dict[str, _Table] = {}
 
     def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:
@@ -173,4 +178,5 @@ class CSVLoggerCallback(LoggerCallback):
         commas = b"," * (len(table.columns) - known)
         with open(table.file.path, "rb") as old:
             rows = old.read().splitlines()[1:]
+        self._unsynced.note(table.file.path)
         replace_file(table.file.path, b"\n".join([header, *(row + commas for row in rows), b""]))

@@ -14,6 +14,7 @@ from tunemq_scheduler.folders import make_trial_folder, write_file
 from tunemq_scheduler.loggers.appending import AppendedFile, AppendedFiles
 from tunemq_scheduler.loggers.encoding import result_to_json, to_json
 from tunemq_scheduler.loggers.logger import LoggerCallback
+from tunemq_scheduler.unsynced import UnsyncedFiles
 
 if TYPE_CHECKING:
     from tunemq_scheduler.trial_view import TrialView
@@ -50,12 +51,16 @@ class JsonLoggerCallback(LoggerCallback):
     ``Infinity`` and ``-Infinity``, which Python's ``json`` reads. A trial that goes on after a
     restart appends to its file.
 
+    Args:
+        unsynced: told which files are written.
+
     Raises:
         StoreError: a file cannot be written.
     """
 
-    def __init__(self) -> None:
-        self._files = AppendedFiles()
+    def __init__(self, unsynced: UnsyncedFiles | None = None) -> None:
+        self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
+        self._files = AppendedFiles(unsynced=self._unsynced)
         self._logs: dict[str, _Log] = {}
 
     def log_trial_start(self, trial: TrialView) -> None:
@@ -65,7 +70,7 @@ class JsonLoggerCallback(LoggerCallback):
             self._begin(trial)
         elif log.config != trial.config:
             log.take(trial.config)
-            _write_params(trial, log)
+            self._write_params(trial, log)
 
     def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:
         """Append the result."""
@@ -99,8 +104,13 @@ class JsonLoggerCallback(LoggerCallback):
         make_trial_folder(trial.local_path)
         log = self._logs[trial.trial_id] = _Log(os.path.join(trial.local_path, RESULT_JSON))
         log.take(trial.config)
-        _write_params(trial, log)
+        self._write_params(trial, log)
         return log
+
+    def _write_params(self, trial: TrialView, log: _Log) -> None:
+        for name in (PARAMS_JSON, PARAMS_PICKLE):
+            self._unsynced.note(os.path.join(trial.local_path, name))
+        _write_params(trial, log)
 
 
 def _write_params(trial: TrialView, log: _Log) -> None:

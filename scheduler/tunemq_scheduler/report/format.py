@@ -11,6 +11,8 @@ import msgspec
 
 #: Between two columns of a table.
 GAP: Final = 2
+#: So many characters for each column that there is are looked at: some of them have no width.
+_LOOKED_AT: Final = 20
 
 
 class Column(msgspec.Struct, kw_only=True):
@@ -37,13 +39,16 @@ class Column(msgspec.Struct, kw_only=True):
 
 def clean(text: object, limit: int | None = None) -> str:
     """``text`` in one line, without control characters, cut to ``limit`` columns."""
+    whole = str(text)
+    # Of what is much longer nobody sees more than its beginning, and it may be megabytes.
+    begin = whole if limit is None else whole[: _LOOKED_AT * limit]
     kept = "".join(
         " " if char in "\t\n\r" else char
-        for char in str(text)
+        for char in begin
         if char in "\t\n\r"
         or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
     ).strip()
-    if limit is None or cell_width(kept) <= limit:
+    if limit is None or (cell_width(kept) <= limit and len(begin) == len(whole)):
         return kept
     while cell_width(kept) > limit - 1:
         kept = kept[:-1]

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 #: The states in the order in which a table shows them.
 STATES: Final = ("RUNNING", "PAUSED", "PENDING", "ERROR", "TERMINATED")
+#: More parameters than so have no column: no terminal has room for them.
+_PARAMETERS: Final = 100
 
 _AUTOMATIC: Final = keys.ALWAYS_THERE | {
     keys.TIMESTEPS_TOTAL,
@@ -189,7 +191,7 @@ def _parameter_keys(rows: Sequence[Row], options: TableOptions) -> dict[str, str
         return options.parameter_columns
     names: dict[str, str] = {}
     for row in rows:
-        for key in row.params:
+        for key in islice(row.params, _PARAMETERS):
             names.setdefault(key, key.rpartition("/")[2])
     if len(set(names.values())) < len(names):
         return {key: key for key in names}

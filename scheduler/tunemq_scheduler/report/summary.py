@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: How many metrics of the best trial are named.
 _METRICS: Final = 10
+#: And of its parameters.
+_PARAMETERS: Final = 50
 #: Characters of an error; one of a store tells where, what, why and what to do.
 _ERROR: Final = 500
 
@@ -129,7 +132,7 @@ def _best(best: Row, results: Sequence[Result], metric: str) -> Section:
     }
     told = {
         "trial": [clean(best.trial_id)],
-        "config": [f"{clean(key)} = {value(found, 60)}" for key, found in best.params.items()],
+        "config": _parameters(best.params),
         "metrics": [f"{clean(key)} = {value(found)}" for key, found in others.items()][:_METRICS],
         "checkpoint": [clean(_place(result.checkpoint)) if result.checkpoint else "none"],
         "folder": [clean(result.path)],
@@ -140,6 +143,14 @@ def _best(best: Row, results: Sequence[Result], metric: str) -> Section:
         for n, line in enumerate(found)
     ]
     return Section(title=f"best {clean(metric)}: {lookup(best.result, metric)}", lines=lines)
+
+
+def _parameters(params: Mapping[str, Any]) -> list[str]:
+    """A line for each of the first parameters."""
+    shown = islice(params.items(), _PARAMETERS)
+    lines = [f"{clean(key)} = {value(found, 60)}" for key, found in shown]
+    more = len(params) - len(lines)
+    return [*lines, f"and {more} more"] if more else lines
 
 
 def _place(checkpoint: Checkpoint) -> str:

@@ -90,11 +90,6 @@ class BasicVariantGenerator(SearchAlgorithm):
         self._ends = list(itertools.accumulate(sizes))
 
     @property
-    def needs_results(self) -> bool:
-        """It does not look at results."""
-        return False
-
-    @property
     def total(self) -> int | None:
         """How many configurations there are; None if there is no end."""
         return None if self._endless else self._ends[-1]

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import Trial
 
-    Ask = Callable[[Trial], Any]
-
 
 class OptunaSearch(Searcher):
     """Suggests what one of Optuna's samplers samples.

@@ -6,7 +6,8 @@ choice, so that every value can be translated back exactly. Domains inside the `
 choice are parameters of their own, named ``optimizer[i]/lr``, asked for only if that option was
 chosen.
 
-`Walk` drives both directions: it goes through the space and asks a `Chooser` for each parameter.
+`suggest` goes through the space and asks a `Chooser` for each parameter; `parameters` goes the
+other way, from a configuration.
 """
 
 from __future__ import annotations

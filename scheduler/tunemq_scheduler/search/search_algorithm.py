@@ -100,11 +100,6 @@ class SearchAlgorithm(ABC):
         """
 
     @property
-    @abstractmethod
-    def needs_results(self) -> bool:
-        """Whether suggestions depend on results; if not, configurations may be asked for ahead."""
-
-    @property
     def wants_results(self) -> bool:
         """Whether `told_result` is of interest."""
         return False

@@ -74,11 +74,6 @@ class SearchGenerator(SearchAlgorithm):
             )
 
     @property
-    def needs_results(self) -> bool:
-        """A searcher's suggestions depend on what it was told."""
-        return True
-
-    @property
     def wants_results(self) -> bool:
         """Whether the searcher looks at results before the last."""
         return self.searcher.wants_results

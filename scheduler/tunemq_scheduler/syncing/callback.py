@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tunemq_scheduler.failures import ERROR_FILE
+from tunemq_scheduler.folders import ERROR_FILE
 from tunemq_scheduler.journal.layout import FILE_NAME as JOURNAL
 from tunemq_scheduler.journal.layout import LOCK, PART_SUFFIX
 from tunemq_scheduler.loggers import LoggerCallback

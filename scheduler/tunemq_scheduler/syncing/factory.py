@@ -31,34 +31,28 @@ def get_node_to_storage_syncer(sync_config: SyncConfig) -> Syncer | None:
         )
     if syncer is None or not sync_config.upload_dir:
         return None
-    return syncer if isinstance(syncer, Syncer) else _default(sync_config)
+    return _syncer_of(sync_config)
 
 
 def make_syncing(
     sync_config: SyncConfig, store: str, experiment: str, local_folder: str
-) -> SyncerCallback | None:
-    """The callback that copies an experiment's files; None where nothing is to be copied.
+) -> SyncerCallback:
+    """The callback that copies an experiment's files; see `tunemq_scheduler.copies`.
 
     It has to be told behind all loggers: it copies what they wrote.
 
     Args:
         store: the address of the experiment's object store, to which nodes upload its checkpoints
             by themselves; empty where checkpoints are in the local folder, from which they are then
-            copied to ``upload_dir``, if there is one.
+            copied to ``upload_dir``.
         experiment: its name, below ``upload_dir`` too.
         local_folder: its local folder.
 
     Raises:
         ConfigError: the destination cannot be used, or the syncer cannot be copied.
     """
-    syncer = get_node_to_storage_syncer(sync_config)
-    if store and sync_config.syncer is not None:
-        syncer, remote = syncer or _default(sync_config), store
-    elif syncer is not None and sync_config.upload_dir:
-        sync_config.validate_upload_dir()
-        remote = join(sync_config.upload_dir, experiment)
-    else:
-        return None
+    syncer = _syncer_of(sync_config)
+    remote = store or join(sync_config.upload_dir or "", experiment)
     _check_copies(syncer)
     if isinstance(syncer, DefaultSyncer) and not is_remote(remote):
         _check_folder(remote, local_folder)
@@ -74,7 +68,9 @@ def make_syncing(
     )
 
 
-def _default(sync_config: SyncConfig) -> DefaultSyncer:
+def _syncer_of(sync_config: SyncConfig) -> Syncer:
+    if isinstance(sync_config.syncer, Syncer):
+        return sync_config.syncer
     return DefaultSyncer(sync_config.sync_period, sync_config.sync_timeout)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from tests.plans import PLAN
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
@@ -22,15 +22,6 @@ from tunemq_shared import messages as m
 from tunemq_shared.errors import JournalError
 
 NODE = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})
-PLAN = ExperimentPlan(
-    experiment="x",
-    experiment_id="0",
-    events_key="",
-    folder="/nowhere",
-    trainable_name="train",
-    code=m.BlobRef("", 0, ""),
-    environment=m.Environment("", (), {}, ()),
-)
 
 
 class ScriptedExecutor(TrialExecutor):

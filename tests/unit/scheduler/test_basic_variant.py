@@ -165,9 +165,8 @@ def test_trials_of_an_earlier_run_count_as_live() -> None:
     assert algorithm.next_config(1, "t1") is WAIT
 
 
-def test_it_can_be_asked_ahead_and_needs_no_metric() -> None:
+def test_it_needs_no_metric() -> None:
     algorithm = generator(SPACE)
-    assert not algorithm.needs_results
     assert not algorithm.wants_results
     assert algorithm.required_metrics == ()
 

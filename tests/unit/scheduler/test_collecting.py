@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.scheduler.test_loop import PLAN
+from tests.plans import PLAN
 from tunemq_scheduler.collecting import settle_store
 from tunemq_shared.errors import StoreError
 

@@ -11,11 +11,12 @@ from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.slots import Slots
 from tunemq_scheduler.core.snapshot import TrialState, _State
 from tunemq_scheduler.core.trial import Trial
-from tunemq_scheduler.core.waiting import WaitingTrials
 
 #: What a runner has besides its state: how it is wired, and what is kept elsewhere.
 WIRING = {"_checkpoints", "_nodes", "_failures", "_handlers", "_resuming", "placement"}
 ELSEWHERE = {"finished", "_changed"}
+#: What follows from the rest.
+WORKED_OUT = {"left_behind"}
 #: By other names in what is written.
 RENAMED = {"queue": {"pending", "paused"}}
 
@@ -25,17 +26,27 @@ def test_all_that_a_trial_knows_is_written_down() -> None:
 
 
 def test_all_that_a_runner_knows_is_written_down() -> None:
-    known = set(vars(TrialRunner(RunnerSettings()))) - WIRING - ELSEWHERE - set(RENAMED)
+    has = set(vars(TrialRunner(RunnerSettings())))
+    known = has - WIRING - ELSEWHERE - WORKED_OUT - set(RENAMED)
     written = set(_State.__struct_fields__) - {"version"} - set().union(*RENAMED.values())
     assert written == known
 
 
 def test_all_that_its_parts_know_is_written_down() -> None:
     runner = TrialRunner(RunnerSettings())
-    assert set(vars(Slots())) == {"placement", "_held", "_on_node"}
+    assert set(vars(Slots())) == {"placement", "_held", "_on_node", "_epochs"}
     assert set(vars(Placement())) == {"_total", "_free", "_buckets", "_aside"}
     assert set(vars(References())) == {"_users", "_removed", "_pins", "_condemned"}
-    assert set(vars(WaitingTrials())) == {"_pending", "_paused"}
+    assert set(vars(runner.queue)) == {
+        "_is_apart",
+        "_trials",
+        # These are where each of them waits, which follows from what it is.
+        "_places",
+        "_lines",
+        "_later",
+        "_fell_with",
+        "_tickets",
+    }
     assert set(vars(runner.book)) == {
         "_settings",
         "_live",

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.unit.scheduler.test_loop import PLAN
+from tests.plans import PLAN
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.experiment_view import ExperimentView, UploadNews
 from tunemq_shared import messages as m

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 
-from tests.unit.scheduler.test_loop import PLAN
+from tests.plans import PLAN
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_scheduler.executors.in_process import InProcessExecutor, _Queues
 from tunemq_shared import messages as m

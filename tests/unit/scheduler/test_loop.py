@@ -312,6 +312,31 @@ def test_trials_of_a_lost_node_are_shown_as_pending_to_who_chooses_the_next() ->
     assert ("start", "t_00000", 2) in loop.turn(other)
 
 
+class PausesAtOnce(TrialScheduler):
+    def on_trial_result(self, runner, trial, result):
+        return self.PAUSE
+
+
+def test_a_trial_that_pauses_while_its_search_is_interrupted_is_shown_as_paused() -> None:
+    loop = Loop(scheduler=PausesAtOnce(), trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started())
+    loop.loop.interrupt("Ctrl-C")
+    assert ("stop", "t_00000") in loop.turn()
+    assert loop.loop.trials["t_00000"].status == "RUNNING"
+    log = loop.batch(2, result(1))
+    assert ("pause", "t_00000") not in log
+    assert ("RecordResult", "t_00000") in log
+    assert loop.loop.trials["t_00000"].status == "PAUSED"
+    assert loop.runner.summary("t_00000").status == "PAUSED"
+    loop.batch(3, m.HostFreed("t_00000", 1))
+    assert loop.runner.is_finished
+    loop.loop.resume(m.ExperimentResumed(2, 0.0))
+    assert loop.loop.trials["t_00000"].status == "PAUSED"
+    other = m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0})
+    assert ("start", "t_00000", 2) in loop.turn(other)
+
+
 class Curious(BasicVariantGenerator):
     """Notes all that it is told."""
 

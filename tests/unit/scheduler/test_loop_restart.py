@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scheduler.loops import NODE, PLAN, Loop, result, started
+from tests.plans import PLAN
+from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.resuming import NOT_RESUMED
 from tunemq_scheduler.core.runner import TrialRunner

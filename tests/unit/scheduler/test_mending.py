@@ -10,13 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.unit.scheduler.loops import NODE, PLAN, Loop, result, started
+from tests.plans import PLAN
+from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.mending import Mending
+from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchSetup
+from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 
 FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
@@ -24,6 +28,11 @@ FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
 
 def mended(loop: Loop, folder: Path) -> Path:
     """The folder of the first trial, once a restart has told all that the journal holds."""
+    return Path(retold(loop, folder)[0].trial_folder("t_00000"))
+
+
+def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, Mending]:
+    """Have a restart tell all that the journal holds; returns the plan and who made it good."""
     search = BasicVariantGenerator()
     search.set_up(SearchSetup({"x": 1}, 1))
     plan = msgspec.structs.replace(PLAN, folder=str(folder))
@@ -34,7 +43,7 @@ def mended(loop: Loop, folder: Path) -> Path:
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
     retelling.tell([list(itertools.islice(entries, length)) for length in lengths])
     mending.finish()
-    return Path(plan.trial_folder("t_00000"))
+    return plan, mending
 
 
 def losses_of(path: Path) -> list[float]:
@@ -73,3 +82,31 @@ def test_the_failure_that_ended_a_trial_has_its_number_when_its_host_went_at_onc
     loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
     told = (mended(loop, tmp_path) / "error.txt").read_text(encoding="utf-8")
     assert "Failure # 1 (" in told
+
+
+def test_f04_what_the_files_have_already_is_not_taken_to_be_on_the_disk(tmp_path: Path) -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    folder = mended(loop, tmp_path)  # by a process that died before the disk had it, perhaps
+    _, again = retold(loop, tmp_path)
+    names = ("result.json", "progress.csv", "params.json", "params.pkl", "error.txt")
+    assert set(again.unsynced) == {str(folder / name) for name in names}
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_trial_that_failed_knows_its_error_file_after_a_restart(
+    tmp_path: Path, is_over: bool
+) -> None:
+    loop = Loop(trials=2)
+    loop.runner.settings = msgspec.structs.replace(loop.runner.settings, max_failures=1 - is_over)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    plan = msgspec.structs.replace(PLAN, folder=str(tmp_path))
+    again = TrialRunner.load(loop.runner.settings, dump(loop.runner), loop.runner.finished)
+    assert again.summary("t_00000").status == ("ERROR" if is_over else "RUNNING")
+    views = Retelling(again, loop.loop.algorithms, plan).trials
+    failed = TrialView.of("t_00000", again.summary("t_00000"), plan)
+    assert failed.error_file == str(Path(plan.trial_folder("t_00000"), "error.txt"))
+    assert is_over or views["t_00000"].error_file == failed.error_file
+    assert not is_over or views["t_00001"].error_file is None

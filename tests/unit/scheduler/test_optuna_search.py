@@ -232,7 +232,6 @@ def test_metric_and_mode_come_from_the_experiment_if_it_has_none() -> None:
     setup = SearchSetup(SPACE, 3, metric="loss", mode="min")
     algorithm = make_search_algorithm("optuna", setup)
     assert algorithm.required_metrics == ("loss",)
-    assert algorithm.needs_results
     assert not algorithm.wants_results
     assert algorithm.total == 3
 

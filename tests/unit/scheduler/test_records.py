@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.scheduler.test_loop import PLAN
+from tests.plans import PLAN
 from tunemq_scheduler.callback import Callback
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.loggers import LoggerCallback

@@ -132,6 +132,32 @@ def test_an_interrupt_leaves_a_pausing_trial_paused() -> None:
     assert story.runner.is_finished
 
 
+@pytest.mark.parity(130)
+def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused() -> None:
+    story = Story(cpus=1.0)
+    story.start("a")
+    story.tell(m.Interrupted("Ctrl-C"))
+    assert status(story) == "PENDING"
+    # Its host is told to stop already, and what it said before it heard of that still counts.
+    assert kinds(story.report("a", 1, PAUSE, m.HorizonSet("a", UP_TO_5))) == ["RecordResult"]
+    assert status(story) == "PAUSED"
+    assert story.runner.counts == {**dict.fromkeys(story.runner.counts, 0), "PAUSED": 1}
+    assert story.runner.review(result("a", 7)) is Review.PASSING, "nobody is asked about it again"
+    assert kinds(story.report("a", 2)) == ["RecordResult"]
+    assert story.paused("a") == []
+    story.free("a")
+    assert story.runner.is_finished
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    assert again.snapshot() == story.runner.snapshot()
+
+    story.tell(m.ExperimentResumed(2, 0.0))
+    story.join("node.2", 1.0)
+    assert status(story) == "PAUSED", "its scheduler says when it goes on"
+    assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
+    order = story.choose("a")
+    assert (order.epoch, order.run_until, order.last_step) == (2, UP_TO_5, 2)
+
+
 def test_those_that_never_ran_are_offered_before_paused_ones() -> None:
     story = Story(cpus=3.0)
     for trial in ("a", "b"):

@@ -44,4 +44,4 @@ def test_epochs_that_begin_far_beyond_after_a_take_over_cost_nothing():
     slots.take(trial("b", 1))
     began = time.perf_counter()
     assert not slots.has_any(trial("a", 50_000_000))
-    assert time.perf_counter() - began < 0.5
+    assert time.perf_counter() - began < 2

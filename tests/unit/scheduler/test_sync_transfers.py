@@ -158,7 +158,7 @@ def test_its_end_is_told_when_its_outcome_is_there(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 10, on_end=on_end)
     transfer.start()
     gate.is_open.set()
-    assert told.wait(5)
+    assert told.wait(20)
     assert states == [False]
     assert transfer.wait() == "done"
 
@@ -341,7 +341,7 @@ def test_cancelling_ends_the_pauses_between_retries(gate: Gate) -> None:
     thread.start()
     eventually(lambda: gate.begun == 1)
     syncer.cancel()
-    thread.join(5)
+    thread.join(30)
     assert ended == [True]
     assert gate.begun == 1
 

@@ -15,6 +15,7 @@ from tunemq_shared.errors import BugError, IllegalTransition
 
 LEGAL = {
     ("PENDING", "RUNNING"),
+    ("PENDING", "PAUSED"),
     ("PENDING", "TERMINATED"),
     ("PENDING", "ERROR"),
     ("RUNNING", "PENDING"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tunemq_shared import blobs
-from tunemq_shared.blobs import BlobFolder, check_blob, read_blob, verify_blob
+from tunemq_shared.blobs import BlobFolder, check_blob, read_blob
 from tunemq_shared.errors import StoreError
 from tunemq_shared.messages import BlobRef
 
@@ -77,11 +77,10 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_path(tmp_path: Path) 
 
 def test_damage_is_found(folder: BlobFolder) -> None:
     ref = folder.put(b"code")
-    assert check_blob(ref) == verify_blob(ref) == Path(ref.path)
+    assert check_blob(ref) == Path(ref.path)
     spoil(ref, b"evil")
-    for reader in (read_blob, verify_blob):
-        with pytest.raises(StoreError, match="is damaged: its SHA-256 is"):
-            reader(ref)
+    with pytest.raises(StoreError, match="is damaged: its SHA-256 is"):
+        read_blob(ref)
     spoil(ref, b"shorter"[:3])
     with pytest.raises(StoreError, match="has 3 bytes, not 4"):
         check_blob(ref)

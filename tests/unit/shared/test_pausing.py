@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.unit.shared.counting import Counter, log
 from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.conditions import Condition
@@ -15,43 +14,12 @@ from tunemq_shared.session import get_checkpoint, report
 from tunemq_shared.trainable import Trainable
 from tunemq_shared.unwinding import PauseTrial
 
+__all__ = ["log"]
+
 
 @pytest.fixture(params=[False, True], ids=["store", "cache"])
 def world(tmp_path, request):
     return World(tmp_path, has_cache=request.param)
-
-
-class Counter(Trainable):
-    log: list = []  # noqa: RUF012  shared by all objects of a test, and emptied by its fixture
-
-    def setup(self, config):
-        self.log.append("setup")
-        self.total = 0
-
-    def step(self):
-        self.total += 1
-        return {"total": self.total}
-
-    def save_checkpoint(self, checkpoint_dir):
-        Path(checkpoint_dir, "total").write_text(str(self.total))
-
-    def load_checkpoint(self, checkpoint):
-        self.total = int(Path(checkpoint, "total").read_text())
-
-    def reset_config(self, new_config):
-        self.log.append("reset")
-        self.total = 0
-        return True
-
-    def cleanup(self):
-        self.log.append("cleanup")
-
-
-@pytest.fixture(autouse=True)
-def log(monkeypatch):
-    log: list = []
-    monkeypatch.setattr(Counter, "log", log)
-    return log
 
 
 def paused_at(world, step, **changes):

@@ -64,11 +64,13 @@ def test_after_its_time_it_says_what_was_wrong_last():
         retried(failing(99, StoreUnavailable("away.")), Cancel(0.05))
 
 
-def test_calling_off_ends_a_pause_at_once():
+def test_calling_off_ends_a_pause_at_once(monkeypatch):
+    monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 40.0)
+    monkeypatch.setattr(retrying, "LONGEST_PAUSE_S", 40.0)
     cancel, begin = Cancel(), time.monotonic()
     with pytest.raises(Cancelled):
         retried(failing(99, StoreUnavailable("away")), cancel, lambda _trouble: cancel.cancel())
-    assert time.monotonic() - begin < 0.15
+    assert time.monotonic() - begin < 10
 
 
 def test_a_child_ends_with_its_parent_and_not_the_other_way_round():
@@ -96,7 +98,7 @@ def test_things_done_in_parallel_keep_their_order():
     barrier = threading.Barrier(3)
 
     def work(number: int, _cancel: Cancel) -> int:
-        barrier.wait(5)
+        barrier.wait(30)
         return number * 10
 
     assert in_parallel(work, iter(range(3)), Cancel(), at_once=3) == [0, 10, 20]
@@ -106,7 +108,7 @@ def test_the_first_failure_stops_the_others_and_is_the_one_that_is_raised():
     others_wait = threading.Barrier(3)
 
     def work(number: int, cancel: Cancel) -> None:
-        others_wait.wait(5)
+        others_wait.wait(30)
         if number == 1:
             raise ValueError("the cause")
         cancel.pause(30)
@@ -115,7 +117,7 @@ def test_the_first_failure_stops_the_others_and_is_the_one_that_is_raised():
     begin = time.monotonic()
     with pytest.raises(ValueError, match="the cause"):
         in_parallel(work, range(3), Cancel(), at_once=3)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 def test_a_failure_among_the_items_stops_what_is_under_way():

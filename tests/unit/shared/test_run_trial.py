@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
+from tests.unit.shared.counting import Counter, log
 from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.conditions import Condition
@@ -15,7 +15,8 @@ from tunemq_shared.failures import one_line, traceback_text
 from tunemq_shared.function_runner import wrap_function
 from tunemq_shared.run_trial import TrialProgram, run_trial
 from tunemq_shared.session import get_checkpoint, report
-from tunemq_shared.trainable import Trainable
+
+__all__ = ["log"]
 
 THREE_STEPS = (Condition("training_iteration", 3),)
 
@@ -23,39 +24,6 @@ THREE_STEPS = (Condition("training_iteration", 3),)
 @pytest.fixture
 def world(tmp_path):
     return World(tmp_path)
-
-
-class Counter(Trainable):
-    log: list = []  # noqa: RUF012  shared by all objects of a test, and emptied by its fixture
-
-    def setup(self, config):
-        self.log.append("setup")
-        self.total = config.get("from", 0)
-
-    def step(self):
-        self.total += 1
-        return {"total": self.total}
-
-    def save_checkpoint(self, checkpoint_dir):
-        Path(checkpoint_dir, "total").write_text(str(self.total))
-
-    def load_checkpoint(self, checkpoint):
-        self.total = int(Path(checkpoint, "total").read_text())
-
-    def reset_config(self, new_config):
-        self.log.append("reset")
-        self.total = new_config.get("from", 0)
-        return "refuse" not in new_config
-
-    def cleanup(self):
-        self.log.append("cleanup")
-
-
-@pytest.fixture(autouse=True)
-def log(monkeypatch):
-    log: list = []
-    monkeypatch.setattr(Counter, "log", log)
-    return log
 
 
 def steps(world):

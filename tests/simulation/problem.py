@@ -1,0 +1,77 @@
+"""What simulated searches search: a learning rate, and curves of different height and speed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from tests.plans import PLAN
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.schedulers import TrialScheduler
+from tunemq_scheduler.search import (
+    BasicVariantGenerator,
+    SearchAlgorithm,
+    SearchSetup,
+    loguniform,
+)
+from tunemq_scheduler.stopper import Stopper
+from tunemq_shared.conditions import Condition
+
+SPACE: Final = {"lr": loguniform(1e-4, 1.0)}
+
+
+def noise(*parts: object) -> float:
+    """A number in [0, 1) that depends on ``parts`` only."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+class Problem:
+    """So many trials, of up to ``max_t`` steps each, and who decides about them.
+
+    Attributes:
+        plan: what the search's executor is opened with.
+    """
+
+    def __init__(
+        self,
+        make_scheduler: Callable[[], TrialScheduler],
+        *,
+        seed: int,
+        trials: int,
+        max_t: int,
+        make_search: Callable[[], SearchAlgorithm] = BasicVariantGenerator,
+        make_stopper: Callable[[], Stopper | None] = lambda: None,
+    ) -> None:
+        stop = (Condition("training_iteration", max_t),)
+        self.plan = msgspec.structs.replace(PLAN, stop=stop, checkpoint_frequency=2)
+        self._make_scheduler = make_scheduler
+        self._make_search, self._make_stopper = make_search, make_stopper
+        self._seed, self._trials = seed, trials
+
+    def algorithms(self, *, lock_step: bool = False) -> Algorithms:
+        """Fresh ones, which have decided nothing yet."""
+        search = self._make_search()
+        search.set_up(SearchSetup(SPACE, self._trials, "loss", "min", self._seed))
+        scheduler = self._make_scheduler()
+        scheduler.set_search_properties("loss", "min", seed=self._seed)
+        return Algorithms(
+            search=search,
+            scheduler=scheduler,
+            stopper=self._make_stopper(),
+            metric="loss",
+            mode="min",
+            lock_step=lock_step,
+        )
+
+    def metrics(self, config: dict[str, Any], step: int) -> dict[str, Any]:
+        """What a trial with this configuration reports at a step."""
+        level, speed = noise(self._seed, "level", config["lr"]), noise(self._seed, config["lr"])
+        return {"loss": level + (1 + speed) / step + 0.05 * noise(self._seed, config["lr"], step)}
+
+    def step_time(self, config: dict[str, Any], step: int) -> float:
+        """For how many seconds it trains until then, from the step before."""
+        return 0.5 + noise(self._seed, "time", config["lr"], step)
