@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 #: What a configuration may hold beside its own parameters; none of it goes into the chain.
-_ABOUT: tuple[str, ...] = ("executed", "steps", "save_every", "payload", "step_s")
+_ABOUT: tuple[str, ...] = ("executed", "steps", "save_every", "payload", "step_s", "gate")
 
 
 def link(before: str, config: dict[str, Any], step: int) -> str:
@@ -70,8 +70,25 @@ def note(config: dict[str, Any], number: int, step: int) -> None:
         file.write(f"{step}\n")
 
 
+def open_gate(gate: str | Path, up_to: int) -> None:
+    """Let trials with this gate do the steps up to that one.
+
+    So a test that disturbs a search at a certain place finds it there, however late the test is.
+    """
+    new = Path(f"{gate}.new")
+    new.write_text(str(up_to), encoding="ascii")
+    new.replace(gate)
+
+
+def wait_at_gate(config: dict[str, Any], step: int) -> None:
+    """Wait until ``step`` may be done, where the configuration names a gate."""
+    gate = config.get("gate")
+    while gate and step > int(Path(gate).read_text(encoding="ascii")):
+        time.sleep(0.005)  # between two looks
+
+
 def chain(config: dict[str, Any]) -> None:
-    """The function form; ``config``: executed (a folder), steps, save_every, payload, step_s."""
+    """The function form; of ``config`` it takes what `_ABOUT` names."""
     import tunemq as tune
 
     size, number = config["payload"], int(tune.get_context().get_trial_id().rpartition("_")[2])
@@ -81,6 +98,7 @@ def chain(config: dict[str, Any]) -> None:
         with checkpoint.as_directory() as folder:
             value, done = load(folder, size)
     for step in range(done + 1, config["steps"] + 1):
+        wait_at_gate(config, step)
         time.sleep(config["step_s"])  # the step's work
         value = link(value, config, step)
         note(config, number, step)
@@ -106,8 +124,9 @@ def chain_class() -> type:
             self.number = int(self.trial_id.rpartition("_")[2])
 
         def step(self) -> dict[str, Any]:
-            time.sleep(self.config["step_s"])  # the step's work
             step = self.iteration + 1
+            wait_at_gate(self.config, step)
+            time.sleep(self.config["step_s"])  # the step's work
             self.value = link(self.value, self.config, step)
             note(self.config, self.number, step)
             score = int(self.value[:8], 16) / 2**32

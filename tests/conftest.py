@@ -54,4 +54,4 @@ def _nothing_is_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
         ]
         return running + [thread for thread in threading.enumerate() if thread not in threads]
 
-    eventually(lambda: not left(), within=2.0, message=lambda: f"left running: {left()}")
+    eventually(lambda: not left(), message=lambda: f"left running: {left()}")

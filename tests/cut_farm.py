@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.chain import executed, expected
+from tests.chain import executed
 from tests.integration.farm_support import family_of, is_alive
-from tests.own_farm import ChainRun, NodeProcess, OwnFarm, searches_run_on
+from tests.own_farm import ChainRun, NodeProcess, OwnFarm, made_to_search_on
 from tests.search_support import JournalTail
 from tests.support import eventually
 from tests.tcp_proxy import TcpProxy
@@ -125,20 +125,6 @@ class CutRun(ChainRun):
             message=self.state,
         )
 
-    def ends_well(self, within: float = 60.0) -> None:
-        """Wait for the end: whatever happened to nodes, results are as if nothing had."""
-        self._thread.join(within)
-        assert not self._thread.is_alive(), self.state()
-        if self.error is not None:
-            raise self.error
-        assert self.results is not None
-        assert len(self.results) == self.trials
-        for result in self.results:
-            assert result.error is None, (result.error, self.state())
-            steps = [line["training_iteration"] for line in result.history]
-            assert steps == list(range(1, self.steps + 1))
-            assert result.metrics["chain"] == expected(result.config, self.steps)
-
     def repeated(self) -> dict[int, int]:
         """By trial, how many steps were executed more than once."""
         return {
@@ -150,9 +136,5 @@ class CutRun(ChainRun):
 @pytest.fixture
 def cut_farm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CutFarm]]:
     """Makes the farm on which the test's searches run; takes the arguments of `CutFarm`."""
-    with contextlib.ExitStack() as stack:
-
-        def make(**how: Any) -> CutFarm:
-            return stack.enter_context(searches_run_on(CutFarm(**how), monkeypatch))
-
+    with made_to_search_on(CutFarm, monkeypatch) as make:
         yield make

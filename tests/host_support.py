@@ -7,7 +7,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Host:
         self.until(lambda: len(self.results) > n, f"result {n}")
         return self.results[n]
 
-    def until(self, condition: Callable[[], object], what: str, within: float = 10.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, within: float = 30.0) -> None:
         """Serve both sockets until the condition holds."""
         deadline = time.monotonic() + within
         while not condition():
@@ -109,12 +109,12 @@ class Host:
             self.server.listen()
             self.listen()
 
-    def exited(self, within: float = 10.0) -> HostExited:
+    def exited(self, within: float = 30.0) -> HostExited:
         """How it ended."""
         self.until(lambda: self.server.said(HostExited, self.name), "end", within)
         return self.server.said(HostExited, self.name)[0]
 
-    def gone(self, within: float = 10.0) -> None:
+    def gone(self, within: float = 30.0) -> None:
         """Return when its family is gone."""
         self.until(lambda: self.server.said(FamilyGone, self.name), "FamilyGone", within)
         self.listen()
@@ -215,3 +215,22 @@ class Server:
         self.client.close()
         for host in self.hosts:
             host.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts forkservers, each with a folder of its own; takes what `Server` does beside it.
+
+    A test module imports it and names it in its ``__all__``.
+    """
+    servers: list[Server] = []
+
+    def start(**options: Any) -> Server:
+        root = tmp_path / f"server_{len(servers)}"
+        root.mkdir()
+        servers.append(Server(root, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

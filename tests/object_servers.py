@@ -127,7 +127,7 @@ class ObjectServer(ABC):
                 stderr=log,
             )
         SERVER_PIDS.add(self.process.pid)
-        eventually(self.answers, within=20, message=self._story)
+        eventually(self.answers, within=30, message=self._story)
 
     def answers(self) -> bool:
         """Whether it can be reached and lets its owner in."""

@@ -19,6 +19,7 @@ Start = Callable[..., ChainSearch]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectServer]:
+    """A MinIO whose credentials stand in the environment."""
     with running_minio(tmp_path / "minio") as server:
         for name, value in server.environ.items():
             monkeypatch.setenv(name, value)

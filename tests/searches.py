@@ -54,7 +54,8 @@ def fit(
 
 def results_of(result: tune.Result) -> list[dict[str, Any]]:
     """The lines of the trial's ``result.json``."""
-    lines = Path(result.path, "result.json").read_text(encoding="utf-8").splitlines()
+    # Text has more line ends than files have.
+    lines = Path(result.path, "result.json").read_bytes().splitlines()
     return [json.loads(line) for line in lines]
 
 

@@ -17,7 +17,7 @@ __all__ = ["cut_farm"]
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 #: A busy machine may take so long to fork a host and to look at leases.
-SLACK_S = 5.0
+SLACK_S = 15.0
 SAVE_EVERY = 10
 
 

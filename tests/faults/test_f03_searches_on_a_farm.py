@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,11 +83,12 @@ def test_f03_a_search_that_took_its_farm_back_is_taken_over_again(farm):
 
 def test_f03_a_search_that_ended_in_front_of_its_goodbye_says_it_later(farm):
     farm.worker("one")
-    first = farm.scheduler(trials=1, steps=30, step_s=0.05)
+    first = farm.scheduler(trials=1, steps=30, step_s=0.01, gate=20)
     farm.wait_for_steps(1, 1, within=60)
     # It says no goodbye that the next one would not know of, and leaves as if it was killed then.
     in_the_way = farm.results / "search" / "journal" / "scheduler.new"
     in_the_way.mkdir()
+    farm.open_gate(30)
     assert first.ends(60) == 0, farm
     in_the_way.rmdir()
     assert farm.all_of(m.TrialFinished)
@@ -110,7 +110,5 @@ def test_f03_an_idle_scheduler_that_was_replaced_ends(farm):
     first.says("There is no worker")
     # What a successor does that found the lease run out.
     farm.redis.client.incrby(wire.TERM, 10)
-    began = time.monotonic()
     assert first.ends(20) == 75, farm
-    assert time.monotonic() - began < 10
     assert "another one took its place" in first.said

@@ -43,10 +43,11 @@ def test_f07_trials_wait_when_their_node_has_no_room_for_results_and_go_on_when_
         steps = int(reached.read_text() or 0) if reached.exists() else 0
         most, looks = (steps, 0) if steps != most else (most, looks + 1)
         scheduler.client.xtrim(scheduler.key, maxlen=0)  # read, and not journalled
-        return most > 0 and looks > 200
+        # A busy machine may take its time for the first of them.
+        return most > STEPS * 0.4 and looks > 200
 
     eventually(stands_still, within=40, message=node.log)
-    assert STEPS * 0.4 < most < STEPS * 0.75, f"{most} of {STEPS} steps"
+    assert most < STEPS * 0.75, f"{most} of {STEPS} steps"
     scheduler.journal(node.incarnation, most // 2)
     eventually(lambda: int(reached.read_text() or 0) > most + STEPS // 8, message=node.log)
     scheduler.journal(node.incarnation, EVERYTHING)

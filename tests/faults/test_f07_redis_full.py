@@ -46,14 +46,16 @@ def make_room(own: OwnFarm) -> float:
 @pytest.mark.parametrize("lock_step", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_path, lock_step):
     own = farm()
-    run = ChainRun(own, tmp_path, steps=250, lock_step=lock_step)
-    for step in (3, 30):
+    run = ChainRun(own, tmp_path, steps=250, lock_step=lock_step, gate=120)
+    for step, gate in ((3, 200), (30, 250)):
         run.wait_for_step(step)
         run.told.clear()
         fill(own)
         eventually(lambda: any("Redis has been full" in line for line in run.told))
         time.sleep(1.0)  # leases are refused meanwhile
-        run.goes_on(make_room(own), within=8.0)
+        back = make_room(own)
+        run.open_gate(gate)
+        run.goes_on(back, within=20.0)
     run.ends()
     assert any("Redis has room again" in line for line in run.told), run.told
     run.leaves_no_key()
@@ -67,7 +69,7 @@ def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
     run.wait_for_step(3)
     fill(own)
     time.sleep(wire.LEASE_TTL_S + 3)  # so long without a lease
-    run.goes_on(make_room(own), within=8.0)
+    run.goes_on(make_room(own), within=20.0)
     run.ends()
 
 

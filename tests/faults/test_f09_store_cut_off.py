@@ -37,19 +37,27 @@ def test_f09_results_are_recorded_while_the_store_is_cut_off_and_its_checkpoints
     address = minio.address(bucket, "x").replace(f":{minio.port}", f":{proxy.port}")
     variables = {"TUNEMQ_S3_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
     search = ChainSearch(
-        tmp_path, storage=address, trials=2, steps=40, save_every=5, step_s=0.1, variables=variables
+        tmp_path,
+        storage=address,
+        trials=2,
+        steps=40,
+        save_every=5,
+        step_s=0.05,
+        gate=12,
+        variables=variables,
     )
     try:
         trial = search.trial(0)
-        last = search.wait_for(m.CheckpointCommitted, trial=trial, within=20).event
+        search.wait_for(m.CheckpointCommitted, trial=trial, within=20)
         if how == "hold":
             proxy.hold()
         elif how == "silent":
             proxy.go_silent()
         else:
             proxy.cut(stay=True)
-        # So many steps, and the checkpoints among them, are reported without the store.
-        search.wait_for(m.ResultReported, trial=trial, step=last.step + 9, within=20)
+        # The checkpoint of step 15 and the results behind it are reported without the store.
+        search.open_gate(40)
+        search.wait_for(m.ResultReported, trial=trial, step=19, within=20)
         written = search.all_of(m.CheckpointWritten)
         committed = search.all_of(m.CheckpointCommitted)
         assert len(written) > len(committed)
@@ -76,7 +84,7 @@ def test_f09_a_checkpoint_that_never_arrives_ends_its_trial_and_the_one_before_s
         tmp_path,
         storage=address,
         trials=1,
-        steps=60,
+        steps=300,
         save_every=5,
         step_s=0.05,
         max_storage_failures=0,

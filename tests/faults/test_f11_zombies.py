@@ -34,7 +34,7 @@ def a_stopped_node_wakes(cut_farm, tmp_path, seconds: float, steps: int) -> None
         time.sleep(max(0.0, stopped + seconds - time.monotonic()))  # that long is the test
     finally:
         farm.go_on(family)
-    eventually(lambda: zombie not in farm.family(node), within=10.0, message=run.state)
+    eventually(lambda: zombie not in farm.family(node), message=run.state)
     run.ends_well()
 
     assert len(run.all_of(m.NodeReturned)) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.chain import chain, expected
+from tests.chain import chain, expected, open_gate
 from tests.own_farm import NodeProcess, farm
 from tests.small_disk import on_small_disk
 from tests.support import eventually
@@ -44,6 +44,8 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
     folder = Path(os.environ["TUNEMQ_RESULTS"]) / "search"
     executed = tmp_path / "executed"
     executed.mkdir()
+    # Trials wait in their midst until the other node is there.
+    open_gate(tmp_path / "gate", STEPS // 2)
     tuner = tune.Tuner(
         chain,
         param_space={
@@ -53,6 +55,7 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
             "save_every": 3,
             "payload": 100_000,
             "step_s": 0.1,
+            "gate": str(tmp_path / "gate"),
         },
         tune_config=tune.TuneConfig(metric="score", mode="max", seed=1),
         run_config=tune.RunConfig(name="search", storage_path=minio.address(bucket, "runs")),
@@ -66,6 +69,8 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
 
     eventually(lambda: list(folder.glob(".cache/*/checkpoint*")), within=20, message=own.logs)
     own.nodes.append(NodeOnAFullDisk(own.server.url, tmp_path / "full", folder / ".cache"))
+    eventually(lambda: len(events(m.NodeJoined)) == 2, message=own.logs)
+    open_gate(tmp_path / "gate", STEPS)
     search.join(50)
     assert not search.is_alive(), own.logs()
 

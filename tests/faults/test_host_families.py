@@ -7,36 +7,23 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.host_support import Server, alive
+from tests.host_support import alive, serve
 from tests.support import eventually
 from tunemq_shared.messages import TrialFailed, TrialFinished, TrialStarted
 from tunemq_workers.forkserver_client import ForkserverLost
 from tunemq_workers.forkserver_messages import FamilyGone, HostExited
 
+__all__ = ["serve"]
+
 pytestmark = pytest.mark.faults
 
-#: A family that was killed is gone within so many seconds.
-SOON = 1.0
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    servers = []
-
-    def start(**options: object) -> Server:
-        root = tmp_path / f"server_{len(servers)}"
-        root.mkdir()
-        servers.append(Server(root, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+#: A family that was killed is gone within a second; on a busy machine, within so many. Its members
+#: sleep for longer.
+SOON = 15.0
 
 
 def raise_a_family(config):
@@ -285,7 +272,7 @@ def stop_in_atexit(config):
 def test_a_handler_that_hangs_at_exit_does_not_hold_the_host(serve):
     host = serve().start(stop_in_atexit)
 
-    assert host.exited(within=8.0).signal == signal.SIGALRM
+    assert host.exited(within=40.0).signal == signal.SIGALRM
     assert isinstance(host.events[-1], TrialFinished)
 
 

@@ -45,13 +45,12 @@ def the_next_one_leaves_only_logs(
     family = family_of(node.process.pid)
     os.kill(node.process.pid, signal.SIGKILL)
     node.process.wait()
-    eventually(lambda: not any(map(is_alive, family)), within=5)
+    eventually(lambda: not any(map(is_alive, family)))
     again = Node(server, scheduler, folder)
     try:
         scheduler.journal(again.incarnation, wire.EVERYTHING)
         eventually(
             lambda: files_in(folder) in (["cache"], []),
-            within=10,
             message=lambda: f"{files_in(folder)}\n{again.log()}",
         )
     finally:

@@ -23,8 +23,8 @@ CTRL_C = b"\x03"
 #: Kinds of trials: one that ends when asked, one with a family that does not, one that never ends.
 KINDS = ("plain", "family", "stubborn")
 ENDLESS = 10_000
-#: From a second Ctrl-C to the script's end; it is less than the time that hosts get after a first.
-AT_ONCE_S = 0.8
+#: From a second Ctrl-C to the script's end on a busy machine, and what hosts get after a first one.
+AT_ONCE_S, GRACE_S = 15.0, 100.0
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_ctrl_c_at_the_terminal_saves_and_shows_everything_and_leaves_nothing(st
     pids = begun(search)
     asked = time.monotonic()
     search.type(CTRL_C)
-    search.ends(within=5)
+    search.ends()
 
     print(f"ended after {time.monotonic() - asked:.3f}")
     leaves_nothing(search, pids, since=time.monotonic())
@@ -88,7 +88,7 @@ def test_f24_sigterm_saves_and_shows_everything_and_leaves_nothing(start, kind):
     search = start(kind=kind, steps=ENDLESS, cpus=2)
     pids = begun(search)
     search.process.terminate()
-    code = search.ends(within=5)
+    code = search.ends()
 
     leaves_nothing(search, pids, since=time.monotonic())
     assert code == -signal.SIGTERM, search  # which a shell calls 143
@@ -108,7 +108,7 @@ def test_sigkill_of_the_script_leaves_nothing(start, kind):
 
     leaves_nothing(search, pids, since=killed)
     print(f"gone after {time.monotonic() - killed:.3f}")
-    search.ends(within=1)
+    search.ends()
     for number in (0, 1):
         assert search.recorded(number)[0] == (1, 1000 * number + 1)
 
@@ -116,7 +116,7 @@ def test_sigkill_of_the_script_leaves_nothing(start, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_callback_that_raises_ends_the_script_and_leaves_nothing(start, kind):
     search = start(kind=kind, trials=3, steps=ENDLESS, ending="raises_in_a_callback")
-    code = search.ends(within=10)
+    code = search.ends()
 
     leaves_nothing(search, set(), since=time.monotonic())
     assert code == 1, str(search)
@@ -138,13 +138,14 @@ def test_an_exception_behind_a_search_leaves_nothing(start):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_ctrl_c_stops_at_once(start, kind):
     shell = 'trap : INT; "$@"; echo "exit code $?"'
-    search = start(at_terminal=True, shell=shell, kind=kind, steps=ENDLESS, cpus=2)
+    how = {"kind": kind, "steps": ENDLESS, "interrupt_grace_s": GRACE_S}
+    search = start(at_terminal=True, shell=shell, cpus=2, **how)
     pids = begun(search)
     search.type(CTRL_C)
     search.wait_for(m.Interrupted)
     asked = time.monotonic()
     search.type(CTRL_C)
-    search.ends(within=5)
+    search.ends()
 
     ended = time.monotonic()
     print(f"second Ctrl-C: ended after {ended - asked:.3f}")
@@ -165,7 +166,7 @@ def test_a_script_that_catches_ctrl_c_can_search_again(start, times):
         if n == 0 and times == 2:
             search.wait_for(m.Interrupted)
 
-    assert search.ends(within=15) == 0, str(search)
+    assert search.ends() == 0, str(search)
     assert search.said.decode().count("2 TERMINATED") == 1, str(search)
     search.leaves_nothing()
 
@@ -200,7 +201,7 @@ def test_ctrl_c_while_a_search_begins_leaves_nothing(start, delay_ms):
     eventually(lambda: time.monotonic() > started + delay_ms / 1000)
     search.type(CTRL_C)
 
-    assert search.ends(within=5) != 0, str(search)
+    assert search.ends() != 0, str(search)
     search.leaves_nothing()
 
 

@@ -136,6 +136,22 @@ def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_othe
     assert "poison" in said
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("losses", "poison"), [(0, 7), (2, 4)])
+def test_f22_each_of_many_trials_that_kill_their_node_ends_by_its_budget_on_a_farm_of_the_script(
+    start, losses, poison
+):
+    # One slot: one after the other, more often in a row than a node may die for no reason.
+    ways = [*["kills_its_node"] * poison, "goes_on"]
+    search = start(ways=ways, at_step=1, cpus=1, failures={"max_node_losses": losses})
+    results = results_of(search)
+
+    assert [status for status, _ in results] == [*["ERROR"] * poison, "TERMINATED"]
+    assert len(search.all_of(m.NodeLost)) == poison * (losses + 1) > 6
+    assert all("poison: " in error for _, error in results[:-1])
+    went_on(search, poison)
+
+
 def test_f22_a_node_on_which_every_trial_dies_is_rested_and_the_search_ends_all_the_same(start):
     search = start(ways=["segfaults"] * 12, at_step=1, cpus=4)
     results = results_of(search)

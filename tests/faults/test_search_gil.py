@@ -17,9 +17,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 Start = Callable[..., RunningSearch]
 
-GRACE_S = 1.0
-#: What stopping may take besides the time that a trial is given to end by itself.
-STOPPED_WITHIN_S = 0.5
+#: What is stopped by itself is gone before this is over.
+GRACE_S = 3.0
+#: What stopping may take besides, on a busy machine; a step holds the GIL for half a minute.
+STOPPED_WITHIN_S = 10.0
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_step_that_holds_the_gil_harms_neither_its_node_nor_stopping(start):
     others = [search.wait_for_step(number, step=2) for number in (1, 2)]
 
     other_s = seconds_to_stop(search, 1, others[0])
-    assert other_s < STOPPED_WITHIN_S
+    assert other_s < GRACE_S
     # By now its lease would have run out, had the holder kept the node from renewing it.
     silent = 1.2 * wire.LEASE_TTL_S
     eventually(lambda: time.monotonic() > began + silent, within=2 * silent)

@@ -28,8 +28,9 @@ Start = Callable[..., RunningSearch]
 
 #: Of each kind of service so many are killed.
 EARS, REDISES = 10, 3
-#: The median time until a command has its effect when the ear was killed just before.
-HEARS_AGAIN_WITHIN_S = 1.0
+#: The median time until a command has its effect when the ear was killed just before; it is below a
+#: second where nobody else needs the processors.
+HEARS_AGAIN_WITHIN_S = 5.0
 
 
 @pytest.fixture
@@ -47,9 +48,9 @@ def all_is_recorded(search: RunningSearch, trials: int, steps: int) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "family"])
 def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(start, kind):
-    search = start(kind=kind, trials=3, steps=15, save_every=2, cpus=2)
-    search.wait_for_step(0, step=6)
-    search.wait_for_step(1, step=6)
+    search = start(kind=kind, trials=3, steps=15, save_every=2, cpus=2, gate=6)
+    search.wait_for_step(0, step=7)
+    search.wait_for_step(1, step=7)
     node = search.one(NODE)
     its_own = {child.pid for child in node.children(recursive=True)} | search.families()
     assert len(its_own) >= 2 + 2 * (4 if kind == "family" else 1), "ear, forkserver, hosts"
@@ -57,6 +58,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
     killed_at = time.monotonic()
     eventually(lambda: not any(map(is_alive, its_own)), within=GONE_WITHIN_S)
     gone_s = time.monotonic() - killed_at
+    search.open_gate(15)
     lost = search.wait_for(m.NodeLost)
     again = search.wait_for(m.TrialStarted, epoch=2)
     print(f"gone {gone_s:.3f} lost {lost.at - killed_at:.3f} back {again.at - killed_at:.3f}")
@@ -72,7 +74,7 @@ def test_nothing_of_a_killed_node_runs_on_and_the_search_goes_on_with_a_new_one(
 
 
 def test_no_trial_notices_that_the_ear_is_killed_ten_times_and_commands_come_soon(start):
-    search = start(trials=2, steps=60, step_s=0.02, lock_step=True)
+    search = start(trials=2, steps=60, step_s=0.02, lock_step=True, gate=2)
     trial = search.trial(0)
     heard_after = []
     for n in range(EARS):
@@ -81,12 +83,13 @@ def test_no_trial_notices_that_the_ear_is_killed_ten_times_and_commands_come_soo
         ear.kill()
         killed_at = time.monotonic()
         eventually(lambda ear=ear: not is_alive(ear.pid))
+        before = len(search.journal.read())
+        search.open_gate(6 + 4 * n)
         # A result that was read after this is answered by a command, without which no other comes.
-        answered = search.wait_for(
-            m.ResultReported, after=len(search.journal.read()), trial=trial
-        ).event
+        answered = search.wait_for(m.ResultReported, after=before, trial=trial).event
         heard = search.wait_for(m.ResultReported, trial=trial, step=answered.step + 1)
         heard_after.append(heard.at - killed_at)
+    search.open_gate(60)
     assert search.ends() == 0, str(search)
 
     print(f"heard {sorted(heard_after)}")
@@ -100,10 +103,12 @@ def test_no_trial_notices_that_the_ear_is_killed_ten_times_and_commands_come_soo
 
 @pytest.mark.parametrize("lock_step", [False, True])
 def test_a_search_outlives_its_redis_and_loses_no_result(start, lock_step):
-    search = start(trials=3, steps=30, step_s=0.04, lock_step=lock_step, cpus=2)
+    search = start(trials=3, steps=30, step_s=0.04, lock_step=lock_step, cpus=2, gate=5)
     for n in range(REDISES):
         search.wait_for_step(1, step=4 + 8 * n)
         search.one(REDIS).kill()
+        search.open_gate(13 + 8 * n)
+    search.open_gate(30)
     assert search.ends() == 0, str(search)
 
     for number in range(3):

@@ -19,13 +19,14 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 def test_a_bucket_that_is_taken_away_and_comes_back_costs_no_trial_and_no_checkpoint(
     start, server, own_bucket
 ):
-    search = start(trials=2, steps=24, step_s=0.1, kept=None)
+    search = start(trials=2, steps=24, step_s=0.05, kept=None, gate=7)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
     there, away = server.data / own_bucket, server.data.parent / "away"
     # While it runs, a put that is in its middle would make the bucket anew.
     server.stop()
     there.rename(away)
     server.start()
+    search.open_gate(24)
     told = f"there is no bucket '{own_bucket}'".encode()
     eventually(lambda: told in search.said, within=40, message=lambda: str(search))
     assert search.process.poll() is None, str(search)
@@ -53,12 +54,14 @@ def test_two_searches_that_got_the_same_place_at_once_take_nothing_from_each_oth
     start, server, own_bucket
 ):
     # As from two machines: each has its results folder, and sees nothing of the other yet.
-    first = start(trials=2, steps=18, step_s=0.15)
-    second = start(trials=2, steps=36, step_s=0.15, same_place=first)
+    first = start(trials=2, steps=18, step_s=0.1, gate=6)
+    second = start(trials=2, steps=36, step_s=0.1, same_place=first, gate=6)
     first.wait_for(m.CheckpointCommitted, trial=first.trial(0), n=1, within=20)
     second.wait_for(m.CheckpointCommitted, trial=second.trial(0), n=1, within=20)
     assert first.store_address() == second.store_address()
     assert first.kill_the_node()  # so that it looks for leftovers in the end
+    for search in (first, second):
+        search.open_gate(36)
     for search in (first, second):
         assert search.ends(within=60) == 0, str(search)
         search.is_undisturbed()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -53,17 +52,16 @@ def swap(objects: ObjectStore, damaged: str, before: str) -> None:
 @pytest.mark.parity(103, 105)
 @pytest.mark.parametrize("damage", [flip, truncate, remove, swap])
 def test_f20_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start, damage) -> None:
-    search = start(trials=1, steps=30, save_every=10, step_s=0.15, kept=3)
+    search = start(trials=1, steps=30, save_every=10, step_s=0.05, kept=3, gate=20)
     trial = search.trial(0)
     before = search.wait_for(m.CheckpointCommitted, trial=trial, n=1, within=20).event
     damaged = search.wait_for(m.CheckpointCommitted, trial=trial, n=2, within=20).event
-    for pid in search.hosts():
-        os.kill(pid, signal.SIGSTOP)  # before it saves another one
     folder = search.folder / "search"
     objects = open_objects(search.store_address())
     damage(objects, payloads(objects, damaged.key), payloads(objects, before.key))
     shutil.rmtree(folder / ".cache")
-    search.kill_the_node()
+    assert search.kill_the_node()
+    search.open_gate(30)
     found = search.wait_for(m.CheckpointDamaged, trial=trial, within=20).event
     assert search.ends(within=40) == 0, str(search)
 
@@ -77,7 +75,7 @@ def test_f20_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start
 
 
 def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
-    search = start(trials=1, steps=30, save_every=5, step_s=0.1, kept=3)
+    search = start(trials=1, steps=30, save_every=5, step_s=0.05, kept=3, gate=12)
     trial = search.trial(0)
     newest = search.wait_for(m.CheckpointCommitted, trial=trial, n=2, within=20).event
     file = search.folder / "search" / ".cache" / newest.key / "files" / "payload"
@@ -87,6 +85,7 @@ def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
         opened.write(b"damaged")
     killed = search.hosts()
     search.kill(killed[0])
+    search.open_gate(30)
     assert search.ends(within=40) == 0, str(search)
 
     assert search.all_of(m.CheckpointDamaged) == []

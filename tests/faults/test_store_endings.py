@@ -19,12 +19,13 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 def left_with_an_upload(start: Start, server: ObjectServer) -> ChainSearch:
     """A search whose only trial is over, and whose last checkpoint cannot be sent."""
-    search = start(trials=1, steps=6, save_every=3, step_s=0.6)
+    search = start(trials=1, steps=6, save_every=3, step_s=0.02, gate=4)
     search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=1, within=20)
     server.freeze()
+    search.open_gate(6)
     search.wait_for(m.CheckpointWritten, trial=search.trial(0), n=2, within=20)
     told = b"waiting for 1 checkpoint on the way to s3://"
-    eventually(lambda: told in search.said, within=15, message=lambda: str(search))
+    eventually(lambda: told in search.said, message=lambda: str(search))
     return search
 
 

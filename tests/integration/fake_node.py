@@ -48,7 +48,7 @@ class FakeNode:
         )
         self.redis.xadd(wire.NODES, {wire.HELLO: m.encode(hello)})
 
-    def read_mail(self, within: int = 5) -> m.Assignment | None:
+    def read_mail(self, within: int = 20) -> m.Assignment | None:
         """Take the next assignment in the queue; None when there is none for ``within`` seconds."""
         popped = self.redis.brpop([wire.queue(self.incarnation)], within)
         if popped is None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import tunemq as tune
+from tests.commands import Run, run_tunemq
 from tests.object_servers import ObjectServer
 from tests.searches import fit
 from tunemq_scheduler.journal import FILE_NAME, Journal, read_entries, read_header
@@ -18,8 +16,6 @@ from tunemq_shared.messages import CheckpointCommitted
 from tunemq_shared.stores import join, open_objects
 
 pytestmark = pytest.mark.integration
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def saver(config):
@@ -32,20 +28,7 @@ def saver(config):
 
 @pytest.fixture
 def tunemq(tmp_path: Path) -> Run:
-    def run(*arguments: object, code: int = 0, said: str = "") -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "tunemq", *map(str, arguments)],
-            cwd=tmp_path,
-            input=said,
-            env={**os.environ, "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done
-        return done
-
-    return run
+    return partial(run_tunemq, tmp_path)
 
 
 @pytest.fixture(params=["folder", "store, by its folder", "store, by its address"])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import tunemq as tune
+from tests.commands import Run, run_tunemq
 from tests.object_servers import ObjectServer
 from tests.searches import fit
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
@@ -25,8 +24,6 @@ from tunemq_shared.stores import join
 
 pytestmark = pytest.mark.integration
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
 
 def climbs(config):
     for step in range(1, 6):
@@ -35,19 +32,7 @@ def climbs(config):
 
 @pytest.fixture
 def tunemq(tmp_path: Path) -> Run:
-    def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "tunemq", "journal", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "100"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == code, done
-        return done
-
-    return run
+    return partial(run_tunemq, tmp_path, "journal", columns=100)
 
 
 @pytest.fixture(scope="module")

@@ -229,7 +229,7 @@ def test_a_paused_trial_saves_though_the_store_is_away(server, scheduler, tmp_pa
         scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=9, size=10)))
         eventually(lambda: scheduler.said(TrialWaits), within=20, message=node.log)
         scheduler.assign(node.incarnation, order("t", None, pause=True))
-        eventually(lambda: scheduler.said(HostFreed), within=5, message=node.log)
+        eventually(lambda: scheduler.said(HostFreed), message=node.log)
     finally:
         node.end()
     assert scheduler.said(TrialPaused)

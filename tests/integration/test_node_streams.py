@@ -148,7 +148,7 @@ def test_events_of_an_experiment_whose_stream_expired_are_dropped_in_the_end(nod
     one.client.delete(one.key)
     one.assign(node.incarnation)
     dropped = f"outbox.dropped stream={one.key} last=6"
-    eventually(lambda: dropped in node.log(), within=outboxes.MISSING_S + 5, message=node.log)
+    eventually(lambda: dropped in node.log(), within=outboxes.MISSING_S + 30, message=node.log)
     two.assign(node.incarnation, order("b", two.start(three_results)), version=9)
     eventually(lambda: story_of(two) == STORY, message=node.log)
 

@@ -25,7 +25,7 @@ def refusal(address: str, environ: dict[str, str]) -> str:
     begin = time.monotonic()
     with pytest.raises(StoreError) as caught, use(address, environ) as objects:
         objects.probe()
-    assert time.monotonic() - begin < 2 * PROBE_S
+    assert time.monotonic() - begin < 5 * PROBE_S
     assert environ.get("AWS_SECRET_ACCESS_KEY", "none") not in str(caught.value)
     return str(caught.value)
 

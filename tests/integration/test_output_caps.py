@@ -85,7 +85,7 @@ def test_the_output_of_a_trial_that_prints_without_end_is_kept_short(server, loo
     loop.folders = {str(folder)}
     loop.start()
     host = server.start(prints_a_lot, config={"limit": LIMIT})
-    host.gone(within=20.0)
+    host.gone(within=50.0)
     stdout = folder / "stdout"
     # What the host printed while the file was being shortened may stand before that line.
     eventually(lambda: "bytes of older output dropped]\n" in stdout.read_text())
@@ -124,4 +124,4 @@ def test_looking_at_nothing_costs_next_to_nothing(loop):
     loop.start()
     started = time.process_time()
     loop.look_again(50)
-    assert time.process_time() - started < 0.1
+    assert time.process_time() - started < 0.5

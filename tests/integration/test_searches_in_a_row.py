@@ -63,7 +63,7 @@ def test_four_searches_in_a_row_are_all_whole_and_warm_ones_are_quick():
         took.append(time.perf_counter() - started)
         assert [len(results_of(result)) for result in grid] == [3, 3]
     assert len(warm._idle) == 1
-    assert min(took[1:]) < 0.3  # 0.02 s on an idle machine
+    assert min(took[1:]) < 2.0  # 0.02 s on an idle machine
     (farm,) = warm._idle
     eventually(lambda: not reply_of(farm), message="the node remembers searches that are over")
 
@@ -82,7 +82,7 @@ def test_what_a_search_leaves_unread_does_not_hold_up_the_next():
     (farm,) = warm._idle
     started = time.perf_counter()
     grid = fit(three_results(), {"x": 1})
-    assert time.perf_counter() - started < 5.0  # 0.02 s on an idle machine
+    assert time.perf_counter() - started < 20.0  # 0.02 s on an idle machine
     assert len(results_of(grid[0])) == 3
     assert warm._idle == [farm]
     eventually(lambda: not reply_of(farm), message="the node remembers searches that are over")

@@ -423,7 +423,7 @@ time.sleep(60)
     assert is_alive(pid)
     process.kill()
     process.wait()
-    eventually(lambda: not is_alive(pid), within=5)
+    eventually(lambda: not is_alive(pid))
 
 
 @pytest.mark.parametrize(

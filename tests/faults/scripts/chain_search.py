@@ -31,6 +31,7 @@ class Options:
         kept: how many checkpoints are kept of each trial.
         form: ``function`` or ``class``.
         sync_timeout: as in `SyncConfig`.
+        gate: trials wait behind this step until the test opens FOLDER/gate further.
     """
 
     storage: str
@@ -44,6 +45,7 @@ class Options:
     max_storage_failures: int = -1
     form: str = "function"
     sync_timeout: float = 1800.0
+    gate: int | None = None
 
 
 FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
@@ -96,6 +98,7 @@ def new_tuner(trainable, executed):
             "save_every": OPTIONS.save_every,
             "payload": OPTIONS.payload,
             "step_s": OPTIONS.step_s,
+            "gate": "" if OPTIONS.gate is None else str(FOLDER / "gate"),
         },
         tune_config=tune.TuneConfig(metric="score", mode="max", seed=1),
         run_config=tune.RunConfig(

@@ -23,6 +23,7 @@ import msgspec
 import tunemq as tune
 import tunemq_scheduler.experiment as parts
 import tunemq_scheduler.search_run as search_parts
+from tunemq_scheduler.loop import INTERRUPT_GRACE_S
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Options:
         kind: of trial: the name of a function below.
         ending: of the script: the name of a function below.
         stop_grace_s: as in `ExperimentPlan`.
+        interrupt_grace_s: as in `ExperimentLoop`.
+        gate: the step behind this one does not end until the test opens FOLDER/gate further.
     """
 
     trials: int = 2
@@ -47,6 +50,8 @@ class Options:
     kind: str = "plain"
     ending: str = "returns"
     stop_grace_s: float = 5.0
+    interrupt_grace_s: float = INTERRUPT_GRACE_S
+    gate: int | None = None
 
 
 FOLDER, OPTIONS = Path(sys.argv[1]), Options(**json.loads(sys.argv[2]))
@@ -64,6 +69,8 @@ def plain(config, in_step=lambda step: None):
         os.write(log, b"%d %d\n" % (step, os.getpid()))
         in_step(step)
         time.sleep(OPTIONS.step_s)
+        while OPTIONS.gate is not None and step > int((FOLDER / "gate").read_text("ascii")):
+            time.sleep(0.005)  # between two looks
         checkpoint = None
         if OPTIONS.save_every and step % OPTIONS.save_every == 0:
             Path("to_keep").mkdir(exist_ok=True)
@@ -131,6 +138,7 @@ class WatchedLoop(search_parts.ExperimentLoop):
 
     def __init__(self, **given):
         super().__init__(**given)
+        self.interrupt_grace_s = OPTIONS.interrupt_grace_s
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):

@@ -131,7 +131,7 @@ def waits_and_says(channel, node):
     waiting.start()
     said = received(node)
     node.send(frames.frame(frames.ORDER, encode(order(2))))
-    waiting.join(5)
+    waiting.join(20)
     assert not waiting.is_alive()
     return said
 
@@ -301,7 +301,7 @@ def test_a_forked_child_does_not_hold_the_line(pair):
         os.read(reading, 1)
         os._exit(0)
     channel._line.close()
-    node.settimeout(5)
+    node.settimeout(20)
 
     assert node.recv(1) == b""
     os.write(writing, b"x")

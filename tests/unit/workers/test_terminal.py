@@ -51,4 +51,4 @@ def test_a_terminal_that_is_gone_or_stuck_holds_nobody_up():
         terminal.emit(record("node.ended"))
     terminal.close()
     Stuck.let_go.set()
-    terminal._thread.join(5)
+    terminal._thread.join(20)
