@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.storage import Storage
 from tunemq_scheduler.syncing.config import SyncConfig
 
 if TYPE_CHECKING:
     from tunemq_scheduler.syncing.callback import SyncerCallback
 
 
-def copier_of(sync: SyncConfig, plan: ExperimentPlan) -> SyncerCallback | None:
+def copier_of(sync: SyncConfig, experiment: str, storage: Storage) -> SyncerCallback | None:
     """The callback that copies a search's files to its store, or to ``upload_dir``.
+
+    Args:
+        experiment: the search's name.
+        storage: its own.
 
     Raises:
         ConfigError: they cannot be copied there, or not by that syncer; or a variable in the
             environment that concerns syncing is not usable.
     """
-    if sync.syncer is None or not (plan.store or sync.upload_dir):
+    if sync.syncer is None or not (storage.store or sync.upload_dir):
         return None
     # A search whose files stay where they are need not wait until this is imported.
     from tunemq_scheduler.syncing.factory import make_syncing
 
-    return make_syncing(sync, plan.store, plan.experiment, plan.folder)
+    return make_syncing(sync, storage.store, experiment, storage.folder)

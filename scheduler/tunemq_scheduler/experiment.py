@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.adopting import adopt_written
+from tunemq_scheduler.copies import copier_of
 from tunemq_scheduler.embedded.warm import embedded_farm
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.executors.in_process import InProcessExecutor
@@ -38,7 +39,7 @@ from tunemq_scheduler.storage import Storage, make_storage, storage_of
 from tunemq_scheduler.trial_results import TrialResults
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
-from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.errors import ConfigError, WireUnavailable
 from tunemq_shared.messages import BlobRef, Environment, ExperimentResumed
 from tunemq_shared.shipping import ship
 from tunemq_shared.stores import open_store
@@ -248,9 +249,16 @@ def storage_for(prepared: Prepared) -> Storage:
     """A place of its own for a new experiment; a name that is taken gets a number behind it.
 
     Raises:
-        ConfigError: its folder cannot be made or written, or its store's address is not usable.
+        ConfigError: its folder cannot be made or written, its store's address is not usable, or
+            its files cannot be copied as `SyncConfig` says; nothing is there then.
         StoreError: its store cannot be used; nothing was made.
     """
     run = prepared.run
     name = run.name or experiment_name(prepared.trainable_name, time.time())
-    return make_storage(storage_of(run), name)
+    storage = make_storage(storage_of(run), name)
+    try:
+        copier_of(run.sync_config, os.path.basename(storage.folder), storage)
+    except ConfigError:
+        os.rmdir(storage.folder)
+        raise
+    return storage

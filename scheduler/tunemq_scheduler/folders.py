@@ -143,12 +143,16 @@ def write_file(path: str, content: bytes) -> None:
 def replace_file(path: str, content: bytes) -> None:
     """Write a file so that there is always either the old one or the new one, whole.
 
+    That holds for a power cut, too: the old one may have been on the disk for long.
+
     Raises:
         StoreError: it cannot be written; the old one stands.
     """
     beside = f"{path}.new"
     write_file(beside, content)
     try:
+        with open(beside, "rb") as written:
+            os.fsync(written.fileno())
         os.replace(beside, path)
     except OSError as error:
         raise StoreError(f"{path} cannot be replaced: {error.strerror}.") from error

@@ -91,10 +91,13 @@ class Opened:
         """
         if not self.journal.wants_snapshot or self.journal.turn < self._asked_again:
             return
+        if self.unsynced.is_held:
+            return
         # Asked first, for many files are brought to the disk in vain where nobody has a state.
         states = None if self.unsynced.is_settling else self.algorithms.get_state()
         if states is None and not self.unsynced.is_settling:
             self._asked_again = self.journal.turn + _TURNS_UNTIL_ASKED_AGAIN
+            self.unsynced.forget()
             return
         if not self.unsynced.settle():
             return

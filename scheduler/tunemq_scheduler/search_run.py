@@ -22,6 +22,7 @@ from tunemq_scheduler.prepare import Prepared
 from tunemq_scheduler.records import Records
 from tunemq_scheduler.report.reporter import display_for
 from tunemq_scheduler.result_grid import ResultGrid
+from tunemq_scheduler.storage import Storage
 from tunemq_scheduler.store_keeper import Removal, StoreKeeper
 from tunemq_scheduler.trial_results import AllTrials, TrialResults
 from tunemq_shared.errors import TrialError
@@ -69,7 +70,7 @@ class SearchRun:
             *(run.callbacks or ()),
         ]
         self._states = CallbackStates(plan.folder, run.callbacks or ())
-        self._copier = copier_of(run.sync_config, plan)
+        self._copier = copier_of(run.sync_config, plan.experiment, Storage(plan.folder, plan.store))
         if self._copier is not None:
             callbacks.append(self._copier)  # behind those that write what it copies
         self.records = Records(
@@ -133,8 +134,8 @@ class SearchRun:
                 )
                 self._finish_records()
                 self._states.write()
-                self._opened.unsynced.close()
             finally:
+                self._opened.unsynced.close()
                 if not self.is_killed:
                     display.end(view, self._trial_results())
                 display.close()

@@ -5,8 +5,10 @@ again at the next start, from the turns behind the journal's last snapshot. So b
 lets go of turns, whatever followed from them has to be on the disk.
 
 Thousands of files may have been written since the snapshot before, at some milliseconds each, and
-nobody's decision is to wait for that. So a thread does it, and when it is done what was written
-meanwhile is left, which is less each time. Only the last few are waited for.
+nobody's decision is to wait for that. So a thread does it, round after round: what was written
+meanwhile is left for the next one, which is less each time. The loop itself brings only the last
+few to the disk, or what running trials write on and on; where that is not little either there is
+no snapshot for now, and the journal grows.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -22,8 +25,10 @@ from tunemq_shared.errors import StoreError
 
 #: So many files are brought to the disk at once; more are left to a thread.
 AT_ONCE: Final = 32
-#: So many times in a row, at most: what trials go on writing meanwhile is waited for then.
-ROUNDS: Final = 4
+#: So many, where rounds become no shorter.
+MOST_AT_ONCE: Final = 1024
+#: So many are under way at a time: a file system brings many to the disk as quickly as one.
+_BESIDE_EACH_OTHER: Final = 16
 #: How long the end of a search waits for the thread; a disk that takes longer may never answer.
 _CLOSE_WITHIN_S: Final = 5.0
 #: What file systems say that cannot do this for a folder.
@@ -37,7 +42,9 @@ class UnsyncedFiles:
         self._paths: dict[str, None] = {}
         #: Of which a full disk did not take everything.
         self._held: set[str] = set()
-        self._rounds = 0
+        #: How many files the last round had; None where there was none since a snapshot.
+        self._last_round: int | None = None
+        self._is_closed = False
         self._thread: threading.Thread | None = None
         self._error: OSError | None = None
 
@@ -48,7 +55,12 @@ class UnsyncedFiles:
     @property
     def is_settling(self) -> bool:
         """Whether `settle` has begun what it has not come to the end of."""
-        return self._rounds > 0
+        return self._last_round is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a full disk has not taken everything."""
+        return bool(self._held)
 
     def note(self, path: str) -> None:
         """All that there is for this file is written, or about to be."""
@@ -58,6 +70,10 @@ class UnsyncedFiles:
     def hold(self, path: str) -> None:
         """A full disk does not take all that there is for this file; it is written later."""
         self._held.add(path)
+
+    def forget(self) -> None:
+        """No snapshot is possible, so the turns behind all this stay."""
+        self._paths.clear()
 
     def settle(self) -> bool:
         """Bring everything to the disk; returns whether all that was written until now is there.
@@ -76,8 +92,8 @@ class UnsyncedFiles:
             self._thread = None
             self._complain(self._error)
         paths = list(self._paths)
-        if len(paths) > AT_ONCE and self._rounds < ROUNDS:
-            self._rounds += 1
+        if not self._is_little(len(paths)):
+            self._last_round = len(paths)
             self._paths.clear()
             self._thread = threading.Thread(
                 target=self._sync, args=(paths,), name="result files to disk", daemon=True
@@ -89,17 +105,24 @@ class UnsyncedFiles:
         except OSError as error:
             self._complain(error)
         self._paths.clear()
-        self._rounds = 0
+        self._last_round = None
         return True
 
     def close(self) -> None:
-        """Leave nothing under way."""
+        """Leave nothing under way; no snapshot will follow."""
+        self._is_closed = True
         if self._thread is not None:
             self._thread.join(_CLOSE_WITHIN_S)
 
+    def _is_little(self, count: int) -> bool:
+        if count <= AT_ONCE:
+            return True
+        last = self._last_round
+        return last is not None and 2 * count > last and count <= MOST_AT_ONCE
+
     def _sync(self, paths: list[str]) -> None:
         try:
-            sync_files(paths)
+            sync_files(paths, lambda: self._is_closed)
         except OSError as error:  # raised by `settle`
             self._error = error
 
@@ -111,23 +134,38 @@ class UnsyncedFiles:
             ) from error
 
 
-def sync_files(paths: Iterable[str]) -> None:
+def sync_files(paths: Iterable[str], is_enough: Callable[[], bool] = lambda: False) -> None:
     """Return when the disk has these files and their names; those that are gone are passed over.
+
+    Args:
+        is_enough: looked at before each: whether nobody needs the rest any more.
 
     Raises:
         OSError: it refuses; names the file.
     """
+    files = list(paths)
     folders: dict[str, None] = {}
-    for path in paths:
+    for path in files:
         folder = os.path.dirname(path)
         folders[folder] = folders[os.path.dirname(folder)] = None
+    for names, sync in ((files, _sync), (list(folders), _sync_folder)):
+        if len(names) <= AT_ONCE:
+            for name in names:
+                if not is_enough():
+                    sync(name)
+            continue
+        with ThreadPoolExecutor(_BESIDE_EACH_OTHER, "result files to disk") as threads:
+            for start in range(0, len(names), MOST_AT_ONCE):
+                if not is_enough():
+                    list(threads.map(sync, names[start : start + MOST_AT_ONCE]))
+
+
+def _sync_folder(path: str) -> None:
+    try:
         _sync(path)
-    for folder in folders:
-        try:
-            _sync(folder)
-        except OSError as error:
-            if error.errno not in _NOT_THERE:
-                raise
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise
 
 
 def _sync(path: str) -> None:

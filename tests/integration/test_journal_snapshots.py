@@ -94,7 +94,6 @@ def test_f04_what_a_snapshot_lets_go_of_is_on_the_disk_before(
 ) -> None:
     monkeypatch.setattr(writing, "SEGMENT_BYTES", 3_000)
     monkeypatch.setattr(unsynced, "AT_ONCE", at_once)  # with 0 a thread does it, as far as it can
-    monkeypatch.setattr(unsynced, "ROUNDS", 1)
     disk = Disk(monkeypatch)
     put_in_place = layout.put_in_place
     missing: list[tuple[str, int]] = []

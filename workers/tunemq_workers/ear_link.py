@@ -119,10 +119,9 @@ class EarLink:
             self._reactor.unwatch(forkserver.sock)
             forkserver.sock.close()  # it ends its ear and itself
             pidfd = os.pidfd_open(forkserver.pid)
-            if select.select([pidfd], [], [], _CLOSE_S)[0]:
-                os.waitpid(forkserver.pid, 0)
-            else:
+            if not select.select([pidfd], [], [], _CLOSE_S)[0]:
                 os.kill(forkserver.pid, signal.SIGKILL)
+            os.waitpid(forkserver.pid, 0)
             os.close(pidfd)
 
     def _start_now(self) -> None:
@@ -142,6 +141,7 @@ class EarLink:
 
     def _attend(self, forkserver: ChildProcess) -> None:
         self._forkserver = forkserver
+        forkserver.sock.setblocking(False)  # one that is stuck is not waited for
         self._children.add(forkserver.pid)
         # It never writes: this is its end.
         self._reactor.watch(forkserver.sock, lambda _: self._forkserver_died())

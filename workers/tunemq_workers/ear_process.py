@@ -37,8 +37,7 @@ def fork_ear(forkserver: ChildProcess) -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            descriptors = [theirs.fileno()]
-            socket.send_fds(forkserver.sock, [_BE_AN_EAR], descriptors, socket.MSG_DONTWAIT)
+            socket.send_fds(forkserver.sock, [_BE_AN_EAR], [theirs.fileno()])
         except OSError:
             ours.close()
             raise

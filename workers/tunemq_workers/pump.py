@@ -142,10 +142,10 @@ class Pump:
         _about_to_send(order, renews=renews)
         replies = self._client.pipeline(commands)
         _has_sent(order, renews=renews)
-        self._failures = 0
         if renews:
             self._tell_seen(keys, replies[asked:])
         self._tell_done(order, replies[:asked])
+        self._failures = 0  # one that answers, and refuses, is as good as away
 
     def _commands(self, order: Order | None) -> tuple[Command, ...]:
         match order:

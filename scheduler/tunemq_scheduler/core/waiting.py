@@ -203,6 +203,8 @@ class WaitingTrials:
         return place.ticket
 
     def _regroup(self, trial: Trial) -> None:
+        if self._places[trial.trial_id].kind is None:
+            return  # it is asked about when it stands in a line
         self._rest(trial, self._leave(trial.trial_id))
 
     def _is_resting(self, entry: tuple[float, int, str]) -> bool:

@@ -28,6 +28,9 @@ from tunemq_scheduler.embedded import layout, processes
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 1.0)
 #: A service that lived so long did not die young.
 _YOUNG_S = 10.0
+#: So many young deaths in a row can be excused: a dozen poison trials, each with its budget; not a
+#: machine on which nothing can run.
+_MOST_EXCUSED = 40
 #: What ends without us being able to wait for it (it sleeps in the kernel) is given up after so
 #: long.
 _PATIENCE_S = 0.8
@@ -44,13 +47,16 @@ class Service:
         self.pid: int | None = None
         self.started_at = 0.0
         self.young_deaths = 0
+        self._excused = 0
         #: When it is to be started; None while it runs, and for ever when it was given up.
         self.due: float | None = 0.0
 
     def died(self, now: float) -> bool:
         """Note its death; returns whether it is worth starting again."""
         self.pid = None
-        self.young_deaths = self.young_deaths + 1 if now - self.started_at < _YOUNG_S else 1
+        if now - self.started_at >= _YOUNG_S:
+            self.young_deaths = self._excused = 0
+        self.young_deaths += 1
         if self.young_deaths > len(_PAUSES_S):
             self.due = None
             return False
@@ -58,8 +64,10 @@ class Service:
         return True
 
     def excuse(self, times: int) -> None:
-        """So many of its deaths do not count."""
-        self.young_deaths = max(0, self.young_deaths - times)
+        """So many of its deaths do not count, within reason."""
+        times = min(times, self.young_deaths, _MOST_EXCUSED - self._excused)
+        self.young_deaths -= times
+        self._excused += times
 
 
 class Keeper:

@@ -128,7 +128,7 @@ def test_a_folder_rests_between_two_transfers_but_for_the_last(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "REST_S", 1000)
+    monkeypatch.setattr(module, "ARTIFACTS_REST_S", 1000)
     callback, trial = make(), trial_in(folder)
     for n in range(1, 4):
         tell(callback, "on_checkpoint", trial, checkpoint=committed(trial, n))

@@ -7,11 +7,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from tests.plans import PLAN
 from tunemq_scheduler.copies import copier_of
+from tunemq_scheduler.storage import Storage
 from tunemq_scheduler.syncing.background_syncer import BackgroundSyncer
 from tunemq_scheduler.syncing.config import SyncConfig
 from tunemq_scheduler.syncing.default_syncer import DefaultSyncer
@@ -153,9 +152,8 @@ def test_settings_become_a_syncer_or_none_or_an_error() -> None:
 
 @pytest.mark.parity(147, 148)
 def test_nothing_is_copied_where_there_is_nowhere_to_or_nobody_may() -> None:
-    assert copier_of(SyncConfig(), PLAN) is None
-    plan = msgspec.structs.replace(PLAN, store="s3://b/e")
-    assert copier_of(SyncConfig(syncer=None), plan) is None
+    assert copier_of(SyncConfig(), "e", Storage("/e", "")) is None
+    assert copier_of(SyncConfig(syncer=None), "e", Storage("/e", "s3://b/e")) is None
 
 
 @pytest.mark.parity(147)

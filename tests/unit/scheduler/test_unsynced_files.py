@@ -14,7 +14,7 @@ from tests.support import eventually
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler import unsynced as module
 from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
-from tunemq_scheduler.unsynced import AT_ONCE, ROUNDS, UnsyncedFiles
+from tunemq_scheduler.unsynced import AT_ONCE, UnsyncedFiles
 from tunemq_shared.errors import StoreError
 
 
@@ -82,19 +82,50 @@ def test_many_keep_nobody_waiting(disk: Disk, tmp_path: Path) -> None:
     files.close()
 
 
-def test_what_is_written_on_and_on_is_waited_for_in_the_end(disk: Disk, tmp_path: Path) -> None:
+def rounds_of(files: UnsyncedFiles, folder: Path, counts: list[int]) -> list[bool]:
+    """What it said after each round, between which so many files were written."""
+    said = []
+    for count in counts:
+        written(files, folder, count)
+        said.append(files.settle())
+        if files._thread is not None:
+            files._thread.join()
+    return said
+
+
+def test_what_running_trials_write_on_and_on_is_waited_for(disk: Disk, tmp_path: Path) -> None:
     files = UnsyncedFiles()
-    rounds = 0
-    while True:
-        paths = written(files, tmp_path, AT_ONCE + 1)
-        if files.settle():
-            break
-        rounds += 1
-        thread = files._thread
-        assert thread is not None
-        thread.join()
-    assert rounds == ROUNDS
-    assert disk.synced.count(paths[0]) == ROUNDS + 1
+    few = AT_ONCE + 1
+    assert rounds_of(files, tmp_path, [9 * few, 4 * few, few, few]) == [False, False, False, True]
+    assert disk.synced.count(str(tmp_path / "0.json")) == 4
+
+
+def test_what_never_becomes_little_is_never_waited_for(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_AT_ONCE", AT_ONCE + 1)
+    files = UnsyncedFiles()
+    assert not any(rounds_of(files, tmp_path, [AT_ONCE + 2] * 6))
+    assert threading.current_thread() not in disk.threads
+    assert rounds_of(files, tmp_path, [1]) == [True]
+
+
+def test_a_search_that_ends_needs_no_more_of_it(disk: Disk, tmp_path: Path) -> None:
+    files = UnsyncedFiles()
+    written(files, tmp_path, AT_ONCE + 1)
+    files._is_closed = True
+    assert not files.settle()
+    files.close()
+    assert not disk.synced
+
+
+def test_where_no_snapshot_is_possible_nothing_is_kept_in_mind(disk: Disk, tmp_path: Path) -> None:
+    files = UnsyncedFiles()
+    written(files, tmp_path, 3)
+    files.forget()
+    assert not list(files)
+    assert files.settle()
+    assert not disk.synced
 
 
 def test_what_a_full_disk_did_not_take_is_not_on_it(disk: Disk, tmp_path: Path) -> None:
