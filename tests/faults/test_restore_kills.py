@@ -16,6 +16,7 @@ import pytest
 import tunemq as tune
 from tests.chain_searches import ChainSearch
 from tests.object_servers import ObjectServer
+from tests.search_support import GONE_WITHIN_S
 from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
 from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
@@ -39,8 +40,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
         one.close()
 
 
-def killed(search: ChainSearch, after_s: float) -> bool:
-    """Kill the script after some time; False if it has ended before."""
+def killed(search: ChainSearch, after_s: float, gone_within: float) -> bool:
+    """Kill the script after some time, and with it all of its farm; False if it ended before."""
     until = time.monotonic() + after_s
     while time.monotonic() < until and search.process.poll() is None:
         time.sleep(0.005)  # the moment of the kill is what is random here
@@ -48,7 +49,7 @@ def killed(search: ChainSearch, after_s: float) -> bool:
         return False
     os.kill(search.process.pid, signal.SIGKILL)
     search.process.wait()
-    search.leaves_nothing()
+    search.leaves_nothing(within=gone_within)
     if not tune.Tuner.can_restore(search.folder / "search"):
         # It had not begun; a script that begins once more takes another name.
         shutil.rmtree(search.folder / "search", ignore_errors=True)
@@ -86,11 +87,17 @@ def check(search: ChainSearch) -> None:
     search.leaves_nothing()
 
 
-def kill_and_restore(run: Run, kills: int, chance: random.Random, **options: Any) -> int:
+def kill_and_restore(
+    run: Run,
+    kills: int,
+    chance: random.Random,
+    gone_within: float = GONE_WITHIN_S,
+    **options: Any,
+) -> int:
     done = 0
     for _ in range(kills):
         search = run(**options)
-        if not killed(search, chance.uniform(0.1, 3.0)):
+        if not killed(search, chance.uniform(0.1, 3.0), gone_within):
             break
         done += 1
     check(run(**options))
@@ -131,5 +138,6 @@ def test_f03_twenty_kills_of_the_script_at_random_moments(
     run: Run, tmp_path: Path, form: str
 ) -> None:
     options = {"storage": str(tmp_path), "trials": 6, "steps": 300, "save_every": 5, "cpus": 3}
-    done = kill_and_restore(run, 20, random.Random(form), step_s=0.03, form=form, **options)
+    options |= {"step_s": 0.03, "form": form}
+    done = kill_and_restore(run, 20, random.Random(form), gone_within=2.0, **options)
     assert done == 20
