@@ -43,6 +43,7 @@ class Options:
     kept: int | None = 2
     max_failures: int = -1
     max_storage_failures: int = -1
+    max_node_losses: int = -1
     form: str = "function"
     sync_timeout: float = 1800.0
     gate: int | None = None
@@ -108,6 +109,7 @@ def new_tuner(trainable, executed):
             failure_config=tune.FailureConfig(
                 max_failures=OPTIONS.max_failures,
                 max_storage_failures=OPTIONS.max_storage_failures,
+                max_node_losses=OPTIONS.max_node_losses,
             ),
             checkpoint_config=tune.CheckpointConfig(
                 num_to_keep=OPTIONS.kept,
