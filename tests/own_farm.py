@@ -283,7 +283,7 @@ class ChainRun:
         """How many steps each trial that has begun has executed."""
         return {number: len(steps) for number, steps in executed(self._executed).items()}
 
-    def wait_for_step(self, step: int, within: float = 20.0, trials: int | None = None) -> None:
+    def wait_for_step(self, step: int, within: float = 60.0, trials: int | None = None) -> None:
         """Wait until so many trials (all by default) have executed so many steps."""
         wanted = self.trials if trials is None else trials
 
