@@ -138,7 +138,14 @@ def test_a_class_is_set_up_stepped_to_its_criterion_and_cleaned_up():
     assert cleanup == "cleanup 6"
 
 
+@pytest.fixture
+def one_slot(monkeypatch):
+    """A trial waits until the host before it is free, and so does not get another one."""
+    monkeypatch.setenv("TUNEMQ_CPUS", "1")
+
+
 @pytest.mark.parity(131)
+@pytest.mark.usefixtures("one_slot")
 def test_reused_hosts_reset_the_object_and_share_its_process():
     results = fit(
         Counts,
@@ -164,6 +171,7 @@ class RefusesReset(Counts):
         return False
 
 
+@pytest.mark.usefixtures("one_slot")
 def test_an_object_that_cannot_be_reset_is_cleaned_up_and_replaced():
     results = fit(
         RefusesReset,
