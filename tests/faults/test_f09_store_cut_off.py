@@ -29,13 +29,18 @@ def way() -> Iterator[Callable[[ObjectServer], TcpProxy]]:
         proxy.close()
 
 
+def through(proxy: TcpProxy, minio: ObjectServer, bucket: str) -> tuple[str, dict[str, str]]:
+    """The storage of a search that reaches the server by this way only, and its variables."""
+    address = minio.address(bucket, "x").replace(f":{minio.port}", f":{proxy.port}")
+    return address, {"TUNEMQ_S3_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
+
+
 @pytest.mark.parametrize("how", ["hold", pytest.param("silent", marks=pytest.mark.soak), "cut"])
 def test_f09_results_are_recorded_while_the_store_is_cut_off_and_its_checkpoints_follow(
     tmp_path: Path, minio: ObjectServer, bucket: str, way, how: str
 ) -> None:
     proxy = way(minio)
-    address = minio.address(bucket, "x").replace(f":{minio.port}", f":{proxy.port}")
-    variables = {"TUNEMQ_S3_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
+    address, variables = through(proxy, minio, bucket)
     search = ChainSearch(
         tmp_path,
         storage=address,
@@ -78,8 +83,7 @@ def test_f09_a_checkpoint_that_never_arrives_ends_its_trial_and_the_one_before_s
     tmp_path: Path, minio: ObjectServer, bucket: str, way
 ) -> None:
     proxy = way(minio)
-    address = minio.address(bucket, "x").replace(f":{minio.port}", f":{proxy.port}")
-    variables = {"TUNEMQ_S3_ENDPOINT": f"http://127.0.0.1:{proxy.port}"}
+    address, variables = through(proxy, minio, bucket)
     search = ChainSearch(
         tmp_path,
         storage=address,

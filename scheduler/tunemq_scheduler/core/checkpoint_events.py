@@ -85,8 +85,7 @@ class CheckpointEvents:
 
     def _was_kept_by(self, incarnation: str) -> None:
         joined = self._state.nodes.get(incarnation)
-        if joined is not None and self._state.health:
-            self._state.health.has_kept(joined.node)
+        if joined is not None and self._state.health.has_kept(joined.node):
             self._state.review_nodes()
 
     def _contains_recorded(

@@ -120,15 +120,21 @@ class NodeHealth:
         if node in self._troubled and not self._troubled[node].keeps_nothing:
             del self._troubled[node]
 
-    def has_kept(self, node: str) -> None:
-        """A new checkpoint is on the node's disk, or was written from there to where it stays."""
-        self._troubled.pop(node, None)
+    def has_kept(self, node: str) -> bool:
+        """A new checkpoint is on the node's disk, or was written from there to where it stays.
+
+        Returns whether that changes anything.
+        """
+        return self._troubled.pop(node, None) is not None
 
     def aside(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> dict[str, float]:
         """The incarnations that are set aside, and until when."""
+        looked_up = ((one, self._troubled.get(joined.node)) for one, joined in nodes.items())
+        accused = [(one, trouble) for one, trouble in looked_up if trouble and trouble.times]
+        if not accused:
+            return {}
         spare = self._spare(nodes, elapsed)
-        accused = ((one, self._troubled.get(joined.node)) for one, joined in nodes.items())
-        until = {one: trouble.until(spare) for one, trouble in accused if trouble and trouble.times}
+        until = {one: trouble.until(spare) for one, trouble in accused}
         return {one: due for one, due in until.items() if due > elapsed}
 
     def state(self) -> list[tuple[str, NodeTrouble]]:
