@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any, Final
@@ -51,6 +52,7 @@ class Problem:
         self._make_scheduler = make_scheduler
         self._make_search, self._make_stopper = make_search, make_stopper
         self._seed, self._trials = seed, trials
+        self._curve = functools.cache(self._find_curve)
 
     def algorithms(self, *, lock_step: bool = False) -> Algorithms:
         """Fresh ones, which have decided nothing yet."""
@@ -69,8 +71,12 @@ class Problem:
 
     def metrics(self, config: dict[str, Any], step: int) -> dict[str, Any]:
         """What a trial with this configuration reports at a step."""
-        level, speed = noise(self._seed, "level", config["lr"]), noise(self._seed, config["lr"])
+        level, speed = self._curve(config["lr"])
         return {"loss": level + (1 + speed) / step + 0.05 * noise(self._seed, config["lr"], step)}
+
+    def _find_curve(self, lr: float) -> tuple[float, float]:
+        """Where a configuration's losses end, and how far above that they begin."""
+        return noise(self._seed, "level", lr), noise(self._seed, lr)
 
     def step_time(self, config: dict[str, Any], step: int) -> float:
         """For how many seconds it trains until then, from the step before."""

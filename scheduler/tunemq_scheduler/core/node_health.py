@@ -129,8 +129,11 @@ class NodeHealth:
 
     def aside(self, nodes: Mapping[str, NodeJoined], elapsed: float) -> dict[str, float]:
         """The incarnations that are set aside, and until when."""
-        looked_up = ((one, self._troubled.get(joined.node)) for one, joined in nodes.items())
-        accused = [(one, trouble) for one, trouble in looked_up if trouble and trouble.times]
+        troubles = {node: trouble for node, trouble in self._troubled.items() if trouble.times}
+        if not troubles:
+            return {}
+        looked_up = ((one, troubles.get(joined.node)) for one, joined in nodes.items())
+        accused = [(one, trouble) for one, trouble in looked_up if trouble is not None]
         if not accused:
             return {}
         spare = self._spare(nodes, elapsed)

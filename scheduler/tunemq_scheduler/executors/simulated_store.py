@@ -29,7 +29,7 @@ class SimulatedStore:
     def has(self, key: str) -> bool:
         """Whether a checkpoint is there with all that it refers to."""
         names = self.manifests.get(key)
-        return names is not None and all(name in self.objects for name in names)
+        return names is not None and self.objects.issuperset(names)
 
     def discard(self, removal: Removal) -> None:
         """Carry out an order of the scheduler."""
