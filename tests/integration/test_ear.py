@@ -162,7 +162,8 @@ import time
 from tunemq_workers.ear_process import fork_ear, start_forkserver
 from tunemq_workers.family import children_of
 forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "ear.log")!r})
-fork_ear(forkserver).recv(100)
+ear = fork_ear(forkserver)  # without this end of it, it has no node
+ear.recv(100)
 print(*children_of(forkserver.pid), flush=True)
 time.sleep(60)
 """
@@ -170,9 +171,10 @@ time.sleep(60)
     assert process.stdout is not None
     with process.stdout:
         pid = int(process.stdout.readline())
-    assert is_alive(pid)
+    was_alive = is_alive(pid)
     process.kill()
     process.wait()
+    assert was_alive
     eventually(lambda: not is_alive(pid))
 
 
