@@ -23,6 +23,7 @@ from urllib3.response import BaseHTTPResponse
 
 from tunemq_shared import s3_errors
 from tunemq_shared.errors import StoreError
+from tunemq_shared.object_client import Unfinished, UploadForgotten
 from tunemq_shared.object_store import MissingObject, ObjectInfo, WrongSize
 from tunemq_shared.parts import Body
 from tunemq_shared.retrying import StoreUnavailable
@@ -36,33 +37,19 @@ _TYPE: Final = "application/octet-stream"
 _NO_TRUST: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
 
 
-class UploadForgotten(StoreError):
-    """The server knows of no such upload: all of its parts are to be sent again."""
-
-
-class Unfinished(NamedTuple):
-    """An upload in parts that is neither completed nor thrown away: its object, its id."""
-
-    name: str
-    upload: str
-
-
 class Answer(NamedTuple):
-    """The content of an object, or a part of it; ``total`` is the object's size in bytes."""
+    """See `Content`."""
 
     total: int
     response: BaseHTTPResponse
 
     def blocks(self) -> Iterator[bytes]:
-        """The content, a piece at a time."""
+        """See `Content.blocks`."""
         yield from self.response.stream(BLOCK)
 
 
 class S3Client(Minio):
-    """One bucket of a server; names are whole keys in it.
-
-    Every method raises `StoreUnavailable` where another try may help, else another `StoreError`;
-    ``doing`` says in their messages what could not be done.
+    """See `ObjectClient`; the place is one bucket of a server.
 
     Args:
         connect_s: Seconds to connect, and to send one block: urllib3 knows no other limit for that.
@@ -108,13 +95,13 @@ class S3Client(Minio):
             self.make_bucket(self._bucket)
 
     def put(self, name: str, data: bytes | Body, doing: str) -> None:
-        """Write an object."""
+        """See `ObjectClient.put`."""
         with self._asking(doing):
             self._put_object(self._bucket, name, _sendable(data), {"Content-Type": _TYPE})
 
     @contextlib.contextmanager
     def get(self, name: str, doing: str, *, offset: int = 0, length: int = 0) -> Iterator[Answer]:
-        """The object from ``offset`` on; all of the rest where ``length`` is 0."""
+        """See `ObjectClient.get`."""
         with self._asking(doing):
             response = self.get_object(self._bucket, name, offset=offset, length=length)
             try:
@@ -127,12 +114,12 @@ class S3Client(Minio):
                 response.release_conn()
 
     def remove(self, name: str, doing: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """See `ObjectClient.remove`."""
         with contextlib.suppress(MissingObject), self._asking(doing):
             self.remove_object(self._bucket, name)
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
-        """All objects with this prefix, by their whole names."""
+        """See `ObjectClient.listed`."""
         with self._asking("it cannot be listed"):
             for found in self.list_objects(self._bucket, prefix=prefix, recursive=True):
                 if found.object_name and not found.is_dir:
@@ -140,18 +127,27 @@ class S3Client(Minio):
                     yield ObjectInfo(found.object_name, found.size or 0, modified)
 
     def create_upload(self, name: str, doing: str) -> str:
-        """Begin an upload in parts; its id."""
+        """See `ObjectClient.create_upload`."""
         with self._asking(doing):
             return self._create_multipart_upload(self._bucket, name, {"Content-Type": _TYPE})
 
-    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
-        """Send a part; what the server calls it."""
+    def put_part(
+        self,
+        name: str,
+        upload: str,
+        number: int,
+        body: Body,
+        doing: str,
+        *,
+        start: int,  # noqa: ARG002  here numbers say the order
+    ) -> str:
+        """See `ObjectClient.put_part`."""
         with self._asking(doing):
             data = _sendable(body)
             return self._upload_part(self._bucket, name, data, None, upload, number)
 
     def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
-        """Make the object out of its parts."""
+        """See `ObjectClient.complete_upload`."""
         parts = [Part(number, etag) for number, etag in enumerate(etags, 1)]
         with self._asking(doing):
             done = self._complete_multipart_upload(self._bucket, name, upload, parts)
@@ -159,7 +155,7 @@ class S3Client(Minio):
             raise StoreUnavailable(f"{self._address.place}: {doing}: its parts were not joined.")
 
     def abort_upload(self, name: str, upload: str) -> None:
-        """Throw the parts away; where there are none that is no error."""
+        """See `ObjectClient.abort_upload`."""
         with (
             contextlib.suppress(UploadForgotten),
             self._asking(f"parts of {name} cannot be removed"),
@@ -167,7 +163,10 @@ class S3Client(Minio):
             self._abort_multipart_upload(self._bucket, name, upload)
 
     def unfinished(self) -> Iterator[Unfinished]:
-        """All uploads of the bucket: MinIO takes a prefix here for the name of one object."""
+        """See `ObjectClient.unfinished`.
+
+        All of the bucket: MinIO takes a prefix here for the name of one object.
+        """
         marker = None
         while True:
             try:
@@ -182,7 +181,7 @@ class S3Client(Minio):
                 return
 
     def close(self) -> None:
-        """Close what connections are not in use."""
+        """See `ObjectClient.close`."""
         self._pool.clear()
 
     def _build_headers(

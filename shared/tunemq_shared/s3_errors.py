@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tunemq_shared.errors import StoreError
+from tunemq_shared.object_client import Refused
 from tunemq_shared.retrying import StoreUnavailable
 from tunemq_shared.s3_address import S3Address
 
@@ -42,14 +42,6 @@ _WRONG_REGION: Final = frozenset(
         "InvalidRegion",
     }
 )
-
-
-class Refused(StoreError):
-    """The server will not do it before somebody mends something; ``code`` is S3's word for why."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def refused(

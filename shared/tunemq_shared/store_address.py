@@ -1,4 +1,7 @@
-"""Addresses of stores: a local path, or ``s3://bucket/prefix?settings``; nothing is opened here."""
+"""Addresses of stores: a path, ``s3://bucket/prefix?settings``, ``http://host:port/prefix``.
+
+Nothing is opened here.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +10,32 @@ from collections.abc import Mapping
 from urllib.parse import quote, unquote, urlsplit
 
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.http_address import SCHEMES, parse_http_address
 from tunemq_shared.s3_address import SCHEME, parse_address
 
 
 def is_remote(address: str) -> bool:
     """Whether it is the address of an object store."""
-    return address.startswith(SCHEME)
+    return address.startswith((SCHEME, *SCHEMES))
+
+
+def is_http(address: str) -> bool:
+    """Whether it is the address of a folder that `tunemq store serve` serves."""
+    return address.startswith(SCHEMES)
 
 
 def canonical_address(text: str, environ: Mapping[str, str] | None = None) -> str:
     """What the address means here, so that it means the same elsewhere; without keys.
 
     Args:
-        text: A path, a ``file://`` or ``s3://`` address.
+        text: A path, a ``file://``, ``s3://`` or ``http://`` address.
         environ: What is not in the address; this process's environment unless another is given.
 
     Raises:
         ConfigError: it cannot be used; says which part and why.
     """
+    if is_http(text):
+        return str(parse_http_address(text))
     if is_remote(text):
         return str(parse_address(text, os.environ if environ is None else environ))
     if "://" not in text:
@@ -33,7 +44,7 @@ def canonical_address(text: str, environ: Mapping[str, str] | None = None) -> st
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(
             f"the storage {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} cannot be "
-            "used; give a local path, file:///path or s3://bucket/prefix."
+            "used; give a local path, file:///path, s3://bucket/prefix or http://host:port/prefix."
         )
     return os.path.abspath(unquote(parts.path))
 

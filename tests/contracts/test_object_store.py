@@ -1,4 +1,6 @@
-"""What every `ObjectStore` promises, over MinIO and rclone; and what only a real server shows."""
+"""What every `ObjectStore` promises, over MinIO, rclone and `tunemq store serve`; and what only
+a real server shows.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +12,25 @@ from pathlib import Path
 import pytest
 
 from tests.object_servers import ObjectServer
+from tests.served_folders import FolderServer
 from tests.support import eventually
-from tunemq_shared import s3_objects
+from tunemq_shared import remote_objects
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.object_store import MissingObject, WrongSize
 from tunemq_shared.parts import PART
+from tunemq_shared.remote_objects import RemoteObjects
 from tunemq_shared.retrying import Cancel, Cancelled, in_parallel, retried
-from tunemq_shared.s3_objects import S3Objects
 
 LARGE = 2 * PART + 12345
 
 
-@pytest.fixture(params=["minio", "rclone"])
-def server(request: pytest.FixtureRequest) -> ObjectServer:
+@pytest.fixture(params=["minio", "rclone", "served"])
+def server(request: pytest.FixtureRequest) -> ObjectServer | FolderServer:
     return request.getfixturevalue(f"shared_{request.param}")
 
 
 @pytest.fixture
-def objects(server: ObjectServer) -> Iterator[S3Objects]:
+def objects(server: ObjectServer | FolderServer) -> Iterator[RemoteObjects]:
     with server.objects(server.create_bucket(), "some/where") as objects:
         yield objects
 
@@ -38,7 +41,7 @@ def make_file(path: Path, size: int) -> tuple[int, str]:
     return size, hashlib.sha256(data).hexdigest()
 
 
-def put(objects: S3Objects, key: str, path: Path, cancel: Cancel | None = None) -> None:
+def put(objects: RemoteObjects, key: str, path: Path, cancel: Cancel | None = None) -> None:
     size, sha256 = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
     objects.put_file(key, path, size=size, sha256=sha256, cancel=cancel or Cancel(50))
 
@@ -166,17 +169,29 @@ class TestObjectStore:
         assert objects.abort_uploads(lambda _key: True) == 0
 
 
-def test_parts_that_a_dead_writer_sent_are_thrown_away(shared_minio):
-    with shared_minio.objects(shared_minio.create_bucket(), "exp") as objects:
+@pytest.fixture(params=["minio", "served"])
+def keeps_parts(request: pytest.FixtureRequest) -> ObjectServer | FolderServer:
+    """A server that keeps the parts of files apart until they are complete."""
+    return request.getfixturevalue(f"shared_{request.param}")
+
+
+def unfinished(objects: RemoteObjects) -> set[str]:
+    """The keys of objects of which there are parts."""
+    names = (one.name for one in objects._client.unfinished())
+    prefix = objects._prefix
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+
+
+def test_parts_that_a_dead_writer_sent_are_thrown_away(keeps_parts):
+    with keeps_parts.objects(keeps_parts.create_bucket(), "exp") as objects:
         for key in ("ours/a", "theirs/b"):
             objects._client.create_upload(objects._name(key), "it cannot be written")
         assert objects.abort_uploads(lambda key: key.startswith("ours/")) == 1
-        left = {unfinished.name for unfinished in objects._client.unfinished()}
-        assert left == {"exp/theirs/b"}
+        assert unfinished(objects) == {"theirs/b"}
 
 
 def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
-    shared_minio, tmp_path, monkeypatch
+    keeps_parts, tmp_path, monkeypatch
 ):
     make_file(tmp_path / "file", LARGE)
     forgotten = []
@@ -186,20 +201,20 @@ def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
         if not forgotten:
             forgotten.append(objects.abort_uploads(lambda _key: True))
 
-    with shared_minio.objects(shared_minio.create_bucket()) as objects:
-        monkeypatch.setattr(s3_objects, "failpoint", forget)
+    with keeps_parts.objects(keeps_parts.create_bucket()) as objects:
+        monkeypatch.setattr(remote_objects, "failpoint", forget)
         put(objects, "a", tmp_path / "file")
         assert forgotten == [1]
         objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(50))
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
-def test_a_transfer_under_way_can_be_called_off(shared_minio, tmp_path, monkeypatch):
+def test_a_transfer_under_way_can_be_called_off(keeps_parts, tmp_path, monkeypatch):
     make_file(tmp_path / "file", 4 * PART)
     cancel = Cancel()
-    monkeypatch.setattr(s3_objects, "failpoint", lambda _name: cancel.cancel())
-    with shared_minio.objects(shared_minio.create_bucket()) as objects:
+    monkeypatch.setattr(remote_objects, "failpoint", lambda _name: cancel.cancel())
+    with keeps_parts.objects(keeps_parts.create_bucket()) as objects:
         with pytest.raises(Cancelled):
             put(objects, "a", tmp_path / "file", cancel)
         assert list(objects.list()) == []
-        eventually(lambda: list(objects._client.unfinished()) == [])
+        eventually(lambda: not unfinished(objects))

@@ -1,7 +1,8 @@
 """What every `Store` promises, run over each implementation.
 
 An implementation runs the suite by subclassing `StoreContract` with a ``store`` fixture, and says
-how to damage what it keeps: a local folder, MinIO, and rclone in front of a folder.
+how to damage what it keeps: a local folder, MinIO, rclone in front of a folder, and
+`tunemq store serve`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import pytest
 
 from tests.checkpoints import KEY, contents, fill, info, put
 from tests.object_servers import ObjectServer
+from tests.served_folders import FolderServer
 from tunemq_shared import copying
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError, StoreError
 from tunemq_shared.local_store import LocalStore
 from tunemq_shared.manifest import make_manifest
 from tunemq_shared.messages import CheckpointRef
-from tunemq_shared.s3_store import S3Store
+from tunemq_shared.remote_store import RemoteStore
 from tunemq_shared.store import Store
 from tunemq_shared.store_sink import StoreSink
 
@@ -414,10 +416,10 @@ class TestLocalStore(StoreContract):
         assert Checkpoint(again.path).get_metadata() == {"note": "second"}
 
 
-class S3StoreContract(StoreContract):
-    """Checkpoints in a bucket that has other things in it, too."""
+class RemoteStoreContract(StoreContract):
+    """Checkpoints in a place on a server that has other things in it, too."""
 
-    def damage(self, store: S3Store, key: str, name: str, content: bytes | None) -> None:
+    def damage(self, store: RemoteStore, key: str, name: str, content: bytes | None) -> None:
         manifest = json.loads(store.objects.get_bytes(f"{key}/manifest.json", limit=2**20))
         hashes = {f"files/{file['name']}": file["sha256"] for file in manifest["files"]}
         at = manifest["objects"][hashes[name]] if name in hashes else f"{key}/{name}"
@@ -426,17 +428,17 @@ class S3StoreContract(StoreContract):
         else:
             store.objects.put_bytes(at, content)
 
-    def with_manifest(self, store: S3Store, key: str, manifest: bytes) -> str:
+    def with_manifest(self, store: RemoteStore, key: str, manifest: bytes) -> str:
         store.objects.put_bytes(f"{key}/manifest.json", manifest)
         return hashlib.sha256(manifest).hexdigest()
 
-    def test_what_is_opened_ends_with_the_store(self, store: S3Store, source: Path) -> None:
+    def test_what_is_opened_ends_with_the_store(self, store: RemoteStore, source: Path) -> None:
         opened = store.open_checkpoint(KEY, put(store, source).sha256)
         store.close()
         assert not opened.path.exists()
 
     def test_a_large_file_that_nobody_finished_sending_is_collected(
-        self, store: S3Store, source: Path
+        self, store: RemoteStore, source: Path
     ) -> None:
         committed = put(store, source)
         client = store.objects._client
@@ -446,23 +448,31 @@ class S3StoreContract(StoreContract):
         assert name not in [unfinished.name for unfinished in client.unfinished()]
 
 
-class TestMinio(S3StoreContract):
+class TestMinio(RemoteStoreContract):
     """Checkpoints in a real MinIO."""
 
     @pytest.fixture
-    def store(self, shared_minio: ObjectServer) -> Iterator[S3Store]:
-        yield from _s3_store(shared_minio)
+    def store(self, shared_minio: ObjectServer) -> Iterator[RemoteStore]:
+        yield from _remote_store(shared_minio)
 
 
-class TestRclone(S3StoreContract):
+class TestRclone(RemoteStoreContract):
     """Checkpoints in another S3 server."""
 
     @pytest.fixture
-    def store(self, shared_rclone: ObjectServer) -> Iterator[S3Store]:
-        yield from _s3_store(shared_rclone)
+    def store(self, shared_rclone: ObjectServer) -> Iterator[RemoteStore]:
+        yield from _remote_store(shared_rclone)
 
 
-def _s3_store(server: ObjectServer) -> Iterator[S3Store]:
-    store = S3Store(server.objects(server.create_bucket(), "results/experiment"))
+class TestServedFolder(RemoteStoreContract):
+    """Checkpoints in a folder that `tunemq store serve` serves."""
+
+    @pytest.fixture
+    def store(self, shared_served: FolderServer) -> Iterator[RemoteStore]:
+        yield from _remote_store(shared_served)
+
+
+def _remote_store(server: ObjectServer | FolderServer) -> Iterator[RemoteStore]:
+    store = RemoteStore(server.objects(server.create_bucket(), "results/experiment"))
     yield store
     store.close()

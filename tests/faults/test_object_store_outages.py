@@ -14,7 +14,7 @@ import pytest
 
 from tests.object_servers import ObjectServer, running_minio
 from tests.support import eventually
-from tunemq_shared import s3_objects
+from tunemq_shared import remote_objects
 from tunemq_shared.parts import PART
 from tunemq_shared.retrying import Cancel, Cancelled, StoreUnavailable, TimedOut
 from tunemq_shared.s3_objects import S3Objects
@@ -32,8 +32,8 @@ def server(tmp_path: Path) -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3_objects, "CONNECT_S", 0.5)
-    monkeypatch.setattr(s3_objects, "READ_S", 0.5)
+    monkeypatch.setattr(remote_objects, "CONNECT_S", 0.5)
+    monkeypatch.setattr(remote_objects, "READ_S", 0.5)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def put(objects: S3Objects, file: Path, cancel: Cancel, on_trouble=s3_objects.ignore) -> None:
+def put(objects: S3Objects, file: Path, cancel: Cancel, on_trouble=remote_objects.ignore) -> None:
     data = file.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
     objects.put_file("a", file, size=len(data), sha256=sha256, cancel=cancel, on_trouble=on_trouble)
@@ -73,7 +73,7 @@ class Once:
 def when_half_is_sent(monkeypatch: pytest.MonkeyPatch, call) -> None:
     """Do it between two parts of a file."""
     left = iter([lambda: None, call])
-    monkeypatch.setattr(s3_objects, "failpoint", lambda _name: next(left, lambda: None)())
+    monkeypatch.setattr(remote_objects, "failpoint", lambda _name: next(left, lambda: None)())
 
 
 def test_f21_a_server_that_dies_in_the_middle_of_a_file_gets_the_rest_later(

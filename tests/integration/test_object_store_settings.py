@@ -13,8 +13,9 @@ from minio.credentials import StaticProvider
 
 from tests.object_servers import Certificate, running_minio, running_rclone
 from tunemq_shared.errors import StoreError
+from tunemq_shared.remote_objects import PROBE_S
 from tunemq_shared.s3_address import parse_address
-from tunemq_shared.s3_objects import PROBE_S, S3Objects
+from tunemq_shared.s3_objects import S3Objects
 from tunemq_shared.stores import open_objects
 
 pytestmark = pytest.mark.integration

@@ -1,4 +1,4 @@
-"""`DefaultSyncer`: to and from ``s3://`` addresses, ``file://`` addresses and paths."""
+"""`DefaultSyncer`: to and from object stores, ``file://`` addresses and paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tunemq_scheduler.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TI
 from tunemq_shared.errors import ConfigError
 
 #: The kinds of addresses that it knows, besides paths.
-_KNOWN: Final = ("s3://", "file://")
+_KNOWN: Final = ("s3://", "http://", "https://", "file://")
 
 
 class DefaultSyncer(BackgroundSyncer):
@@ -50,7 +50,7 @@ class DefaultSyncer(BackgroundSyncer):
         """See `Syncer.validate_upload_dir`.
 
         Raises:
-            ConfigError: it is no path and has another scheme than ``s3`` and ``file``.
+            ConfigError: it is no path and has another scheme than ``s3``, ``http(s)`` and ``file``.
         """
         if upload_dir and "://" in upload_dir and not upload_dir.startswith(_KNOWN):
             scheme = upload_dir.partition("://")[0]

@@ -18,7 +18,7 @@ from tunemq_shared.errors import CheckpointError, ConfigError, StoreError
 from tunemq_shared.manifest import MANIFEST, MAX_MANIFEST
 from tunemq_shared.messages import CheckpointCommitted
 from tunemq_shared.object_store import MissingObject
-from tunemq_shared.s3_store import S3Store
+from tunemq_shared.remote_store import RemoteStore
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import without_settings
 from tunemq_shared.stores import canonical_address, is_remote, open_objects, open_store
@@ -82,7 +82,7 @@ class Kept:
         There are some where the journal is not the newest one. Only in an object store do they
         matter to anybody: they may refer to objects of others.
         """
-        if not isinstance(self.store, S3Store):
+        if not isinstance(self.store, RemoteStore):
             return {}
         known = {*self.runner.live_checkpoints(), *(one.key for one in self.all())}
         return {

@@ -1,0 +1,184 @@
+"""A server of a folder that is killed, or whose clients are, has whole objects and no others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.served_folders import FolderServer, serving
+from tests.support import eventually
+from tunemq_shared import remote_objects
+from tunemq_shared.failpoints import FAILPOINTS, VARIABLE
+from tunemq_shared.http_objects import HttpObjects
+from tunemq_shared.parts import PART
+from tunemq_shared.retrying import Cancel, StoreUnavailable, TimedOut, in_parallel, retried
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+OF_A_SERVER = [name for name in FAILPOINTS if name.startswith("serve.")]
+LARGE = 4 * PART + 12345
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[FolderServer]:
+    with serving(tmp_path / "server") as server:
+        yield server
+
+
+@pytest.fixture
+def objects(server: FolderServer) -> Iterator[HttpObjects]:
+    with server.objects("place") as objects:
+        yield objects
+
+
+def content(n: int) -> bytes:
+    return hashlib.sha256(str(n).encode()).digest() * (1000 * n)
+
+
+def make_file(path: Path, size: int) -> str:
+    data = os.urandom(size)
+    path.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("name", OF_A_SERVER)
+def test_f19_a_server_that_dies_beside_a_rename_has_the_object_whole_or_not(server, objects, name):
+    server.stop()
+    server.start({VARIABLE: f"{name}=kill"})
+    with pytest.raises(StoreUnavailable):
+        objects.put_bytes("a", b"whole")
+    assert server.process is not None
+    assert server.process.wait(20) == -signal.SIGKILL
+    server.start()
+    assert server.incoming() == []
+    found = {one.key: one.size for one in objects.list()}
+    assert found == ({"a": 5} if name == "serve.after_rename" else {})
+    objects.put_bytes("a", b"again")
+    assert objects.get_bytes("a", limit=5) == b"again"
+
+
+def test_f19_a_server_that_dies_at_any_moment_has_whole_objects_only(server, objects, tmp_path):
+    chance = random.Random(7)
+    sha256 = make_file(tmp_path / "file", LARGE)
+    is_over = threading.Event()
+
+    def put_all(n: int, cancel: Cancel) -> None:
+        if n == 0:
+            objects.put_file("large", tmp_path / "file", size=LARGE, sha256=sha256, cancel=cancel)
+            return
+        for m in range(n, n + 20):
+            retried(lambda m=m: objects.put_bytes(f"t/{m}", content(m)), cancel)
+
+    def put() -> None:
+        in_parallel(put_all, [0, 1, 21, 41], Cancel(120), at_once=4)
+        is_over.set()
+
+    writer = threading.Thread(target=put)
+    writer.start()
+    try:
+        for _ in range(5):
+            is_over.wait(chance.uniform(0.05, 0.3))  # the moment of the kill is what is random
+            server.kill()
+            for file in (server.data / "place").rglob("*"):
+                if file.parent.name == "t":
+                    assert file.read_bytes() == content(int(file.name))
+                elif file.name == "large":
+                    assert file.stat().st_size == LARGE
+            server.start()
+    finally:
+        writer.join()
+    assert is_over.is_set()
+    assert len(list(objects.list("t/"))) == 60
+    objects.get_file("large", tmp_path / "copy", size=LARGE, cancel=Cancel(50))
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
+
+
+def test_a_client_that_dies_leaves_nothing(server, tmp_path):
+    make_file(tmp_path / "file", LARGE)
+    script = """
+import hashlib, sys
+from pathlib import Path
+from tunemq_shared.retrying import Cancel
+from tunemq_shared.stores import open_objects
+path = Path(sys.argv[2])
+data = path.read_bytes()
+objects = open_objects(sys.argv[1])
+while True:
+    objects.put_file("a", path, size=len(data), sha256=hashlib.sha256(data).hexdigest(),
+                     cancel=Cancel(50))
+    objects.delete(["a"])
+"""
+    command = [sys.executable, "-c", script, server.address("place"), str(tmp_path / "file")]
+    with (
+        subprocess.Popen(command, env={**os.environ, **server.environ}) as client,
+        server.objects("place") as objects,
+    ):
+        eventually(server.incoming)
+        client.kill()
+        client.wait()
+        objects.abort_uploads(lambda _key: True)
+        objects.delete(["a"])
+        assert list(objects.list()) == []
+        eventually(lambda: server.incoming() == [], message=lambda: f"{server.incoming()}")
+
+
+def test_f21_a_server_that_is_away_for_a_while_gets_the_rest_of_a_file_later(
+    server, objects, tmp_path, monkeypatch
+):
+    sha256 = make_file(tmp_path / "file", LARGE)
+    troubles: list[str] = []
+    is_dead = threading.Event()
+
+    def kill() -> None:
+        server.kill()
+        is_dead.set()
+
+    reached = iter([lambda: None, kill])
+    monkeypatch.setattr(remote_objects, "failpoint", lambda _name: next(reached, lambda: None)())
+
+    def start_again(trouble: str) -> None:
+        troubles.append(trouble)
+        if len(troubles) == 1:
+            assert is_dead.wait(20)
+            server.start()
+
+    objects.put_file(
+        "a",
+        tmp_path / "file",
+        size=LARGE,
+        sha256=sha256,
+        cancel=Cancel(100),
+        on_trouble=start_again,
+    )
+    assert "the server cannot be reached" in troubles[0]
+    objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(50))
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
+    assert server.incoming() == []
+
+
+def test_f10_a_silent_server_is_told_and_what_it_does_later_is_used(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_objects, "READ_S", 0.5)
+    sha256 = make_file(tmp_path / "file", LARGE)
+    with server.objects("place") as objects:
+        server.freeze()
+        with pytest.raises(TimedOut, match=r"timed out.*Gave up after 2 s"):
+            objects.put_file("a", tmp_path / "file", size=LARGE, sha256=sha256, cancel=Cancel(2))
+        objects.put_file(
+            "a",
+            tmp_path / "file",
+            size=LARGE,
+            sha256=sha256,
+            cancel=Cancel(60),
+            on_trouble=lambda _trouble: server.thaw(),
+        )
+        objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(50))
+    assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
