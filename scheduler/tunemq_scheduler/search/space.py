@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tunemq_scheduler.search.domain_types import Choice, Domain, GridSearch
+from tunemq_scheduler.search.domain_types import Choice, Domain, Function, GridSearch
 from tunemq_scheduler.search.domains import grid_search
 from tunemq_shared.errors import SearchSpaceError
 
@@ -87,6 +87,23 @@ def variables(node: Any, path: Path = ()) -> Iterator[tuple[Path, Domain]]:
         return
     for key, child in children(node):
         yield from variables(child, (*path, key))
+
+
+def parameter_names(node: Any, path: Path = ()) -> Iterator[tuple[str, bool]]:
+    """The names that configurations have, groups included: ``opt``, ``opt.lr``.
+
+    With each whether there may be further ones in it that nobody knows beforehand.
+    """
+    if path:
+        yield ".".join(map(str, path)), isinstance(node, Function)
+    if isinstance(node, Choice | GridSearch):
+        values = node.categories if isinstance(node, Choice) else node.values
+        for value in values:
+            if isinstance(value, dict | Domain):
+                yield from parameter_names(value, path)
+    elif isinstance(node, dict):
+        for key, child in node.items():
+            yield from parameter_names(child, (*path, key))
 
 
 def has_grid(node: Any) -> bool:

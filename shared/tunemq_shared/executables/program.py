@@ -1,0 +1,149 @@
+"""A trial's program: the process that was started, its group, and how it ended."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+from tunemq_shared.errors import ExecutableFailed, TrainableError
+
+#: How much of the end of stderr an error shows.
+_TAIL_BYTES: Final = 4096
+_TAIL_LINES: Final = 20
+#: Between two looks at who is left of a group that was told to end.
+_LOOK_S: Final = 0.05
+
+
+class Program:
+    """A running program, in a process group of its own.
+
+    Its stderr is this process's; what it prints on stdout is read from ``stdout``.
+
+    Raises:
+        TrainableError: it cannot be started; says why.
+    """
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str], cwd: str) -> None:
+        self._name = command[0]
+        self._printed = _size_of_stderr()
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                cwd=cwd,
+                env=dict(variables),
+                process_group=0,
+            )
+        except (OSError, ValueError) as error:
+            raise TrainableError(_why_not_started(command, cwd, error)) from None
+        #: Readable when the program has ended.
+        self.ended: int = os.pidfd_open(self._process.pid)
+        pipe = self._process.stdout
+        #: What it prints.
+        self.stdout: int = -1 if pipe is None else pipe.fileno()
+
+    def end(self, grace_s: float) -> int:
+        """End it and all of its group, by SIGTERM and after the grace by SIGKILL; its exit code.
+
+        If it has ended by itself, what is left of its group is killed. A signal's exit code is its
+        number, negative.
+        """
+        if not self._has_ended_within(0.0):
+            self._signal(signal.SIGTERM)
+            # A shell may be gone at once while what it runs still saves.
+            deadline = time.monotonic() + grace_s
+            self._has_ended_within(grace_s)
+            while time.monotonic() < deadline and _runs_any(self._process.pid):
+                time.sleep(_LOOK_S)
+        # Its pid, and so its group's, is nobody else's until it was waited for.
+        self._signal(signal.SIGKILL)
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Give back what it was read from."""
+        os.close(self.ended)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+    def check(self) -> None:
+        """See that it ended well; it has been waited for.
+
+        Raises:
+            ExecutableFailed: its exit code is not 0, or a signal killed it.
+        """
+        code = self._process.returncode
+        if code != 0:
+            raise ExecutableFailed(f"{self._name} {_ending(code)}{self._last_words()}")
+
+    def _has_ended_within(self, time_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self.ended, select.POLLIN)
+        return bool(poll.poll(time_s * 1000))
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):  # nobody of them is left, or ours
+            os.killpg(self._process.pid, number)
+
+    def _last_words(self) -> str:
+        """What it printed last on stderr, where that is a file."""
+        try:
+            with open("/proc/self/fd/2", "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                begin = self._printed if self._printed <= size else 0
+                file.seek(max(begin, size - _TAIL_BYTES))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return "."
+        lines = text.rstrip().splitlines()[-_TAIL_LINES:]
+        if not lines:
+            return "; it wrote nothing to stderr."
+        return "; its stderr ends with:\n" + "\n".join(lines)
+
+
+def _runs_any(group: int) -> bool:
+    """Whether a process of the group runs; those that have ended and wait for a parent do not."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # The name, in parentheses, may hold anything.
+                state, _, found = file.read().rpartition(b")")[2].split()[:3]
+        except OSError:  # it has just ended
+            continue
+        if int(found) == group and state not in {b"Z", b"X"}:
+            return True
+    return False
+
+
+def _size_of_stderr() -> int:
+    try:
+        return os.fstat(2).st_size
+    except OSError:
+        return 0
+
+
+def _ending(code: int) -> str:
+    if code > 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    if -code == signal.SIGKILL:
+        return f"was killed by {name} (by somebody, or by the kernel for memory)"
+    return f"was killed by {name}"
+
+
+def _why_not_started(command: Sequence[str], cwd: str, error: OSError | ValueError) -> str:
+    reason = f"{command[0]} cannot be started in {cwd}: {error}."
+    if isinstance(error, OSError) and error.errno == 8:
+        return f"{reason} A script has to begin with a line such as #!/bin/sh."
+    return reason
