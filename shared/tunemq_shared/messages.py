@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from tunemq_shared.conditions import Condition, Horizon
-from tunemq_shared.trial_limits import TrialLimits
+from tunemq_shared import node_orders
+from tunemq_shared.conditions import Horizon
 
 #: Stands in every batch, assignment and journal; a difference is refused, both versions named.
 PROTOCOL_VERSION = 1
@@ -124,7 +124,10 @@ class CheckpointDamaged(Message, frozen=True, tag="damaged"):
 
 
 class TrialWaits(Message, frozen=True, tag="waits"):
-    """A trial waits for the store; ``what`` is ``save``, ``restore``, or empty when it goes on."""
+    """A trial waits for the store.
+
+    ``what`` is ``save``, ``restore``, ``code`` before its host starts, or empty when it goes on.
+    """
 
     trial: str
     epoch: int
@@ -222,14 +225,43 @@ class Tick(Message, frozen=True, tag="tick"):
     elapsed: float
 
 
+class Gpu(Message, frozen=True):
+    """A device of a node; ``memory`` in bytes, 0 where nobody knows."""
+
+    uuid: str
+    model: str = ""
+    memory: float = 0.0
+
+
 class NodeJoined(Message, frozen=True, tag="joined"):
-    """A node incarnation offers its resources (name to amount)."""
+    """A node incarnation offers its resources (name to amount).
+
+    ``gpus``: its devices, where they are known one by one. ``is_shared``: other experiments use the
+    node, too; of it this one has nothing until it is offered something (`NodeOffered`).
+    """
 
     incarnation: str
     node: str
     hostname: str
     node_ip: str
     resources: dict[str, float]
+    gpus: tuple[Gpu, ...] = ()
+    is_shared: bool = False
+
+
+class NodeOffered(Message, frozen=True, tag="offered"):
+    """Of a shared node this experiment may hold so much from now on, all in all; the ``n``-th time.
+
+    ``devices`` are the GPUs among it by UUID, and how much of each. Where more than that is held
+    nothing is placed there until it is not; with ``preempt_grace_s`` trials give way: they have so
+    many seconds to save what they did.
+    """
+
+    incarnation: str
+    n: int
+    resources: dict[str, float]
+    devices: dict[str, float] = {}
+    preempt_grace_s: float | None = None
 
 
 class NodeLost(Message, frozen=True, tag="lost"):
@@ -328,6 +360,7 @@ Event = (
     NodeEvent
     | Tick
     | NodeJoined
+    | NodeOffered
     | NodeLost
     | NodeReturned
     | ExperimentResumed
@@ -372,104 +405,14 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     answers: tuple[Answer, ...] = ()
 
 
-# --- orders to a node -----------------------------------------------------------------------------
+# --- orders to a node (`tunemq_shared.node_orders`) -----------------------------------------------
 
-
-class BlobRef(Message, frozen=True):
-    """A content-addressed blob: pickled code or shared parameters."""
-
-    sha256: str
-    size: int
-    path: str
-
-
-class CheckpointRef(Message, frozen=True):
-    """A checkpoint to restore from.
-
-    ``sha256`` is that of its manifest in the store, empty while it is not committed; ``written``
-    that of its manifest on the disk of the node that wrote it, empty where there is none.
-    """
-
-    key: str
-    sha256: str
-    step: int
-    written: str = ""
-
-
-class Environment(Message, frozen=True):
-    """What hosts of an experiment are forked from: one forkserver for each distinct value."""
-
-    python: str
-    preload: tuple[str, ...]
-    variables: dict[str, str]
-    sys_path: tuple[str, ...]
-
-
-class HostStart(Message, frozen=True):
-    """All that a node needs to start a host.
-
-    ``store`` is the address of the experiment's store. ``restore`` are the checkpoints to go on
-    from, the first usable one counts. ``cache`` is the folder in which the node keeps copies of
-    checkpoints; where it is empty the node chooses. ``sync_timeout_s`` bounds each transfer, and
-    each wait for one; ``uploads_waiting`` is how many written checkpoints may wait behind the one
-    that is being uploaded. ``limits`` are what the host is killed for; ``time_spent_s`` is the
-    ``time_total_s`` of the trial's last recorded result, in incarnations before this one.
-    """
-
-    experiment: str
-    events_key: str
-    trial_name: str
-    trial_number: int
-    folder: str
-    code: BlobRef
-    config: bytes
-    resources: dict[str, float]
-    environment: Environment
-    store: str
-    stop: tuple[Condition, ...] = ()
-    required_metrics: tuple[str, ...] = ()
-    finite_metrics: tuple[str, ...] = ()
-    restore: tuple[CheckpointRef, ...] = ()
-    last_step: int = 0
-    checkpoint_frequency: int = 0
-    checkpoint_at_end: bool = False
-    seed: int = 0
-    reuse: bool = False
-    stop_grace_s: float = 5.0
-    cache: str = ""
-    sync_timeout_s: float = 1800.0
-    uploads_waiting: int = 1
-    limits: TrialLimits = TrialLimits()
-    time_spent_s: float = 0.0
-
-
-class HostOrder(Message, frozen=True):
-    """What a node is to do about one trial. A trial that it hosts and that is not listed is killed.
-
-    ``run_until``: how far the trial may go before the scheduler has to be heard. ``stop``: end now,
-    saving if that is due. ``pause``: save and end, to go on later. ``start`` is left out once the
-    node has confirmed a version that held it. ``kill``: end at once; unlike for what is not listed
-    `HostFreed` follows even where there was no host.
-    """
-
-    trial: str
-    epoch: int
-    run_until: Horizon
-    stop: bool = False
-    start: HostStart | None = None
-    pause: bool = False
-    kill: bool = False
-
-
-class Assignment(Message, frozen=True):
-    """A node's mail: all that it is to host; the newest (term, version) counts."""
-
-    protocol: int
-    incarnation: str
-    term: int
-    version: int
-    orders: tuple[HostOrder, ...]
-
+BlobRef = node_orders.BlobRef
+CheckpointRef = node_orders.CheckpointRef
+Environment = node_orders.Environment
+HostStart = node_orders.HostStart
+HostOrder = node_orders.HostOrder
+Assignment = node_orders.Assignment
 
 encode = msgspec.msgpack.Encoder().encode
 decode_node_event = msgspec.msgpack.Decoder(NodeEvent).decode

@@ -3,6 +3,10 @@
 Amounts are plain dicts such as ``{"cpu": 2, "gpu": 0.5, "licence": 1}``; ``CPU`` and ``GPU`` are
 accepted too. Whoever asks for nothing gets one CPU. A trial runs on one node, so the bundles of a
 `PlacementGroupFactory` are added up to one request.
+
+Two names are about the GPUs themselves. ``gpu_memory`` is a number of bytes: with ``gpu`` each of
+the devices has to have so much in all, without it the trial shares one device and gets that part of
+it. ``accelerator_type:A100``, with any amount above 0, allows no other GPUs.
 """
 
 from __future__ import annotations
@@ -15,6 +19,10 @@ from typing import Any, Final, TypeVar
 from tunemq_shared.attached import attach, attached_to, check_trainable
 from tunemq_shared.code import trainable_name
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
+
+#: Whoever asks for less of a device has not written bytes.
+_LEAST_GPU_MEMORY: Final = 1_000_000
 
 DEFAULT_RESOURCES: Final[Mapping[str, float]] = {"cpu": 1.0}
 
@@ -134,14 +142,11 @@ def _summed(bundles: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for name, amount in bundle.items():
             key = _name(name)
             total[key] = total.get(key, 0.0) + _amount(name, amount)
+    if total.get(GPU) and total.get(GPU_MEMORY):  # so much of each device, not of all together
+        total[GPU_MEMORY] = max(float(bundle.get(GPU_MEMORY, 0.0)) for bundle in bundles)
     # The sum of 0.1 and 0.2 is to be what people mean by it.
     total = {name: round(amount, 6) for name, amount in total.items() if amount > 0}
-    gpus = total.get("gpu", 0.0)
-    if gpus > 1 and not gpus.is_integer():
-        raise ConfigError(
-            f"resources: gpu={gpus:g} is not possible; ask for a fraction below 1 (a shared "
-            f"device) or a whole number such as {math.ceil(gpus)}."
-        )
+    _check_gpus(total)
     if not total:
         raise ConfigError(
             "resources: a trial must need something; give at least one amount above 0, such as "
@@ -150,9 +155,35 @@ def _summed(bundles: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return total
 
 
+def _check_gpus(total: Mapping[str, float]) -> None:
+    gpus = total.get(GPU, 0.0)
+    if gpus > 1 and not gpus.is_integer():
+        raise ConfigError(
+            f"resources: gpu={gpus:g} is not possible; ask for a fraction below 1 (a shared "
+            f"device) or a whole number such as {math.ceil(gpus)}."
+        )
+    memory = total.get(GPU_MEMORY, 0.0)
+    if 0 < memory < _LEAST_GPU_MEMORY:
+        raise ConfigError(
+            f"resources: {GPU_MEMORY}={memory:g} is a number of bytes and very few; 40 GB are 40e9."
+        )
+    models = [name for name in total if name.startswith(ACCELERATOR_TYPE)]
+    if len(models) > 1:
+        raise ConfigError(
+            f"resources: {' and '.join(models)} together are not possible, for the GPUs of a trial "
+            "are of one model; give one of them."
+        )
+
+
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"resources: {name!r} is not the name of a resource; use a string.")
+    model = name.removeprefix(ACCELERATOR_TYPE) if name.startswith(ACCELERATOR_TYPE) else None
+    if name == ACCELERATOR_TYPE.rstrip(":") or (model is not None and not model.strip()):
+        raise ConfigError(
+            f"resources: {name!r} names no model; write it behind a colon, as in "
+            f"{ACCELERATOR_TYPE}A100."
+        )
     return name.lower() if name in ("CPU", "GPU") else name
 
 

@@ -42,6 +42,8 @@ class Host:
     last_step: int
     run_until: Any
     is_pausing: bool = False
+    #: It pauses as soon as it has saved, which is not done when it is asked to.
+    at_checkpoint: bool = False
     #: It has ended, and is not quite gone.
     is_over: bool = False
 
@@ -57,6 +59,7 @@ class Node:
     incarnation: str
     mailbox: Mailbox
     taken: tuple[int, int] = (0, 0)
+    offers: int = 0
     hosts: dict[tuple[str, int], Host] = field(default_factory=dict)
     over: set[tuple[str, int]] = field(default_factory=set)
     starts: dict[tuple[str, int], m.HostStart] = field(default_factory=dict)
@@ -79,7 +82,7 @@ class Node:
             host = self.hosts.get(key)
             if host is not None:
                 host.run_until = order.run_until
-                host.is_pausing = order.pause
+                host.is_pausing, host.at_checkpoint = order.pause, order.at_checkpoint
                 host.is_over = host.is_over or order.stop or order.kill
             elif key not in self.over and (order.stop or order.kill):
                 self.over.add(key)
@@ -91,7 +94,9 @@ class Node:
         assert sum(1 for _ in self.hosts) < 2, "more hosts than slots"
         start = self.starts[key]
         step = start.restore[0].step if start.restore else 0
-        self.hosts[key] = Host(step, start.last_step, order.run_until, order.pause)
+        self.hosts[key] = Host(
+            step, start.last_step, order.run_until, order.pause, order.at_checkpoint
+        )
         self.said.append(m.TrialStarted(*key, 1, "host", "127.0.0.1", 0.0))
 
     def end(self, key: tuple[str, int], *events: m.NodeEvent) -> None:
@@ -131,7 +136,7 @@ class Drawn(RuleBasedStateMachine):
         self.perform(self.auditor.event(event, answers))
 
     def perform(self, commands: Sequence[c.Command]) -> None:
-        boxes = {node.incarnation: node.mailbox for node in self.nodes}
+        boxes = {node.incarnation: node.mailbox.orders(PLAN.events_key) for node in self.nodes}
         for order in commands:
             start = order.start if isinstance(order, c.ReattachTrial) else order
             box = boxes.get(getattr(start, "incarnation", ""))
@@ -145,7 +150,7 @@ class Drawn(RuleBasedStateMachine):
                 case c.StopTrial():
                     box.stop(order.trial, order.epoch)
                 case c.PauseTrial():
-                    box.pause(order.trial, order.epoch)
+                    box.pause(order.trial, order.epoch, at_checkpoint=order.at_checkpoint)
                 case c.ReleaseTrial():
                     box.release(order.trial, order.epoch)
                 case c.ReattachTrial(is_wanted=False):
@@ -158,6 +163,7 @@ class Drawn(RuleBasedStateMachine):
                         PLAN.host_start(start),
                         pause=order.pause,
                         stop=order.stop,
+                        at_checkpoint=order.at_checkpoint,
                     )
                 case _:
                     pass
@@ -173,7 +179,17 @@ class Drawn(RuleBasedStateMachine):
         node = Node(name, f"{name}.{self.lives}", Mailbox(f"{name}.{self.lives}", self.term))
         self.nodes.append(node)
         self.every[node.incarnation] = node
-        self.tell(m.NodeJoined(node.incarnation, name, name, "127.0.0.1", {"cpu": 2.0}))
+        shared = self.lives % 2 == 0
+        joined = m.NodeJoined(node.incarnation, name, name, "127.0.0.1", {"cpu": 2.0}, (), shared)
+        self.tell(joined)
+        if shared:
+            self.offer(node, 2.0, None)
+
+    def offer(self, node: Node, cpus: float, grace_s: float | None) -> None:
+        node.offers += 1
+        self.tell(
+            m.NodeOffered(node.incarnation, node.offers, {"cpu": cpus}, preempt_grace_s=grace_s)
+        )
 
     # --- the search -------------------------------------------------------------------------------
 
@@ -269,6 +285,7 @@ class Drawn(RuleBasedStateMachine):
 
     def hear(self, node: Node) -> None:
         node.mailbox.start_over()
+        node.mailbox.orders(PLAN.events_key).settle()
         node.mailbox.is_changed = False
         self.tell(m.NodeReturned(node.incarnation))
         node.mailbox.is_changed = True
@@ -297,6 +314,15 @@ class Drawn(RuleBasedStateMachine):
         self.tell(m.NodeLost(node.incarnation, "drawn", is_dead=True))
         self.join(node.name)
 
+    @precondition(lambda self: any(node.offers for node in self.nodes))
+    @rule(
+        which=PICK,
+        cpus=st.sampled_from([0.0, 1.0, 2.0]),
+        grace_s=st.sampled_from([None, 0.0, 30.0]),
+    )
+    def something_else_is_offered(self, which: int, cpus: float, grace_s: float | None) -> None:
+        self.offer(pick([node for node in self.nodes if node.offers], which), cpus, grace_s)
+
     # --- hosts ------------------------------------------------------------------------------------
 
     def hosts(self, *, over: bool = False) -> list[tuple[Node, tuple[str, int]]]:
@@ -318,7 +344,8 @@ class Drawn(RuleBasedStateMachine):
         done = host.step >= LAST_STEP
         told = m.ResultReported(*key, host.step, {}, 0.0, 1.0, 1.0, 1.0, host.step, done=done)
         node.said.append(told)
-        if saves or host.is_pausing:
+        does_save = saves or (host.is_pausing and not host.at_checkpoint)
+        if does_save:
             trial, epoch = key
             name = f"{trial}/checkpoint_{epoch}-{host.step:06d}"
             written = m.CheckpointWritten(*key, host.step, host.step, name, "w", 1)
@@ -326,7 +353,7 @@ class Drawn(RuleBasedStateMachine):
             node.uploads.append(written)
         if done:
             node.end(key, m.TrialFinished(*key))
-        elif host.is_pausing:
+        elif host.is_pausing and does_save:
             node.end(key, m.TrialPaused(*key))
 
     @precondition(lambda self: any(node.uploads for node in self.nodes))
@@ -362,11 +389,29 @@ class Drawn(RuleBasedStateMachine):
         if hasattr(self, "auditor"):
             self.auditor.check()
 
+    @invariant()
+    def whoever_gives_way_runs(self) -> None:
+        if hasattr(self, "auditor"):
+            for trial in self.runner.giving_way:
+                assert self.runner.live[trial].status == "RUNNING"
+
+    @invariant()
+    def the_farm_is_told_what_is_held(self) -> None:
+        if hasattr(self, "auditor"):
+            held = {
+                node: self.runner.placement.held(node)
+                for node in self.runner.nodes
+                if self.runner.placement.held(node).resources
+            }
+            assert self.runner.usage().held == held
+
     def teardown(self) -> None:
         """Nothing goes wrong any more: every trial comes to its end."""
         if not hasattr(self, "auditor"):
             return
         self.tell(m.SearchExhausted())
+        for node in self.nodes:
+            self.offer(node, 2.0, None)
         for _ in range(400):
             if self.runner.is_finished:
                 return

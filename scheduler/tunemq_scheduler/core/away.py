@@ -19,11 +19,12 @@ AWAY_UPLOADS_S: Final = 120.0
 
 
 class Hosted(msgspec.Struct, frozen=True, array_like=True):
-    """An incarnation that had a slot of the node."""
+    """An incarnation that had a slot of the node, and how much of which GPUs."""
 
     trial: str
     epoch: int
     resources: dict[str, float]
+    devices: dict[str, float] = {}
 
 
 class Doing(msgspec.Struct, frozen=True, array_like=True):

@@ -31,7 +31,8 @@ class StartTrial(Command, frozen=True):
     """Host a trial on a node: a new incarnation (epoch) of it.
 
     It goes on from the first of ``restore`` that is usable, from nothing where that is empty.
-    ``time_spent_s``: its ``time_total_s`` so far, which counts towards its limit.
+    ``time_spent_s``: its ``time_total_s`` so far, which counts towards its limit. ``devices``: its
+    share of each of its GPUs, by UUID, or by number where the node did not list them.
     """
 
     trial: str
@@ -44,6 +45,7 @@ class StartTrial(Command, frozen=True):
     last_step: int
     restore: tuple[CheckpointRef, ...]
     time_spent_s: float = 0.0
+    devices: dict[str, float] = {}
 
 
 class ContinueTrial(Command, frozen=True):
@@ -64,11 +66,15 @@ class StopTrial(Command, frozen=True):
 
 
 class PauseTrial(Command, frozen=True):
-    """Save a hosted trial and end its host; it goes on later, perhaps elsewhere."""
+    """Save a hosted trial and end its host; it goes on later, perhaps elsewhere.
+
+    ``at_checkpoint``: what cannot save when it is asked runs on until it has saved.
+    """
 
     trial: str
     epoch: int
     incarnation: str
+    at_checkpoint: bool = False
 
 
 class ReleaseTrial(Command, frozen=True):
@@ -91,6 +97,7 @@ class ReattachTrial(Command, frozen=True):
     pause: bool
     stop: bool
     is_wanted: bool
+    at_checkpoint: bool = False
 
 
 class DropNode(Command, frozen=True):

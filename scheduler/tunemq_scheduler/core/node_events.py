@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 
 from tunemq_scheduler.core.away import AWAY_UPLOADS_S, AwayNode, Doing
 from tunemq_scheduler.core.commands import Command, DropNode, ReattachTrial, StartTrial
+from tunemq_scheduler.core.offers import OfferEvents
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, TERMINATED, Trial
 from tunemq_shared import messages as m
@@ -50,8 +51,9 @@ class Moves(NamedTuple):
 class NodeEvents:
     """Handles what concerns whole nodes, for the runner."""
 
-    def __init__(self, state: RunnerState, moves: Moves) -> None:
+    def __init__(self, state: RunnerState, moves: Moves, offers: OfferEvents) -> None:
         self._state = state
+        self._offers = offers
         self._slots, self._book = state.slots, state.book
         self._moves = moves
 
@@ -59,7 +61,8 @@ class NodeEvents:
         """A node offers its resources."""
         if event.incarnation not in self._state.nodes:
             self._state.nodes[event.incarnation] = event
-            self._slots.add_node(event.incarnation, event.resources)
+            self._slots.add_node(event.incarnation, event.resources, event.gpus)
+            self._offers.joined(event)
             self._state.queue.review(event.incarnation)
             self._state.review_nodes()
         return []
@@ -102,17 +105,13 @@ class NodeEvents:
                 doing.resume(trial)
                 if event.incarnation in trial.fell_with:  # no, the node did not fall
                     trial.fell_with.remove(event.incarnation)
-        return [
-            self._standing_order(one.trial, one.epoch, event.incarnation, one.resources)
-            for one in away.hosted
-        ]
+        commands = self._offers.make_room(event.incarnation, event)
+        orders = [self._standing_order(one.trial, one.epoch) for one in away.hosted]
+        return [*orders, *commands]
 
     def standing_orders(self) -> list[ReattachTrial]:
         """All that nodes are to host, for whoever gives the orders anew."""
-        return [
-            self._standing_order(trial, epoch, node, self._slots.held_by(trial, epoch))
-            for trial, epoch, node in self._slots
-        ]
+        return [self._standing_order(trial, epoch) for trial, epoch, _ in self._slots]
 
     def taken_over(self, trial: Trial) -> list[Command]:
         """A new epoch of a trial began: what away nodes have of it counts no longer."""
@@ -165,6 +164,7 @@ class NodeEvents:
         if away is None:
             return []
         state.accepted.pop(node, None)
+        state.offers.pop(node, None)
         commands: list[Command] = [DropNode(node)]
         owners = self._book.owners(node)
         commands += self._book.give_up(node)
@@ -187,27 +187,30 @@ class NodeEvents:
                 commands += self._book.end(trial, one.epoch)
         return commands
 
-    def _standing_order(
-        self, trial_id: str, epoch: int, node: str, resources: dict[str, float]
-    ) -> ReattachTrial:
+    def _standing_order(self, trial_id: str, epoch: int) -> ReattachTrial:
+        slot = self._slots.held_by(trial_id, epoch)
         trial = self._state.live.get(trial_id)
         is_wanted = trial is not None and trial.epoch == epoch
         summary = self._state.summary(trial_id)
         start = StartTrial(
             trial=trial_id,
             epoch=epoch,
-            incarnation=node,
+            incarnation=slot.node,
             number=summary.number,
             config=summary.config,
-            resources=resources,
+            resources=dict(slot.resources),
             run_until=TO_THE_END if trial is None else trial.run_until,
             last_step=0 if trial is None else trial.last_step,
-            restore=() if trial is None else self._book.candidates(trial, node),
+            restore=() if trial is None else self._book.candidates(trial, slot.node),
             time_spent_s=0.0 if trial is None else trial.time_spent_s,
+            devices=dict(slot.devices),
         )
+        gives_way = trial_id in self._state.giving_way
+        is_pausing = trial is not None and bool(trial.pausing)
         return ReattachTrial(
             start,
-            pause=trial is not None and bool(trial.pausing),
+            pause=is_pausing or gives_way,
             stop=trial is None or trial.stop_ordered or trial.status != RUNNING,
             is_wanted=is_wanted,
+            at_checkpoint=gives_way and not is_pausing,
         )

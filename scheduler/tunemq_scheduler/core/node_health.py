@@ -158,20 +158,22 @@ class NodeHealth:
         of_no_trouble = NodeTrouble()
         troubles = ((one, self._troubled.get(one.node, of_no_trouble)) for one in nodes.values())
         return _Spare(
-            one.resources for one, trouble in troubles if trouble.since + trouble.pause_s <= elapsed
+            one for one, trouble in troubles if trouble.since + trouble.pause_s <= elapsed
         )
 
 
 class _Spare:
-    """What nodes have on which trials could go on; asked about few different requests."""
+    """Nodes on which trials could go on; asked about few different requests."""
 
-    def __init__(self, resources: Iterable[Mapping[str, float]]) -> None:
-        self._resources = list(resources)
+    def __init__(self, nodes: Iterable[NodeJoined]) -> None:
+        self._nodes = list(nodes)
         self._known: dict[tuple[tuple[str, float], ...], bool] = {}
 
     def could_hold(self, request: Mapping[str, float]) -> bool:
         """Whether one of them, were it empty, could hold a request."""
         key = tuple(request.items())
         if key not in self._known:
-            self._known[key] = any(could_hold(one, request) for one in self._resources)
+            self._known[key] = any(
+                could_hold(one.resources, request, one.gpus) for one in self._nodes
+            )
         return self._known[key]

@@ -1,18 +1,34 @@
-"""Which node hosts a trial: best fit, never oversubscribed, and in words why it does not fit."""
+"""Which node hosts a trial: best fit, never oversubscribed, never a fraction across GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from tunemq_scheduler.core.asking import TOLERANCE, Ask, Device, ask_of, choose
+from tunemq_scheduler.core.placement_node import Node
+from tunemq_scheduler.core.placement_words import why_never, why_not_now
+from tunemq_shared.allotments import Amounts
 from tunemq_shared.errors import InvariantBroken
+from tunemq_shared.messages import Gpu
 
-#: Sums of fractions such as 0.1 ten times must still fit into 1.
-_TOLERANCE: Final = 1e-9
+#: A request in one form: its names in order.
+_Request = tuple[tuple[str, float], ...]
+_Key = tuple[tuple[tuple[str, float], ...], tuple[Device, ...]]
+#: How little of a node would be left: less comes first.
+_Left = tuple[bool, float, float, float, float]
 
-_Free = tuple[tuple[str, float], ...]
+_NOTHING: Final = Amounts()
+
+
+class NodeState(msgspec.Struct, array_like=True):
+    """What a node has beside plain amounts; `PlacementState` says the rest of it."""
+
+    gpus: tuple[Gpu, ...]
+    shares: dict[str, float]
+    offered: Amounts | None
 
 
 class PlacementState(msgspec.Struct, array_like=True):
@@ -24,58 +40,98 @@ class PlacementState(msgspec.Struct, array_like=True):
     nodes: list[tuple[str, dict[str, float], dict[str, float]]]
     buckets: list[list[str]]
     aside: frozenset[str]
+    details: dict[str, NodeState] = {}
+    reserved: list[tuple[str, _Request]] = []
+
+
+class _Bucket:
+    """Nodes of which the same is free."""
+
+    __slots__ = ("devices", "free", "nodes")
+
+    def __init__(self, key: _Key) -> None:
+        self.free = dict(key[0])
+        self.devices = key[1]
+        self.nodes: dict[str, None] = {}
 
 
 class Placement:
     """The nodes' resources, what is taken of them, and the choice of a node.
 
     Nodes with the same free resources share a bucket, so that a choice costs as many comparisons as
-    there are different amounts free, not as there are nodes.
+    there are different amounts free, not as there are nodes. In none are nodes that are set aside,
+    of which more is held than is offered, or that are kept for one request (`reserve`).
     """
 
     def __init__(self) -> None:
-        self._total: dict[str, dict[str, float]] = {}
-        self._free: dict[str, dict[str, float]] = {}
-        #: Of those nodes that are not set aside.
-        self._buckets: dict[_Free, dict[str, None]] = {}
+        self._nodes: dict[str, Node] = {}
+        self._buckets: dict[_Key, _Bucket] = {}
+        self._in_bucket: dict[str, _Key] = {}
         self._aside: frozenset[str] = frozenset()
+        #: By node, and by request.
+        self._reserved: dict[str, _Request] = {}
+        self._reserves: dict[_Request, str] = {}
+        #: The nodes of which something changed since `touched` was asked.
+        self._touched: dict[str, None] = {}
 
     def __contains__(self, incarnation: str) -> bool:
-        return incarnation in self._total
+        return incarnation in self._nodes
 
     @property
     def total(self) -> dict[str, float]:
         """All nodes' resources together."""
-        return _sums(self._total)
+        return _sums(node.total for node in self._nodes.values())
 
     @property
     def free(self) -> dict[str, float]:
-        """What is free of them."""
-        return _sums(self._free)
+        """What of them is not held; of a shared node others may have some of it."""
+        return _sums(node.not_held() for node in self._nodes.values())
 
-    def add_node(self, incarnation: str, resources: Mapping[str, float]) -> None:
-        """A node offers its resources."""
-        self._total[incarnation] = dict(resources)
-        self._free[incarnation] = dict(resources)
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def add_node(
+        self, incarnation: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()
+    ) -> None:
+        """A node offers its resources; where its GPUs are not listed they go by their numbers."""
+        self._nodes[incarnation] = Node(resources, gpus)
         self._into_bucket(incarnation)
 
     def remove_node(self, incarnation: str) -> None:
         """A node is gone, with all that was taken of it."""
+        self._unreserve_node(incarnation)
         self._out_of_bucket(incarnation)
-        del self._total[incarnation], self._free[incarnation]
+        self._touched[incarnation] = None
+        del self._nodes[incarnation]
         self._aside -= {incarnation}
+
+    def offer(self, incarnation: str, amounts: Amounts) -> None:
+        """From now on no more than this may be held of a node that others use, too.
+
+        Where more is held nothing is placed there until it is not.
+        """
+        self._out_of_bucket(incarnation)
+        self._nodes[incarnation].offer(amounts)
+        self._into_bucket(incarnation)
+        request = self._reserved.get(incarnation)
+        if request is not None and not self._nodes[incarnation].may_ever_hold(
+            ask_of(dict(request))
+        ):
+            self._unreserve_node(incarnation)
 
     def set_aside(self, incarnations: Iterable[str]) -> None:
         """From now on nothing is placed on these nodes; all others are as always."""
         aside = frozenset(incarnations)
         if aside == self._aside:
             return
-        changed = [one for one in self._free if (one in aside) != (one in self._aside)]
+        changed = [one for one in self._nodes if (one in aside) != (one in self._aside)]
         for incarnation in changed:
+            self._unreserve_node(incarnation)
             self._out_of_bucket(incarnation)
         self._aside = aside
         for incarnation in changed:
             self._into_bucket(incarnation)
+
+    # --- requests ---------------------------------------------------------------------------------
 
     def fit(
         self, request: Mapping[str, float], preferred: str = "", avoid: Container[str] = ()
@@ -86,110 +142,250 @@ class Placement:
             preferred: taken if it has; else that which would have least left over is.
             avoid: nodes that will not do.
         """
-        is_usable = preferred in self._free and preferred not in self._aside
-        if is_usable and preferred not in avoid and could_hold(self._free[preferred], request):
+        ask = ask_of(request)
+        is_usable = preferred in self._in_bucket and preferred not in avoid
+        if is_usable and self._nodes[preferred].can_hold(ask):
             return preferred
+        if self._reserves:
+            kept = self._reserves.get(_in_one_form(request))
+            if kept is not None and kept not in avoid and self._nodes[kept].can_hold(ask):
+                return kept
         best: str | None = None
-        least = (0.0, 0.0)
-        for bucket, nodes in self._buckets.items():
-            left = _left_over(dict(bucket), request)
-            if left is not None and (best is None or left < least):
-                node = next((one for one in nodes if one not in avoid), None)
-                best, least = (best, least) if node is None else (node, left)
+        least: _Left | None = None
+        for bucket in self._buckets.values():
+            left = _left_over(bucket.free, bucket.devices, ask)
+            if left is not None and (least is None or left < least):
+                node = next((one for one in bucket.nodes if one not in avoid), None)
+                if node is not None:
+                    best, least = node, left
         return best
 
-    def take(self, incarnation: str, request: Mapping[str, float]) -> None:
-        """Take a request's resources of a node.
+    def take(self, incarnation: str, request: Mapping[str, float]) -> dict[str, float]:
+        """Take a request's resources of a node; returns which GPUs, and how much of each.
 
         Raises:
             InvariantBroken: the node has not enough.
         """
-        free = self._free[incarnation]
-        if _left_over(free, request) is None:
-            raise InvariantBroken(
-                f"node {incarnation} has {free} free, {dict(request)} was placed on it"
-            )
-        self._change(incarnation, request, -1)
+        node, ask = self._nodes[incarnation], ask_of(request)
+        devices = node.devices_for(ask) if node.has_amounts(ask) else None
+        if devices is None:
+            raise _too_much(incarnation, node, request)
+        self._change(incarnation, ask, devices, -1)
+        return devices
 
-    def give_back(self, incarnation: str, request: Mapping[str, float]) -> None:
+    def hold(
+        self, incarnation: str, request: Mapping[str, float], devices: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Have these taken, whatever is offered or kept for others; returns the GPUs.
+
+        Where those are not known (they were taken by an older version) they are chosen now.
+
+        Raises:
+            InvariantBroken: the node has not enough, for all that it has.
+        """
+        node, ask = self._nodes[incarnation], ask_of(request)
+        if ask.takes_device and not devices:
+            devices = node.devices_for(ask) or {}
+        if not node.has_in_all(ask, devices):
+            raise _too_much(incarnation, node, request)
+        self._change(incarnation, ask, devices, -1)
+        return dict(devices)
+
+    def assign(self, incarnation: str, request: Mapping[str, float]) -> dict[str, float]:
+        """Choose the GPUs of what was taken by a version that did not say of which it was."""
+        node, ask = self._nodes[incarnation], ask_of(request)
+        devices = (node.devices_for(ask) if ask.takes_device else None) or {}
+        if devices:
+            self._change(incarnation, ask._replace(amounts={}), devices, -1)
+        return devices
+
+    def give_back(
+        self, incarnation: str, request: Mapping[str, float], devices: Mapping[str, float]
+    ) -> None:
         """Give a request's resources back; a node that is gone has nothing to give back to."""
-        if incarnation in self._free:
-            self._change(incarnation, request, +1)
+        if incarnation in self._nodes:
+            self._change(incarnation, ask_of(request), devices, +1)
+
+    # --- keeping a node for one request -----------------------------------------------------------
+
+    def reserve(self, request: Mapping[str, float], avoid: Container[str] = ()) -> str | None:
+        """Keep a node for this request: it takes no other until `unreserve`.
+
+        It is the one of which least has to be given back first. None where no node that is free for
+        that could ever hold it; looks at every node.
+        """
+        ask = ask_of(request)
+        best: str | None = None
+        least = float("inf")
+        for incarnation, node in self._nodes.items():
+            if incarnation in self._in_bucket and incarnation not in avoid:
+                missing = node.missing(ask)
+                if missing < least:
+                    best, least = incarnation, missing
+        if best is not None:
+            self._out_of_bucket(best)
+            form = _in_one_form(request)
+            self._reserved[best], self._reserves[form] = form, best
+        return best
+
+    def unreserve(self, request: Mapping[str, float]) -> None:
+        """A request needs its node no longer, if one is kept for it."""
+        if self._reserves and (node := self._reserves.get(_in_one_form(request))) is not None:
+            self._unreserve_node(node)
+
+    @property
+    def reserved(self) -> list[tuple[str, _Request]]:
+        """The nodes that are kept for a request, and for which."""
+        return list(self._reserved.items())
+
+    def is_reserved_for(self, request: Mapping[str, float]) -> bool:
+        """Whether a node is kept for this request."""
+        return bool(self._reserves) and _in_one_form(request) in self._reserves
+
+    # --- what is held -----------------------------------------------------------------------------
+
+    def held(self, incarnation: str) -> Amounts:
+        """What is taken of a node."""
+        return self._nodes[incarnation].held()
+
+    def excess(self, incarnation: str) -> Amounts:
+        """What is held of a node beyond what is offered of it."""
+        return self._nodes[incarnation].excess()
+
+    def touched(self) -> list[str]:
+        """The nodes that came, went, or changed since this was asked the last time."""
+        nodes = list(self._touched)
+        self._touched.clear()
+        return nodes
+
+    # --- in words ---------------------------------------------------------------------------------
 
     def why_never(self, request: Mapping[str, float]) -> str | None:
         """Why no node, were it empty, could hold the request; None when one could."""
-        if any(could_hold(total, request) for total in self._total.values()):
+        return why_never(self._nodes.values(), request)
+
+    def why_not_now(self, request: Mapping[str, float]) -> str | None:
+        """Why no node can take the request now; None when one can."""
+        if self.fit(request) is not None:
             return None
-        for name, amount in request.items():
-            most = max((total.get(name, 0.0) for total in self._total.values()), default=0.0)
-            if amount > most + _TOLERANCE:
-                return f"a trial asks for {name}={amount:g}, the most that any node has is {most:g}"
-        wanted = ", ".join(f"{name}={amount:g}" for name, amount in request.items())
-        return f"a trial asks for {wanted}, and no single node has all of it"
+        usable = [self._nodes[one] for one in self._in_bucket]
+        return why_not_now(self._nodes.values(), usable, request)
+
+    # --- written down -----------------------------------------------------------------------------
 
     def dumped(self) -> PlacementState:
         """All of it."""
-        nodes = [(node, total, self._free[node]) for node, total in self._total.items()]
-        buckets = [list(bucket) for bucket in self._buckets.values()]
-        return PlacementState(nodes, buckets, self._aside)
+        nodes = [(name, node.total, node.free) for name, node in self._nodes.items()]
+        buckets = [list(bucket.nodes) for bucket in self._buckets.values()]
+        details = {
+            name: NodeState(node.gpus, node.shares, node.offered)
+            for name, node in self._nodes.items()
+            if node.gpus or node.offered is not None
+        }
+        return PlacementState(nodes, buckets, self._aside, details, self.reserved)
 
     def take_back(self, state: PlacementState) -> None:
         """Be as it was when it was `dumped`."""
-        self._total = {node: total for node, total, _ in state.nodes}
-        self._free = {node: free for node, _, free in state.nodes}
-        self._buckets = {
-            tuple(self._free[bucket[0]].items()): dict.fromkeys(bucket) for bucket in state.buckets
-        }
+        for name, total, free in state.nodes:
+            details = state.details.get(name)
+            node = self._nodes[name] = Node(total, details.gpus if details is not None else ())
+            if details is not None and details.offered is not None:
+                node.offer(details.offered)
+            node.take_back(free, details.shares if details is not None else None)
+            self._touched[name] = None
         self._aside = state.aside
+        self._reserved = dict(state.reserved)
+        self._reserves = {request: node for node, request in state.reserved}
+        for bucket in state.buckets:
+            for name in bucket:
+                self._into_bucket(name)
 
-    def _change(self, incarnation: str, request: Mapping[str, float], sign: int) -> None:
+    # --- small things -----------------------------------------------------------------------------
+
+    def _change(self, incarnation: str, ask: Ask, devices: Mapping[str, float], sign: int) -> None:
         self._out_of_bucket(incarnation)
-        free = self._free[incarnation]
-        for name, amount in request.items():
-            if amount:
-                free[name] = round(free.get(name, 0.0) + sign * amount, 9)
+        self._nodes[incarnation].change(ask, devices, sign)
         self._into_bucket(incarnation)
 
     def _into_bucket(self, incarnation: str) -> None:
-        if incarnation in self._aside:
+        self._touched[incarnation] = None
+        node = self._nodes[incarnation]
+        if incarnation in self._aside or incarnation in self._reserved:
             return
-        key = tuple(self._free[incarnation].items())
-        self._buckets.setdefault(key, {})[incarnation] = None
+        if node.offered is not None and not node.is_open():
+            return
+        key = node.key()
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(key)
+        bucket.nodes[incarnation] = None
+        self._in_bucket[incarnation] = key
 
     def _out_of_bucket(self, incarnation: str) -> None:
-        if incarnation in self._aside:
-            return
-        key = tuple(self._free[incarnation].items())
-        bucket = self._buckets[key]
-        del bucket[incarnation]
-        if not bucket:
-            del self._buckets[key]
+        key = self._in_bucket.pop(incarnation, None)
+        if key is not None:
+            bucket = self._buckets[key]
+            del bucket.nodes[incarnation]
+            if not bucket.nodes:
+                del self._buckets[key]
+
+    def _unreserve_node(self, incarnation: str) -> None:
+        request = self._reserved.pop(incarnation, None)
+        if request is not None:
+            del self._reserves[request]
+            self._into_bucket(incarnation)
 
 
-def could_hold(resources: Mapping[str, float], request: Mapping[str, float]) -> bool:
-    """Whether the resources suffice for the request."""
-    return _left_over(resources, request) is not None
+def could_hold(
+    resources: Mapping[str, float], request: Mapping[str, float], gpus: Sequence[Gpu] = ()
+) -> bool:
+    """Whether a node with these resources, were it empty, could hold the request."""
+    return Node(resources, gpus).can_hold(ask_of(request))
 
 
-def _left_over(
-    free: Mapping[str, float], request: Mapping[str, float]
-) -> tuple[float, float] | None:
-    """What would be left, of scarce things such as GPUs and of CPUs; None when it does not fit."""
-    for name, amount in request.items():
-        if amount > free.get(name, 0.0) + _TOLERANCE:
+def _left_over(free: Mapping[str, float], devices: Sequence[Device], ask: Ask) -> _Left | None:
+    """What would be left, of scarce things such as GPUs before others; None when it does not fit.
+
+    A GPU's node that hosts nothing for its GPUs comes last; then it counts how much would be left
+    of a device that is shared, how much of all scarce things, how large the devices are that would
+    be used, and how many CPUs would be left.
+    """
+    amounts = ask.amounts
+    for name, amount in amounts.items():
+        if amount > free.get(name, 0.0) + TOLERANCE:
             return None
+    of_device = taken = memory = 0.0
+    if ask.names_device:
+        chosen = choose(devices, ask)
+        if chosen is None:
+            return None
+        for place, share in chosen.items():
+            of_device = devices[place].share - share
+            taken += share
+            memory = max(memory, devices[place].memory)
     scarce = cpus = 0.0
     for name, amount in free.items():
         if name == "cpu":
-            cpus = amount - request.get(name, 0.0)
+            cpus = amount - amounts.get(name, 0.0)
         elif name != "memory":
-            scarce += amount - request.get(name, 0.0)
-    return scarce, cpus
+            scarce += amount - amounts.get(name, 0.0)
+    return bool(devices) and not ask.names_device, of_device, scarce - taken, memory, cpus
 
 
-def _sums(nodes: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _too_much(incarnation: str, node: Node, request: Mapping[str, float]) -> InvariantBroken:
+    return InvariantBroken(
+        f"node {incarnation} has {node.free} free ({node.shares} of its GPUs), {dict(request)} was "
+        "placed on it"
+    )
+
+
+def _in_one_form(request: Mapping[str, float]) -> _Request:
+    return tuple(sorted(request.items()))
+
+
+def _sums(nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
     sums: dict[str, float] = {}
-    for resources in nodes.values():
+    for resources in nodes:
         for name, amount in resources.items():
             sums[name] = round(sums.get(name, 0.0) + amount, 9)
     return sums

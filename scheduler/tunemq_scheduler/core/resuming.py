@@ -145,5 +145,6 @@ def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings
     )
     trial.epoch, trial.lineage = summary.epoch, summary.lineage
     trial.num_failures = summary.num_failures
+    trial.preemptions, trial.repeated = summary.preemptions, summary.repeated
     trial.started, trial.last_result = summary.started, summary.last_result
     return trial

@@ -35,6 +35,7 @@ from tunemq_scheduler.core.commands import (
 from tunemq_scheduler.core.failure_events import Endings, FailureEvents
 from tunemq_scheduler.core.kept_checkpoints import KeptCheckpoints
 from tunemq_scheduler.core.node_events import Moves, NodeEvents
+from tunemq_scheduler.core.offers import OfferEvents
 from tunemq_scheduler.core.resuming import ResumeEvents, Turns
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner_state import RunnerState
@@ -48,8 +49,10 @@ from tunemq_scheduler.core.trial import (
     TERMINATED,
     Trial,
 )
+from tunemq_scheduler.core.usage import ANY_NUMBER, UsageBook
 from tunemq_scheduler.core.values import reaches
 from tunemq_shared import messages as m
+from tunemq_shared.allotments import Usage
 from tunemq_shared.conditions import next_result
 from tunemq_shared.errors import BugError
 
@@ -61,8 +64,12 @@ class TrialRunner(RunnerState):
         super().__init__(settings)
         self._checkpoints = CheckpointEvents(self)
         self._failures = FailureEvents(self, Endings(self._try_again, self._end_in_error))
+        self._offers = OfferEvents(self, self._set_aside)
+        self._usage = UsageBook(self)
         self._nodes = NodeEvents(
-            self, Moves(self._move, self._end, self._failures.lost_its_node, self._forget_if_over)
+            self,
+            Moves(self._move, self._end, self._failures.lost_its_node, self._forget_if_over),
+            self._offers,
         )
         self._handlers: dict[type[Any], Callable[[Any], list[Command]]] = {
             m.CheckpointWritten: self._about_checkpoints,
@@ -81,6 +88,7 @@ class TrialRunner(RunnerState):
             m.Tick: self._tick,
             m.BatchRead: self._batch_read,
             m.NodeJoined: self._nodes.joined,
+            m.NodeOffered: self._offers.offered,
             m.NodeLost: self._nodes.lost,
             m.NodeReturned: self._nodes.returned,
             m.SearchExhausted: self._search_exhausted,
@@ -116,6 +124,10 @@ class TrialRunner(RunnerState):
         runner = cls(settings)
         restore(runner, state, finished)
         return runner
+
+    def usage(self, configurations: int = ANY_NUMBER) -> Usage:
+        """What is held of the nodes, and wanted; see `tunemq_scheduler.core.usage`."""
+        return self._usage.usage(configurations)
 
     def snapshot(self) -> bytes:
         """The whole state in one canonical form; see `tunemq_scheduler.core.snapshot`."""
@@ -210,17 +222,18 @@ class TrialRunner(RunnerState):
         trial.epoch = max(trial.epoch, self.epochs_from) + 1
         # It may have been told to pause, or been at its end, when its search was interrupted.
         trial.ending = trial.pausing = ""
-        node = self.slots.take(trial, self.avoided(trial))
+        slot = self.slots.take(trial, self.avoided(trial))
+        self.queue.served(trial)
         self._move(trial, RUNNING)
         trial.story.append(event)
-        restore = self.book.begin(trial, node)
+        restore = self.book.begin(trial, slot.node)
         trial.restoring = restore[0].key if restore else ""
         return [
             *self._nodes.taken_over(trial),
             StartTrial(
                 trial=trial.trial_id,
                 epoch=trial.epoch,
-                incarnation=node,
+                incarnation=slot.node,
                 number=trial.number,
                 config=trial.config,
                 resources=trial.resources,
@@ -228,6 +241,7 @@ class TrialRunner(RunnerState):
                 last_step=trial.last_step,
                 restore=restore,
                 time_spent_s=trial.time_spent_s,
+                devices=dict(slot.devices),
             ),
         ]
 
@@ -291,6 +305,8 @@ class TrialRunner(RunnerState):
         trial.story.append(event)
         if trial.ending:  # by a result that was its last, or because somebody wants it stopped
             self._end(trial, TERMINATED, trial.ending, commands, early=trial.stop_ordered)
+        elif trial.trial_id in self.giving_way:
+            self._offers.gave_way(trial)
         elif trial.status == RUNNING:
             self._set_aside(trial)
         return commands
@@ -313,6 +329,7 @@ class TrialRunner(RunnerState):
         node = self.slots.give_back(event.trial, event.epoch)
         if node is None:
             return []
+        self.queue.slot_freed(self._keep_node)
         commands: list[Command] = [ReleaseTrial(event.trial, event.epoch, node)]
         commands += self.book.end(event.trial, event.epoch)
         trial = self.live.get(event.trial)
@@ -322,6 +339,8 @@ class TrialRunner(RunnerState):
             self._forget_if_over(trial, commands)
         elif trial.stop_ordered:
             self._end(trial, TERMINATED, trial.ending, commands, early=True)
+        elif trial.trial_id in self.giving_way:
+            self._offers.gave_way(trial)
         elif trial.pausing:
             self._set_aside(trial)
         else:
@@ -401,8 +420,10 @@ class TrialRunner(RunnerState):
 
     def _tick(self, event: m.Tick) -> list[Command]:
         self.elapsed = event.elapsed
+        self.queue.wake(event.elapsed)
         self.review_nodes()
-        return self._nodes.tick() if self.away else []
+        commands = self._offers.tick() if self.giving_way else []
+        return [*commands, *self._nodes.tick()] if self.away else commands
 
     # --- small things -----------------------------------------------------------------------------
 
@@ -412,6 +433,7 @@ class TrialRunner(RunnerState):
     def _move(self, trial: Trial, status: str) -> None:
         before = trial.status
         trial.move_to(status)
+        self.giving_way.pop(trial.trial_id, None)
         self.counts[before] -= 1
         self.counts[status] += 1
         self.queue.follow(trial)

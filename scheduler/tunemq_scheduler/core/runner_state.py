@@ -39,6 +39,8 @@ class RunnerState:
         elapsed: seconds for which a scheduler ran the experiment, all runs together.
         suggested: how many configurations there are so far; ``exhausted``: no more come.
         nodes: the incarnations that can be heard; ``away``: those that cannot, and may come back.
+        offers: what may be had of them, where others use them, too; the newest of each.
+        giving_way: the trials that make room for others, and until when they have time for that.
         stale: facts that came too late to count; ``repeated``: results of steps that are recorded.
         accepted: how far each node incarnation's events are journalled.
         cursor: the stream entry up to which all is read.
@@ -53,12 +55,14 @@ class RunnerState:
         self.aside: dict[str, float] = {}
         self.nodes: dict[str, m.NodeJoined] = {}
         self.away: dict[str, AwayNode] = {}
+        self.offers: dict[str, m.NodeOffered] = {}
+        self.giving_way: dict[str, float] = {}
         self.live: dict[str, Trial] = {}
         self.finished: dict[str, bytes] = {}
         #: Those of them that changed since somebody wrote them down.
         self._changed: dict[str, None] = {}
         self.book = CheckpointBook(settings, self.live, self._forget_checkpoint)
-        self.queue = WaitingTrials(self._may_be_poison)
+        self.queue = WaitingTrials(self._may_be_poison, self.placement.unreserve)
         #: Trial -> the away nodes that hosted it or have checkpoints of it; some may be back.
         self.left_behind: dict[str, dict[str, None]] = {}
         self.counts: dict[str, int] = dict.fromkeys(STATES, 0)
@@ -190,7 +194,7 @@ class RunnerState:
 
     def next_wake(self) -> float | None:
         """When a trial or a node may be tried again, in elapsed seconds; None where none waits."""
-        due = [self.queue.next_try(self.elapsed), *self.aside.values()]
+        due = [self.queue.next_try(self.elapsed), *self.aside.values(), *self.giving_way.values()]
         return min((one for one in due if one is not None), default=None)
 
     def live_checkpoints(self) -> Mapping[str, str]:
@@ -253,6 +257,16 @@ class RunnerState:
         """The trials that are over now, and go on with this event."""
         errored = self.errored() if event.errored else []
         return [*errored, *(trial for trial in event.also if trial not in errored)]
+
+    def _keep_node(self, trial: Trial) -> None:
+        """A trial was passed over too often: a node takes no others until there is room for it.
+
+        Where there is room, and nobody chose it, no node is kept in vain.
+        """
+        if self.has_place(trial):
+            self.placement.unreserve(trial.resources)
+        elif not self.placement.is_reserved_for(trial.resources):
+            self.placement.reserve(trial.resources, self.avoided(trial))
 
     def _forget_checkpoint(self, trial: str, key: str) -> None:
         """A trial that is over has this checkpoint no longer."""

@@ -20,6 +20,7 @@ from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.slots import SlotsState
 from tunemq_scheduler.core.trial import Trial
+from tunemq_scheduler.core.waiting import PassedOver
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Horizon
 from tunemq_shared.errors import JournalError
@@ -59,6 +60,7 @@ class TrialState(msgspec.Struct, kw_only=True):
     restoring: str
     waits: tuple[str, str]
     story: list[m.Event]
+    preemptions: int = 0
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -86,6 +88,9 @@ class _State(msgspec.Struct, kw_only=True):
     repeated: int
     accepted: dict[str, int]
     cursor: str
+    offers: dict[str, m.NodeOffered] = {}
+    giving_way: dict[str, float] = {}
+    passed_over: PassedOver = PassedOver()
 
 
 class _Version(msgspec.Struct):
@@ -111,6 +116,8 @@ _SAME: Final = (
     "repeated",
     "accepted",
     "cursor",
+    "offers",
+    "giving_way",
 )
 _MADE_ANEW: Final = frozenset({"checkpoints", "story"})
 
@@ -130,6 +137,7 @@ def dump(runner: RunnerState) -> bytes:
             health=runner.health.state(),
             slots=runner.slots.dumped(),
             book=runner.book.dumped(),
+            passed_over=runner.queue.passed_over(),
             **{name: getattr(runner, name) for name in _SAME},
         )
     )
@@ -167,7 +175,10 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
         runner.leave_behind(node)
     live = runner.live
     runner.queue.take_back(
-        [live[trial] for trial in read.pending], [live[trial] for trial in read.paused]
+        [live[trial] for trial in read.pending],
+        [live[trial] for trial in read.paused],
+        read.passed_over,
+        read.elapsed,
     )
 
 
@@ -217,7 +228,7 @@ def snapshot(runner: RunnerState) -> bytes:
             trial.repeated,
             (trial.fruitless, trial.not_before, trial.in_a_row, trial.fell_with),
             (trial.ending, trial.stop_ordered),
-            (trial.pausing, trial.restoring, trial.waits),
+            (trial.pausing, trial.restoring, trial.waits, runner.giving_way.get(trial.trial_id)),
         )
         for trial in runner.live.values()
     ]
@@ -227,7 +238,9 @@ def snapshot(runner: RunnerState) -> bytes:
             list(runner.finished.items()),
             sorted(runner.counts.items()),
             [(node, runner.accepted.get(node)) for node in sorted(runner.nodes)],
-            list(runner.slots),
+            [(*one, runner.slots.held_by(*one[:2]).devices) for one in runner.slots],
+            sorted((node, offer.n) for node, offer in runner.offers.items()),
+            (runner.queue.freed, runner.placement.reserved),
             [trial.trial_id for trial in runner.queue],
             runner.book.state(),
             (runner.suggested, runner.exhausted, runner.stopping, runner.interrupted),

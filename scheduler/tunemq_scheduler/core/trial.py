@@ -73,6 +73,8 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     failed_on: str = ""
     #: How many failures of each class.
     failures: dict[str, int] = {}
+    preemptions: int = 0
+    repeated: int = 0
 
 
 class Trial:
@@ -89,6 +91,8 @@ class Trial:
         not_before: elapsed seconds of the experiment before which it is not tried again.
         fruitless: how often in a row it failed with no new result in between.
         num_failures: how many failures it had; losses of its node are none.
+        preemptions: how often it gave way to others that its farm put first.
+        repeated: how many results it reported of steps that were recorded.
         failures: how many of each class; ``in_a_row``: since its last new result.
         fell_with: the nodes that were lost while they ran it, since its last new result.
         ending: why it is about to end, while its host still has to say that all is kept.
@@ -117,6 +121,7 @@ class Trial:
         "num_failures",
         "number",
         "pausing",
+        "preemptions",
         "reason",
         "repeated",
         "resources",
@@ -162,6 +167,7 @@ class Trial:
         self.fell_with: list[str] = []
         self.fruitless = 0
         self.repeated = 0
+        self.preemptions = 0
         self.not_before = 0.0
         self.ending = ""
         self.stop_ordered = False
@@ -252,4 +258,6 @@ class Trial:
             failure=self.failure,
             failed_on=self.failed_on,
             failures=dict(self.failures),
+            preemptions=self.preemptions,
+            repeated=self.repeated,
         )

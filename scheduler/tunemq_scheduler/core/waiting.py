@@ -7,6 +7,10 @@ are different requests, and with what is placed; not with how many wait.
 
 Who waits before the next try stands in no line until that time has come. A line then has each in
 the place that its ticket says, which is given out when a trial begins to wait.
+
+A line of which none was placed while `PATIENCE` slots were given back is passed over: what it asks
+for is more than any node has free at once while smaller requests take what comes free. Then a node
+is kept for it, which takes no others until it fits.
 """
 
 from __future__ import annotations
@@ -15,7 +19,12 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
+import msgspec
+
 from tunemq_scheduler.core.trial import PAUSED, PENDING, Trial
+
+#: So many slots may be given back before a node is kept for a line of which none was placed.
+PATIENCE: Final = 64
 
 #: A heap is made anew when it holds more entries than twice what counts, and this.
 _SLACK: Final = 64
@@ -36,10 +45,12 @@ class _Kind(NamedTuple):
 class _Line:
     """Trials of one kind; the first is found at once, whoever left and joined in between."""
 
-    __slots__ = ("_heap", "tickets")
+    __slots__ = ("_heap", "since", "tickets")
 
-    def __init__(self) -> None:
+    def __init__(self, since: int) -> None:
         self.tickets: dict[str, int] = {}
+        #: How many slots had been given back when one of it was placed, or it was looked after.
+        self.since = since
         #: Holds those of trials that left, too, which are passed over.
         self._heap: list[tuple[int, str]] = []
 
@@ -74,16 +85,36 @@ class _Place(NamedTuple):
     nodes: tuple[str, ...]
 
 
+class PassedOver(msgspec.Struct, frozen=True, array_like=True):
+    """How long lines were passed over, written down.
+
+    Attributes:
+        freed: how many slots were given back.
+        due: when somebody has to look, in these.
+        since: of each line of PENDING trials, by what they ask for and whether they are apart.
+    """
+
+    freed: int = 0
+    due: int = PATIENCE
+    since: list[tuple[tuple[tuple[str, float], ...], bool, int]] = []
+
+
 class WaitingTrials:
     """PENDING and PAUSED trials; each kind in the order in which they began to wait.
 
     Args:
         is_apart: whether a trial must not share a node with others of whom that is true, too. It
             is asked when a trial begins to wait, and by `review` and `regroup`.
+        line_is_over: told of a request when none of a line of PENDING trials waits for it any more.
     """
 
-    def __init__(self, is_apart: Callable[[Trial], bool]) -> None:
+    def __init__(
+        self,
+        is_apart: Callable[[Trial], bool],
+        line_is_over: Callable[[dict[str, float]], None] = lambda _request: None,
+    ) -> None:
         self._is_apart = is_apart
+        self._line_is_over = line_is_over
         self._trials: dict[str, dict[str, Trial]] = {PENDING: {}, PAUSED: {}}
         self._places: dict[str, _Place] = {}
         self._lines: dict[str, dict[_Kind, _Line]] = {PENDING: {}, PAUSED: {}}
@@ -92,6 +123,10 @@ class WaitingTrials:
         #: Who fell with a node.
         self._fell_with: dict[str, dict[str, None]] = {}
         self._tickets = 0
+        #: The time when it was told last.
+        self._now = 0.0
+        #: How many slots were given back, and when lines are to be looked after, in these.
+        self.freed, self._due = 0, PATIENCE
 
     def __iter__(self) -> Iterator[Trial]:
         """All: the PENDING, then the PAUSED."""
@@ -125,16 +160,42 @@ class WaitingTrials:
         """The ids of the PENDING and of the PAUSED, each in their order."""
         return list(self._trials[PENDING]), list(self._trials[PAUSED])
 
-    def take_back(self, pending: Iterable[Trial], paused: Iterable[Trial]) -> None:
+    def passed_over(self) -> PassedOver:
+        """How long each line was."""
+        lines = self._lines[PENDING].items()
+        since = [(kind.request, kind.is_apart, line.since) for kind, line in lines]
+        return PassedOver(self.freed, self._due, since)
+
+    def take_back(
+        self,
+        pending: Iterable[Trial],
+        paused: Iterable[Trial],
+        passed_over: PassedOver = PassedOver(),  # noqa: B008  it is frozen
+        elapsed: float = 0.0,
+    ) -> None:
         """Be as it was when it was `dumped`."""
+        self.freed, self._due = passed_over.freed, passed_over.due
+        self.wake(elapsed)
         for trial in (*pending, *paused):
             self.follow(trial)
+        for request, is_apart, since in passed_over.since:
+            line = self._lines[PENDING].get(_Kind(PENDING, request, is_apart))
+            if line is not None:
+                line.since = since
 
     # --- who is next ------------------------------------------------------------------------------
 
+    def wake(self, elapsed: float) -> None:
+        """Have those stand in line whose time has come; whoever left is forgotten."""
+        self._now, later = elapsed, self._later
+        while later and (later[0][0] <= elapsed or not self._is_resting(later[0])):
+            entry = heapq.heappop(later)
+            if self._is_resting(entry):
+                self._stand(self._trial(entry[2]))
+
     def has_pending(self, elapsed: float) -> bool:
         """Whether one waits for nothing but a slot."""
-        self._wake(elapsed)
+        self.wake(elapsed)
         return bool(self._lines[PENDING])
 
     def placeable(self, elapsed: float, has_place: Callable[[Trial], bool]) -> Iterator[Trial]:
@@ -142,7 +203,7 @@ class WaitingTrials:
 
         To be used up before anything changes. ``has_place`` is asked about one trial of a line.
         """
-        self._wake(elapsed)
+        self.wake(elapsed)
         for status, lines in self._lines.items():
             trials = self._trials[status]
             firsts = [(line.first(), line) for line in lines.values()]
@@ -153,9 +214,40 @@ class WaitingTrials:
                 rest = heapq.merge(*(line.in_order() for _, line in usable))
                 yield from (trials[one] for other, one in rest if other != ticket)
 
+    def lines(self, status: str) -> Iterator[tuple[Trial, int]]:
+        """The first of each line, and how many stand in it."""
+        trials = self._trials[status]
+        for line in self._lines[status].values():
+            yield trials[line.first()[1]], len(line.tickets)
+
+    # --- who was passed over ----------------------------------------------------------------------
+
+    def served(self, trial: Trial) -> None:
+        """One that waits is placed now: who waits for the same was not passed over."""
+        request = tuple(sorted(trial.resources.items()))
+        for is_apart in (False, True):
+            line = self._lines[PENDING].get(_Kind(PENDING, request, is_apart))
+            if line is not None:
+                line.since = self.freed
+        self._line_is_over(trial.resources)
+
+    def slot_freed(self, keep_node: Callable[[Trial], None]) -> None:
+        """A slot was given back; ``keep_node`` is asked for the first of each line in its turn."""
+        self.freed += 1
+        if self.freed < self._due:
+            return
+        trials, lines = self._trials[PENDING], self._lines[PENDING].values()
+        for line in lines:
+            if self.freed >= line.since + PATIENCE:
+                line.since = self.freed
+                keep_node(trials[line.first()[1]])
+        self._due = min((line.since for line in lines), default=self.freed) + PATIENCE
+
+    # --- who comes later --------------------------------------------------------------------------
+
     def next_try(self, elapsed: float) -> float | None:
         """When the next that waits to be tried again may go on, in elapsed seconds."""
-        self._wake(elapsed)
+        self.wake(elapsed)
         return self._later[0][0] if self._later else None
 
     # --- small things -----------------------------------------------------------------------------
@@ -164,12 +256,12 @@ class WaitingTrials:
         return next(trials[trial] for trials in self._trials.values() if trial in trials)
 
     def _rest(self, trial: Trial, ticket: int) -> None:
-        """Wait for the next try; where that may be at once, until somebody looks."""
+        """Wait for the next try; where that may be at once, for a slot."""
         nodes = tuple(trial.fell_with)
         self._places[trial.trial_id] = _Place(ticket, None, nodes)
         for node in nodes:
             self._fell_with.setdefault(node, {})[trial.trial_id] = None
-        if trial.not_before > 0:
+        if trial.not_before > self._now:
             heapq.heappush(self._later, (trial.not_before, ticket, trial.trial_id))
         else:
             self._stand(trial)
@@ -182,7 +274,7 @@ class WaitingTrials:
         self._places[trial.trial_id] = place._replace(kind=kind)
         lines = self._lines[trial.status]
         if kind not in lines:
-            lines[kind] = _Line()
+            lines[kind] = _Line(self.freed)
         lines[kind].join(trial.trial_id, place.ticket)
 
     def _leave(self, trial: str) -> int:
@@ -197,6 +289,8 @@ class WaitingTrials:
             lines[place.kind].leave(trial)
             if not lines[place.kind].tickets:
                 del lines[place.kind]
+                if place.kind.status == PENDING:
+                    self._line_is_over(dict(place.kind.request))
         elif len(self._later) > 2 * len(self._places) + _SLACK:
             self._later = [one for one in self._later if self._is_resting(one)]
             heapq.heapify(self._later)
@@ -211,11 +305,3 @@ class WaitingTrials:
         _, ticket, trial = entry
         place = self._places.get(trial)
         return place is not None and place.kind is None and place.ticket == ticket
-
-    def _wake(self, elapsed: float) -> None:
-        """Have those stand in line whose time has come; whoever left is forgotten."""
-        later = self._later
-        while later and (later[0][0] <= elapsed or not self._is_resting(later[0])):
-            entry = heapq.heappop(later)
-            if self._is_resting(entry):
-                self._stand(self._trial(entry[2]))

@@ -94,6 +94,6 @@ def test_nothing_is_ever_oversubscribed(actions: list[tuple[bool, int, int]]) ->
                 taken.append((node, amount))
         elif taken:
             node, given_back = taken.pop(index % len(taken))
-            placement.give_back(node, {"cpu": given_back})
+            placement.give_back(node, {"cpu": given_back}, {})
         for node, total in totals.items():
             assert sum(a for n, a in taken if n == node) <= total

@@ -274,3 +274,49 @@ def test_a_horizon_that_grew_with_the_pause_does_not_matter(world):
 
     assert len(world.channel.results) == 1
     assert world.channel.kinds[-1] == "TrialPaused"
+
+
+# --- who gives way to others, with time to save ---
+
+
+def test_a_function_that_gives_way_runs_on_to_its_next_checkpoint(world):
+    def train(config):
+        for n in range(1, 9):
+            report({"n": n}, checkpoint=Checkpoint.from_dict({"n": n}) if n % 3 == 0 else None)
+
+    session = world.session(run_until=up_to(1))
+    world.channel.waited_for.append(world.order(pause=True, at_checkpoint=True))
+    run_trial(train, session)
+
+    assert [event.metrics["n"] for event in world.channel.results] == [1, 2, 3]
+    assert kinds(world)[-2:] == ["CheckpointCommitted", "TrialPaused"]
+
+
+def test_a_function_that_gives_way_is_still_told_how_far_it_may_go(world):
+    session = world.session(run_until=up_to(1))
+    world.channel.waited_for += [
+        world.order(up_to(1), pause=True, at_checkpoint=True),
+        world.order(up_to(2), pause=True, at_checkpoint=True),
+        world.order(up_to(2), stop=True, pause=True, at_checkpoint=True),
+    ]
+    run_trial(lambda config: [report({}) for _ in range(9)], session)
+
+    assert world.channel.kinds == ["ResultReported"] * 2
+
+
+def test_a_function_that_has_just_saved_gives_way_at_once(world):
+    run_trial(count, paused_at(world, 2))
+    session = world.restored()
+    world.channel.sent.clear()
+    world.channel.news.append(world.order(pause=True, at_checkpoint=True))
+    run_trial(count, session)
+
+    assert world.channel.kinds == ["TrialPaused"]
+
+
+def test_a_class_that_gives_way_saves_at_once(world):
+    session = world.session(run_until=up_to(2))
+    world.channel.waited_for.append(world.order(up_to(2), pause=True, at_checkpoint=True))
+    run_trial(Counter, session)
+
+    assert kinds(world) == ["ResultReported"] * 2 + ["CheckpointCommitted", "TrialPaused"]

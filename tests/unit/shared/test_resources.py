@@ -43,6 +43,18 @@ def test_who_asks_for_nothing_gets_one_cpu() -> None:
         ({"cpu": np.int64(2), "gpu": np.float32(0.5)}, {"cpu": 2.0, "gpu": 0.5}),
         (PlacementGroupFactory([{"CPU": 1}, {"CPU": 1, "GPU": 1}]), {"cpu": 2.0, "gpu": 1.0}),
         (PlacementGroupFactory([{"CPU": 0.1}, {"CPU": 0.2}], strategy="SPREAD"), {"cpu": 0.3}),
+        (
+            {"GPU": 2, "gpu_memory": 40e9, "accelerator_type:A100": 0.001},
+            {"gpu": 2.0, "gpu_memory": 40e9, "accelerator_type:A100": 0.001},
+        ),
+        (
+            PlacementGroupFactory([{"GPU": 1, "gpu_memory": 40e9}, {"GPU": 1, "gpu_memory": 8e9}]),
+            {"gpu": 2.0, "gpu_memory": 40e9},
+        ),
+        (
+            PlacementGroupFactory([{"gpu_memory": 4e9}, {"CPU": 1, "gpu_memory": 4e9}]),
+            {"cpu": 1.0, "gpu_memory": 8e9},
+        ),
         (lambda config: {"gpu": config["gpus"]}, {"gpu": 2.0}),
         (lambda config: PlacementGroupFactory([{"GPU": config["gpus"]}]), {"gpu": 2.0}),
     ],
@@ -98,6 +110,13 @@ def test_resources_and_parameters_go_together_in_either_order() -> None:
         ({"gpu": float("inf")}, r"gpu=inf must be a finite"),
         ({"cpu": "2"}, r"cpu='2' is not a number"),
         ({"gpu": True}, r"gpu=True is not a number"),
+        ({"gpu_memory": 40}, r"gpu_memory=40 is a number of bytes and very few; 40 GB are 40e9"),
+        ({"accelerator_type": 1}, r"'accelerator_type' names no model.*accelerator_type:A100"),
+        ({"accelerator_type: ": 1}, r"names no model"),
+        (
+            {"accelerator_type:A100": 1, "accelerator_type:T4": 1},
+            r"accelerator_type:A100 and accelerator_type:T4 together are not possible",
+        ),
         ({"cpu": None}, r"cpu=None is not a number"),
         ({1: 1}, r"1 is not the name of a resource"),
         ({}, "must need something"),

@@ -1,0 +1,71 @@
+"""`UsageBook`: what an experiment tells its farm: what it holds of each node, and would like to.
+
+What it costs to ask grows with the nodes of which something changed, and with the number of
+different requests; not with how many trials or nodes there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING
+from tunemq_shared.allotments import Amounts, Usage, Wanted
+
+#: How many trials a search without a limit would have at once.
+ANY_NUMBER: Final = 1_000_000
+
+
+class UsageBook:
+    """Works out the `Usage` of one experiment."""
+
+    def __init__(self, state: RunnerState) -> None:
+        self._state = state
+        self._seen: dict[str, int] = {}
+        self._held: dict[str, Amounts] = {}
+        self._newest = Usage()
+
+    def usage(self, configurations: int = ANY_NUMBER) -> Usage:
+        """What holds now; the very same object as before where nothing changed.
+
+        Args:
+            configurations: how many more the search may give, at most.
+        """
+        state, newest = self._state, self._newest
+        changed = sum(self._follow(node) for node in state.placement.touched())
+        wants = tuple(_wants(state, configurations))
+        if changed:
+            self._newest = Usage(dict(self._seen), dict(self._held), wants)
+        elif wants != newest.wants:
+            self._newest = Usage(newest.seen, newest.held, wants)
+        return self._newest
+
+    def _follow(self, node: str) -> bool:
+        """Take in what is held of a node now; returns whether that is something else."""
+        before = self._seen.pop(node, None), self._held.pop(node, None)
+        if node not in self._state.placement:
+            return before[0] is not None
+        offer, held = self._state.offers.get(node), self._state.placement.held(node)
+        self._seen[node] = 0 if offer is None else offer.n
+        if held.resources or held.devices:
+            self._held[node] = held
+        return before != (self._seen[node], self._held.get(node))
+
+
+def _wants(state: RunnerState, configurations: int) -> Iterator[Wanted]:
+    if state.interrupted:
+        return
+    for trial, count in state.queue.lines(PENDING):
+        yield Wanted(trial.resources, count, trial.checkpoints.node)
+    request = state.settings.request
+    if request is not None and not (state.exhausted or state.stopping):
+        unfinished = state.counts[PENDING] + state.counts[RUNNING] + state.counts[PAUSED]
+        limit = state.settings.max_concurrent
+        more = min(configurations, limit - unfinished if limit else ANY_NUMBER)
+        if more > 0:
+            yield Wanted(request, more)
+    # Which of the paused go on, and when, is up to the trial scheduler; it is asked where one has a
+    # place, so that one place for each request is all that is known to be of use.
+    for trial, _ in state.queue.lines(PAUSED):
+        yield Wanted(trial.resources, 1, trial.checkpoints.node)

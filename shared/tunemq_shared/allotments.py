@@ -1,0 +1,41 @@
+"""What a farm lets an experiment have of its nodes, what it holds of it, and what it would like.
+
+A farm offers each experiment a part of each node (`tunemq_shared.messages.NodeOffered`); the
+experiment says what it makes of that, whenever it changed (`Usage`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Amounts(msgspec.Struct, frozen=True, array_like=True):
+    """An amount of a node: resources by name, and of which GPUs, by UUID, how much."""
+
+    resources: dict[str, float] = {}
+    devices: dict[str, float] = {}
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """So many slots for the same request would be used at once; best on the ``preferred`` node.
+
+    ``preferred`` is an incarnation, empty where any node is as good.
+    """
+
+    request: dict[str, float]
+    count: int
+    preferred: str = ""
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """What an experiment makes of what it was offered.
+
+    Attributes:
+        seen: the newest offer (`NodeOffered.n`) of each node that it knows of; 0 before the first.
+        held: what its hosts hold of each node; nodes of which it holds nothing are left out.
+        wants: what it would hold beside that, what is to come first first.
+    """
+
+    seen: dict[str, int] = {}
+    held: dict[str, Amounts] = {}
+    wants: tuple[Wanted, ...] = ()
