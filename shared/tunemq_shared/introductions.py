@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from tunemq_shared.messages import Message
+from tunemq_shared.messages import Gpu, Message
 
 
 class NodeHello(Message, frozen=True):
-    """A node incarnation introduces itself on the nodes' stream."""
+    """A node incarnation introduces itself on the nodes' stream.
+
+    ``gpus``: those that it offers, where it knows them one by one.
+    """
 
     protocol: int
     node: str
@@ -19,6 +22,7 @@ class NodeHello(Message, frozen=True):
     resources: dict[str, float]
     python: str
     cloudpickle: str
+    gpus: tuple[Gpu, ...] = ()
 
 
 class BatchHeader(Message, frozen=True):

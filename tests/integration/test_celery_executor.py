@@ -20,7 +20,7 @@ from tunemq_scheduler.core.commands import (
     StopTrial,
 )
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
-from tunemq_scheduler.executors import celery_executor, lease_watch
+from tunemq_scheduler.executors import lease_watch, node_wire
 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
@@ -74,7 +74,7 @@ def node(farm: EmbeddedFarm) -> Iterator[FakeNode]:
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look every 20 ms, so that tests need not last for seconds."""
-    monkeypatch.setattr(celery_executor, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.02)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_lease_confirms_orders_as_well_as_a_batch(executor, joined, quick_look
     executor.perform([START])
     joined.read_mail()
     joined.renew()
-    turn_until(executor, lambda: executor._roster.nodes["inc1"].mailbox.is_confirmed)
+    turn_until(executor, lambda: executor._wire._roster.nodes["inc1"].mailbox.is_confirmed)
     executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1))])
 
     assert joined.read_mail().orders[0].start is None
@@ -493,4 +493,4 @@ def test_the_roster_does_not_grow_with_the_nodes_that_died(executor, farm, quick
         poll_until(executor, m.NodeJoined)
         node.close()
 
-    assert list(executor._roster.nodes) == ["inc2"]
+    assert list(executor._wire._roster.nodes) == ["inc2"]

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.core.commands import DropNode, ExecutorCommand
-from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.mailbox import Mailbox, Orders
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
 from tunemq_scheduler.plan import ExperimentPlan
@@ -123,11 +123,14 @@ class FaultyTrialExecutor(MailedOrders):
         """A turn is journalled, and with it all facts that were handed out."""
         for watched in self._newcomers:
             watched.is_new = False
+            watched.mailbox.orders(self._opened_plan.events_key).settle()
         self._newcomers.clear()
 
-    def _mailbox(self, incarnation: str) -> Mailbox | None:
+    def _orders(self, incarnation: str) -> Orders | None:
         watched = self._nodes.get(incarnation)
-        return None if watched is None else watched.mailbox
+        if watched is None:
+            return None
+        return watched.mailbox.orders(self._opened_plan.events_key)
 
     # --- facts ------------------------------------------------------------------------------------
 

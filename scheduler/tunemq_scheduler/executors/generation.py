@@ -11,7 +11,7 @@ scheduler to see it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
@@ -19,28 +19,43 @@ from tunemq_scheduler.executors.redis_room import run_id
 from tunemq_shared import defences, wire
 
 #: How many answers `Generation.begins` wants.
-QUESTIONS: Final = 3
+QUESTIONS: Final = 2
 
 
 class Generation:
     """The wire's generation as this scheduler knows it.
 
     Args:
-        line: an open connection, at every call.
-        events_key: of the stream that is ours.
+        line: an open connection, at every call that is not said to need none.
     """
 
-    def __init__(self, line: RedisLine, events_key: str) -> None:
-        self._line, self._events_key = line, events_key
+    def __init__(self, line: RedisLine) -> None:
+        self._line = line
         #: How many have begun since we look.
         self.begun = 0
         self._known: bytes | None = None
         self._run_id = ""
-        self.questions: tuple[Command, ...] = (
-            ("GET", wire.GENERATION),
-            ("EXISTS", events_key),
-            ("EXISTS", wire.NODES),
-        )
+        #: The streams that have to be there, by their keys.
+        self._streams = [wire.NODES]
+
+    def add(self, events_key: str) -> None:
+        """Make a stream, which has to be there from now on.
+
+        Raises:
+            WireError: it could not be made.
+        """
+        self._make(events_key)
+        self._streams.append(events_key)
+
+    def remove(self, events_key: str) -> None:
+        """A stream need not be there any longer; needs no connection."""
+        if events_key in self._streams:
+            self._streams.remove(events_key)
+
+    @property
+    def questions(self) -> tuple[Command, ...]:
+        """What to ask Redis for `begins`."""
+        return ("GET", wire.GENERATION), ("EXISTS", *self._streams)
 
     def begins(self, answers: Sequence[Any]) -> bool:
         """Compare what Redis answered to the questions.
@@ -51,8 +66,9 @@ class Generation:
         Raises:
             WireError: the wire could not be made anew; ask again.
         """
-        generation, *are_there = answers
-        if generation is not None and generation == self._known and all(are_there):
+        generation, are_there = answers
+        is_known = generation is not None and generation == self._known
+        if is_known and are_there == len(self._streams):
             return False
         return self._begin(generation, self._run_id)
 
@@ -64,12 +80,12 @@ class Generation:
         self._run_id = run  # not before: an attempt that failed is made again
         return begins
 
-    def renew(self) -> bool:
-        """Events are missing between others: begin anew; returns whether it did."""
+    def renew(self, events_keys: Iterable[str]) -> bool:
+        """Events are missing in the middle of these streams: begin anew; returns whether it did."""
         if not defences.GENERATION:
             return False
         # The generation goes first: without it no node appends what it had in its hands.
-        self._line.ask([("DEL", wire.GENERATION), ("DEL", self._events_key)])
+        self._line.ask([("DEL", wire.GENERATION), ("DEL", *events_keys)])
         return self._begin(None, self._run_id)
 
     def _begin(self, generation: bytes | None, run: str) -> bool:
@@ -80,10 +96,9 @@ class Generation:
         if self._known is not None and not defences.GENERATION:
             return False
         # The streams are there before the generation that nodes wait for, so that none finds them
-        # missing. This is how an empty one is made.
-        for key in (self._events_key, wire.NODES):
-            make = ("XGROUP", "CREATE", key, "maker", "$", "MKSTREAM")
-            self._line.ask([make, ("XGROUP", "DESTROY", key, "maker")])
+        # missing.
+        for key in self._streams:
+            self._make(key)
         is_old = generation is not None and not generation.endswith(f"@{run}".encode())
         if generation is None or generation == self._known or is_old:
             fresh = f"{secrets.token_hex(8)}@{run}"
@@ -93,3 +108,8 @@ class Generation:
         self._known = generation
         self.begun += 1
         return True
+
+    def _make(self, key: str) -> None:
+        """This is how an empty stream is made."""
+        make = ("XGROUP", "CREATE", key, "maker", "$", "MKSTREAM")
+        self._line.ask([make, ("XGROUP", "DESTROY", key, "maker")])

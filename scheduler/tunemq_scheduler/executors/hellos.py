@@ -40,7 +40,9 @@ def read_hello(data: bytes) -> NodeHello:
 
 def joined(hello: NodeHello) -> NodeJoined:
     """The introduction as a fact for the runner."""
-    return NodeJoined(hello.incarnation, hello.node, hello.hostname, hello.node_ip, hello.resources)
+    return NodeJoined(
+        hello.incarnation, hello.node, hello.hostname, hello.node_ip, hello.resources, hello.gpus
+    )
 
 
 def _mismatch(node: str, what: str, theirs: object, ours: object) -> str:

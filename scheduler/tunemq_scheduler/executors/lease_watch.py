@@ -53,6 +53,10 @@ class LeaseWatch:
         self._silence_s.pop(incarnation, None)
         self._away.discard(incarnation)
 
+    def silence_s(self, incarnation: str) -> float:
+        """For how long we have looked and not heard a node that is watched; 0 of any other."""
+        return self._silence_s.get(incarnation, 0.0)
+
     def start_anew(self) -> None:
         """We could not look, or the wire was reset: all that was counted is void."""
         if defences.GRACE_AFTER_GAP:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tunemq_shared.conditions import TO_THE_END, Horizon
@@ -17,35 +18,41 @@ class _Wanted:
     start: HostStart
     stop: bool = False
     pause: bool = False
+    at_checkpoint: bool = False
     start_version: int | None = None
 
 
 class Mailbox:
     """Collects a node's orders until they are sent as one assignment.
 
-    Every assignment is whole. All that differs between two of them is whether an order still says
-    how to start its trial: it does until the node has confirmed a version that said so.
+    Every assignment is whole: of each experiment it has all orders, or it says that the hosts of
+    that one are to be left as they are. All that differs between two of them is whether an order
+    still says how to start its trial: it does until the node has confirmed a version that said so.
 
     Args:
         term: the scheduler's; a node ignores lower ones.
         confirmed: the version that the node took last, whoever sent it: ours go on from there, so
             that a node can compare versions across experiments.
+        absent: the experiments, by the keys of their events, of which the node may host something
+            that we have not said.
     """
 
-    def __init__(self, incarnation: str, term: int, confirmed: int = 0) -> None:
+    def __init__(
+        self, incarnation: str, term: int, confirmed: int = 0, absent: Iterable[str] = ()
+    ) -> None:
         self.incarnation = incarnation
         self.term = term
         self.version = confirmed
         self._confirmed = confirmed
-        self._wanted: dict[str, _Wanted] = {}
-        #: What it may host of which nothing is to be left, by trial and epoch.
-        self._unwanted: dict[tuple[str, int], _Wanted] = {}
+        self._orders: dict[str, Orders] = {}
         #: Whether the node must hear of a change now, and whether something may wait for the next
         #: change.
         self.is_changed = False
         self.is_outdated = False
         #: Renewals of the node's lease that were seen since the last assignment was sent.
         self.renewals_unconfirmed = 0
+        for events_key in absent:
+            self.orders(events_key).start_over()
 
     @property
     def stamp(self) -> str:
@@ -59,71 +66,39 @@ class Mailbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the node is to host nothing."""
-        return not (self._wanted or self._unwanted)
+        """Whether there are no orders."""
+        return all(orders.is_empty for orders in self._orders.values())
 
-    def start(self, trial: str, epoch: int, run_until: Horizon, start: HostStart) -> None:
-        """Host a trial; replaces an older incarnation of it."""
-        self._wanted[trial] = _Wanted(epoch, run_until, start)
-        self.is_changed = True
+    @property
+    def hosted(self) -> int:
+        """How many trials the node is to host."""
+        return sum(orders.hosted for orders in self._orders.values())
 
-    def reattach(
-        self,
-        trial: str,
-        epoch: int,
-        run_until: Horizon,
-        start: HostStart,
-        *,
-        pause: bool,
-        stop: bool,
-    ) -> None:
-        """Host a trial that the node may host already: all that it was ever told of it."""
-        self._wanted[trial] = _Wanted(epoch, run_until, start, stop, pause)
-        self.is_changed = True
+    @property
+    def says_nothing(self) -> bool:
+        """Whether every experiment that is known has still to say what it wants."""
+        orders = self._orders
+        return bool(orders) and all(one.waits for one in orders.values())
 
-    def kill(self, trial: str, epoch: int, start: HostStart) -> None:
-        """Have an incarnation killed; the node says that it is gone even if it never was there."""
-        self._unwanted[trial, epoch] = _Wanted(epoch, TO_THE_END, start)
-        self.is_changed = True
+    def orders(self, events_key: str) -> Orders:
+        """Those of one experiment."""
+        orders = self._orders.get(events_key)
+        if orders is None:
+            orders = self._orders[events_key] = Orders(self)
+        return orders
 
-    def move_horizon(self, trial: str, epoch: int, run_until: Horizon) -> None:
-        """Let a trial run further."""
-        wanted = self._find(trial, epoch)
-        if wanted is not None:
-            wanted.run_until = run_until
+    def drop(self, events_key: str) -> bool:
+        """Want nothing of an experiment any more; returns whether the node may host some of it."""
+        orders = self._orders.pop(events_key, None)
+        is_used = orders is not None and (orders.waits or not orders.is_empty)
+        if is_used or self.is_outdated:
             self.is_changed = True
-
-    def stop(self, trial: str, epoch: int) -> None:
-        """Have a trial ended."""
-        wanted = self._find(trial, epoch)
-        if wanted is not None:
-            wanted.stop = True
-            self.is_changed = True
-
-    def pause(self, trial: str, epoch: int) -> None:
-        """Have a trial saved and ended, to go on later."""
-        wanted = self._find(trial, epoch)
-        if wanted is not None:
-            wanted.pause = True
-            self.is_changed = True
-
-    def release(self, trial: str, epoch: int) -> None:
-        """Forget a trial that is over; the node may hear of it with the next change."""
-        if self._unwanted.pop((trial, epoch), None) is not None:
-            self.is_outdated = True
-        if self._find(trial, epoch) is not None:
-            del self._wanted[trial]
-            self.is_outdated = True
-
-    def clear(self) -> None:
-        """Want nothing any more."""
-        self._wanted.clear()
-        self._unwanted.clear()
-        self.is_changed = True
+        return is_used
 
     def start_over(self) -> None:
         """Whatever was wanted and confirmed is void; orders that follow say all that is wanted."""
-        self.clear()
+        for orders in self._orders.values():
+            orders.start_over()
         self._confirmed = 0
 
     def confirm(self, term: int, version: int) -> None:
@@ -145,28 +120,135 @@ class Mailbox:
     def same_assignment(self) -> Assignment:
         """The current version once more, for a node that has not confirmed it."""
         self.renewals_unconfirmed = 0
-        orders = [self._order(trial, wanted) for trial, wanted in self._wanted.items()]
-        for (trial, _), unwanted in self._unwanted.items():
-            orders.append(self._order(trial, unwanted, kill=True))
+        listed: list[HostOrder] = []
+        untouched: list[str] = []
+        for events_key, orders in self._orders.items():
+            if orders.waits:
+                untouched.append(events_key)
+            else:
+                listed += orders.listed(self.version, self._confirmed)
         return Assignment(
-            PROTOCOL_VERSION, self.incarnation, self.term, self.version, tuple(orders)
+            PROTOCOL_VERSION,
+            self.incarnation,
+            self.term,
+            self.version,
+            tuple(listed),
+            tuple(untouched),
         )
 
-    def _order(self, trial: str, wanted: _Wanted, *, kill: bool = False) -> HostOrder:
-        if wanted.start_version is None:
-            wanted.start_version = self.version
-        is_known = self._confirmed >= wanted.start_version
-        start = None if is_known else wanted.start
-        return HostOrder(
-            trial,
-            wanted.epoch,
-            wanted.run_until,
-            wanted.stop,
-            start=start,
-            pause=wanted.pause,
-            kill=kill,
-        )
+
+class Orders:
+    """What one experiment wants a node to host."""
+
+    def __init__(self, mailbox: Mailbox) -> None:
+        self._mailbox = mailbox
+        self._wanted: dict[str, _Wanted] = {}
+        #: What it may host of which nothing is to be left, by trial and epoch.
+        self._unwanted: dict[tuple[str, int], _Wanted] = {}
+        #: Whether the node may host what we have not said, until the experiment has said all.
+        self.waits = False
+
+    @property
+    def hosted(self) -> int:
+        """How many trials the node is to host."""
+        return len(self._wanted)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the node is to host nothing."""
+        return not (self._wanted or self._unwanted)
+
+    def start(self, trial: str, epoch: int, run_until: Horizon, start: HostStart) -> None:
+        """Host a trial; replaces an older incarnation of it."""
+        self._wanted[trial] = _Wanted(epoch, run_until, start)
+        self._mailbox.is_changed = True
+
+    def reattach(
+        self,
+        trial: str,
+        epoch: int,
+        run_until: Horizon,
+        start: HostStart,
+        *,
+        pause: bool,
+        stop: bool,
+        at_checkpoint: bool = False,
+    ) -> None:
+        """Host a trial that the node may host already: all that it was ever told of it."""
+        self._wanted[trial] = _Wanted(epoch, run_until, start, stop, pause, at_checkpoint)
+        self._mailbox.is_changed = True
+
+    def kill(self, trial: str, epoch: int, start: HostStart) -> None:
+        """Have an incarnation killed; the node says that it is gone even if it never was there."""
+        self._unwanted[trial, epoch] = _Wanted(epoch, TO_THE_END, start)
+        self._mailbox.is_changed = True
+
+    def move_horizon(self, trial: str, epoch: int, run_until: Horizon) -> None:
+        """Let a trial run further."""
+        wanted = self._find(trial, epoch)
+        if wanted is not None:
+            wanted.run_until = run_until
+            self._mailbox.is_changed = True
+
+    def stop(self, trial: str, epoch: int) -> None:
+        """Have a trial ended."""
+        wanted = self._find(trial, epoch)
+        if wanted is not None:
+            wanted.stop = True
+            self._mailbox.is_changed = True
+
+    def pause(self, trial: str, epoch: int, *, at_checkpoint: bool = False) -> None:
+        """Have a trial saved and ended, to go on later."""
+        wanted = self._find(trial, epoch)
+        if wanted is not None:
+            wanted.at_checkpoint = at_checkpoint and (wanted.at_checkpoint or not wanted.pause)
+            wanted.pause = True
+            self._mailbox.is_changed = True
+
+    def release(self, trial: str, epoch: int) -> None:
+        """Forget a trial that is over; the node may hear of it with the next change."""
+        if self._unwanted.pop((trial, epoch), None) is not None:
+            self._mailbox.is_outdated = True
+        if self._find(trial, epoch) is not None:
+            del self._wanted[trial]
+            self._mailbox.is_outdated = True
+
+    def start_over(self) -> None:
+        """What was wanted is void; until `settle` the node's hosts stay as they are."""
+        self._wanted.clear()
+        self._unwanted.clear()
+        self.waits = True
+
+    def settle(self) -> None:
+        """All that is wanted has been said."""
+        if self.waits:
+            self.waits = False
+            self._mailbox.is_changed = True
+
+    def listed(self, version: int, confirmed: int) -> Iterator[HostOrder]:
+        """All of them, for an assignment; ``confirmed`` is the version that the node has."""
+        for trial, wanted in self._wanted.items():
+            yield _order(trial, wanted, version, confirmed)
+        for (trial, _), unwanted in self._unwanted.items():
+            yield _order(trial, unwanted, version, confirmed, kill=True)
 
     def _find(self, trial: str, epoch: int) -> _Wanted | None:
         wanted = self._wanted.get(trial)
         return wanted if wanted is not None and wanted.epoch == epoch else None
+
+
+def _order(
+    trial: str, wanted: _Wanted, version: int, confirmed: int, *, kill: bool = False
+) -> HostOrder:
+    if wanted.start_version is None:
+        wanted.start_version = version
+    return HostOrder(
+        trial,
+        wanted.epoch,
+        wanted.run_until,
+        wanted.stop,
+        start=None if confirmed >= wanted.start_version else wanted.start,
+        pause=wanted.pause,
+        kill=kill,
+        at_checkpoint=wanted.at_checkpoint,
+    )

@@ -1,31 +1,31 @@
 """`Roster`: which node incarnations there are, from what they say and from what their leases say.
 
-No I/O: it is told what was read, and collects facts for the runner, commands for Redis and news
-for the person at the terminal, which the executor takes from it.
+No I/O: it is told what was read, and collects facts for the experiments (its tenants), commands for
+Redis and news for the person at the terminal, which the wire takes from it.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
+from tunemq_scheduler.executors.departures import place_of
 from tunemq_scheduler.executors.hellos import joined, read_hello
 from tunemq_scheduler.executors.lease_watch import LeaseWatch
 from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_scheduler.executors.redis_line import Command
+from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
 from tunemq_shared.introductions import decode_header
+from tunemq_shared.vitals import NodeVitals, decode_vitals
 
 #: A lost incarnation that is not heard for so long will not be heard again.
 _AWAY_AT_MOST_S: Final = float(wire.REPLY_TTL_S)
-
-#: A node that leaves out the same events so often does not have them.
-_GAPS_AT_MOST: Final = 5
 
 
 class Node(msgspec.Struct):
@@ -33,27 +33,21 @@ class Node(msgspec.Struct):
 
     Attributes:
         entry_id: of its introduction in the nodes' stream; empty where that was not read yet.
-        is_joined: whether the runner was told; not before there is a sign of life.
-        journalled: the number of its last event in our stream that stands in the journal.
-        told: up to which number it was told so, by this scheduler.
-        read: the number of its last event that was read; 0 before the first.
-        gap_behind: what was read when events behind it were missing, and how often that was so.
+        is_joined: whether anybody was told of it; not before there is a sign of life.
         is_heard: whether it is there, as far as we know: orders make sense.
         away_since: when it was lost, by our monotonic clock; None while it is not.
-        waits: whether it gets no orders, because the runner has not said yet what they are.
+        retired: why it is to end, if somebody wants that.
+        vitals: what it said last of its machine.
     """
 
     about: m.NodeJoined
     entry_id: bytes
     mailbox: Mailbox
     is_joined: bool = False
-    journalled: int = 0
-    told: int = 0
-    read: int = 0
-    gap_behind: tuple[int, int] = (0, 0)
     is_heard: bool = False
     away_since: float | None = None
-    waits: bool = False
+    retired: str = ""
+    vitals: NodeVitals = NodeVitals()
 
     @property
     def is_awaited(self) -> bool:
@@ -63,36 +57,38 @@ class Node(msgspec.Struct):
     @property
     def takes_orders(self) -> bool:
         """Whether to send it assignments."""
-        return self.is_joined and self.is_heard and not self.waits
+        return self.is_joined and self.is_heard and not self.mailbox.says_nothing
 
 
 class Roster:
     """The node incarnations that live or may live, and the memory of dead ones.
 
     One whose lease runs out is *away*, not dead: it may be cut off. It is listened for, and with
-    its first sign of life it is back; what it is to host then is the runner's to say. It is dead
+    its first sign of life it is back; what it is to host then is each tenant's to say. It is dead
     when its node was started again, or took its leave, or sends what cannot be read. Then it is
     buried: fenced, should it ever come back.
 
     Args:
         term: the scheduler's, for assignments.
+        absent: the experiments, by the keys of their events, of which nodes may host something
+            that we have not said.
     """
 
-    def __init__(self, term: int) -> None:
+    def __init__(self, term: int, absent: Iterable[str] = ()) -> None:
         self.nodes: dict[str, Node] = {}
-        self.facts: list[m.Event] = []
+        #: By the keys of their events.
+        self.tenants: dict[str, Tenant] = {}
+        self.absent = set(absent)
         self.commands: list[Command] = []
         self.news: list[str] = []
-        #: The key of our stream; set when the experiment is known.
-        self.events_key = ""
-        #: Whether events are missing in the stream: it must begin anew, and all is sent again.
-        self.has_gap = False
         self._term = term
         #: Dead incarnations, and what they are told should they be heard again.
         self._buried: dict[str, str] = {}
         #: The monotonic clock at the last look.
         self._now = 0.0
         self._leases = LeaseWatch()
+
+    # --- nodes and what they say ------------------------------------------------------------------
 
     def read_hello(self, entry_id: bytes, data: bytes) -> list[str]:
         """Take note of an introduction; returns the incarnations whose place the node takes."""
@@ -113,9 +109,7 @@ class Roster:
                 self.commands.append(("XDEL", wire.NODES, known.entry_id))
             known.entry_id = entry_id
         else:
-            self.nodes[incarnation] = Node(
-                joined(hello), entry_id, Mailbox(incarnation, self._term)
-            )
+            self.nodes[incarnation] = Node(joined(hello), entry_id, self._mailbox(incarnation))
             self._leases.watch(incarnation, None)
         return [
             name
@@ -128,24 +122,9 @@ class Roster:
         self.commands.append(("XDEL", wire.NODES, entry_id))
         return data.decode(errors="replace")
 
-    def expect(
-        self, about: m.NodeJoined, journalled: int, *, away_since: float | None = None
-    ) -> None:
-        """The runner knows this node, from a scheduler that went before us.
-
-        Args:
-            journalled: how far its events are; it may not have been told.
-            away_since: it was lost then; from when on its absence counts, by the clock of looks.
-        """
-        node = Node(about, b"", Mailbox(about.incarnation, self._term), is_joined=True)
-        node.journalled = node.read = journalled
-        self.nodes[about.incarnation] = node
-        self._leases.watch(about.incarnation, None)
-        if away_since is not None:
-            node.away_since = away_since
-            self._leases.put_away(about.incarnation)
-
-    def read_batch(self, entry_id: bytes, fields: Mapping[bytes, bytes]) -> tuple[str, int]:
+    def read_batch(
+        self, tenant: Tenant, entry_id: bytes, fields: Mapping[bytes, bytes]
+    ) -> tuple[str, int]:
         """State the events of a batch; returns whose they are and the last one's number.
 
         What is unreadable or from a dead incarnation yields nothing: ``("", 0)``.
@@ -167,29 +146,18 @@ class Roster:
             self.lose(incarnation, f"its events cannot be read ({error})", is_dead=True)
             return "", 0
         last = header.first + len(events) - 1
-        if not node.is_heard and last <= node.journalled:
-            return incarnation, last  # old: no sign of life
-        if self._is_gap(node, header.first):
-            return "", 0
-        node.read = max(node.read, last)
+        stake = tenant.stakes.get(incarnation)
+        if stake is not None:
+            if not node.is_heard and last <= stake.journalled:
+                return incarnation, last  # old: no sign of life
+            if tenant.is_gap(stake, header.first):
+                return "", 0
         self._hear(node, header.taken)
-        self.facts.append(m.BatchRead(incarnation, header.first, last, entry_id.decode()))
-        self.facts += events
+        stake = tenant.stakes[incarnation]
+        stake.read = max(stake.read, last)
+        tenant.facts.append(m.BatchRead(incarnation, header.first, last, entry_id.decode()))
+        tenant.facts += events
         return incarnation, last
-
-    def _is_gap(self, node: Node, first: int) -> bool:
-        """Whether to ignore a batch, because others before it got lost in Redis.
-
-        Where they are missing however often all is sent again, it is the loop's to say so.
-        """
-        if not node.read or first <= node.read + 1:
-            return False
-        if not self.has_gap:
-            behind, times = node.gap_behind
-            times = times + 1 if behind == node.read else 1
-            node.gap_behind = node.read, times
-            self.has_gap = times <= _GAPS_AT_MOST
-        return self.has_gap
 
     def lease_keys(self) -> list[str]:
         """The keys whose values `read_leases` wants, in order."""
@@ -209,24 +177,23 @@ class Roster:
         for incarnation in self._never_to_return():
             self.lose(incarnation, "it was not heard for too long", is_dead=True)
 
-    def settle(self) -> None:
-        """The runner has handled all facts that it was given, and its orders are in."""
-        told = {fact.incarnation for fact in self.facts if isinstance(fact, m.NodeReturned)}
-        for incarnation, node in self.nodes.items():
-            if node.waits and incarnation not in told:
-                node.waits, node.mailbox.is_changed = False, True
+    def vitals_keys(self) -> list[str]:
+        """The keys whose values `read_vitals` wants, in order."""
+        return [wire.vitals(incarnation) for incarnation in self.nodes]
 
-    def journalled(self, accepted: Mapping[str, int]) -> None:
-        """Tell nodes how far their events, by incarnation, are journalled."""
-        for incarnation, last in accepted.items():
-            node = self.nodes.get(incarnation)
-            if node is not None and last > node.told:
-                node.journalled = node.told = last
-                self.commands.append(self._reply(incarnation, last))
+    def read_vitals(self, values: Sequence[bytes | None]) -> None:
+        """Take note of what nodes say of their machines; what cannot be read matters to nobody."""
+        for node, value in zip(self.nodes.values(), values, strict=True):
+            if value is not None:
+                with contextlib.suppress(msgspec.DecodeError):
+                    node.vitals = decode_vitals(value)
 
-    def over(self, incarnation: str) -> None:
-        """Tell a node that nobody wants what it still has to say of our experiment."""
-        self.commands += (self._reply(incarnation, wire.EVERYTHING), self.expiry(incarnation))
+    def silence_s(self, incarnation: str) -> float:
+        """How long a node was not heard; as far as we looked."""
+        node = self.nodes.get(incarnation)
+        if node is None or node.away_since is None:
+            return self._leases.silence_s(incarnation)
+        return wire.LEASE_TTL_S + self._now - node.away_since
 
     def forget_silence(self) -> None:
         """Redis takes no leases now: silence proves nothing."""
@@ -234,10 +201,11 @@ class Roster:
 
     def begin_anew(self) -> None:
         """The wire has a new generation, and may know nothing of what we told."""
-        self.has_gap = False
         # Where a clock was set back, numbers of old entries may be those of new ones.
         self.commands = [one for one in self.commands if one[0] not in {"XTRIM", "XDEL"}]
         self.start_anew()
+        for tenant in self.tenants.values():
+            tenant.reread()
         for node in self.nodes.values():
             node.mailbox.lose_confirmation()
 
@@ -245,14 +213,25 @@ class Roster:
         """Redis was away: silence meanwhile proves nothing, and what we told may be forgotten."""
         self._leases.start_anew()
         for incarnation, node in self.nodes.items():
-            self.commands.append(self._reply(incarnation, node.told))
+            for tenant in self.tenants.values():
+                if (stake := tenant.stakes.get(incarnation)) is not None:
+                    self.commands.append(_reply(tenant, incarnation, stake.told))
             if node.mailbox.version:  # else it would wait for mail that nobody has sent
                 stamp = node.mailbox.stamp
                 self.commands.append(("HSET", wire.reply(incarnation), "v", stamp))
-            self.commands.append(self.expiry(incarnation))
+            if node.retired:
+                self.retire(incarnation, node.retired)
+            self.commands.append(_expiry(incarnation))
+
+    def retire(self, incarnation: str, reason: str) -> None:
+        """Have a node save what it hosts, and end."""
+        node = self.nodes.get(incarnation)
+        if node is not None:
+            node.retired = reason
+            self.commands.append(("HSET", wire.reply(incarnation), "r", reason))
 
     def lose(self, incarnation: str, reason: str, *, is_dead: bool = False) -> None:
-        """An incarnation is not heard any more; say so, once.
+        """An incarnation is not heard any more; say so to everybody, once.
 
         Args:
             is_dead: it will not be heard again; see to it that it stays so.
@@ -261,14 +240,15 @@ class Roster:
         if node is None or (node.away_since is not None and not is_dead):
             return
         if node.is_joined:
-            self.facts.append(m.NodeLost(incarnation, reason, is_dead))
+            for tenant in self.tenants.values():
+                tenant.lost(incarnation, reason, is_dead=is_dead)
             if node.away_since is None:
                 where = f"Node {node.about.node} ({node.about.hostname})"
                 self.news.append(f"{where} is lost: {reason}.")
         if is_dead:
             self.bury(incarnation, reason)
             return
-        node.is_heard, node.away_since, node.waits = False, self._now, False
+        node.is_heard, node.away_since = False, self._now
         self._leases.put_away(incarnation)
         # What waits there is of yesterday; should it be back, it is told everything anew.
         self.commands.append(("DEL", wire.queue(incarnation)))
@@ -278,6 +258,8 @@ class Roster:
         node = self.nodes.pop(incarnation, None)
         if node is None:
             return
+        for tenant in self.tenants.values():
+            tenant.stakes.pop(incarnation, None)
         self._buried[incarnation] = reason
         self._leases.forget(incarnation)
         self._fence(incarnation, self._buried[incarnation])
@@ -285,39 +267,139 @@ class Roster:
         if node.entry_id:
             self.commands.append(("XDEL", wire.NODES, node.entry_id))
 
+    # --- tenants ----------------------------------------------------------------------------------
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether a tenant has some to take, and does."""
+        return any(tenant.facts and not tenant.is_full for tenant in self.tenants.values())
+
+    @property
+    def gaps(self) -> list[str]:
+        """The streams in which events are missing."""
+        return [key for key, tenant in self.tenants.items() if tenant.has_gap]
+
+    @property
+    def streams(self) -> list[str]:
+        """Those of all experiments for which nodes may work."""
+        return sorted({*self.tenants, *self.absent})
+
+    def announce(self, tenant: Tenant) -> None:
+        """Tell a new tenant of all nodes that are there, but for those that it knows."""
+        for node in self.nodes.values():
+            if node.is_heard:
+                tenant.hears(node.about, node.mailbox.orders(tenant.events_key))
+
+    def expect(
+        self,
+        tenant: Tenant,
+        about: m.NodeJoined,
+        journalled: int,
+        *,
+        away_since: float | None = None,
+    ) -> None:
+        """A tenant knows this node, from a scheduler that went before us, or before it left.
+
+        Args:
+            journalled: how far its events are; it may not have been told.
+            away_since: it was lost then; from when on its absence counts, by the clock of looks.
+        """
+        incarnation = about.incarnation
+        if incarnation in self._buried:
+            tenant.facts.append(m.NodeLost(incarnation, self._buried[incarnation], is_dead=True))
+            return
+        node = self.nodes.get(incarnation)
+        if node is None:
+            node = self.nodes[incarnation] = Node(about, b"", self._mailbox(incarnation))
+            self._leases.watch(incarnation, None)
+            if away_since is not None:
+                node.away_since = away_since
+                self._leases.put_away(incarnation)
+        node.is_joined = True
+        orders = node.mailbox.orders(tenant.events_key)
+        tenant.knows(incarnation, orders, journalled, is_away=away_since is not None)
+        if node.away_since is not None:
+            tenant.lost(incarnation, "it is not heard", is_dead=False)
+        elif node.is_heard:
+            tenant.hears(node.about, orders)
+
+    def journalled(self, tenant: Tenant, accepted: Mapping[str, int]) -> None:
+        """Tell nodes how far their events, by incarnation, are journalled."""
+        for incarnation, last in accepted.items():
+            stake = tenant.stakes.get(incarnation)
+            if stake is not None and last > stake.told:
+                stake.journalled = stake.told = last
+                self.commands.append(_reply(tenant, incarnation, last))
+
+    def over(self, tenant: Tenant) -> list[str]:
+        """An experiment has ended; returns the nodes that have to hear what that means for them.
+
+        They are told at once that nobody wants what they still have to say of it.
+        """
+        del self.tenants[tenant.events_key]
+        self.absent.discard(tenant.events_key)
+        changed: list[str] = []
+        for incarnation, node in self.nodes.items():
+            stake = tenant.stakes.get(incarnation)
+            was_used = node.mailbox.drop(tenant.events_key)
+            if was_used or (stake is not None and stake.journalled):
+                # Also one that hosts nothing now: it may keep copies of checkpoints.
+                self.commands.append(_reply(tenant, incarnation, wire.EVERYTHING))
+            if node.mailbox.is_changed:
+                changed.append(incarnation)
+            self.commands.append(_expiry(incarnation))
+        return changed
+
+    def leave(self, tenant: Tenant) -> None:
+        """An experiment is not here for a while: nodes go on with what they host of it."""
+        del self.tenants[tenant.events_key]
+        self.absent.add(tenant.events_key)
+        for node in self.nodes.values():
+            node.mailbox.orders(tenant.events_key).start_over()
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _mailbox(self, incarnation: str, version: int = 0) -> Mailbox:
+        return Mailbox(incarnation, self._term, version, self.absent)
+
     def _hear(self, node: Node, taken: tuple[int, int]) -> None:
         """A sign of life, which says what assignment the node has taken."""
-        if not node.is_joined:
-            self._join(node, taken)
-        elif node.away_since is not None:
-            self._take_back(node)
-        elif not node.is_heard:  # expected; we have orders for it, of a term of our own
-            node.mailbox.is_changed = True
-        node.is_heard = True
+        if not node.is_heard:
+            self._is_there(node, taken)
         node.mailbox.confirm(*taken)
         if 0 < taken[0] < self._term:  # whoever we replaced may have slept, and given orders since
             node.mailbox.is_changed = True
 
+    def _is_there(self, node: Node, taken: tuple[int, int]) -> None:
+        """The first sign of life, or the first since the node was lost."""
+        if not node.is_joined:
+            self._join(node, taken)
+        elif node.away_since is not None:
+            self._take_back(node, node.away_since)
+        else:  # expected; we have orders for it, of a term of our own
+            node.mailbox.is_changed = True
+        node.is_heard = True
+        for tenant in self.tenants.values():
+            tenant.hears(node.about, node.mailbox.orders(tenant.events_key))
+
     def _join(self, node: Node, taken: tuple[int, int]) -> None:
         term, version = taken
+        incarnation = node.about.incarnation
         if node.away_since is not None:
             node.away_since = None
-            self._leases.watch(node.about.incarnation, None)
-        node.mailbox = Mailbox(node.about.incarnation, self._term, version)
+            self._leases.watch(incarnation, None)
+        node.mailbox = self._mailbox(incarnation, version)
         # It obeyed somebody before: it must learn that nothing of that counts any longer.
         node.mailbox.is_changed = term > 0
         node.is_joined = True
-        self.facts.append(node.about)
 
-    def _take_back(self, node: Node) -> None:
+    def _take_back(self, node: Node, away_since: float) -> None:
         incarnation = node.about.incarnation
-        away_s = self._now - (node.away_since or 0.0)
-        node.away_since, node.waits = None, True
+        node.away_since = None
         self._leases.watch(incarnation, None)
-        node.mailbox.start_over()
-        self.facts.append(m.NodeReturned(incarnation))
+        node.mailbox.lose_confirmation()
         where = f"Node {node.about.node} ({node.about.hostname})"
-        self.news.append(f"{where} is back after {away_s:.0f} s.")
+        self.news.append(f"{where} is back after {self._now - away_since:.0f} s.")
 
     def _never_to_return(self) -> list[str]:
         return [
@@ -326,26 +408,19 @@ class Roster:
             if node.away_since is not None and self._now > node.away_since + _AWAY_AT_MOST_S
         ]
 
-    def _reply(self, incarnation: str, journalled: int) -> tuple[str, ...]:
-        field = wire.journalled(self.events_key)
-        return "HSET", wire.reply(incarnation), field, str(journalled)
-
-    @staticmethod
-    def expiry(incarnation: str) -> tuple[str, ...]:
-        """A reply outlives its node for a while only; the node itself puts that off."""
-        return "EXPIRE", wire.reply(incarnation), str(wire.REPLY_TTL_S)
-
     def _fence(self, incarnation: str, reason: str) -> None:
         fenced = "HSET", wire.reply(incarnation), "f", reason
-        self.commands += (fenced, self.expiry(incarnation))
+        self.commands += (fenced, _expiry(incarnation))
 
 
-def place_of(entry_id: bytes) -> tuple[int, int]:
-    """An entry's place in its stream; one that was not read yet is in front of none."""
-    if not entry_id:
-        return sys.maxsize, 0
-    milliseconds, _, number = entry_id.partition(b"-")
-    return int(milliseconds), int(number)
+def _reply(tenant: Tenant, incarnation: str, journalled: int) -> tuple[str, ...]:
+    field = wire.journalled(tenant.events_key)
+    return "HSET", wire.reply(incarnation), field, str(journalled)
+
+
+def _expiry(incarnation: str) -> tuple[str, ...]:
+    """A reply outlives its node for a while only; the node itself puts that off."""
+    return "EXPIRE", wire.reply(incarnation), str(wire.REPLY_TTL_S)
 
 
 def _taken(lease: bytes | None) -> tuple[int, int]:

@@ -126,6 +126,7 @@ class SimulatedNode:
             run_until=order.run_until,
             last_step=start.last_step,
             restore=start.restore,
+            devices=start.devices,
         )
         self._on_start(begun)
         self._hosting.add((order.trial, order.epoch))

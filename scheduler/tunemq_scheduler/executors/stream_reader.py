@@ -1,4 +1,4 @@
-"""`StreamReader`: new entries of a few Redis streams, with a read always outstanding.
+"""`StreamReader`: new entries of some Redis streams, with a read always outstanding.
 
 The next ``XREAD`` is asked as soon as the last one is answered. So an entry is on its way the
 moment it is appended, and waiting for one is waiting for a socket, which a wake-up or a signal can
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 from tunemq_scheduler.executors.redis_line import RedisLine
@@ -30,10 +30,36 @@ _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 class StreamReader:
     """Reads streams from their beginnings; `rewind` reads them from there again."""
 
-    def __init__(self, line: RedisLine, keys: Iterable[str]) -> None:
+    def __init__(self, line: RedisLine) -> None:
         self._line = line
-        self._cursors = {key.encode(): _BEGINNING for key in keys}
+        self._cursors: dict[bytes, bytes] = {}
+        #: Those that are not read for now.
+        self._held: set[bytes] = set()
         self._asked_at: float | None = None
+
+    @property
+    def held(self) -> list[bytes]:
+        """The newest entries that were read of streams that are held."""
+        return [place for key, place in self._cursors.items() if key in self._held]
+
+    def watch(self, key: str) -> None:
+        """Read this stream, too, from its beginning."""
+        self._cursors[key.encode()] = _BEGINNING
+        if self._asked_at is not None:  # for the others alone
+            self.reset()
+
+    def forget(self, key: str) -> None:
+        """Read this stream no longer."""
+        self._cursors.pop(key.encode(), None)
+        self._held.discard(key.encode())
+
+    def hold(self, key: str, *, is_held: bool) -> None:
+        """Read a stream that is watched no further, or on; what was asked for comes yet."""
+        if is_held:
+            self._held.add(key.encode())
+        else:
+            self._held.discard(key.encode())
+            self.reset()
 
     def rewind(self) -> None:
         """Read from the beginning again."""
@@ -59,21 +85,22 @@ class StreamReader:
         self._line.connect()
         block = str(int(_BLOCK_S * 1000))
         command = ("XREAD", "COUNT", str(COUNT), "BLOCK", block, "STREAMS")
-        self._line.post([(*command, *self._cursors, *self._cursors.values())])
+        cursors = {key: place for key, place in self._cursors.items() if key not in self._held}
+        self._line.post([(*command, *cursors, *cursors.values())])
         self._asked_at = time.monotonic()
 
-    def wait(self, seconds: float, wake: int) -> tuple[bool, bool]:
-        """Wait for an answer, or for the descriptor ``wake`` to become readable.
+    def wait(self, seconds: float, others: Collection[int]) -> tuple[bool, set[int]]:
+        """Wait for an answer, or for one of the other descriptors to become readable.
 
         Returns:
-            Whether `take` has something to take, and whether ``wake`` is readable.
+            Whether `take` has something to take, and which of the others are readable.
         """
-        watched = [wake] if self._asked_at is None else [wake, self._line.fileno()]
+        ours = -1 if self._asked_at is None else self._line.fileno()
         poll = select.poll()  # not select.select: a script may have more than 1024 files open
-        for descriptor in watched:
+        for descriptor in others if ours < 0 else (ours, *others):
             poll.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poll.poll(max(0.0, seconds) * 1000)}
-        return bool(ready - {wake}), wake in ready
+        return ours in ready, ready - {ours}
 
     def take(self) -> dict[bytes, list[StreamEntry]]:
         """The new entries by stream, and ask for the next ones.
@@ -87,6 +114,8 @@ class StreamReader:
             self._asked_at = None
         taken: dict[bytes, list[StreamEntry]] = {}
         for key, entries in answer or ():
+            if key not in self._cursors:  # forgotten since it was asked for
+                continue
             taken[key] = [
                 (entry_id, dict(zip(fields[::2], fields[1::2], strict=True)))
                 for entry_id, fields in entries

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.mailbox import Mailbox, Orders
 from tunemq_shared.conditions import TO_THE_END, next_result
 from tunemq_shared.messages import Assignment, BlobRef, Environment, HostStart
 
@@ -18,10 +18,11 @@ START = HostStart(
 )
 
 
-def mailbox_with_one_trial() -> Mailbox:
+def mailbox_with_one_trial() -> tuple[Mailbox, Orders]:
     mailbox = Mailbox("inc", term=3)
-    mailbox.start("t1", 1, next_result(0), START)
-    return mailbox
+    orders = mailbox.orders("k")
+    orders.start("t1", 1, next_result(0), START)
+    return mailbox, orders
 
 
 def started(assignment: Assignment) -> list[str]:
@@ -29,9 +30,9 @@ def started(assignment: Assignment) -> list[str]:
 
 
 def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
-    mailbox = mailbox_with_one_trial()
+    mailbox, orders = mailbox_with_one_trial()
     first = mailbox.next_assignment()
-    mailbox.move_horizon("t1", 1, next_result(1))
+    orders.move_horizon("t1", 1, next_result(1))
     second = mailbox.next_assignment()
     mailbox.confirm(3, first.version)
     third = mailbox.next_assignment()
@@ -43,15 +44,15 @@ def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
 
 
 def test_a_trial_that_came_later_is_started_though_older_versions_are_confirmed():
-    mailbox = mailbox_with_one_trial()
+    mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
-    mailbox.start("t2", 1, TO_THE_END, START)
+    orders.start("t2", 1, TO_THE_END, START)
 
     assert started(mailbox.next_assignment()) == ["t2"]
 
 
 def test_what_another_term_confirmed_does_not_count():
-    mailbox = mailbox_with_one_trial()
+    mailbox, _ = mailbox_with_one_trial()
     mailbox.next_assignment()
     mailbox.confirm(2, 99)
 
@@ -67,13 +68,13 @@ def test_versions_go_on_from_the_one_that_the_node_took_from_an_earlier_schedule
 
 
 def test_orders_about_an_older_incarnation_of_a_trial_change_nothing():
-    mailbox = mailbox_with_one_trial()
-    mailbox.start("t1", 2, TO_THE_END, START)
+    mailbox, orders = mailbox_with_one_trial()
+    orders.start("t1", 2, TO_THE_END, START)
     mailbox.next_assignment()
-    mailbox.stop("t1", 1)
-    mailbox.move_horizon("t1", 1, next_result(7))
-    mailbox.release("t1", 1)
-    mailbox.stop("t2", 1)
+    orders.stop("t1", 1)
+    orders.move_horizon("t1", 1, next_result(7))
+    orders.release("t1", 1)
+    orders.stop("t2", 1)
 
     assert not mailbox.is_changed
     assert not mailbox.is_outdated
@@ -82,16 +83,16 @@ def test_orders_about_an_older_incarnation_of_a_trial_change_nothing():
 
 
 def test_a_released_trial_is_left_out_but_is_no_reason_to_write():
-    mailbox = mailbox_with_one_trial()
+    mailbox, orders = mailbox_with_one_trial()
     mailbox.next_assignment()
-    mailbox.release("t1", 1)
+    orders.release("t1", 1)
 
     assert (mailbox.is_changed, mailbox.is_outdated, mailbox.is_empty) == (False, True, True)
     assert mailbox.next_assignment().orders == ()
 
 
 def test_after_the_wire_was_reset_everything_is_told_again():
-    mailbox = mailbox_with_one_trial()
+    mailbox, _ = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
     mailbox.lose_confirmation()
 
@@ -102,7 +103,7 @@ def test_after_the_wire_was_reset_everything_is_told_again():
 
 
 def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
-    mailbox = mailbox_with_one_trial()
+    mailbox, _ = mailbox_with_one_trial()
     first = mailbox.next_assignment()
     mailbox.renewals_unconfirmed = 5
 
@@ -111,24 +112,25 @@ def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
 
 
 def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
-    mailbox = mailbox_with_one_trial()
+    mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
-    mailbox.pause("t1", 2)
+    orders.pause("t1", 2)
     assert not mailbox.is_changed, "of another incarnation"
-    mailbox.pause("t1", 1)
+    orders.pause("t1", 1)
 
     assert mailbox.is_changed
     (order,) = mailbox.next_assignment().orders
     assert (order.pause, order.stop, order.start) == (True, False, None)
-    mailbox.release("t1", 1)
+    orders.release("t1", 1)
     assert mailbox.next_assignment().orders == ()
 
 
 def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on():
-    mailbox = mailbox_with_one_trial()
+    mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
     mailbox.start_over()
-    mailbox.reattach("t1", 1, next_result(4), START, pause=True, stop=False)
+    orders.reattach("t1", 1, next_result(4), START, pause=True, stop=False)
+    orders.settle()
 
     assignment = mailbox.next_assignment()
     (order,) = assignment.orders
@@ -142,13 +144,50 @@ def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on()
 
 
 def test_a_trial_to_be_killed_is_listed_beside_its_next_incarnation_until_it_is_released():
-    mailbox = mailbox_with_one_trial()
-    mailbox.kill("t1", 1, START)
-    mailbox.start("t1", 3, TO_THE_END, START)
-    orders = mailbox.next_assignment().orders
-    assert [(order.epoch, order.kill) for order in orders] == [(3, False), (1, True)]
+    mailbox, orders = mailbox_with_one_trial()
+    orders.kill("t1", 1, START)
+    orders.start("t1", 3, TO_THE_END, START)
+    listed = mailbox.next_assignment().orders
+    assert [(order.epoch, order.kill) for order in listed] == [(3, False), (1, True)]
     assert not mailbox.is_empty
 
-    mailbox.release("t1", 1)
+    orders.release("t1", 1)
     assert mailbox.is_outdated
     assert [order.epoch for order in mailbox.next_assignment().orders] == [3]
+
+
+def test_trials_of_two_experiments_are_two_whatever_their_names():
+    mailbox, orders = mailbox_with_one_trial()
+    another = mailbox.orders("another")
+    another.start("t1", 1, TO_THE_END, START)
+    another.release("t1", 1)
+
+    assert not orders.is_empty
+    assert [order.run_until for order in mailbox.next_assignment().orders] == [next_result(0)]
+
+
+def test_what_an_experiment_has_not_said_yet_is_left_as_it_is():
+    mailbox = Mailbox("inc", term=3, confirmed=1, absent=["k"])
+    assert mailbox.says_nothing
+    assert mailbox.orders("another").is_empty
+    assert not mailbox.says_nothing
+    assert mailbox.next_assignment().untouched == ("k",)
+
+    mailbox.orders("k").settle()
+    assert mailbox.is_changed
+    assert mailbox.next_assignment().untouched == ()
+    mailbox.orders("k").settle()
+    assert not mailbox.is_changed, "it was said already"
+
+
+def test_when_an_experiment_is_dropped_the_node_hears_of_it_if_it_hosts_some_of_it():
+    mailbox, _ = mailbox_with_one_trial()
+    mailbox.orders("unused")
+    mailbox.next_assignment()
+    assert not mailbox.drop("unused")
+    assert not mailbox.drop("never heard of")
+    assert not mailbox.is_changed
+
+    assert mailbox.drop("k")
+    assert mailbox.is_changed
+    assert mailbox.next_assignment().orders == ()

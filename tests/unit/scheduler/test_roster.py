@@ -8,6 +8,7 @@ import pytest
 
 from tunemq_scheduler.executors.hellos import read_hello
 from tunemq_scheduler.executors.roster import Roster
+from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
@@ -39,38 +40,55 @@ def batch(*events: m.NodeEvent, first: int = 1, incarnation: str = "inc1") -> di
     return {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(list(events))}
 
 
+KEY = "tunemq:events:mine"
+
+
+def roster_of(term: int = 1, *keys: str) -> Roster:
+    roster = Roster(term)
+    for key in keys or (KEY,):
+        roster.tenants[key] = Tenant(key)
+    return roster
+
+
+def mine(roster: Roster) -> Tenant:
+    return roster.tenants[KEY]
+
+
 def joined_roster() -> Roster:
-    roster = Roster(term=1)
+    roster = roster_of()
     introduce(roster)
     roster.read_leases(0.0, [b"1:0:0"])
-    roster.facts.clear()
+    mine(roster).take()
     return roster
 
 
 def test_a_node_joins_when_its_lease_shows_that_it_lives():
-    roster = Roster(term=1)
+    roster = roster_of()
     introduce(roster)
     roster.read_leases(0.0, [None])
-    assert roster.facts == []
+    assert mine(roster).facts == []
 
     roster.read_leases(1.0, [b"1:0:0"])
     roster.read_leases(2.0, [b"2:0:0"])
-    assert roster.facts == [JOINED]
+    assert mine(roster).facts == [JOINED]
 
 
 def test_a_node_that_has_events_lives_and_joins_before_them():
-    roster = Roster(term=1)
+    roster = roster_of()
     introduce(roster)
 
-    assert roster.read_batch(b"5-1", batch(FINISHED, FINISHED, first=7)) == ("inc1", 8)
-    assert roster.facts == [JOINED, m.BatchRead("inc1", 7, 8, "5-1"), FINISHED, FINISHED]
+    assert roster.read_batch(mine(roster), b"5-1", batch(FINISHED, FINISHED, first=7)) == (
+        "inc1",
+        8,
+    )
+    assert mine(roster).facts == [JOINED, m.BatchRead("inc1", 7, 8, "5-1"), FINISHED, FINISHED]
 
 
 def test_a_node_that_introduces_itself_again_joins_once():
     roster = joined_roster()
 
     assert introduce(roster) == []
-    assert roster.facts == []
+    assert mine(roster).facts == []
 
 
 def test_a_new_incarnation_takes_the_place_of_the_old_one():
@@ -85,7 +103,7 @@ def test_a_dead_node_is_told_once_fenced_and_cleaned_up_after():
     roster.lose("inc1", "gone", is_dead=True)
     roster.lose("inc1", "gone", is_dead=True)
 
-    assert roster.facts == [m.NodeLost("inc1", "gone", is_dead=True)]
+    assert mine(roster).facts == [m.NodeLost("inc1", "gone", is_dead=True)]
     names = [command[:2] for command in roster.commands]
     assert ("HSET", wire.reply("inc1")) in names
     assert ("EXPIRE", wire.reply("inc1")) in names
@@ -96,19 +114,19 @@ def test_a_dead_node_is_told_once_fenced_and_cleaned_up_after():
 def test_a_dead_node_that_comes_back_is_fenced_again_and_states_nothing(sign_of_life):
     roster = joined_roster()
     roster.lose("inc1", "gone", is_dead=True)
-    roster.facts.clear()
+    mine(roster).take()
     roster.commands.clear()
     if sign_of_life == "hello":
         assert introduce(roster) == []
     else:
-        assert roster.read_batch(b"9-0", batch(FINISHED)) == ("", 0)
+        assert roster.read_batch(mine(roster), b"9-0", batch(FINISHED)) == ("", 0)
 
-    assert roster.facts == []
+    assert mine(roster).facts == []
     assert ("HSET", wire.reply("inc1"), "f") in [command[:3] for command in roster.commands]
 
 
 def test_a_node_that_obeyed_an_earlier_scheduler_is_told_that_nothing_is_wanted_of_it():
-    roster = Roster(term=5)
+    roster = roster_of(5)
     introduce(roster)
     roster.read_leases(0.0, [b"9:4:17"])
 
@@ -118,7 +136,7 @@ def test_a_node_that_obeyed_an_earlier_scheduler_is_told_that_nothing_is_wanted_
 
 
 def test_a_node_that_obeyed_an_earlier_scheduler_after_it_joined_is_told_so_too():
-    roster = Roster(term=2)
+    roster = roster_of(2)
     introduce(roster)
     roster.read_leases(0.0, [b"1:0:0"])
     assert not roster.nodes["inc1"].mailbox.is_changed
@@ -133,17 +151,20 @@ def test_a_node_that_obeyed_an_earlier_scheduler_after_it_joined_is_told_so_too(
 def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
     roster = joined_roster()
 
-    assert roster.read_batch(b"1-1", {}) == ("", 0)
-    assert roster.read_batch(b"1-2", {wire.HEADER: b"\xff"}) == ("", 0)
+    assert roster.read_batch(mine(roster), b"1-1", {}) == ("", 0)
+    assert roster.read_batch(mine(roster), b"1-2", {wire.HEADER: b"\xff"}) == ("", 0)
     assert len(roster.news) == 2
-    assert roster.read_batch(b"1-3", batch(FINISHED)) == ("inc1", 1)
+    assert roster.read_batch(mine(roster), b"1-3", batch(FINISHED)) == ("inc1", 1)
 
 
 def test_a_node_whose_events_are_unreadable_is_lost():
     roster = joined_roster()
 
-    assert roster.read_batch(b"1-1", {**batch(FINISHED), wire.EVENTS: b"\xc1"}) == ("", 0)
-    (lost,) = roster.facts
+    assert roster.read_batch(mine(roster), b"1-1", {**batch(FINISHED), wire.EVENTS: b"\xc1"}) == (
+        "",
+        0,
+    )
+    (lost,) = mine(roster).facts
     assert isinstance(lost, m.NodeLost)
     assert lost.is_dead
     assert "cannot be read" in lost.reason
@@ -158,7 +179,7 @@ def test_a_node_whose_events_are_unreadable_is_lost():
     ],
 )
 def test_f24_a_node_of_another_version_is_refused_and_both_versions_are_named(field, theirs, ours):
-    roster = Roster(term=1)
+    roster = roster_of()
     introduce(roster, **{field: theirs})
 
     (note,) = roster.news
@@ -182,11 +203,10 @@ def test_an_introduction_that_is_none_is_ignored_with_a_note():
 
 def test_nodes_are_told_how_far_their_events_in_our_stream_are_journalled():
     roster = joined_roster()
-    roster.events_key = "tunemq:events:mine"
     told = ("HSET", wire.reply("inc1"), "j:tunemq:events:mine")
 
-    roster.journalled({"inc1": 5, "unknown": 7})
-    roster.journalled({"inc1": 5})
+    roster.journalled(mine(roster), {"inc1": 5, "unknown": 7})
+    roster.journalled(mine(roster), {"inc1": 5})
     assert roster.commands == [(*told, "5")]
 
     roster.commands.clear()
@@ -208,9 +228,9 @@ def test_a_node_that_was_sent_no_orders_is_told_of_none_when_redis_is_back():
 
 def test_a_node_that_is_told_that_all_is_over_keeps_nothing():
     roster = joined_roster()
-    roster.events_key = "s"
-    roster.over("inc1")
+    roster.journalled(mine(roster), {"inc1": 5})
+    roster.over(mine(roster))
     assert roster.commands[-2:] == [
-        ("HSET", wire.reply("inc1"), "j:s", str(wire.EVERYTHING)),
+        ("HSET", wire.reply("inc1"), f"j:{KEY}", str(wire.EVERYTHING)),
         ("EXPIRE", wire.reply("inc1"), str(wire.REPLY_TTL_S)),
     ]

@@ -8,16 +8,19 @@ import cloudpickle
 import pytest
 
 from tunemq_scheduler.executors.roster import Roster
+from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.introductions import BatchHeader, NodeHello
+
+KEY = wire.events("exp")
 
 
 @pytest.fixture
 def roster() -> Roster:
     """One that has read the first three events of its only node."""
     roster = Roster(term=1)
-    roster.events_key = wire.events("exp")
+    roster.tenants[KEY] = Tenant(KEY)
     python = ".".join(map(str, sys.version_info[:3]))
     about = ("n", "inc", "host", "127.0.0.1", 1, {"cpu": 1.0}, python, cloudpickle.__version__)
     roster.read_hello(b"1-0", m.encode(NodeHello(m.PROTOCOL_VERSION, *about)))
@@ -29,25 +32,27 @@ def read(roster: Roster, first: int, last: int) -> list[tuple[int, int]]:
     """Read a batch; which batches the runner is told of."""
     header = BatchHeader(m.PROTOCOL_VERSION, "inc", first, (1, 0))
     events = [m.TrialFinished("t", 1)] * (last - first + 1)
-    roster.read_batch(b"5-0", {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(events)})
-    told = [fact for fact in roster.facts if isinstance(fact, m.BatchRead)]
-    roster.facts.clear()
+    tenant = roster.tenants[KEY]
+    roster.read_batch(
+        tenant, b"5-0", {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(events)}
+    )
+    told = [fact for fact in tenant.take() if isinstance(fact, m.BatchRead)]
     return [(fact.first, fact.last) for fact in told]
 
 
 def test_events_that_follow_each_other_are_told(roster):
     assert read(roster, 4, 5) == [(4, 5)]
     assert read(roster, 2, 6) == [(2, 6)], "they may come again; the runner knows which are new"
-    assert not roster.has_gap
+    assert not roster.gaps
 
 
 def test_what_comes_behind_a_gap_is_not_told_before_all_was_sent_again(roster):
     assert read(roster, 5, 6) == []
-    assert roster.has_gap
+    assert roster.gaps == [KEY]
     assert read(roster, 7, 7) == []
     roster.begin_anew()
     assert read(roster, 1, 7) == [(1, 7)]
-    assert not roster.has_gap
+    assert not roster.gaps
 
 
 def test_a_gap_that_is_there_however_often_all_is_sent_again_is_told(roster):

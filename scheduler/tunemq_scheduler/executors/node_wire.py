@@ -1,0 +1,476 @@
+"""`NodeWire`: reaches nodes through Redis, for any number of experiments at once.
+
+Orders are kept as what each node is *to host* and go out whole, as one Celery task for each node
+whose orders changed in a turn. Whatever gets lost, doubled or reordered on the way is mended by one
+rule: a node that has not confirmed the newest version is sent it again. Facts come back through
+streams, one for each experiment.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from tunemq_scheduler.executors.departures import Departures
+from tunemq_scheduler.executors.generation import QUESTIONS, Generation
+from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.redis_line import Command, RedisFull
+from tunemq_scheduler.executors.redis_link import RETRY_EVERY_S, Backing, Guard, RedisLink
+from tunemq_scheduler.executors.redis_room import PROBE, RedisRoom, check_policy
+from tunemq_scheduler.executors.roster import Roster
+from tunemq_scheduler.executors.stream_reader import COUNT, StreamEntry
+from tunemq_scheduler.executors.tenant import Tenant
+from tunemq_scheduler.executors.wire_client import WireClient
+from tunemq_shared import defences, wire
+from tunemq_shared import messages as m
+from tunemq_shared.errors import BugError, WireError, WireUnavailable
+from tunemq_shared.failpoints import failpoint
+from tunemq_shared.vitals import NodeVitals
+
+#: Leases and the generation are looked at this often.
+_LOOK_EVERY_S: Final = wire.LEASE_PERIOD_S / 2
+#: An order that was not confirmed by the first renewal after it was sent is sent again: it may have
+#: died with the ear that had read it. One that was only on its way does no harm twice.
+_RENEWALS_UNTIL_RESENT: Final = 1
+#: What a dead incarnation would have fetched, or a finished experiment's node appended, goes after
+#: so long.
+_EXPIRES_S: Final = 60
+#: How long `close` waits for nodes to fetch the news that nothing is wanted any more.
+_GOODBYE_S: Final = 1.5
+
+
+class NodeWire:
+    """The nodes that are reached through one Redis, and the experiments that they work for.
+
+    Args:
+        url: where Redis is: ``unix://``, ``redis://`` or ``rediss://``.
+        term: greater than that of every scheduler these nodes obeyed before.
+        guard: what is written to Redis is written only as long as it lets us.
+        backing: asked once a second whether there is hope, and for notes.
+        connect_within: how many seconds `open` tries to reach Redis.
+        absent: experiments, by the keys of their events, of which nodes may host something, and
+            that will be added: until then, nodes go on with that.
+        wants_vitals: whether anybody asks for `vitals`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        term: int,
+        guard: Guard | None = None,
+        backing: Backing | None = None,
+        connect_within: float = 10.0,
+        absent: Iterable[str] = (),
+        wants_vitals: bool = False,
+    ) -> None:
+        self._wants_vitals, self._vitals_due = wants_vitals, 0.0
+        self._roster = Roster(term, absent)
+        self._guard, self._backing = guard, backing
+        self._connect_within = connect_within
+        self._redis = RedisLink(url, guard, backing)
+        self._line, self._reader = self._redis.line, self._redis.reader
+        self._reader.watch(wire.NODES)
+        self._generation = Generation(self._line)
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        #: Clients whose streams are not there yet.
+        self._new: list[Tenant] = []
+        self._departures = Departures()
+        #: Nodes that were sent a goodbye.
+        self._told: list[str] = []
+        self._look_due = 0.0
+        self._room = RedisRoom()
+        #: Whether the farm's streams are ours.
+        self._has_farm = False
+
+    # --- beginning and end ------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Reach Redis, and make the streams of the clients that there are.
+
+        Raises:
+            WireUnavailable: Redis cannot be reached for ``connect_within`` seconds.
+            ConfigError: it would delete what is ours when its memory is used up.
+        """
+        started = time.monotonic()
+        while True:
+            try:
+                self._link()
+                self._roster.news += check_policy(self._line)
+            except (WireUnavailable, RedisFull) as error:
+                tried = time.monotonic() - started
+                if tried >= self._connect_within:
+                    raise WireUnavailable(f"{error} Tried for {tried:.1f} s.") from error
+                time.sleep(RETRY_EVERY_S)  # there is nothing else to do yet
+            else:
+                return
+
+    def close(self, *, now: bool = False) -> None:
+        """Close the connections.
+
+        Args:
+            now: do not wait until nodes have read what the goodbyes of clients are to them.
+        """
+        if self._wake_writer < 0:
+            return
+        try:
+            if not now and not self.is_away:
+                self._wait_for_goodbyes()
+        except WireError:
+            pass  # a node that does not read it gives up an experiment whose scheduler has ended
+        finally:
+            self._redis.close()
+            descriptors = self._wake_reader, self._wake_writer
+            self._wake_reader = self._wake_writer = -1
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _wait_for_goodbyes(self) -> None:
+        deadline = time.monotonic() + _GOODBYE_S
+        while self._told and any(self._line.ask([("LLEN", queue) for queue in self._told])):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.002)  # a queue has no way to tell that it was emptied
+
+    # --- clients ----------------------------------------------------------------------------------
+
+    def add(self, events_key: str) -> WireClient:
+        """Serve an experiment; it is told of all nodes that are there."""
+        if events_key in self._roster.tenants:
+            raise BugError(f"{events_key} is on the wire already")
+        tenant = self._roster.tenants[events_key] = Tenant(events_key)
+        self._new.append(tenant)
+        return WireClient(
+            tenant,
+            self._roster,
+            hold=self._hold,
+            say_goodbye=self._end,
+            forget=self._forget,
+        )
+
+    def _let_in(self) -> None:
+        """Make the streams of new clients, and tell those who is there."""
+        while self._new:
+            tenant = self._new[0]
+            self._generation.add(tenant.events_key)
+            self._reader.watch(tenant.events_key)
+            self._roster.announce(tenant)
+            self._note_streams()
+            del self._new[0]
+
+    def _hold(self, tenant: Tenant) -> None:
+        """Read a client's stream no further, or on."""
+        self._reader.hold(tenant.events_key, is_held=tenant.is_full)
+
+    def _end(self, tenant: Tenant) -> None:
+        """Say goodbye for a client; what cannot be said now is said when Redis is back."""
+        self._told = [wire.queue(incarnation) for incarnation in self._roster.over(tenant)]
+        self._drop(tenant)
+        self._note_streams()
+        # Before the orders: a node looks whether its rest is wanted until its last host is gone.
+        self.flush()
+        self.send()
+        self._roster.commands.append(("EXPIRE", tenant.events_key, str(_EXPIRES_S)))
+        self.flush()
+
+    def _forget(self, tenant: Tenant) -> None:
+        self._roster.leave(tenant)
+        self._drop(tenant)
+
+    def _drop(self, tenant: Tenant) -> None:
+        self._generation.remove(tenant.events_key)
+        self._reader.forget(tenant.events_key)
+        if tenant in self._new:
+            self._new.remove(tenant)
+
+    def _note_streams(self) -> None:
+        """Say in Redis which streams are the farm's; the last ones stay until there are others."""
+        keys = self._roster.streams
+        if self._has_farm and keys:
+            self._roster.commands.append(("SET", wire.STREAMS, wire.listed(keys)))
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def retire(self, incarnation: str, reason: str) -> None:
+        """Have a node save what it hosts, and end; every experiment is told when it has."""
+        self._roster.retire(incarnation, reason)
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        """Send each node whose orders changed its new assignment."""
+        for node in self._roster.nodes.values():
+            if node.mailbox.is_changed and node.takes_orders:
+                self._send_orders(node.mailbox)
+
+    def flush(self) -> None:
+        """Tell Redis now what else there is to tell; `poll` would."""
+        if not self.is_away:
+            try:
+                self._post_commands()
+            except WireError as error:
+                self._redis.lost(error)
+
+    def announce(self, command: Command) -> None:
+        """Have a command of our owner's done, unless the nodes are another's.
+
+        Raises:
+            WireUnavailable: Redis is away; it will not be done.
+        """
+        if self.is_away:
+            raise WireUnavailable(*self._redis.notes())
+        self._roster.commands.append(command)
+        self.flush()
+
+    def _send_orders(self, mailbox: Mailbox, *, again: bool = False) -> None:
+        if self.is_away:  # when Redis is back, all that has changed is sent
+            return
+        assignment = mailbox.same_assignment() if again else mailbox.next_assignment()
+        payload = base64.b64encode(m.encode(assignment)).decode()
+        incarnation = mailbox.incarnation
+        failpoint("orders.before_send")
+        try:
+            self._redis.publisher.publish(incarnation, f"{incarnation}/{mailbox.stamp}", payload)
+            failpoint("orders.after_send")
+        except WireUnavailable as error:
+            mailbox.is_changed = True
+            self._redis.lost(error)
+            return
+        except RedisFull as error:
+            mailbox.is_changed = True
+            self._is_full(error)
+            return
+        self._roster.commands += (
+            ("EXPIRE", wire.queue(incarnation), str(_EXPIRES_S)),
+            ("HSET", wire.reply(incarnation), "v", mailbox.stamp),
+        )
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float, also: Collection[int] = ()) -> set[int]:
+        """Wait until a client has facts, for up to ``timeout`` seconds, or until `wake`.
+
+        While there are some that were not taken, by one that is not full, this waits for nothing.
+
+        Args:
+            also: descriptors; one that is readable ends the wait, too.
+
+        Returns:
+            Those of ``also`` that are readable.
+
+        Raises:
+            WireUnavailable: the embedded farm cannot be brought back to life.
+            SchedulerSuperseded: the farm is another's.
+        """
+        deadline = time.monotonic() + timeout
+        watched = (self._wake_reader, *also)
+        while True:
+            self._attend()
+            ready = self._wait(deadline, watched)
+            if self._roster.has_facts or ready or time.monotonic() >= deadline:
+                return ready - {self._wake_reader}
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return at once; for any thread or signal handler."""
+        try:
+            os.write(self._wake_writer, b"!")
+        except OSError:  # full: it wakes already; or closed: nobody waits
+            return
+
+    def _attend(self) -> None:
+        """Do what is due: link, send what waits, look at leases, ask for entries."""
+        if self._guard is not None:
+            self._guard.check_known()  # one that has nothing to journal would not look
+        now = time.monotonic()
+        if self.is_away and now < self._redis.retry_due:
+            return
+        if now >= self._look_due:
+            self._redis.ask_backing()
+        try:
+            if self.is_away:
+                self._link()
+                self._redis.is_back()
+                self._post_commands()  # a goodbye may be among them; see `_end`
+                self.send()
+            self._let_in_if_there_is_room()
+            if now >= self._look_due:
+                self._look_due = now + _LOOK_EVERY_S
+                self._look()
+            self._post_commands()
+            self._reader.ask()
+        except WireError as error:
+            self._redis.lost(error)
+
+    def _wait(self, deadline: float, watched: Collection[int]) -> set[int]:
+        """Wait for entries, for others who are watched, or for what is due next."""
+        due = self._redis.retry_due if self.is_away else self._look_due
+        pause = 0.0 if self._roster.has_facts else min(deadline, due) - time.monotonic()
+        has_entries, ready = self._reader.wait(pause, watched)
+        if self._wake_reader in ready:
+            os.read(self._wake_reader, 4096)
+        if has_entries:
+            try:
+                self._take(self._reader.take())
+                gaps = self._roster.gaps
+                if gaps and self._generation.renew(gaps):
+                    self._begin_generation()
+                self._admit()
+            except WireError as error:
+                self._redis.lost(error)
+        return ready
+
+    def _take(self, taken: dict[bytes, list[StreamEntry]]) -> None:
+        for entry_id, fields in taken.pop(wire.NODES.encode(), ()):
+            if (goodbye := fields.get(wire.BYE)) is not None:
+                incarnation = self._roster.read_goodbye(entry_id, goodbye)
+                self._departures.add(incarnation, entry_id, "it took its leave")
+            else:
+                hello = fields.get(wire.HELLO, b"")
+                for incarnation in self._roster.read_hello(entry_id, hello):
+                    self._departures.add(incarnation, entry_id, wire.STARTED_AGAIN)
+        unfinished = self._unread()
+        for key, entries in taken.items():
+            tenant = self._roster.tenants[key.decode()]
+            for entry_id, fields in entries:
+                read = self._roster.read_batch(tenant, entry_id, fields)
+                tenant.was_read(entry_id, *read)
+            if len(entries) >= COUNT:
+                unfinished.append(entries[-1][0])
+        for incarnation, why in self._departures.due(unfinished).items():
+            if why == wire.STARTED_AGAIN:
+                self._excuse(incarnation)
+            self._roster.lose(incarnation, why, is_dead=True)
+
+    def _unread(self) -> list[bytes]:
+        """Of the streams that are not read, or not now, the newest entries that were."""
+        tenants = self._roster.tenants.keys()
+        is_one_unread = bool(self._new) or not self._roster.absent <= tenants
+        return self._reader.held + [b"0-0"] * is_one_unread
+
+    def _excuse(self, incarnation: str) -> None:
+        node = self._roster.nodes.get(incarnation)
+        if self._backing is not None and node is not None and not node.mailbox.is_empty:
+            self._backing.excuse_node()
+
+    def _admit(self) -> None:
+        """Look at leases out of turn if a node waits to be announced: it can have work at once."""
+        if any(node.is_awaited for node in self._roster.nodes.values()):
+            self._look_at_leases()
+
+    # --- for people -------------------------------------------------------------------------------
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody can be told anything."""
+        return self._redis.is_away
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether any node is there."""
+        return any(node.is_joined and node.is_heard for node in self._roster.nodes.values())
+
+    def hosted(self, incarnation: str) -> int:
+        """How many trials a node is to host, of all experiments."""
+        node = self._roster.nodes.get(incarnation)
+        return node.mailbox.hosted if node is not None else 0
+
+    def vitals(self, incarnation: str) -> NodeVitals:
+        """What a node said last of its machine."""
+        node = self._roster.nodes.get(incarnation)
+        return node.vitals if node is not None else NodeVitals()
+
+    def silence_s(self, incarnation: str) -> float:
+        """How long a node was not heard, as far as we looked."""
+        return self._roster.silence_s(incarnation)
+
+    def notes(self) -> list[str]:
+        """While Redis is away or full, that it is."""
+        return self._redis.notes() or self._room.notes()
+
+    def news(self) -> list[str]:
+        """What happened to nodes, and to an embedded farm, since the last call."""
+        news, self._roster.news = self._roster.news + self._room.news(), []
+        return news + self._backing.news() if self._backing is not None else news
+
+    # --- the link to Redis ------------------------------------------------------------------------
+
+    def _link(self) -> None:
+        """(Re)connect, and repeat what may have been lost."""
+        self._line.connect()
+        self._let_in()
+        if self._generation.begins_with_link():
+            self._begin_generation()
+        self._roster.start_anew()
+        self._reader.ask()
+        if self._guard is not None and not self._has_farm:
+            self._line.ask([self._guard.taking(self._roster.streams)])
+            self._has_farm = True
+
+    def _let_in_if_there_is_room(self) -> None:
+        try:
+            self._let_in()
+        except RedisFull as error:
+            self._is_full(error)
+
+    def _begin_generation(self) -> None:
+        """The wire is new to us: read from the beginning, tell everybody everything."""
+        if self._generation.begun > 1:
+            self._roster.news.append("Redis lost data; what was not recorded yet is sent again.")
+        self._roster.begin_anew()
+        self._note_streams()
+        self._reader.rewind()
+
+    def _look(self) -> None:
+        """Twice a second: the generation, the leases, and who has not taken their newest orders."""
+        self._look_at_leases()
+        for node in self._roster.nodes.values():
+            mailbox = node.mailbox
+            if not node.takes_orders:
+                continue
+            if mailbox.is_changed or mailbox.is_outdated:
+                self._send_orders(mailbox)
+            elif defences.RESEND and mailbox.renewals_unconfirmed >= _RENEWALS_UNTIL_RESENT:
+                self._send_orders(mailbox, again=True)
+
+    def _look_at_leases(self) -> None:
+        leases, vitals = self._roster.lease_keys(), self._vitals_keys()
+        commands = [PROBE, *self._generation.questions]
+        commands += [("MGET", *leases, *vitals)] if leases else []
+        try:
+            _, *answers = self._line.ask(commands)
+        except RedisFull as error:
+            self._is_full(error)
+            return
+        if self._room.is_back():
+            self._roster.start_anew()
+        if self._generation.begins(answers[:QUESTIONS]):
+            self._begin_generation()
+        for values in answers[QUESTIONS:]:
+            if vitals:
+                self._roster.read_vitals(values[len(leases) :])
+            self._roster.read_leases(time.monotonic(), values[: len(leases)])
+
+    def _vitals_keys(self) -> list[str]:
+        """Those to be looked at now: what they say is new once a second, and only for people."""
+        now = time.monotonic()
+        if not self._wants_vitals or now < self._vitals_due:
+            return []
+        self._vitals_due = now + wire.LEASE_PERIOD_S
+        return self._roster.vitals_keys()
+
+    def _post_commands(self) -> None:
+        if self._roster.commands:
+            try:
+                self._redis.post(self._roster.commands)
+            except RedisFull as error:  # those before: what they said is said again when it may
+                self._is_full(error)
+                self._redis.post(self._roster.commands)
+            self._roster.commands = []
+
+    def _is_full(self, error: WireError) -> None:
+        """Redis takes nothing; no lease either, so nobody's silence means anything."""
+        self._room.is_used_up(error)
+        self._roster.forget_silence()

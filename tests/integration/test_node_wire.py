@@ -1,0 +1,317 @@
+"""Several experiments at once on one wire, with a real Redis and a real node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+
+import pytest
+
+from tests.integration.fake_node import FakeNode
+from tests.integration.farm_support import Node, RedisServer, Scheduler, is_alive
+from tests.integration.node_fixtures import server
+from tests.integration.test_node_streams import without_end
+from tests.support import eventually
+from tunemq_scheduler.executors import lease_watch, node_wire
+from tunemq_scheduler.executors.node_wire import NodeWire
+from tunemq_scheduler.executors.wire_client import WireClient
+from tunemq_shared import messages as m
+from tunemq_shared import wire as names
+from tunemq_shared.conditions import TO_THE_END
+from tunemq_shared.errors import BugError
+
+__all__ = ["server"]
+
+pytestmark = pytest.mark.integration
+
+
+class Experiment:
+    """A client, and what it was told; it has one trial."""
+
+    def __init__(self, wire: NodeWire, name: str, scheduler: Scheduler) -> None:
+        self.name, self.key = name, scheduler.key
+        self.how = scheduler.start(without_end)
+        self.facts: list[m.Event] = []
+        self.accepted: dict[str, int] = {}
+        self.begin_on(wire)
+
+    def begin_on(self, wire: NodeWire) -> None:
+        self.client: WireClient = wire.add(self.key)
+
+    def turn(self) -> None:
+        for fact in self.client.take():
+            self.facts.append(fact)
+            if isinstance(fact, m.BatchRead):
+                self.accepted[fact.incarnation] = fact.last
+            if isinstance(fact, m.NodeReturned):
+                self.start_again(fact.incarnation)
+        self.client.settle()
+        self.client.release(self.accepted)
+
+    def told(self, *kinds: type[m.Event]) -> list[m.Event]:
+        return [fact for fact in self.facts if isinstance(fact, kinds)]
+
+    @property
+    def changes(self) -> list[type[m.Event]]:
+        """What it was told of nodes."""
+        return [type(fact) for fact in self.told(m.NodeJoined, m.NodeLost, m.NodeReturned)]
+
+    @property
+    def results(self) -> int:
+        return len(self.told(m.ResultReported))
+
+    @property
+    def pids(self) -> list[int]:
+        return [fact.pid for fact in self.told(m.TrialStarted)]
+
+    def start(self, incarnation: str) -> None:
+        self.client.orders(incarnation).start(self.name, 1, TO_THE_END, self.how)
+
+    def start_again(self, incarnation: str) -> None:
+        """Say that it goes on with its trial there."""
+        orders = self.client.orders(incarnation)
+        orders.reattach(self.name, 1, TO_THE_END, self.how, pause=False, stop=False)
+
+
+def turn(wire: NodeWire, *experiments: Experiment) -> None:
+    wire.poll(0.02)
+    for one in experiments:
+        one.turn()
+    wire.send()
+
+
+def turn_until(
+    condition: Callable[[], object], wire: NodeWire, *experiments: Experiment, message: object = ""
+) -> None:
+    eventually(lambda: (turn(wire, *experiments), condition())[1], message=message)
+
+
+def goes_on(one: Experiment, wire: NodeWire, *others: Experiment) -> None:
+    """It reports, in the process in which it began."""
+    before, changes, (pid,) = one.results, one.changes, set(one.pids)
+    turn_until(lambda: one.results > before + 10, wire, one, *others)
+    assert is_alive(pid)
+    assert one.changes == changes
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.1)
+
+
+@pytest.fixture
+def schedulers(server: RedisServer, tmp_path: Path) -> list[Scheduler]:
+    made: list[Scheduler] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        made.append(Scheduler(server, tmp_path / name, name))
+    return made
+
+
+@pytest.fixture
+def node(server: RedisServer, schedulers: list[Scheduler], tmp_path: Path) -> Iterator[Node]:
+    node = Node(server, schedulers[0], tmp_path / "node")
+    yield node
+    node.end()
+
+
+@pytest.fixture
+def wire(server: RedisServer) -> Iterator[NodeWire]:
+    with closing(NodeWire(server.url, term=1)) as wire:
+        wire.open()
+        yield wire
+
+
+@pytest.fixture
+def both(wire: NodeWire, node: Node, schedulers: list[Scheduler]) -> list[Experiment]:
+    """Two experiments whose trials run on the node."""
+    both = [
+        Experiment(wire, name, scheduler)
+        for name, scheduler in zip(("one", "two"), schedulers, strict=True)
+    ]
+    turn_until(lambda: all(one.told(m.NodeJoined) for one in both), wire, *both)
+    for one in both:
+        one.start(node.incarnation)
+    turn_until(lambda: all(one.results for one in both), wire, *both, message=node.log)
+    return both
+
+
+def test_when_one_says_goodbye_the_other_does_not_notice(both, wire, node, server):
+    one, two = both
+    (pid,) = one.pids
+    one.client.close()
+    goes_on(two, wire)
+
+    turn_until(lambda: not is_alive(pid), wire, two)
+    assert server.client.ttl(one.key) > 0
+    assert server.client.ttl(two.key) == -1
+    reply = names.reply(node.incarnation)
+    field = names.journalled(one.key)
+    turn_until(lambda: not server.client.hexists(reply, field), wire, two, message=node.log)
+    assert server.client.hexists(reply, names.journalled(two.key))
+
+
+def test_who_comes_late_finds_the_node_and_whose_trials_run_there_go_on(
+    both, wire, node, schedulers, server, tmp_path
+):
+    late = Experiment(wire, "late", Scheduler(server, tmp_path, "late"))
+    turn_until(lambda: late.told(m.NodeJoined), wire, late, *both)
+    assert late.told(m.NodeJoined) == both[0].told(m.NodeJoined)
+    late.start(node.incarnation)
+    turn_until(lambda: late.results, wire, late, *both, message=node.log)
+    for one in both:
+        goes_on(one, wire, late)
+    assert {fact.trial for fact in late.told(m.ResultReported)} == {"late"}
+
+
+def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoken_of_yet(
+    both, wire, node, monkeypatch
+):
+    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 2.5)
+    one, two = both
+    node.process.send_signal(SIGSTOP)
+    turn_until(lambda: one.told(m.NodeLost) and two.told(m.NodeLost), wire, one, two)
+    node.process.send_signal(SIGCONT)
+    # From now on the first takes no turn: it has not read that the node is back.
+    turn_until(lambda: two.told(m.NodeReturned), wire, two)
+    goes_on(two, wire)
+    mailbox = wire._roster.nodes[node.incarnation].mailbox
+    turn_until(lambda: mailbox.is_confirmed, wire, two)
+    assert is_alive(one.pids[0])
+
+    turn(wire, one)
+    assert one.changes == [m.NodeJoined, m.NodeLost, m.NodeReturned]
+    for each in (one, two):
+        goes_on(each, wire, one, two)
+
+
+def test_hosts_of_one_that_is_away_for_a_while_go_on_until_it_is_back(both, wire, node):
+    one, two = both
+    one.client.leave()
+    two.client.orders(node.incarnation).stop("two", 1)
+    turn_until(lambda: two.told(m.HostFreed), wire, two)
+    assert is_alive(one.pids[0])
+
+    one.begin_on(wire)
+    joined = one.told(m.NodeJoined)
+    one.client.reattach(joined, [], one.accepted)
+    one.start_again(node.incarnation)
+    goes_on(one, wire, two)
+    assert [fact.first for fact in one.told(m.BatchRead)][:1] == [1]
+
+
+def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_heard_of_yet(
+    both, wire, node, server
+):
+    one, two = both
+    for each in both:
+        each.client.leave()
+    wire.close()
+    with closing(NodeWire(server.url, term=2, absent=[one.key, two.key])) as successor:
+        successor.open()
+        two.begin_on(successor)
+        two.client.reattach(two.told(m.NodeJoined), [], two.accepted)
+        two.start_again(node.incarnation)
+        goes_on(two, successor)
+        mailbox = successor._roster.nodes[node.incarnation].mailbox
+        turn_until(lambda: mailbox.version and mailbox.is_confirmed, successor, two)
+        assert is_alive(one.pids[0])
+
+        one.begin_on(successor)
+        one.client.close()
+        turn_until(lambda: not is_alive(one.pids[0]), successor, two)
+        goes_on(two, successor)
+
+
+def test_a_node_that_is_to_retire_takes_its_leave(both, wire, node):
+    assert wire.hosted(node.incarnation) == 2
+    wire.retire(node.incarnation, "somebody wants its machine")
+    turn_until(lambda: all(one.told(m.NodeLost) for one in both), wire, *both, message=node.log)
+
+    assert all(fact.is_dead for one in both for fact in one.told(m.NodeLost))
+    assert node.process.wait(30) == 0
+    assert "somebody wants its machine" in node.log()
+    assert wire.hosted(node.incarnation) == 0
+
+
+def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_goodbye(server):
+    with closing(FakeNode(server.url, "inc1")) as node:
+        with closing(NodeWire(server.url, term=1)) as wire:
+            client = wire.add("one")
+            wire.open()
+            node.say_hello()
+            eventually(lambda: (wire.poll(0.02), client.has_facts)[1])
+            joined = client.take()
+            client.leave()
+        node.send("one", m.TrialFinished("t", 1))
+        server.client.delete(names.lease("inc1"))
+        server.client.xadd(names.NODES, {names.BYE: "inc1"})
+        with closing(NodeWire(server.url, term=2, absent=["one"])) as wire:
+            wire.open()
+            eventually(lambda: (wire.poll(0.02), server.client.xlen(names.NODES) == 1)[1])
+            client = wire.add("one")
+            client.reattach(joined, [], {})
+            told: list[m.Event] = []
+            while not isinstance(told[-1] if told else None, m.NodeLost):
+                wire.poll(10.0)
+                told += client.take()
+            client.close()
+    assert [type(fact) for fact in told] == [m.BatchRead, m.TrialFinished, m.NodeLost]
+    assert told[-1].is_dead
+
+
+def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(wire, server):
+    full, other = wire.add("full"), wire.add("other")
+    with closing(FakeNode(server.url, "inc1")) as node:
+        node.say_hello()
+        eventually(lambda: (wire.poll(0.02), full.has_facts and other.has_facts)[1])
+        full.is_full = True
+        other.take()
+        for number in range(1, 101):
+            node.send("full", m.TrialFinished("t", 1), first=number)
+            node.send("other", m.TrialFinished("t", 1), first=number)
+            eventually(lambda: (wire.poll(10.0), other.take())[1])
+        batches = [fact for fact in full.take() if isinstance(fact, m.BatchRead)]
+        assert len(batches) <= 2, "what was asked for comes yet, nothing behind it"
+
+        full.is_full = False
+        until = {len(batches)}
+        while 100 not in until:
+            wire.poll(10.0)
+            until |= {fact.last for fact in full.take() if isinstance(fact, m.BatchRead)}
+        assert until >= set(range(len(batches) + 1, 101))
+
+
+def test_a_goodbye_while_redis_is_away_is_said_when_it_is_back(both, wire, node, server):
+    one, two = both
+    (pid,) = one.pids
+    server.kill()
+    turn_until(lambda: wire.is_away, wire, two)
+    one.client.close()
+    server.start()
+    turn_until(lambda: not is_alive(pid), wire, two, message=node.log)
+    goes_on(two, wire)
+    assert not server.client.exists(one.key)
+
+
+def test_an_experiment_is_on_a_wire_once(server):
+    with closing(NodeWire(server.url, term=1)) as wire:
+        client = wire.add("one")
+        with pytest.raises(BugError, match="one is on the wire already"):
+            wire.add("one")
+        client.leave()
+        wire.add("one").close()
+
+
+def test_a_descriptor_of_its_owners_ends_a_poll_too(wire):
+    reader, writer = os.pipe()
+    assert wire.poll(0.0, also=[reader]) == set()
+    os.write(writer, b"!")
+    assert wire.poll(60.0, also=[reader]) == {reader}
+    wire.wake()
+    assert wire.poll(60.0) == set()
+    for descriptor in (reader, writer):
+        os.close(descriptor)
