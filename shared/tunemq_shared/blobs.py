@@ -9,16 +9,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from tunemq_shared.copying import write_all
-from tunemq_shared.errors import StoreError
+from tunemq_shared.errors import BlobCorrupt, StoreError
 from tunemq_shared.messages import BlobRef
+from tunemq_shared.store_address import join, without_settings
+
+#: The folder of blobs in a store; no experiment there may have this name.
+BLOBS: Final = "blobs"
 
 _CHUNK: Final = 2**20
+_NAME: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobFolder:
@@ -60,6 +66,25 @@ class BlobFolder:
                 shutil.copyfile(ref.path, temporary)
             return self._keep(temporary, ref.sha256, ref.size)
 
+    def take_in(self, ref: BlobRef, write: Callable[[Path], None]) -> BlobRef:
+        """Keep what ``write`` puts into the new file that it is given, if that is this blob.
+
+        Where it is here already nothing is written.
+
+        Raises:
+            BlobCorrupt: it is something else.
+            StoreError: it cannot be written; nothing of it is left behind.
+        """
+        if not is_blob_name(ref.sha256):
+            raise BlobCorrupt(f"{ref.sha256!r} is not the name of a blob.")
+        path = self.root / ref.sha256
+        if not _is_whole(path, ref.size):
+            with self._temporary() as temporary:
+                write(temporary)
+                verify(temporary, ref)
+                return self._keep(temporary, ref.sha256, ref.size)
+        return BlobRef(sha256=ref.sha256, size=ref.size, path=str(path))
+
     def remove_leftovers(self) -> None:
         """Remove what whoever was killed while it wrote has left; nobody writes meanwhile."""
         for path in self.root.glob(".*"):
@@ -68,7 +93,7 @@ class BlobFolder:
     def _keep(self, temporary: Path, sha256: str, size: int) -> BlobRef:
         path = self.root / sha256
         # One that is there stays: hosts that mapped it share its pages with those that will.
-        if not (path.exists() and path.stat().st_size == size):
+        if not _is_whole(path, size):
             temporary.chmod(0o400)
             temporary.replace(path)
         return BlobRef(sha256=sha256, size=size, path=str(path))
@@ -88,6 +113,42 @@ class BlobFolder:
         finally:
             with contextlib.suppress(OSError):  # it was renamed, or the folder was never made
                 temporary.unlink()
+
+
+def place_of(ref: BlobRef) -> str:
+    """Where a blob is, for messages."""
+    if not ref.store:
+        return ref.path
+    return without_settings(join(ref.store, f"{BLOBS}/{ref.sha256}"))
+
+
+def is_blob_name(text: str) -> bool:
+    """Whether it is a SHA-256 as blobs are named by."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size == size
+
+
+def verify(path: Path, ref: BlobRef) -> None:
+    """Return if the file holds this blob.
+
+    Raises:
+        BlobCorrupt: it holds something else.
+        StoreError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+    except OSError as error:
+        raise StoreError(f"the blob {path} cannot be read: {error.strerror}.") from error
+    if (found, size) != (ref.sha256, ref.size):
+        raise BlobCorrupt(
+            f"the blob {ref.sha256} is damaged: it has {size} bytes with the SHA-256 {found}, "
+            f"not {ref.size}."
+        )
 
 
 def read_blob(ref: BlobRef) -> bytes:

@@ -1,12 +1,14 @@
 """Puts a trainable into blobs on the script's side, and takes it out again in a trial's host.
 
 Its code is one small blob. What `with_parameters` bound to it is another, which the first refers to
-by hash and path, so that the code stays small and the parameters are mapped, not read.
+by hash, so that the code stays small and the parameters are mapped, not read. Wherever the two are,
+they lie beside each other.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -28,7 +30,7 @@ _VERSION: Final = 1
 
 
 class _Shipment(msgspec.Struct, frozen=True, array_like=True):
-    """The content of a code blob."""
+    """The content of a code blob; the parameters lie beside it."""
 
     version: int
     python: str
@@ -76,14 +78,26 @@ def ship(trainable: Any, blobs: BlobFolder, *, pickled: Pickled | None = None) -
     """
     pickled = pickled or pickle_parts(trainable)
     bound = attached_to(trainable).parameters
+    parameters = _shipped(bound, pickled.parameters, blobs) if bound is not None else None
     shipment = _Shipment(
         version=_VERSION,
         python=_python(),
         cloudpickle=_cloudpickle(),
         code=pickled.code,
-        parameters=_shipped(bound, pickled.parameters, blobs) if bound is not None else None,
+        # Without its path: the same code is the same blob wherever it is written.
+        parameters=parameters and msgspec.structs.replace(parameters, path=""),
     )
     return blobs.put(msgspec.msgpack.encode(shipment))
+
+
+def blobs_of(ref: BlobRef) -> tuple[BlobRef, ...]:
+    """What a code blob needs beside itself.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    parameters = _opened(ref).parameters
+    return () if parameters is None else (parameters,)
 
 
 def load(ref: BlobRef) -> Any:
@@ -100,8 +114,9 @@ def load(ref: BlobRef) -> Any:
     ):
         if theirs != ours:
             raise TrainableError(
-                f"the trainable was pickled with {what} {theirs} and this worker has {ours}; "
-                "install the same on both sides."
+                f"the trainable was pickled with {what} {theirs} and {sys.executable} on this "
+                f"worker has {ours}; install the same on both sides, or name another interpreter "
+                "with RunConfig(python=...)."
             )
     trainable = load_trainable(shipment.code)
     if shipment.parameters is None:
@@ -127,7 +142,11 @@ def _opened(ref: BlobRef) -> _Shipment:
         raise TrainableError(
             f"the blob {ref.path} is of version {shipment.version}, this TuneMQ reads {_VERSION}."
         )
-    return shipment
+    parameters = shipment.parameters
+    if parameters is not None:
+        beside = str(Path(ref.path).with_name(parameters.sha256))
+        parameters = msgspec.structs.replace(parameters, path=beside)
+    return msgspec.structs.replace(shipment, parameters=parameters)
 
 
 def _shipped(

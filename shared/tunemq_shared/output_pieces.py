@@ -1,0 +1,29 @@
+"""What trials print, piece by piece, from their nodes to the scheduler while they run.
+
+Pieces are of low priority: they travel in a stream of their own, which is short, and where they
+would hold up anything they are left out. The whole is in the trial's files, which come to the store
+when its host has ended.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class OutputPiece(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes of a trial's output; ``name`` is ``stdout`` or ``stderr``, ``folder`` the trial's name.
+
+    They stand at ``offset`` in the file of this ``epoch`` on its node; what is missing before that
+    was left out.
+    """
+
+    trial: str
+    epoch: int
+    folder: str
+    name: str
+    offset: int
+    data: bytes
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(OutputPiece).decode

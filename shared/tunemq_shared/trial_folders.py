@@ -1,0 +1,76 @@
+"""Brings the files of a trial's folder into a store, when nobody writes to them any more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from tunemq_shared.blob_store import ref_of
+from tunemq_shared.byte_sizes import show_bytes
+from tunemq_shared.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.object_store import ObjectStore
+from tunemq_shared.retrying import Cancel, ignore
+
+#: What a trial's files may take together in the store; those that are too much stay out.
+LIMIT_BYTES: Final = 2**30
+#: The files that each incarnation of a trial has of its own.
+_OUTPUTS: Final = frozenset({"stdout", "stderr"})
+
+
+def send_folder(
+    objects: ObjectStore,
+    folder: Path,
+    key: str,
+    epoch: int,
+    cancel: Cancel,
+    on_trouble: Callable[[str], None] = ignore,
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+) -> None:
+    """Put each file below ``folder`` into the store, under its name below ``key``.
+
+    What each incarnation printed has its own name, ``stdout.2`` for epoch 2: ``stdout`` is what the
+    scheduler has put together while they ran. Empty output is left out, and so is a file that
+    somebody writes to: it is sent when he has ended.
+
+    Raises:
+        StoreError: not all could be sent; the rest was. Names the largest that was too much.
+    """
+    left = limit_bytes
+    too_much: list[tuple[int, str]] = []
+    for size, name in sorted(_files(folder)):
+        if size > left:
+            too_much.append((size, name))
+            continue
+        left -= size
+        if name in _OUTPUTS and size == 0:
+            continue
+        shown = f"{name}.{epoch}" if name in _OUTPUTS else name
+        try:
+            ref = ref_of(folder / name)
+            objects.put_file(
+                f"{key}/{shown}",
+                folder / name,
+                size=ref.size,
+                sha256=ref.sha256,
+                cancel=cancel,
+                on_trouble=on_trouble,
+            )
+        except (CheckpointCorrupt, FileNotFoundError):
+            continue
+    if too_much:
+        size, name = max(too_much)
+        raise StoreError(
+            f"{len(too_much)} files were not sent, because a trial's may take "
+            f"{show_bytes(limit_bytes)} together; the largest is {name} ({show_bytes(size)})."
+        )
+
+
+def _files(folder: Path) -> Iterator[tuple[int, str]]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            file = os.path.join(path, name)
+            if os.path.isfile(file) and not os.path.islink(file):
+                yield os.lstat(file).st_size, os.path.relpath(file, folder)

@@ -1,0 +1,93 @@
+"""Code that travels as it does in a farm: through a store, to nodes that share nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from typing import Any
+
+from tests.integration.farm_support import Scheduler
+from tunemq_scheduler.carrying import search_path
+from tunemq_shared.blob_store import open_blobs
+from tunemq_shared.blobs import BlobFolder
+from tunemq_shared.bundles import bundle
+from tunemq_shared.messages import BlobRef, Environment, HostStart
+from tunemq_shared.shipping import blobs_of, ship
+
+#: The node's interpreter and variables, and nothing else.
+BARE = Environment("", (), {}, (), inherits=True)
+
+
+def write_files(folder: Path, files: dict[str, str]) -> Path:
+    """A folder with these files."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def put_bundle(store: str, folder: Path, files: dict[str, str]) -> BlobRef:
+    """A bundle of these files in the store, and nowhere else."""
+    with open_blobs(store) as blobs:
+        ref = bundle(write_files(folder, files), blobs)
+    shutil.rmtree(folder)
+    return ref
+
+
+def put_code(store: str, folder: Path, trainable: Any) -> dict[str, Any]:
+    """A trainable in the store, and nowhere else: the fields of a `HostStart`."""
+    code = ship(trainable, BlobFolder(folder))
+    needed = blobs_of(code)
+    with open_blobs(store) as blobs:
+        fields = {
+            "code": blobs.put_blob(code),
+            "blobs": tuple(blobs.put_blob(ref) for ref in needed),
+        }
+    shutil.rmtree(folder)
+    return fields
+
+
+def start_apart(
+    scheduler: Scheduler,
+    store: str,
+    written: Path,
+    trainable: Any,
+    *,
+    number: int = 0,
+    bundle: BlobRef | None = None,
+    environment: Environment = BARE,
+    config: dict[str, Any] | None = None,
+    **how: Any,
+) -> HostStart:
+    """How to host a trial on a node that reads nothing but the store."""
+    path = search_path("train.py") if bundle is not None else ()
+    given = Environment(
+        environment.python, environment.preload, environment.variables, path, inherits=True
+    )
+    values = {
+        "trial_number": number,
+        "folder": f"exp/trial_{number}",
+        "bundle": bundle,
+        "environment": given,
+        "store": store,
+        **put_code(store, written, trainable),
+    }
+    return scheduler.start(trainable, config, **{**values, **how})
+
+
+def make_environment(folder: Path, files: dict[str, str], *, has_ours: bool = True) -> str:
+    """The interpreter of a new virtual environment with these files among its packages.
+
+    Args:
+        has_ours: it has all packages of this one, too.
+    """
+    venv.EnvBuilder(symlinks=True, with_pip=False).create(folder)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / version / "site-packages"
+    write_files(packages, files)
+    if has_ours:
+        (packages / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return str(folder / "bin" / "python")

@@ -1,0 +1,68 @@
+"""Blobs that the transfers process fetches: files and bundles, from a store and from a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.object_servers import ObjectServer
+from tests.support import eventually
+from tunemq_shared.blob_store import open_blobs
+from tunemq_shared.bundles import bundle
+from tunemq_shared.messages import BlobRef
+from tunemq_workers.transfers.messages import Begin, Done, Failed, FetchBlob
+from tunemq_workers.transfers.performer import Performer
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(params=["folder", "minio"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "folder":
+        return str(tmp_path / "store")
+    server: ObjectServer = request.getfixturevalue("minio")
+    return server.address(server.create_bucket(), "farm")
+
+
+def perform(fetch: FetchBlob) -> Done | Failed:
+    answers: list[Done | Failed] = []
+    performer = Performer(answers.append)
+    performer.obey(Begin(1, fetch))
+    eventually(lambda: answers)
+    for store in performer._stores.values():
+        store.close()
+    return answers[-1]
+
+
+def test_a_blob_becomes_a_file_and_a_bundle_a_folder(store, tmp_path):
+    (tmp_path / "train.py").write_text("VALUE = 1\n")
+    with open_blobs(store) as blobs:
+        code, project = blobs.put(b"code"), bundle(tmp_path / "train.py", blobs)
+    here, there = str(tmp_path / "node/blobs"), str(tmp_path / "node/code")
+    assert perform(FetchBlob(code, here, is_bundle=False, timeout_s=9.0)) == Done(1)
+    assert Path(here, code.sha256).read_bytes() == b"code"
+    assert perform(FetchBlob(project, there, is_bundle=True, timeout_s=9.0)) == Done(1)
+    assert Path(there, project.sha256, "train.py").read_text() == "VALUE = 1\n"
+    assert os.listdir(there) == [project.sha256], "the archive is not kept"
+
+
+@pytest.mark.parametrize("is_bundle", [False, True])
+def test_what_is_missing_is_not_asked_for_again(store, tmp_path, is_bundle):
+    with open_blobs(store) as blobs:
+        place = blobs.put(b"other")
+    missing = BlobRef("0" * 64, 4, "/nowhere", place.store)
+    failed = perform(FetchBlob(missing, str(tmp_path / "node"), is_bundle, 9.0))
+    assert isinstance(failed, Failed)
+    assert failed.is_corrupt
+    assert os.listdir(tmp_path / "node") == []
+
+
+def test_what_is_no_bundle_is_refused(store, tmp_path):
+    with open_blobs(store) as blobs:
+        ref = blobs.put(b"code")
+    failed = perform(FetchBlob(ref, str(tmp_path / "node"), is_bundle=True, timeout_s=9.0))
+    assert isinstance(failed, Failed)
+    assert failed.is_corrupt
+    assert "is no bundle" in failed.reason

@@ -1,0 +1,65 @@
+"""What of a trial's folder comes into the store, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tunemq_shared.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.retrying import Cancel
+from tunemq_shared.trial_folders import send_folder
+
+
+class Objects:
+    """Takes files."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, bytes] = {}
+        self.changes: set[str] = set()
+
+    def put_file(self, key, path, *, size, sha256, cancel, on_trouble):
+        if path.name in self.changes:
+            raise CheckpointCorrupt(f"{path}: the file has grown")
+        self.there[key] = path.read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {"stdout": "hello\n", "stderr": "", "plots/a.png": "png"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    return tmp_path
+
+
+def send(folder: Path, *, epoch: int = 1, objects: Objects | None = None, **how: int) -> Objects:
+    objects = objects or Objects()
+    send_folder(objects, folder, "train_a", epoch, Cancel(), **how)
+    return objects
+
+
+def test_files_go_below_the_trial_s_name_but_links_and_empty_output_do_not(folder):
+    assert send(folder).there == {"train_a/stdout.1": b"hello\n", "train_a/plots/a.png": b"png"}
+
+
+def test_each_incarnation_s_output_is_beside_the_others(folder):
+    assert send(folder, epoch=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
+
+
+def test_what_is_too_much_stays_out_and_the_largest_is_named(folder):
+    (folder / "big").write_bytes(bytes(2**20))
+    objects = Objects()
+    with pytest.raises(StoreError, match=r"1 files were not sent.*take 100 KiB.*big \(1 MiB\)"):
+        send(folder, objects=objects, limit_bytes=100 * 2**10)
+    assert set(objects.there) == {"train_a/stdout.1", "train_a/plots/a.png"}
+
+
+def test_a_file_that_somebody_writes_to_is_left_to_the_next_time(folder):
+    objects = Objects()
+    objects.changes = {"stdout"}
+    assert set(send(folder, objects=objects).there) == {"train_a/plots/a.png"}
+
+
+def test_a_folder_that_was_never_made_is_empty(tmp_path):
+    assert send(tmp_path / "none").there == {}
