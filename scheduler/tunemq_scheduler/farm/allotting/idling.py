@@ -1,0 +1,65 @@
+"""`Idling`: what was offered and is not used goes to those who wait for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tunemq_scheduler.farm.allotting.granting import Granting
+from tunemq_scheduler.farm.allotting.ledger import Ledger
+from tunemq_scheduler.farm.allotting.member import Member
+from tunemq_scheduler.farm.allotting.members import Members
+from tunemq_scheduler.farm.allotting.parts import Grant
+
+#: A slot may be empty for so long, while others wait.
+_IDLE_S: Final = 30.0
+_LOOKS_S: Final = 10.0
+#: An experiment that made no use of a node gets nothing there for this time, doubled each time.
+_AVOIDED_S: Final = 60.0
+_DOUBLED_AT_MOST: Final = 6
+
+
+class Idling:
+    """Finds slots in which nothing has been for a while, though there is something to be done.
+
+    An experiment may have its reasons: a node failed its trials, or its search is still thinking.
+    """
+
+    def __init__(self, ledger: Ledger, members: Members, granting: Granting) -> None:
+        self._ledger = ledger
+        self._members = members
+        self._granting = granting
+        self._looked_at = 0.0
+
+    def run(self, now: float) -> None:
+        """Take back what others wait for."""
+        if now < self._looked_at + _LOOKS_S:
+            return
+        self._looked_at = now
+        for member in self._members:
+            over = [node for node, until in member.avoided.items() if until <= now]
+            for node in over:
+                del member.avoided[node]
+                self._ledger.grown += 1  # for this one there is room now
+        names = {
+            name
+            for request, names in self._members.waiting.items()
+            if self._granting.is_blocked(request)
+            for name in names
+        }
+        for member in list(self._members):
+            if any(member.idle.values()) and names - {member.name}:
+                for part in list(member.parts.values()):
+                    for grant in list(part.grants):
+                        self._look_at(member, grant, now)
+
+    def _look_at(self, member: Member, grant: Grant, now: float) -> None:
+        if grant.is_held:
+            member.unused.pop(grant.part.incarnation, None)
+        elif grant.idle_since is not None and now >= grant.idle_since + _IDLE_S:
+            node = grant.part.incarnation
+            times = min(member.unused[node], _DOUBLED_AT_MOST)
+            member.unused[node] += 1
+            member.avoided[node] = now + _AVOIDED_S * 2**times
+            self._ledger.remove(grant)
+            self._members.book_part(grant.part, counts=True)
+            self._members.review(member, now)

@@ -1,0 +1,71 @@
+"""`Member`: one experiment, what it wants and what it has."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tunemq_scheduler.farm.allotting.loads import Load
+from tunemq_scheduler.farm.allotting.parts import Grant, Part
+from tunemq_scheduler.farm.allotting.requests import Request, request_of
+from tunemq_shared.allotments import Usage
+
+
+class Member:
+    """An experiment.
+
+    Attributes:
+        order: experiments of one owner that have as much as each other take turns by it.
+        wants: by request, how many slots it would use beside those that it holds.
+        preferred: by request, the node that it would like best.
+        slots: by request, the slots that it was given; ``idle`` are those that it has nothing in.
+        claims: by request, the slots that are being cleared for it.
+        since: by request, since when it waits.
+        parts: by incarnation.
+        avoided: by incarnation, until when it is offered nothing there: it made no use of it.
+        unused: by incarnation, how often it did not.
+        held: all that it was given and may hold; ``leaving`` is what it has to let go of, of that.
+            ``claimed`` is what is being cleared for it.
+        is_expected: it ran before this supervisor did, and has not reported yet.
+        is_paused: it is to have nothing.
+    """
+
+    def __init__(self, name: str, owner: str, priority: int, order: float) -> None:
+        self.name = name
+        self.owner = owner
+        self.priority = priority
+        self.order = order
+        self.wants: dict[Request, int] = {}
+        self.preferred: dict[Request, str] = {}
+        self.slots: Counter[Request] = Counter()
+        self.idle: Counter[Request] = Counter()
+        self.claims: Counter[Request] = Counter()
+        self.since: dict[Request, float] = {}
+        self.parts: dict[str, Part] = {}
+        self.avoided: dict[str, float] = {}
+        self.unused: Counter[str] = Counter()
+        self.held = Load()
+        self.leaving = Load()
+        self.claimed = Load()
+        self.is_expected = False
+        self.is_paused = False
+
+    def hear(self, usage: Usage) -> None:
+        """What it said that it wants."""
+        self.wants.clear()
+        self.preferred.clear()
+        for wanted in usage.wants:
+            request = request_of(wanted.request)
+            self.wants[request] = self.wants.get(request, 0) + wanted.count
+            self.preferred.setdefault(request, wanted.preferred)
+
+    def missing(self, request: Request) -> int:
+        """How many slots it still has to get for this request."""
+        if self.is_paused:
+            return 0
+        given = self.idle[request] + self.claims[request]
+        return max(0, self.wants.get(request, 0) - given)
+
+    def idle_grants(self) -> list[Grant]:
+        """Those in which it has nothing."""
+        parts = self.parts.values()
+        return [grant for part in parts for grant in part.grants if not grant.is_held]

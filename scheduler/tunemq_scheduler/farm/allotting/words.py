@@ -1,0 +1,137 @@
+"""`Words`: why something waits, and who has what, for people."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tunemq_scheduler.farm.allotting.amounts import NOTHING, is_nothing
+from tunemq_scheduler.farm.allotting.claims import Claims
+from tunemq_scheduler.farm.allotting.ledger import Ledger
+from tunemq_scheduler.farm.allotting.loads import GPUS, pool_of
+from tunemq_scheduler.farm.allotting.member import Member
+from tunemq_scheduler.farm.allotting.members import Members
+from tunemq_scheduler.farm.allotting.requests import Request, in_words, request_of
+from tunemq_shared.allotments import Amounts
+
+
+class NodeAllotment(msgspec.Struct, frozen=True):
+    """A node and who has what of it.
+
+    Attributes:
+        state: ready, lost or draining.
+        held: by experiment, what it may hold at worst.
+        reserved_for: experiments for which slots are being cleared there.
+    """
+
+    incarnation: str
+    node: str
+    hostname: str
+    state: str
+    total: Amounts
+    free: Amounts
+    held: dict[str, Amounts]
+    reserved_for: tuple[str, ...]
+
+
+class Words:
+    """Says it; changes nothing."""
+
+    def __init__(self, ledger: Ledger, members: Members, claims: Claims) -> None:
+        self._ledger = ledger
+        self._members = members
+        self._claims = claims
+
+    def snapshot(self) -> list[NodeAllotment]:
+        """All nodes."""
+        found: list[NodeAllotment] = []
+        for incarnation, node in self._ledger.nodes.items():
+            held = {name: part.taken for name, part in node.parts.items()}
+            claimed = {claim.member.name: None for claim in self._claims.on(incarnation)}
+            found.append(
+                NodeAllotment(
+                    incarnation,
+                    node.joined.node,
+                    node.joined.hostname,
+                    node.state,
+                    node.total,
+                    node.free,
+                    {name: amounts for name, amounts in held.items() if not is_nothing(amounts)},
+                    tuple(claimed),
+                )
+            )
+        return found
+
+    def why(self, name: str, asked: dict[str, float]) -> list[str]:
+        """Why a trial of an experiment waits; what matters most comes first."""
+        if name not in self._members:
+            return [f"the farm knows no experiment {name!r}"]
+        member, request = self._members[name], request_of(asked)
+        never = self._ledger.room.why_never(asked)
+        if never is not None:
+            return [f"{never}; it waits until there is a node that has it"]
+        if member.is_paused:
+            return [f"experiment {name} is paused"]
+        if self._members.expected:
+            others = ", ".join(sorted(self._members.expected))
+            return [f"the scheduler was started again and first waits to hear from {others}"]
+        reasons = [*self._quota(member, request), *self._claimed(member, request)]
+        not_now = self._ledger.room.why_not_now(asked)
+        if not_now is None and not reasons:
+            return [f"there is room for {in_words(request)}; it is offered next"]
+        if not_now is not None:
+            reasons.append(not_now)
+        return [*reasons, *self._turn(member, request)]
+
+    def _quota(self, member: Member, request: Request) -> list[str]:
+        amounts = self._ledger.room.estimate(request)
+        resource = self._members.quotas.hit(member.owner, amounts) if amounts else ""
+        if not resource:
+            return []
+        most = self._members.quotas.of(member.owner)[resource]
+        used = self._members.quotas.held.get(member.owner, {}).get(resource, 0.0)
+        return [f"the quota of {member.owner} is {resource}={most:g}, and {used:g} of it is used"]
+
+    def _claimed(self, member: Member, request: Request) -> list[str]:
+        found: list[str] = []
+        for claim in self._claims:
+            node = self._ledger.nodes[claim.incarnation].joined.node
+            givers = ", ".join(sorted({part.experiment for part in claim.givers}))
+            whose = f", once {givers} has let go of it" if givers else ""
+            if claim.member is member and claim.request == request:
+                found.append(f"a slot on {node} is being cleared for it{whose}")
+            elif claim.member.priority >= member.priority:
+                what = in_words(claim.request)
+                found.append(f"{what} on {node} is reserved for {claim.member.name}{whose}")
+        return found[:8]
+
+    def _turn(self, member: Member, request: Request) -> list[str]:
+        amounts = self._ledger.room.estimate(request) or NOTHING
+        pool = pool_of(amounts)
+        found: list[str] = []
+        first = [one.name for one in self._members if one.since and one.priority > member.priority]
+        if first:
+            found.append(f"{len(first)} experiments of a higher priority wait, such as {first[0]}")
+        unit = "GPUs" if pool == GPUS else "of the farm"
+        mine = self._members.account(member.priority, member.owner, pool)
+        for (priority, owner), book in self._members.books.items():
+            if priority != member.priority or owner == member.owner:
+                continue
+            account = book.accounts[pool]
+            if account.has_waiting and account.standing < mine.standing:
+                found.append(
+                    f"{owner} comes first: it has {account.held:g} {unit} of its share of "
+                    f"{account.entitled:g}; {member.owner} has {mine.held:g} of {mine.entitled:g}"
+                )
+        place = (self._members.coming(member, pool), member.order)
+        before = [
+            one.name
+            for one in self._members
+            if one.since
+            and (one.owner, one.priority) == (member.owner, member.priority)
+            and (self._members.coming(one, pool), one.order) < place
+        ]
+        if before:
+            found.append(
+                f"{len(before)} other experiments of {member.owner} come first, such as {before[0]}"
+            )
+        return found

@@ -1,0 +1,380 @@
+"""A farm that several experiments share, in virtual time: the `Allotter` and those that use it.
+
+Messages take a while, each way. The experiments place trials as the real ones do: each has a
+`Placement`, goes by the newest offer that reached it, and has the youngest trials give way where it
+is told to.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tunemq_scheduler.core.placement import Placement
+from tunemq_scheduler.farm.allotting.allotter import Allotter
+from tunemq_scheduler.farm.allotting.settings import AllotterSettings
+from tunemq_shared.allotments import Amounts, Usage, Wanted
+from tunemq_shared.messages import Gpu, NodeJoined, NodeOffered
+
+#: A request, and how long a trial of it takes.
+Job = tuple[dict[str, float], float]
+
+
+def node(name: str, gpus: int = 0, cpus: float = 8.0, **more: float) -> NodeJoined:
+    """A node with GPUs that have a name each."""
+    devices = tuple(Gpu(f"{name}-{place}", "A100", 80e9) for place in range(gpus))
+    resources = {"cpu": cpus, "gpu": float(gpus), **more}
+    return NodeJoined(name, name, name, "10.0.0.1", resources, devices, is_shared=True)
+
+
+@dataclass(eq=False)
+class Running:
+    """A trial on a node."""
+
+    node: str
+    request: dict[str, float]
+    devices: dict[str, float]
+    since: float
+    length: float
+    is_saving: bool = False
+    is_killed: bool = False
+
+
+@dataclass(eq=False)
+class SharingExperiment:
+    """An experiment's side of the offers."""
+
+    name: str
+    owner: str
+    jobs: Iterator[Job]
+    priority: int = 0
+    at_most: int = 1_000_000
+    placement: Placement = field(default_factory=Placement)
+    running: dict[Running, None] = field(default_factory=dict)
+    back: list[Job] = field(default_factory=list)
+    seen: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    away: dict[str, list[Running]] = field(default_factory=dict)
+    preempted: int = 0
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self._grace: dict[str, float | None] = {}
+        self._next: Job | None = next(self.jobs, None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it would start another trial if it had a slot."""
+        more = self._next is not None and len(self.running) < self.at_most
+        return not self.is_over and (bool(self.back) or more)
+
+    def join(self, joined: NodeJoined) -> None:
+        self.placement.add_node(joined.incarnation, joined.resources, joined.gpus)
+        self.placement.offer(joined.incarnation, Amounts())
+        self.seen[joined.incarnation] = self.numbers.get(joined.incarnation, 0)
+
+    def lose(self, incarnation: str) -> list[Running]:
+        """Its trials there begin anew elsewhere; returns them."""
+        if incarnation not in self.seen:
+            return []
+        lost = [one for one in self.running if one.node == incarnation]
+        for trial in lost:
+            del self.running[trial]
+            if not trial.is_killed:
+                self.back.append((trial.request, trial.length))
+        self.placement.remove_node(incarnation)
+        self.numbers[incarnation] = self.seen.pop(incarnation)
+        return lost
+
+    def hold(self, trial: Running) -> None:
+        """A trial that was taken over is still there, and is to be killed."""
+        trial.is_saving = trial.is_killed = True
+        self.placement.hold(trial.node, trial.request, trial.devices)
+        self.running[trial] = None
+
+    def hear(self, offer: NodeOffered) -> None:
+        if offer.incarnation in self.seen:
+            assert offer.n > self.seen[offer.incarnation]
+            self.seen[offer.incarnation] = offer.n
+            self._grace[offer.incarnation] = offer.preempt_grace_s
+            amounts = Amounts(offer.resources, offer.devices)
+            self.placement.offer(offer.incarnation, amounts)
+
+    def turn(self, now: float) -> tuple[list[Running], list[Running]]:
+        """Place what can be placed; returns those that began, and those that have to give way."""
+        began: list[Running] = []
+        while not self.is_over:
+            job = self.back[0] if self.back else self._next
+            if job is None or (not self.back and len(self.running) >= self.at_most):
+                break
+            request, length = job
+            place = self.placement.fit(request)
+            if place is None:
+                break
+            devices = self.placement.take(place, request)
+            trial = Running(place, request, devices, now, length)
+            self.running[trial] = None
+            began.append(trial)
+            if self.back:
+                self.back.pop(0)
+            else:
+                self._next = next(self.jobs, None)
+        return began, [one for node in self.seen for one in self._to_give_way(node)]
+
+    def end(self, trial: Running, left: float = 0.0) -> None:
+        """A trial ended; what is left of it is to be done again later."""
+        if trial in self.running:
+            del self.running[trial]
+            self.placement.give_back(trial.node, trial.request, trial.devices)
+            if left > 0:
+                self.back.append((trial.request, left))
+
+    def usage(self) -> Usage:
+        held = {one: self.placement.held(one) for one in self.seen}
+        wants = Counter(_key(request) for request, _ in self.back)
+        if self._next is not None:
+            wants[_key(self._next[0])] += max(0, self.at_most - len(self.running))
+        return Usage(
+            dict(self.seen),
+            {one: amounts for one, amounts in held.items() if amounts != Amounts()},
+            tuple(Wanted(dict(one), count) for one, count in wants.items() if count > 0)
+            if not self.is_over
+            else (),
+        )
+
+    def gpus(self) -> float:
+        return sum(sum(trial.devices.values()) for trial in self.running)
+
+    def _to_give_way(self, incarnation: str) -> list[Running]:
+        if self._grace.get(incarnation) is None:
+            return []
+        here = [one for one in self.running if one.node == incarnation]
+        excess = self.placement.excess(incarnation)
+        resources = Counter(excess.resources)
+        devices = Counter(excess.devices)
+        for trial in here:
+            if trial.is_saving:
+                resources.subtract(trial.request)
+                devices.subtract(trial.devices)
+        chosen: list[Running] = []
+        for trial in sorted(here, key=lambda one: -one.since):
+            helps = any(devices[one] > 1e-6 for one in trial.devices) or any(
+                resources[one] > 1e-6 for one in trial.request if one != "gpu"
+            )
+            if helps and not trial.is_saving:
+                resources.subtract(trial.request)
+                devices.subtract(trial.devices)
+                chosen.append(trial)
+        return chosen
+
+
+def _key(request: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(request.items()))
+
+
+class SharedFarm:
+    """The allotter, the experiments, and the messages between them."""
+
+    def __init__(self, seed: int, settings: AllotterSettings | None = None) -> None:
+        self.random = random.Random(seed)
+        self.now = 1.0
+        self.allotter = Allotter(settings)
+        self.allotter.advance(self.now)
+        self.nodes: dict[str, NodeJoined] = {}
+        self.experiments: dict[str, SharingExperiment] = {}
+        self.preempted: Counter[str] = Counter()
+        self._settings = settings
+        self.silent: dict[str, NodeJoined] = {}
+        self.was_silent = False
+        self._generation = 0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._arrivals: dict[tuple[str, str], float] = {}
+        self._last_usage: dict[str, Usage] = {}
+        self._orders = itertools.count()
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), what))
+
+    def run(self, until: float, every: float = 10.0) -> None:
+        """Go on until then; the allotter is asked at least so often."""
+        while True:
+            due = self._events[0][0] if self._events else float("inf")
+            self.now = min(due, self.now + every, until)
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+            self.step()
+            if self.now >= until:
+                return
+
+    def step(self) -> None:
+        """The allotter is told the time, and what it says is sent."""
+        self.allotter.advance(self.now)
+        for name, offer in self.allotter.offers():
+            self._send("offer", name, lambda name=name, offer=offer: self._offer(name, offer))
+
+    def join(self, joined: NodeJoined) -> None:
+        self.nodes[joined.incarnation] = joined
+        self.allotter.advance(self.now)
+        self.allotter.node_joined(joined)
+        for name in self.experiments:
+            self._send("offer", name, lambda name=name: self._joined(name, joined))
+
+    def lose(self, incarnation: str) -> None:
+        """A machine is gone for good."""
+        self.nodes.pop(incarnation, None)
+        self.silent.pop(incarnation, None)
+        self.allotter.advance(self.now)
+        self.allotter.node_lost(incarnation, is_dead=True)
+        for experiment in self.experiments.values():
+            experiment.lose(incarnation)
+            experiment.away.pop(incarnation, None)
+            self._turn(experiment)
+
+    def silence(self, incarnation: str) -> None:
+        """A machine is cut off; what it hosts goes on there, and begins anew elsewhere."""
+        self.was_silent = True
+        self.silent[incarnation] = self.nodes.pop(incarnation)
+        self.allotter.advance(self.now)
+        self.allotter.node_lost(incarnation)
+        for experiment in self.experiments.values():
+            experiment.away[incarnation] = experiment.lose(incarnation)
+            self._turn(experiment)
+
+    def hear_again(self, incarnation: str) -> None:
+        """It is heard again; what it hosts was taken over, and is killed."""
+        joined = self.nodes[incarnation] = self.silent.pop(incarnation)
+        self.allotter.advance(self.now)
+        self.allotter.node_returned(incarnation)
+        for name in self.experiments:
+            self._send("offer", name, lambda name=name: self._joined(name, joined))
+
+    def restart(self) -> None:
+        """Another supervisor takes over; what was under way is lost."""
+        self._generation += 1
+        self._last_usage.clear()
+        self.allotter = Allotter(self._settings)
+        self.allotter.advance(self.now)
+        for order, one in enumerate(self.experiments.values()):
+            self.allotter.experiment_added(one.name, one.owner, one.priority, order)
+            self.allotter.expect(one.name)
+        for joined in self.nodes.values():
+            self.allotter.node_joined(joined)
+            for name in self.experiments:
+                self._send("offer", name, lambda name=name, it=joined: self._joined(name, it))
+        for one in self.experiments.values():
+            for incarnation in one.seen.keys() - self.nodes.keys():
+                one.lose(incarnation)
+            self._turn(one)
+
+    def submit(self, experiment: SharingExperiment) -> SharingExperiment:
+        self.experiments[experiment.name] = experiment
+        self.allotter.advance(self.now)
+        self.allotter.experiment_added(
+            experiment.name, experiment.owner, experiment.priority, next(self._orders)
+        )
+        for joined in self.nodes.values():
+            experiment.join(joined)
+        self._turn(experiment)
+        return experiment
+
+    # --- what is looked at ------------------------------------------------------------------------
+
+    def gpus(self) -> float:
+        return sum(len(joined.gpus) for joined in self.nodes.values())
+
+    def held(self, owner: str, priority: int = 0) -> float:
+        return sum(
+            one.gpus()
+            for one in self.experiments.values()
+            if (one.owner, one.priority) == (owner, priority)
+        )
+
+    def check(self) -> None:
+        """No GPU is held twice, and nothing beyond what a node has."""
+        devices: Counter[str] = Counter()
+        amounts: Counter[tuple[str, str]] = Counter()
+        for experiment in self.experiments.values():
+            for trial in experiment.running:
+                for uuid, share in trial.devices.items():
+                    devices[trial.node + uuid] += share  # type: ignore[assignment]
+                for name, amount in trial.request.items():
+                    if name == "gpu_memory":
+                        continue
+                    amounts[trial.node, name] += amount  # type: ignore[assignment]
+        assert all(share <= 1 + 1e-6 for share in devices.values()), devices
+        for (name, resource), amount in amounts.items():
+            assert amount <= self.nodes[name].resources[resource] + 1e-6, (name, resource, amount)
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def _send(self, kind: str, name: str, what: Callable[[], None]) -> None:
+        """In order, and after a while."""
+        when = self.now + self.random.choice((0.01, 0.1, 0.1, 2.0))
+        when = max(when, self._arrivals.get((kind, name), 0.0))
+        self._arrivals[kind, name] = when
+        generation = self._generation
+        self.at(when, lambda: what() if generation == self._generation else None)
+
+    def _offer(self, name: str, offer: NodeOffered) -> None:
+        if name in self.experiments:
+            self.experiments[name].hear(offer)
+            self._turn(self.experiments[name])
+
+    def _joined(self, name: str, joined: NodeJoined) -> None:
+        if name in self.experiments and joined.incarnation in self.nodes:
+            experiment = self.experiments[name]
+            if joined.incarnation not in experiment.seen:
+                experiment.join(joined)
+                for trial in experiment.away.pop(joined.incarnation, []):
+                    experiment.hold(trial)
+                    killed = self.now + self.random.uniform(0.1, 5.0)
+                    self.at(killed, lambda trial=trial: self._killed(experiment, trial))
+            self._turn(experiment)
+
+    def _killed(self, experiment: SharingExperiment, trial: Running) -> None:
+        if trial in experiment.running:
+            experiment.end(trial)
+            self._turn(experiment)
+
+    def _turn(self, experiment: SharingExperiment) -> None:
+        began, giving_way = experiment.turn(self.now)
+        for trial in began:
+            self.at(self.now + trial.length, lambda trial=trial: self._end(experiment, trial))
+        for trial in giving_way:
+            trial.is_saving = True
+            self.preempted[experiment.owner] += 1
+            experiment.preempted += 1
+            saved = self.now + self.random.uniform(1.0, 30.0)
+            self.at(saved, lambda trial=trial: self._save(experiment, trial))
+        usage = experiment.usage()
+        if usage != self._last_usage.get(experiment.name):
+            self._last_usage[experiment.name] = usage
+            self._send(
+                "usage", experiment.name, lambda: self._report(experiment.name, usage)
+            )
+
+    def _report(self, name: str, usage: Usage) -> None:
+        self.allotter.advance(self.now)
+        self.allotter.usage(name, usage)
+        experiment = self.experiments.get(name)
+        if experiment is not None and not experiment.waits and not experiment.running:
+            self.allotter.experiment_gone(name)
+            del self.experiments[name]
+
+    def _end(self, experiment: SharingExperiment, trial: Running) -> None:
+        if trial in experiment.running and not trial.is_saving:
+            experiment.end(trial)
+            self._turn(experiment)
+
+    def _save(self, experiment: SharingExperiment, trial: Running) -> None:
+        """A trial that has to give way has saved what it did."""
+        if trial in experiment.running:
+            experiment.end(trial, max(1.0, trial.length - (self.now - trial.since)))
+            self._turn(experiment)
