@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.object_servers import bucket, minio, shared_minio, shared_rclone  # noqa: F401
+from tests.served_folders import served, shared_served  # noqa: F401
 from tests.support import eventually
 from tunemq_shared import defences
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tunemq_scheduler.tuner import Tuner
     from tunemq_shared.checkpoint import Checkpoint
     from tunemq_shared.errors import TuneError
+    from tunemq_shared.executables.executable import executable
     from tunemq_shared.parameters import with_parameters
     from tunemq_shared.resources import PlacementGroupFactory, with_resources
     from tunemq_shared.session import get_checkpoint, get_context, report
@@ -76,6 +77,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "tunemq_scheduler.tuner": ("Tuner",),
     "tunemq_shared.checkpoint": ("Checkpoint",),
     "tunemq_shared.errors": ("TuneError",),
+    "tunemq_shared.executables.executable": ("executable",),
     "tunemq_shared.parameters": ("with_parameters",),
     "tunemq_shared.resources": ("PlacementGroupFactory", "with_resources"),
     "tunemq_shared.session": ("get_checkpoint", "get_context", "report"),
@@ -118,6 +120,7 @@ __all__ = [
     "choice",
     "create_scheduler",
     "create_searcher",
+    "executable",
     "get_checkpoint",
     "get_context",
     "grid_search",

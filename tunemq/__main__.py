@@ -10,11 +10,17 @@ from tunemq import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["report"]:
+        # Programs call it once a step: it does without all the rest.
+        from tunemq_shared.executables import report_command
+
+        return report_command.main(given[1:])
     # The two sides do not know each other: each brings its commands along.
     from tunemq_scheduler.tools import command
     from tunemq_workers import command as worker
 
-    return command.main(__version__, arguments, others=[worker.add_parser])
+    return command.main(__version__, given, others=[worker.add_parser])
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -209,8 +209,9 @@ class RunConfig:
         name: of the experiment and its folder; made of the trainable's name and the time by
             default.
         storage_path: the folder above it; ``$TUNEMQ_RESULTS`` or ``~/tunemq_results`` by default.
-            With ``s3://bucket/prefix`` that default folder holds what the search writes, and
-            checkpoints, with a copy of all else, go to the bucket.
+            With ``s3://bucket/prefix``, or the ``http://host:port/prefix`` of a `tunemq store
+            serve`, that default folder holds what the search writes, and checkpoints, with a copy
+            of all else, go to that store.
         stop: when a trial ends: ``{"key": bound}`` (reached when at least the bound, nested keys as
             ``outer/inner``), a function of (trial id, result), a `Stopper`, or a list of those.
         failure_config, checkpoint_config: see there.
@@ -224,6 +225,9 @@ class RunConfig:
         trial_limits: how long a step or a trial may take, and how much memory, before it is killed.
         resume_from_checkpoint: every trial begins from this checkpoint (a `Checkpoint`, or the path
             of its folder), which is copied into the search's store and stays there.
+        python: the interpreter that trials run in, as their nodes find it, such as
+            ``/envs/mine/bin/python``; it has the same version as the script's, and TuneMQ.
+        env_vars: variables for trials, beside or instead of those that they would have.
     """
 
     name: str | None = None
@@ -238,6 +242,8 @@ class RunConfig:
     sync_config: SyncConfig = field(default_factory=SyncConfig)
     trial_limits: TrialLimits = field(default_factory=TrialLimits)
     resume_from_checkpoint: Checkpoint | str | os.PathLike[str] | None = None
+    python: str | None = None
+    env_vars: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -258,11 +264,27 @@ class RunConfig:
         _check("RunConfig", "verbose", self.verbose, (0, 1, 2, 3))
         if isinstance(self.preload, str):
             raise _bad("RunConfig", "preload", self.preload, "give a list of module names")
+        _check_surroundings(self.python, self.env_vars)
         path: object = self.storage_path
         if not isinstance(path, str | os.PathLike | None):
             fix = "give a folder or an address such as s3://bucket/prefix"
             raise _bad("RunConfig", "storage_path", path, fix)
         _check_checkpoint(self.resume_from_checkpoint)
+
+
+def _check_surroundings(python: object, variables: object) -> None:
+    if python is not None and not (isinstance(python, str) and os.path.isabs(python)):
+        fix = "give the absolute path of an interpreter, such as /envs/mine/bin/python"
+        raise _bad("RunConfig", "python", python, fix)
+    if variables is None:
+        return
+    if not isinstance(variables, Mapping) or not all(
+        isinstance(one, str) and one and "\0" not in one and "=" not in one for one in variables
+    ):
+        raise _bad("RunConfig", "env_vars", variables, "give a dict of names and values")
+    for name, value in variables.items():
+        if not isinstance(value, str) or "\0" in value:
+            raise _bad("RunConfig", f"env_vars[{name!r}]", value, "give a text")
 
 
 def _check_checkpoint(given: object) -> None:

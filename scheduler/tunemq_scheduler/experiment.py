@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.adopting import adopt_written
+from tunemq_scheduler.carrying import Carriage, carry, environment_of
 from tunemq_scheduler.copies import copier_of
 from tunemq_scheduler.embedded.warm import embedded_farm
 from tunemq_scheduler.executors.executor import TrialExecutor
@@ -41,7 +42,6 @@ from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.errors import ConfigError, WireUnavailable
 from tunemq_shared.messages import BlobRef, Environment, ExperimentResumed
-from tunemq_shared.shipping import ship
 from tunemq_shared.stores import open_store
 
 #: The folder with a machine's own copies of checkpoints, in the experiment's.
@@ -92,12 +92,12 @@ class Experiment:
             return self._run_on_own_farm(opened)
 
     def _run_on_own_farm(self, opened: Opened) -> ResultGrid:
-        with embedded_farm(prewarm=self.prepared.environment()) as farm:
+        with embedded_farm(prewarm=environment_of(self.prepared)) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
             with installed_packages_first("celery", "kombu", "redis"):
                 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 
-            plan = self._plan(BlobFolder(Path(farm.folder) / "blobs"))
+            plan = self._plan(Carriage(blobs=BlobFolder(Path(farm.folder) / "blobs")))
             farm.wait_until_ready()
             executor = CeleryTrialExecutor(farm.url, term=farm.new_term(), backing=farm)
             search = self._search(plan, executor, opened)
@@ -127,7 +127,7 @@ class Experiment:
             return self._run_in_process(opened)
 
     def _run_in_process(self, opened: Opened) -> ResultGrid:
-        plan = self._plan(BlobFolder(Path(self.folder) / ".debug"))
+        plan = self._plan(Carriage(blobs=BlobFolder(Path(self.folder) / ".debug")))
         executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
         search = self._search(plan, executor, opened, max_trials=1)
         with search.shown(lambda: False):
@@ -227,13 +227,9 @@ class Experiment:
         )
         return self._outlined
 
-    def _plan(self, blobs: BlobFolder) -> ExperimentPlan:
+    def _plan(self, carriage: Carriage) -> ExperimentPlan:
         """What nodes are told of this experiment."""
-        prepared = self.prepared
-        code = ship(prepared.trainable, blobs, pickled=prepared.pickled)
-        return msgspec.structs.replace(
-            self._outlined, code=code, environment=prepared.environment(code)
-        )
+        return carry(self._outlined, self.prepared, carriage)
 
     def _search(
         self,

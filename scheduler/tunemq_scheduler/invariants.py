@@ -273,15 +273,25 @@ class Auditor:
     def _check_slots(self) -> None:
         runner = self.runner
         held: dict[str, dict[str, float]] = {node: {} for node in runner.nodes}
+        shares: dict[tuple[str, str], float] = {}
         for trial, epoch, node in runner.slots:
             if node not in held or not 0 < epoch <= self._books[trial].epoch:
                 self._broken("I5", trial, f"epoch {epoch} holds a slot of {node}")
-            on_node = held[node]
-            for name, amount in runner.slots.held_by(trial, epoch).items():
+            on_node, slot = held[node], runner.slots.held_by(trial, epoch)
+            gpus = {"gpu": sum(slot.devices.values())} if slot.devices else {}
+            for name, amount in {**slot.resources, **gpus}.items():
                 on_node[name] = on_node.get(name, 0.0) + amount
+            for uuid, share in slot.devices.items():
+                shares[node, uuid] = shares.get((node, uuid), 0.0) + share
+            if len(slot.devices) > 1 and any(share != 1 for share in slot.devices.values()):
+                self._broken("I5", trial, f"it has parts of several GPUs of {node}")
+        for (node, uuid), share in shares.items():
+            if share > 1 + _SLACK:
+                self._broken("I5", None, f"{share:g} of the GPU {uuid} of {node} are held")
         left: dict[str, float] = {}
         for node, joined in runner.nodes.items():
-            for name, amount in joined.resources.items():
+            gpus = {"gpu": float(len(joined.gpus))} if joined.gpus else {}
+            for name, amount in {**joined.resources, **gpus}.items():
                 taken = held[node].get(name, 0.0)
                 if taken > amount + _SLACK:
                     self._broken("I5", None, f"{taken:g} {name} of {node} are held")

@@ -42,12 +42,14 @@ class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         unfinished: trials that were not over go on; else they end where they are.
         errored: trials in ERROR: ``resume`` from their last checkpoint, ``restart``, or stay so.
+        also: further trials that go on, although they are in ERROR.
         stopped_by: the criteria of the run before, where they are others now: who ended only for
             them goes on.
     """
 
     unfinished: bool = True
     errored: Literal["", "resume", "restart"] = ""
+    also: tuple[str, ...] = ()
     stopped_by: tuple[Condition, ...] | None = None
 
 
@@ -188,7 +190,7 @@ def resumption(
         errored=options.errored,
         is_cold=is_cold,
         settings=b"" if settings == before else m.encode(settings),
-        also=_ended_by(opened, options.stopped_by),
+        also=(*_ended_by(opened, options.stopped_by), *_tried_again(opened, options.also)),
     )
 
 
@@ -208,6 +210,12 @@ def has_work(opened: Opened, event: m.ExperimentResumed, prepared: Prepared) -> 
     # An algorithm without a number of trials said by itself that it had no more.
     is_over = opened.was_exhausted and total is None
     return not is_over and not opened.algorithms.enough()
+
+
+def _tried_again(opened: Opened, trials: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are in ERROR; the run before may have tried the others again already."""
+    errored = opened.runner.errored() if trials else ()
+    return tuple(trial for trial in trials if trial in errored)
 
 
 def _ended_by(opened: Opened, stop: tuple[Condition, ...] | None) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         folder: its results folder.
         store: the address of the store of its checkpoints; empty where that is its folder.
         cache: where this machine keeps copies of checkpoints; empty leaves it to each node.
-        sync_timeout_s, uploads_waiting, limits: see `HostStart`.
+        sync_timeout_s, uploads_waiting, limits, bundle, blobs: see `HostStart`.
+        is_apart: whether nodes read and write nothing in its folder, but have trials in their own.
         trainable_name: the first part of every trial's name.
     """
 
@@ -46,6 +47,9 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     sync_timeout_s: float = 1800.0
     uploads_waiting: int = 1
     limits: TrialLimits = TrialLimits()
+    bundle: BlobRef | None = None
+    blobs: tuple[BlobRef, ...] = ()
+    is_apart: bool = False
 
     @property
     def store_address(self) -> str:
@@ -60,6 +64,11 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Where a trial's files are."""
         return os.path.join(self.folder, self.trial_name(trial))
 
+    def _hosts_folder(self, trial: str) -> str:
+        if self.is_apart:
+            return f"{self.experiment_id}/{self.trial_name(trial)}"
+        return self.trial_folder(trial)
+
     def host_start(self, order: StartTrial) -> HostStart:
         """What a node is told to start one trial."""
         return HostStart(
@@ -67,7 +76,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             events_key=self.events_key,
             trial_name=self.trial_name(order.trial),
             trial_number=order.number,
-            folder=self.trial_folder(order.trial),
+            folder=self._hosts_folder(order.trial),
             code=self.code,
             config=order.config,
             resources=order.resources,
@@ -88,4 +97,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             uploads_waiting=self.uploads_waiting,
             limits=self.limits,
             time_spent_s=order.time_spent_s,
+            devices=order.devices,
+            bundle=self.bundle,
+            blobs=self.blobs,
         )

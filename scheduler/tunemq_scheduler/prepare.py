@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -19,20 +17,18 @@ from tunemq_scheduler.folders import safe_name
 from tunemq_scheduler.schedulers import TrialScheduler, make_scheduler
 from tunemq_scheduler.search import SearchAlgorithm, SearchSetup, make_search_algorithm
 from tunemq_scheduler.search.objective import metric_names
+from tunemq_scheduler.search.space import parameter_names, read_space
 from tunemq_scheduler.stopper import Stopper, make_stopping
 from tunemq_shared import defences
 from tunemq_shared.attached import attached_to
-from tunemq_shared.code import modules_of, trainable_name
+from tunemq_shared.code import trainable_name
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.messages import BlobRef, Environment
+from tunemq_shared.executables.executable import Executable
 from tunemq_shared.packing import check_keys
 from tunemq_shared.resources import resources_of
-from tunemq_shared.shipping import Pickled, pickle_parts, preload_of
+from tunemq_shared.shipping import Pickled, pickle_parts
 from tunemq_shared.trainable import Trainable, validate_trainable
-
-#: Variables of ours that are none of a trial's business.
-_OURS: Final = "TUNEMQ_"
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,22 +69,6 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             worst_for_nonfinite=self.tune.nonfinite == "worst",
         )
 
-    def environment(self, shipped: BlobRef | None = None) -> Environment:
-        """What hosts are forked from: this interpreter, with the script's path and variables.
-
-        Args:
-            shipped: the trainable's blob; without it, what bound objects need is not known.
-        """
-        if self.run.preload is not None:
-            preload = tuple(self.run.preload)
-        else:
-            preload = modules_of(self.pickled.code) if shipped is None else preload_of(shipped)
-        variables = {
-            name: value for name, value in os.environ.items() if not name.startswith(_OURS)
-        }
-        path = tuple(os.path.abspath(entry) if entry == "" else entry for entry in sys.path)
-        return Environment(sys.executable, preload, variables, path)
-
 
 def prepare(
     trainable: Any, param_space: dict[str, Any] | None, tune: TuneConfig, run: RunConfig
@@ -102,6 +82,7 @@ def prepare(
     trainable = _named(trainable)
     validate_trainable(trainable)
     _check_checkpoints(trainable, run)
+    _check_arguments(trainable, param_space, tune)
     _check_callbacks(run.callbacks)
     run.sync_config.validate_upload_dir()
     seed = tune.seed if tune.seed is not None else random.SystemRandom().getrandbits(32)
@@ -182,6 +163,14 @@ def _check_checkpoints(trainable: Any, run: RunConfig) -> None:
                 f"CheckpointConfig({field}={value!r}) is for class trainables; in a function call "
                 f"report(metrics, checkpoint=...) when one is due."
             )
+
+
+def _check_arguments(trainable: Any, param_space: Any, tune: TuneConfig) -> None:
+    """A command names parameters, which have to be in the space."""
+    original = attached_to(trainable).original
+    if not isinstance(original, Executable) or (not param_space and tune.search_alg is not None):
+        return  # a search algorithm with a space of its own knows its names
+    original.check_names(dict(parameter_names(read_space(_space(param_space)))))
 
 
 def _check_callbacks(callbacks: Any) -> None:

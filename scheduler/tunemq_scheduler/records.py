@@ -52,6 +52,8 @@ class Records:
         self.best: tuple[str, float, Mapping[str, Any]] | None = None
         #: The trials that are not over; the loop sets it.
         self.trials: Callable[[], Iterable[TrialView]] = list
+        #: Told of all that happens to no trial, beside the display.
+        self.also_tell: Callable[[str], None] = lambda _text: None
         #: Called at the end of each turn.
         self.show: Callable[[], None] = lambda: None
         self._callbacks = callbacks
@@ -115,6 +117,7 @@ class Records:
     def news(self, text: str) -> None:
         """Something happened to no trial."""
         self._display.news(text)
+        self.also_tell(text)
 
     def turn_ended(self) -> None:
         """The turn's records have all been given."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, overload
 
+from tunemq_scheduler.client.pickled_tuner import pickle_tuner_parts
 from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_scheduler.experiment import Experiment, storage_for
+from tunemq_scheduler.installed_packages import installed_packages_first
 from tunemq_scheduler.opening import ResumeOptions
 from tunemq_scheduler.prepare import prepare
 from tunemq_scheduler.restoring import Restored, can_restore, restored, results_so_far
@@ -14,6 +16,9 @@ from tunemq_scheduler.result_grid import ResultGrid
 from tunemq_scheduler.saved_tuner import pickle_tuner, save_tuner
 from tunemq_scheduler.storage import Storage
 from tunemq_shared.errors import ConfigError, TuneError
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.client.handle import ExperimentHandle
 
 
 class TunerParts(NamedTuple):
@@ -126,24 +131,96 @@ class Tuner:
         """What it was made of, for those who run it elsewhere."""
         return TunerParts(self._trainable, self._param_space, self._tune_config, self._run_config)
 
-    def fit(self, *, debug: bool = False) -> ResultGrid:
+    @overload
+    def fit(
+        self,
+        *,
+        debug: bool = False,
+        address: str | None = None,
+        detached: Literal[False] = False,
+        priority: int = 0,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> ResultGrid: ...
+
+    @overload
+    def fit(
+        self,
+        *,
+        address: str,
+        detached: Literal[True],
+        priority: int = 0,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> ExperimentHandle: ...
+
+    def fit(
+        self,
+        *,
+        debug: bool = False,
+        address: str | None = None,
+        detached: bool = False,
+        priority: int = 0,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> ResultGrid | ExperimentHandle:
         """Run the search, and return when it is over.
 
-        Redis, a worker and everything else it needs are started for this script, stay warm for the
-        next search, and end with it.
+        Without an address Redis, a worker and everything else it needs are started for this script,
+        stay warm for the next search, and end with it.
 
         Args:
             debug: run only the first trial, in this process, so that breakpoints and pdb work.
+            address: of the Redis of a farm, on whose scheduler the search runs then, even if this
+                script ends; its code travels there.
+            detached: return at once what can be asked about the search, on a farm.
+            priority: on a farm: those with a higher one are first.
+            folder: of the code that the farm needs; by default the script's own, if it imports
+                modules that lie there.
 
         Raises:
             UserError: something in the search is not usable; nothing was started.
             StoreError: its store cannot be used; nothing was started.
-            KeyboardInterrupt: Ctrl-C; everything was saved before.
-            TuneError: the search could not go on.
+            KeyboardInterrupt: Ctrl-C; everything was saved before. On a farm it goes on.
+            TuneError: the search could not go on; the farm has no scheduler, or refuses it.
         """
-        experiment = self._experiment()
-        self._results = experiment.run_here() if debug else experiment.run()
+        if address is None:
+            if detached or priority or folder is not None:
+                raise ConfigError(
+                    "Tuner.fit(detached=..., priority=..., folder=...) are for a farm; give its"
+                    " address, too: fit(address='redis://host:6379/0')."
+                )
+            experiment = self._experiment()
+            self._results = experiment.run_here() if debug else experiment.run()
+            return self._results
+        handle = self._begin_on_farm(address, priority, folder, debug=debug)
+        if detached:
+            return handle
+        self._results = handle.attach(shows=self._run_config.verbose > 0)
         return self._results
+
+    def _begin_on_farm(
+        self, address: str, priority: int, folder: str | os.PathLike[str] | None, *, debug: bool
+    ) -> ExperimentHandle:
+        if debug:
+            raise ConfigError("Tuner.fit(debug=True) runs here; leave the address out.")
+        if self._restored is not None:
+            raise ConfigError(
+                "a restored Tuner cannot be sent to a farm; what the farm has is gone on with by"
+                " `tunemq resume NAME`, and what this machine has here: fit()."
+            )
+        # Before `prepare`, which checks it, sets up the algorithms in it.
+        pickled = pickle_tuner_parts(*self.parts)
+        prepared = prepare(*self.parts)
+        with installed_packages_first("redis"):
+            from tunemq_scheduler.client.handle import ExperimentHandle
+            from tunemq_scheduler.client.requests import FarmClient
+            from tunemq_scheduler.client.submitting import Wishes, submit_pickled
+        wishes = Wishes(
+            name=self._run_config.name or "",
+            priority=priority,
+            folder=None if folder is None else os.fspath(folder),
+        )
+        with FarmClient(address) as client:
+            submitted = submit_pickled(client, pickled, wishes, prepared.trainable_name)
+        return ExperimentHandle(address, submitted.name, self._trainable)
 
     def _experiment(self) -> Experiment:
         space, tune, run = self._param_space, self._tune_config, self._run_config

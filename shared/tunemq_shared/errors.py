@@ -9,12 +9,16 @@
     │   ├─ ResourceError                       more than any node has
     │   └─ CheckpointError                     a checkpoint that is not one
     ├─ TrialError                              a trial ended in ERROR; carries its failures
+    ├─ ExecutableFailed                        a trial's program ended with another exit code than 0
     ├─ SearchFailed                            a search algorithm or trial scheduler raised
     ├─ WireError                               Redis cannot be reached, or sends what is unreadable
     │   └─ WireUnavailable                     ... for so many seconds, at that address
     ├─ SchedulerSuperseded                     a farm has one scheduler, and it is another one
+    ├─ NoScheduler                             a farm has none, or it does not answer
+    ├─ RequestRefused                          a farm's scheduler does not do what it was asked
     ├─ StoreError                              a checkpoint cannot be written or read
-    │   └─ CheckpointCorrupt                   sizes or hashes do not match the manifest
+    │   ├─ CheckpointCorrupt                   sizes or hashes do not match the manifest
+    │   └─ BlobCorrupt                         code or parameters are missing, or damaged
     ├─ JournalError                            the experiment's journal cannot be written or read
     │   ├─ JournalCorrupt                      a damaged record with whole ones behind it
     │   ├─ JournalFull                         the disk has no room for it
@@ -71,6 +75,10 @@ class TrialError(TuneError, RuntimeError):
     """A trial ended in ERROR."""
 
 
+class ExecutableFailed(TuneError, RuntimeError):
+    """A trial's program failed."""
+
+
 class SearchFailed(TuneError, RuntimeError):
     """A search algorithm, trial scheduler, stopper or callback raised."""
 
@@ -87,12 +95,24 @@ class SchedulerSuperseded(TuneError, RuntimeError):
     """Another scheduler runs on this farm."""
 
 
+class NoScheduler(TuneError, RuntimeError):
+    """No scheduler runs on this farm."""
+
+
+class RequestRefused(TuneError, RuntimeError):
+    """The farm's scheduler does not do what it was asked."""
+
+
 class StoreError(TuneError, OSError):
     """A checkpoint cannot be written or read."""
 
 
 class CheckpointCorrupt(StoreError):
     """A checkpoint's files do not match its manifest."""
+
+
+class BlobCorrupt(StoreError):
+    """A blob is missing, or is not what its name says."""
 
 
 class JournalError(TuneError):

@@ -78,12 +78,21 @@ FAILPOINTS: Final = MappingProxyType(
         "journal.after_removal": "scheduler: what older snapshots needed is removed",
         "tuner.before_rename": "scheduler: what a restore needs is written, and not visible yet",
         "tuner.after_rename": "scheduler: what a restore needs is there",
+        "queue.before_rename": "scheduler: a change of the queue is written, and not visible yet",
+        "queue.after_rename": "scheduler: a change of the queue is visible, nobody was told",
+        "queue.before_removal": "scheduler: an experiment is to be forgotten, and is queued yet",
+        "queue.after_removal": "scheduler: an experiment is forgotten, nobody was told",
+        "requests.before_done": "scheduler: a request was taken from Redis, and is not done yet",
+        "requests.before_record": "scheduler: a request was done, and is not remembered yet",
+        "requests.before_answer": "scheduler: a request is remembered, and not answered yet",
         "orders.before_send": "scheduler: what a node is to host is journalled, and not sent",
         "orders.after_send": "scheduler: what a node is to host is in its queue",
         "delete.before_manifest": "scheduler: a condemned checkpoint is still whole",
         "delete.after_manifest": "scheduler: a condemned checkpoint has no manifest any more",
         "delete.before_objects": "scheduler: objects that nothing refers to are still there",
         "delete.after_objects": "scheduler: objects that nothing refers to are removed",
+        "serve.before_rename": "store serve: an object is complete, and not visible yet",
+        "serve.after_rename": "store serve: an object is visible, its client does not know it",
     }
 )
 

@@ -7,6 +7,8 @@ import traceback
 from types import TracebackType
 from typing import Final
 
+from tunemq_shared.errors import TuneError
+
 _OURS: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LONGEST_LINE: Final = 1000
 _LONGEST_TRACEBACK: Final = 64 * 1024
@@ -23,17 +25,23 @@ def one_line(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback from the first frame of user code on, of bounded length."""
-    lines = traceback.format_exception(type(error), error, _from_user_code(error.__traceback__))
+    """The traceback from the first frame of user code on, of bounded length.
+
+    An error of ours that no user code raised needs none: its message says all.
+    """
+    trace = _from_user_code(error.__traceback__)
+    if trace is None and not isinstance(error, TuneError):
+        trace = error.__traceback__
+    lines = traceback.format_exception(type(error), error, trace)
     return _encodable(_shortened("".join(lines), _LONGEST_TRACEBACK))
 
 
 def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
-    """``trace`` without our own frames at its start; whole if there is no other."""
+    """``trace`` without our own frames at its start; None if there is no other."""
     frame = trace
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
         frame = frame.tb_next
-    return frame or trace
+    return frame
 
 
 def _shortened(text: str, longest: int) -> str:

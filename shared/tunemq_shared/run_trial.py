@@ -144,6 +144,7 @@ def _train(trainable: Trainable, session: TrialSession) -> None:
     """Step until the trial has ended, saving when that is due."""
     start = session.start
     every = start.checkpoint_frequency
+    session.saves_when_asked = True
     try:
         while True:
             session.go_on()

@@ -97,6 +97,8 @@ class TrialSession:
         self.ended: type[TrialUnwinding] | None = None
         #: The step of the newest checkpoint; 0 before the first.
         self.saved_step = 0
+        #: Whether the last step can be saved at any time, and not only by the trial's code.
+        self.saves_when_asked = False
         self._channel = channel
         self._checkpoints = checkpoints
         self._offered: tuple[Checkpoint, CheckpointForm] | None = None
@@ -213,7 +215,7 @@ class TrialSession:
             raise self.ended
         self._look_for_orders()
         while True:
-            if self._obeyed.stop or self._obeyed.pause:
+            if self._obeyed.stop or (self._obeyed.pause and self._may_pause):
                 self.ended = StopTrial if self._obeyed.stop else PauseTrial
                 raise self.ended
             horizon = self._obeyed.run_until
@@ -222,6 +224,22 @@ class TrialSession:
             self._obey(self._channel.wait())
         self._resumed_at = time.monotonic()
 
+    def look_for_stop(self) -> None:
+        """Look, in the middle of a step, whether the trial is to stop; a pause waits for its end.
+
+        Raises:
+            StopTrial: it is.
+        """
+        self._look_for_orders()
+        if self._obeyed.stop:
+            self.ended = StopTrial
+            raise self.ended
+
+    @property
+    def reported_metrics(self) -> tuple[str, ...]:
+        """The metrics that somebody expects of every result and that only the trial's code has."""
+        return self._required
+
     def settled(self) -> type[TrialUnwinding] | None:
         """What made the trial end, now that its code is left; a stop replaces a pause."""
         if self.ended is PauseTrial:
@@ -229,6 +247,12 @@ class TrialSession:
             if self._obeyed.stop:
                 self.ended = StopTrial
         return self.ended
+
+    @property
+    def _may_pause(self) -> bool:
+        """Whether nothing of it is to be repeated, where that matters."""
+        is_saved = self.saves_when_asked or self.saved_step == self.progress.iteration
+        return is_saved or not self._obeyed.at_checkpoint
 
     @property
     def _is_repeated(self) -> bool:

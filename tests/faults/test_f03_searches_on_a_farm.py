@@ -52,7 +52,7 @@ def test_f03_a_search_goes_on_after_another_one_had_its_farm_meanwhile(farm):
     farm.schedulers[0].kill()
     (abandoned,) = streams(farm)
     another = another_search(farm)
-    eventually(lambda: (farm.redis.client.get(wire.STREAM) or b"").decode() != abandoned)
+    eventually(lambda: (farm.redis.client.get(wire.STREAMS) or b"").decode() != abandoned)
     # Nodes keep what nobody has journalled for as long as its stream is there.
     assert abandoned not in streams(farm)
     assert another.ends(60) == 0, farm

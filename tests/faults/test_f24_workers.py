@@ -73,7 +73,7 @@ def test_f24_what_a_farm_leaves_in_redis_has_an_owner_or_an_expiry(farm):
     client = farm.redis.client
     for_ever = {key.decode() for key in client.keys("*") if client.ttl(key) < 0}
     # The farm's own, of which there is one each, whatever it did.
-    assert for_ever <= {wire.GENERATION, wire.NODES, wire.TERM, wire.STREAM}, for_ever
+    assert for_ever <= {wire.GENERATION, wire.NODES, wire.TERM, wire.STREAMS}, for_ever
     # The next scheduler takes note of the goodbye, and removes what it is about.
     farm.worker("two")
     assert farm.scheduler("--name", "another").ends(60) == 0, farm

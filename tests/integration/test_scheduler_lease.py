@@ -178,18 +178,33 @@ def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(cl
     first = claim()
     for key in ("one", "another"):
         redis.client.xadd(key, {"h": "x"})
-    assert line.ask([first.taking("one")]) == [1]
+    assert line.ask([first.taking(["one"])]) == [1]
     first.close()
     second = claim()
-    assert line.ask([second.taking("one")]) == [1]
+    assert line.ask([second.taking(["one"])]) == [1]
     assert redis.client.exists("one", "another") == 2
     second.close()
     third = claim()
-    assert line.ask([third.taking("another")]) == [1]
+    assert line.ask([third.taking(["another"])]) == [1]
     assert (redis.client.exists("one"), redis.client.exists("another")) == (0, 1)
-    assert redis.client.get(wire.STREAM) == b"another"
-    assert line.ask([second.taking("one")]) == [0]  # it woke too late
+    assert redis.client.get(wire.STREAMS) == b"another"
+    assert line.ask([second.taking(["one"])]) == [0]  # it woke too late
     assert redis.client.exists("another") == 1
+    line.close()
+
+
+def test_of_several_streams_those_that_are_not_the_next_ones_own_are_deleted(claim, redis):
+    line = RedisLine(redis.url)
+    line.connect()
+    lease = claim()
+    for key in ("one", "another", "third"):
+        redis.client.xadd(key, {"h": "x"})
+    line.ask([lease.taking(["one", "another", "third"])])
+    line.ask([lease.taking(["another", "new"])])
+    assert [redis.client.exists(key) for key in ("one", "another", "third")] == [0, 1, 0]
+    assert wire.unlisted(redis.client.get(wire.STREAMS).decode()) == ["another", "new"]
+    line.ask([lease.taking([])])
+    assert not redis.client.exists("another")
     line.close()
 
 

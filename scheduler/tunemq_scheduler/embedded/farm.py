@@ -38,7 +38,14 @@ _READY_WITHIN_S: Final = 20.0
 _STOP_WITHIN_S: Final = 1.8
 _LOG_TAIL_BYTES: Final = 2000
 #: Variables for a store's clients (where it is, its keys and certificates), and for failpoints.
-_ABOUT_STORE: Final = ("AWS_", "MINIO_", "SSL_CERT_", "TUNEMQ_S3_", "TUNEMQ_FAILPOINTS")
+_ABOUT_STORE: Final = (
+    "AWS_",
+    "MINIO_",
+    "SSL_CERT_",
+    "TUNEMQ_S3_",
+    "TUNEMQ_STORE_",
+    "TUNEMQ_FAILPOINTS",
+)
 _terms = itertools.count(1)
 
 

@@ -1,4 +1,4 @@
-"""``tunemq scheduler``: runs a script's search on the nodes of a farm."""
+"""``tunemq scheduler``: serves a farm, or runs one script's search on it in the foreground."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     """Add the command to the command line."""
     parser = groups.add_parser(
         "scheduler",
-        help="run a script's search on the workers of a farm",
-        description="Runs the Tuner that a script defines (the part of it under `if __name__ =="
-        ' "__main__"` does not run) on all workers of the same Redis. The same command again goes'
-        " on with the search where it was, whatever ended it: trials that ran on meanwhile are"
-        " taken over, others go on from their last checkpoints. Ctrl-C or SIGTERM: every trial is"
-        " stopped and everything saved.",
-        epilog="The code of a search and what `with_parameters` binds to it lie in --results, so"
-        " that workers must be able to read that folder under the same path, as must trials that"
-        " keep their checkpoints in a folder: all on one machine, or on a shared file system."
-        " Exit codes: 0 the search is over; 1 it could not go on; 64 something given is of no use;"
-        " 69 Redis cannot be reached; 75 another scheduler runs on this farm, has this"
-        " search, or took it over; 130 Ctrl-C; 143 SIGTERM.",
+        help="serve a farm: take what people submit, and run it on its workers",
+        description="Serves a farm until it is told to stop: takes searches from `tunemq submit`,"
+        " keeps them in a queue, and runs as many as there is room for, each in a process of its"
+        " own, on all workers of the same Redis. Ctrl-C, SIGTERM or any other end: trials run on,"
+        " and the same command takes them over."
+        " With a SCRIPT it runs that search alone, in the foreground (the part of the script under"
+        ' `if __name__ == "__main__"` does not run), and the same command goes on with it; then'
+        " Ctrl-C or SIGTERM stop every trial and save everything.",
+        epilog="Exit codes: 0 it was told to stop, or the search is over; 1 it could not go on;"
+        " 64 something given is of no use; 69 Redis cannot be reached; 75 another scheduler runs on"
+        " this farm, has this search, or took it over. With a SCRIPT: 130 Ctrl-C; 143 SIGTERM."
+        " Without --store, code and checkpoints lie in --results, and workers must be able to read"
+        " that folder under the same path: all on one machine, or on a shared file system.",
     )
-    parser.add_argument("script", metavar="SCRIPT[:NAME]", help="NAME of its Tuner; default: tuner")
+    parser.add_argument(
+        "script",
+        metavar="SCRIPT[:NAME]",
+        nargs="?",
+        help="run only this search; NAME of its Tuner, default: tuner",
+    )
     parser.add_argument(
         "--redis",
         metavar="URL",
@@ -43,7 +49,20 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " else ~/tunemq_results",
     )
     parser.add_argument(
-        "--name", help="of the experiment, and of its folder; default: the script's RunConfig.name"
+        "--store",
+        metavar="ADDRESS",
+        help="what all workers reach, for code and checkpoints: s3://bucket/prefix, the address of"
+        " a `tunemq store serve`, or a shared folder; default: --results",
+    )
+    parser.add_argument(
+        "--settings",
+        metavar="FILE",
+        help="a TOML file that says how the farm is shared: max_running, preempts,"
+        " preempt_grace_s, [shares] and [quotas.OWNER]",
+    )
+    parser.add_argument(
+        "--name",
+        help="with a SCRIPT: of the experiment, and of its folder; default: its RunConfig.name",
     )
     parser.add_argument(
         "--journal-release",
@@ -58,8 +77,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="go on with a search whose scheduler cannot: with the ADDRESS of its experiment in a"
-        " store, such as s3://bucket/prefix/name, from the copy there, on this machine; without"
+        help="with a SCRIPT: go on with a search whose scheduler cannot: with the ADDRESS of its"
+        " experiment in a store, such as s3://bucket/prefix/name, from the copy there; without"
         " one, from this machine's folder although a process that does not answer holds it: that"
         " is killed. Refused while the scheduler's lease is alive",
     )
@@ -77,6 +96,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
         )
+    if options.script is None:
+        return _serve(options, url)
+    _refuse(options, ("store", "settings"), "a farm's service only; leave out SCRIPT, or that")
     from tunemq_scheduler.farm.service import Wanted, run_service
 
     wanted = Wanted(
@@ -88,3 +110,24 @@ def run(options: argparse.Namespace) -> int:
         take_over=options.take_over,
     )
     return run_service(wanted)
+
+
+def _serve(options: argparse.Namespace, url: str) -> int:
+    _refuse(options, ("name", "take_over"), "one search only; add its SCRIPT")
+    from tunemq_scheduler.farm.serving import Service, serve_farm
+
+    service = Service(
+        url=url,
+        results=options.results,
+        store=options.store,
+        settings=options.settings,
+        journal_release=options.journal_release,
+    )
+    return serve_farm(service)
+
+
+def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} {value} is for {why}.")

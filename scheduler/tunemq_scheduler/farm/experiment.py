@@ -14,15 +14,13 @@ from typing import Final
 
 import msgspec
 
+from tunemq_scheduler.carrying import Carriage
 from tunemq_scheduler.executors.executor import TrialExecutor
-from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_scheduler.experiment import Experiment
-from tunemq_scheduler.farm.executor import FarmExecutor
-from tunemq_scheduler.farm.holder import Holder
-from tunemq_scheduler.farm.lease import SchedulerLease
+from tunemq_scheduler.experiment_view import ExperimentView
+from tunemq_scheduler.farm.backend import Farm, FarmBackend
 from tunemq_scheduler.farm.record import RunRecord, store_record, write_record
 from tunemq_scheduler.journal.copy import JournalCopy
-from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.opening import Opened, ResumeOptions, has_work, resumption, take_up
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
@@ -33,7 +31,7 @@ from tunemq_scheduler.storage import Storage
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.errors import JournalError, SchedulerSuperseded, StoreError
-from tunemq_shared.messages import ExperimentResumed
+from tunemq_shared.messages import BlobRef, ExperimentResumed
 from tunemq_shared.stores import open_objects
 
 #: The folder with the code of an experiment's trials, in the experiment's.
@@ -44,18 +42,26 @@ INTERRUPT_GRACE_S: Final = 10.0
 _EPOCHS_BEYOND: Final = 1_000_000
 
 
-class Wire(msgspec.Struct, frozen=True):
-    """How a farm's scheduler reaches its nodes.
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """How an experiment is run this time.
 
     Attributes:
-        url: where Redis is; ``address`` is that without the password.
-        lease: held by this process, who is ``me``.
+        release_when_copied: nodes keep what they said until the journal's copy has it.
+        may_kill: a process that holds the experiment and has no right to it is killed.
+        options: what becomes of trials of an earlier run.
+        prefix: what the ids of trials of a new experiment begin with.
+        code_store: the address of the store through which code goes to nodes; by default its own.
+        bundle, script: what the script imports from its folder, and its name in there; where there
+            is no bundle, nodes read that folder itself.
     """
 
-    url: str
-    address: str
-    lease: SchedulerLease
-    me: Holder
+    release_when_copied: bool = False
+    may_kill: bool = False
+    options: ResumeOptions = ResumeOptions()
+    prefix: str = ""
+    code_store: str = ""
+    bundle: BlobRef | None = None
+    script: str = ""
 
 
 class FarmExperiment(Experiment):
@@ -63,8 +69,8 @@ class FarmExperiment(Experiment):
 
     Args:
         prepared, storage, resume, keep: see `Experiment`.
-        on: the farm.
-        release_when_copied: nodes keep what they said until the journal's copy has it.
+        on: the farm; closed with the run.
+        how: how it is run this time.
         is_copy: the journal came from its copy, which may lack the last turns.
         record: of the run before, if there was one in a farm.
     """
@@ -76,14 +82,14 @@ class FarmExperiment(Experiment):
         resume: ResumeOptions | None,
         *,
         keep: Callable[[], None],
-        on: Wire,
-        release_when_copied: bool,
+        on: Farm,
+        how: Run,
         is_copy: bool,
         record: RunRecord | None,
     ) -> None:
         super().__init__(prepared, storage, resume, keep=keep)
-        self._farm = on
-        self._release_when_copied = release_when_copied
+        self._id = (how.prefix + self._id)[: len(self._id)]
+        self._farm, self._how = on, how
         self._is_copy = is_copy
         self._record = record
         self._run_number = 1
@@ -99,31 +105,38 @@ class FarmExperiment(Experiment):
         farm = self._farm
         opened = self._open()
         with opened.journal:
-            opened.journal.guard = farm.lease.check
+            opened.journal.guard = farm.check
             if self._event is not None and not has_work(opened, self._event, self.prepared):
                 if self._is_warm:
                     self._say_late_goodbye(opened)
                 return self._is_over_already(opened, self._event)
             blobs = BlobFolder(Path(self.folder) / BLOBS)
             blobs.remove_leftovers()
-            plan = self._plan(blobs)
-            executor = FarmExecutor(farm.url, farm.lease, address=farm.address)
+            plan = self._plan(
+                Carriage(
+                    blobs=blobs,
+                    store=self._how.code_store or self._store_address,
+                    bundle=self._how.bundle,
+                    script=self._how.script,
+                )
+            )
+            executor = farm.executor()
             with self._copied(opened, executor):
                 search = self._search(plan, executor, opened)
-                self._run(search, executor)
+                self._run(search, executor, opened)
             return search.results()
 
-    def _run(self, search: SearchRun, executor: FarmExecutor) -> None:
+    def _run(self, search: SearchRun, executor: FarmBackend, opened: Opened) -> None:
         loop = search.loop
         loop.interrupt_grace_s = INTERRUPT_GRACE_S
-        executor.waiting = lambda: _waiting(loop)
+        executor.watch(search, ExperimentView(loop, search.records, self.prepared, opened.elapsed))
 
         def stop_now() -> None:
             search.drop()
             executor.wake()
 
         signals = StopSignals(search.interrupt, stop_now)
-        with signals, closing(self._farm.lease), search.shown(lambda: signals.received is not None):
+        with signals, closing(self._farm), search.shown(lambda: signals.received is not None):
             try:
                 executor.open(loop.plan)
                 self._begin(search)
@@ -176,7 +189,8 @@ class FarmExperiment(Experiment):
         before = opened.runner.run
         if self._record is not None:
             self._is_warm = self._record.is_next_warm(before)
-            if self._is_warm and self._is_forgotten(self._stream(opened)):
+            key = self._stream(opened)
+            if self._is_warm and self._farm.is_forgotten(key, is_copy=self._is_copy):
                 self._is_warm = False
             before = max(before, self._record.run)
         event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
@@ -200,7 +214,7 @@ class FarmExperiment(Experiment):
         search = SearchRun(
             self.prepared, plan, executor, opened, max_trials=max_trials, nodes_may_come=True
         )
-        if isinstance(executor, FarmExecutor):
+        if isinstance(executor, FarmBackend):
             search.when_copied = executor.when_copied
         return search
 
@@ -213,22 +227,23 @@ class FarmExperiment(Experiment):
         farm = self._farm
         record = RunRecord(
             holder=farm.me,
-            term=farm.lease.term,
+            term=farm.term,
             run=self._run_number,
             is_warm=self._is_warm,
             is_over=is_over,
+            events_key=self._outlined.events_key,
         )
         write_record(self.folder, record)  # first: a store that is ahead of us tells of another
         if self._store_address:
             with open_objects(self._store_address) as objects:
                 store_record(objects, record)
 
-    def _says_goodbye(self, executor: FarmExecutor) -> bool:
+    def _says_goodbye(self, executor: FarmBackend) -> bool:
         """Whether nodes are told to forget all of it: only if the next scheduler knows of that."""
         if executor.is_left or executor.is_away or not self._has_begun:
             return False
         try:
-            self._farm.lease.check()
+            self._farm.check()
             self._note(is_over=True)
         except StoreError:
             pass  # it is noted here; elsewhere the stream, which is about to expire, tells
@@ -243,14 +258,14 @@ class FarmExperiment(Experiment):
             SchedulerSuperseded: another scheduler took its place.
         """
         runner, farm = opened.runner, self._farm
-        executor = FarmExecutor(farm.url, farm.lease, address=farm.address)
-        with closing(farm.lease), self._copied(opened, executor):
+        executor = farm.executor()
+        with closing(farm), self._copied(opened, executor):
             try:
                 executor.open(self._outlined)
                 away = [node.joined for node in runner.away.values()]
                 executor.reattach(runner.nodes.values(), away, runner.accepted)
                 executor.poll(wire.LEASE_PERIOD_S)  # who is heard gets orders to host nothing
-                farm.lease.check()
+                farm.check()
                 # This run is not in the journal: it is the one before that is over.
                 self._run_number, self._has_begun = runner.run, True
             finally:
@@ -259,40 +274,16 @@ class FarmExperiment(Experiment):
                 else:
                     executor.leave()
 
-    def _is_forgotten(self, events_key: str) -> bool:
-        """Whether nodes know no more of what the run before had them host.
-
-        If another search had the farm meanwhile, they gave all of it up for that one. If they were
-        told to forget it, its stream expires; the record says so, too, but not that of a copy.
-        """
-        line = RedisLine(self._farm.url)
-        line.connect()
-        try:
-            newest, ttl = line.ask([("GET", wire.STREAM), ("TTL", events_key)])
-        finally:
-            line.close()
-        is_anothers = newest is not None and newest.decode() != events_key
-        return is_anothers or (self._is_copy and int(ttl) >= 0)
-
     @contextmanager
-    def _copied(self, opened: Opened, executor: FarmExecutor) -> Iterator[None]:
+    def _copied(self, opened: Opened, executor: FarmBackend) -> Iterator[None]:
         """Keep a copy of the journal in the experiment's store, if it has one."""
         if not self._store_address:
             yield
             return
         with open_objects(self._store_address) as objects:
             copy = JournalCopy(opened.journal, objects, copied=executor.wake)
-            executor.follow(opened.journal, copy, releases=self._release_when_copied)
+            executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
             try:
                 yield
             finally:
                 copy.close()
-
-
-def _waiting(loop: ExperimentLoop) -> Iterator[str]:
-    """Which request no node can hold, if any."""
-    runner = loop.runner
-    for trial in runner.live.values():
-        if trial.status == "PENDING" and (why := runner.placement.why_never(trial.resources)):
-            yield f"Trial {trial.trial_id} waits for a bigger worker: {why}."
-            return

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -65,11 +65,14 @@ for _, command in ipairs(cmsgpack.unpack(ARGV[2])) do
 end
 return refused or 1
 """
-# The search before may be gone for good, and nodes keep what they have to say until its stream is.
+# A search before may be gone for good, and nodes keep what they have to say until its stream is.
 _TAKE: Final = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
-local before = redis.call('GET', KEYS[2])
-if before and before ~= ARGV[2] then redis.call('DEL', before) end
+local ours = {}
+for key in string.gmatch(ARGV[2], '[^\\n]+') do ours[key] = true end
+for key in string.gmatch(redis.call('GET', KEYS[2]) or '', '[^\\n]+') do
+  if not ours[key] then redis.call('DEL', key) end
+end
 redis.call('SET', KEYS[2], ARGV[2])
 return 1
 """
@@ -94,7 +97,7 @@ class SchedulerLease:
         self._line = RedisLine(url)
         self._thread: threading.Thread | None = None
         self._turn = threading.Condition()
-        self._looked_at = float("-inf")
+        self._looked_at = self._failed_at = float("-inf")
         self._looks_wanted = False
         self._is_closed = False
         self._beat = 0
@@ -185,6 +188,14 @@ class SchedulerLease:
                 )
         self.check_known()
 
+    @property
+    def proven_at(self) -> float:
+        """When, by the monotonic clock, we might act, for those who cannot `check` themselves.
+
+        A look showed it then, or Redis could not be looked at.
+        """
+        return max(self._looked_at, self._failed_at)
+
     def check_known(self) -> None:
         """Return unless it is known already that we may not act; needs no look, and no time.
 
@@ -204,9 +215,10 @@ class SchedulerLease:
         plain = [[_text(part) for part in command] for command in commands]
         return ("EVAL", _GUARDED, "1", wire.TERM, str(self.term), msgspec.msgpack.encode(plain))
 
-    def taking(self, events_key: str) -> Command:
-        """Makes ours the farm's stream, and deletes the one before; 0 if there is a newer term."""
-        return ("EVAL", _TAKE, "2", wire.TERM, wire.STREAM, str(self.term), events_key)
+    def taking(self, events_keys: Iterable[str]) -> Command:
+        """Makes these the farm's streams, and deletes those before; 0 if there is a newer term."""
+        keys = wire.listed(events_keys)
+        return ("EVAL", _TAKE, "2", wire.TERM, wire.STREAMS, str(self.term), keys)
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -234,6 +246,7 @@ class SchedulerLease:
         except WireError:
             self._line.close()
             answer = None  # nobody can look now, neither can a successor
+            self._failed_at = time.monotonic()
         with self._turn:
             if isinstance(answer, bytes):
                 self._successor = str(_holder(answer) or "one that has ended since")

@@ -34,6 +34,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         is_warm: whether it began with the nodes of the run before, and what they hosted.
         is_over: whether it told the nodes to forget the experiment: then a further run needs a
             stream of its own, since nodes number what they say from 1 again.
+        events_key: the stream of its events.
     """
 
     holder: Holder
@@ -41,6 +42,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     run: int
     is_warm: bool
     is_over: bool = False
+    events_key: str = ""
 
     def is_next_warm(self, journalled: int) -> bool:
         """Whether the next run takes over what nodes host.

@@ -89,9 +89,9 @@ def row_of(trial: TrialView) -> Row:
 
 
 def waits_in_words(what: str) -> str:
-    """What a trial does that waits for the store to ``save`` or to ``restore``."""
-    doing = {"save": "saving", "restore": "restoring"}.get(what, clean(what))
-    return f"{doing}: waits for the store"
+    """What a trial does that waits for the store: to ``save``, ``restore``, or for its ``code``."""
+    known = {"save": "saving", "restore": "restoring", "code": "fetching its code"}
+    return f"{known.get(what, clean(what))}: waits for the store"
 
 
 def fair_share(groups: Mapping[str, Sequence[T]], limit: int) -> dict[str, int]:

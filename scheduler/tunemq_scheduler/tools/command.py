@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunemq_scheduler.farm import command as scheduler
-from tunemq_scheduler.tools import checkpoints, journal
+from tunemq_scheduler.tools import checkpoints, experiments, journal, nodes, run, store, submit
 from tunemq_shared.errors import BugError, TuneError
 from tunemq_shared.failpoints import FAILPOINTS
 
@@ -36,15 +36,21 @@ def main(
     parser = argparse.ArgumentParser(
         prog="tunemq",
         description="Hyperparameter search on machines you own.",
-        epilog="A search on this machine is started from a script: see the README.",
+        epilog="A search on this machine is started from a script, or by `tunemq run`: see the"
+        " README. `tunemq report` reports a result from within a trial of `tunemq run`.",
     )
     parser.add_argument("--version", action="version", version=f"tunemq {version}")
     groups = parser.add_subparsers(metavar="COMMAND")
+    run.add_parser(groups)
     scheduler.add_parser(groups)
     for add_parser in others:
         add_parser(groups)
+    submit.add_parser(groups)
+    experiments.add_parser(groups)
+    nodes.add_parser(groups)
     checkpoints.add_parser(groups)
     journal.add_parser(groups)
+    store.add_parser(groups)
     listing = groups.add_parser(
         "failpoints",
         help="list the places where $TUNEMQ_FAILPOINTS can make TuneMQ fail, for tests",
@@ -52,11 +58,16 @@ def main(
         "that a process comes there.",
     )
     listing.set_defaults(run=list_failpoints)
-    options = parser.parse_args(arguments)
+    given, behind = run.divided(sys.argv[1:] if arguments is None else arguments)
+    options, unknown = parser.parse_known_args(given)
+    if unknown and "command_line" not in options:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if "run" not in options:
         parser.print_help()
         return 0
     try:
+        if "command_line" in options:
+            run.take_command(options, unknown, behind)
         return int(options.run(options))
     except BugError:
         raise

@@ -86,7 +86,7 @@ def test_an_upload_dir_is_the_older_way_to_name_the_bucket(tmp_path):
         storage_of(RunConfig(storage_path=ADDRESS, sync_config=sync))
 
 
-@pytest.mark.parametrize("given", ["gs://bucket/prefix", "file://elsewhere/folder", "http://x/y"])
+@pytest.mark.parametrize("given", ["gs://bucket/prefix", "file://elsewhere/folder", "ftp://x/y"])
 def test_an_address_of_another_kind_is_refused_and_the_kinds_are_named(given):
     with pytest.raises(ConfigError, match="s3://bucket/prefix"):
         storage_of(RunConfig(storage_path=given))

@@ -13,12 +13,21 @@ from tunemq_scheduler.core.snapshot import TrialState, _State
 from tunemq_scheduler.core.trial import Trial
 
 #: What a runner has besides its state: how it is wired, and what is kept elsewhere.
-WIRING = {"_checkpoints", "_nodes", "_failures", "_handlers", "_resuming", "placement"}
+WIRING = {
+    "_checkpoints",
+    "_nodes",
+    "_failures",
+    "_handlers",
+    "_offers",
+    "_resuming",
+    "_usage",
+    "placement",
+}
 ELSEWHERE = {"finished", "_changed"}
 #: What follows from the rest.
 WORKED_OUT = {"left_behind"}
 #: By other names in what is written.
-RENAMED = {"queue": {"pending", "paused"}}
+RENAMED = {"queue": {"pending", "paused", "passed_over"}}
 
 
 def test_all_that_a_trial_knows_is_written_down() -> None:
@@ -35,10 +44,22 @@ def test_all_that_a_runner_knows_is_written_down() -> None:
 def test_all_that_its_parts_know_is_written_down() -> None:
     runner = TrialRunner(RunnerSettings())
     assert set(vars(Slots())) == {"placement", "_held", "_on_node", "_epochs"}
-    assert set(vars(Placement())) == {"_total", "_free", "_buckets", "_aside"}
+    assert set(vars(Placement())) == {
+        "_nodes",
+        "_buckets",
+        "_in_bucket",
+        "_aside",
+        "_reserved",
+        "_reserves",
+        "_touched",
+    }
     assert set(vars(References())) == {"_users", "_removed", "_pins", "_condemned"}
     assert set(vars(runner.queue)) == {
         "_is_apart",
+        "_line_is_over",
+        "freed",
+        "_due",
+        "_now",
         "_trials",
         # These are where each of them waits, which follows from what it is.
         "_places",

@@ -7,6 +7,7 @@ import pytest
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.slots import Slot
 from tunemq_scheduler.invariants import Auditor
 from tunemq_shared import messages as m
 from tunemq_shared.errors import InvariantBroken
@@ -104,7 +105,7 @@ def test_i4_nothing_of_an_older_incarnation_is_recorded(monkeypatch: pytest.Monk
 
 def test_i5_nobody_holds_more_of_a_node_than_it_has() -> None:
     auditor = running()
-    auditor.runner.slots._held["t", 1] = ("n.1", {"cpu": 3.0})
+    auditor.runner.slots._held["t", 1] = Slot("n.1", {"cpu": 3.0}, {})
     with pytest.raises(InvariantBroken, match=r"I5.*3 cpu of n\.1 are held"):
         auditor.check()
 

@@ -144,10 +144,8 @@ class World:
         refs = tuple(CheckpointRef(event.key, event.sha256, event.step) for event in kept)
         return self.session(restore=refs, **changes)
 
-    def order(
-        self, run_until: Horizon = TO_THE_END, *, stop: bool = False, pause: bool = False
-    ) -> HostOrder:
-        return HostOrder("t1", self.epoch, run_until, stop=stop, pause=pause)
+    def order(self, run_until: Horizon = TO_THE_END, **told: bool) -> HostOrder:
+        return HostOrder("t1", self.epoch, run_until, **told)
 
 
 def up_to(step: int) -> Horizon:

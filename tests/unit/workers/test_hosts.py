@@ -20,6 +20,7 @@ from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import TrialKey
 from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.hosts import TERM_GRACE_S, Hosts
+from tunemq_workers.luggage import Luggage
 
 
 class FakeForkservers:
@@ -57,8 +58,14 @@ class Node:
         self.checkpoints = Checkpoints(
             self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
         )
+        self.luggage = Luggage(disk, transfers, "/node")
         self.hosts = Hosts(
-            self.clock, self.forkservers, self.checkpoints, self._emit, lambda: self.clock.now
+            self.clock,
+            self.forkservers,
+            self.checkpoints,
+            self.luggage,
+            self._emit,
+            lambda: self.clock.now,
         )
 
     def _emit(self, key, event):
@@ -119,6 +126,27 @@ def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
     assert node.events == [HostFreed("a", 1)]
+
+
+def test_what_orders_say_nothing_of_stays_as_it_is(node):
+    node.begin("a")
+    node.hosts.obey([order("b", start(key="other"))], ["events"])
+    node.hosts.obey([order("b")], ["events"])
+    assert node.started == ["a", "b"]
+    assert node.done == node.sent("h1") == []
+    assert node.hosts.events_keys() == {"events", "other"}
+
+    node.hosts.obey([order("b")])
+    assert node.done == [("kill", "h1")]
+
+
+def test_what_is_over_is_not_started_again_while_orders_say_nothing_of_it(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.end("h1")
+    node.hosts.obey([], ["events"])
+    node.hosts.obey([order("a", start())])
+    assert node.started == ["a"]
 
 
 def test_another_epoch_is_another_host(node):

@@ -34,7 +34,7 @@ class Stores:
         self.closed: list[str] = []
         self.going_on: list[str] = []
 
-    def open(self, address: str, _environ: object) -> SimpleNamespace:
+    def open(self, address: str) -> SimpleNamespace:
         self.opened.append(address)
         return SimpleNamespace(close=lambda: self.closed.append(address))
 
@@ -68,8 +68,7 @@ class Stores:
 def stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stores]:
     stores = Stores()
     monkeypatch.setattr(performer_module, "object_checkpoints", stores)
-    monkeypatch.setattr(performer_module, "S3Objects", stores.open)
-    monkeypatch.setattr(performer_module, "parse_address", lambda address, _: address)
+    monkeypatch.setattr(performer_module, "open_objects", stores.open)
     yield stores
     stores.gate.set()
 
@@ -222,9 +221,9 @@ def test_clients_of_stores_without_work_are_closed_in_time(performing, stores):
 
 
 def test_an_address_that_is_of_no_use_fails_its_transfers(performing, monkeypatch):
-    def refuse(address, _environ):
+    def refuse(address):
         raise StoreError(f"{address} has no keys")
 
-    monkeypatch.setattr(performer_module, "S3Objects", refuse)
+    monkeypatch.setattr(performer_module, "open_objects", refuse)
     number = performing.upload("quick")
     assert performing.answer(number) == Failed(number, "s3://b/x has no keys")

@@ -1,0 +1,152 @@
+"""The process of one experiment: runs its code, with no key of the farm and no way to its Redis.
+
+It is started by the farm's supervisor, with one end of a socket pair as its only way to anybody
+(`tunemq_scheduler.farm.relay`), and is killed when that ends, in whatever way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from tunemq_scheduler.farm.exits import EXIT_FAILED, exit_code
+from tunemq_scheduler.farm.experiment import Run
+from tunemq_scheduler.farm.holder import Holder
+from tunemq_scheduler.farm.preparing import named, place_of, run_on_farm
+from tunemq_scheduler.farm.relay.farm import RelayedFarm
+from tunemq_scheduler.farm.relay.line import SupervisorLine
+from tunemq_scheduler.farm.relay.messages import Job
+from tunemq_scheduler.farm.script import load_tuner
+from tunemq_scheduler.opening import ResumeOptions
+from tunemq_scheduler.tuner import TunerParts
+from tunemq_shared.blob_store import open_blobs
+from tunemq_shared.blobs import BlobFolder
+from tunemq_shared.bundles import unpacked
+from tunemq_shared.errors import BugError, TuneError
+from tunemq_shared.requests import PickledCode, ScriptCode
+from tunemq_shared.store_address import is_remote
+
+_PR_SET_PDEATHSIG: Final = 1
+#: `Job.retry` for all trials in ERROR.
+_ALL: Final = "*"
+
+
+def main() -> int:
+    """Run what the supervisor says; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--supervisor", type=int, required=True)
+    options = parser.parse_args()
+    _die_with(options.supervisor)
+    os.set_inheritable(options.fd, False)
+    faulthandler.enable()  # a segfault in the experiment's code is told with its place
+    line = SupervisorLine(socket.socket(fileno=options.fd))
+    try:
+        _run(line)
+    except BugError:
+        traceback.print_exc()
+        return EXIT_FAILED
+    except TuneError as problem:
+        _tell(str(problem))
+        return exit_code(problem)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except SystemExit as error:
+        _tell(f"the experiment's own code ended its process: sys.exit({error.code!r}).")
+        return EXIT_FAILED
+    except Exception:  # noqa: BLE001  what the user's script raises is told as Python does
+        traceback.print_exc()
+        return EXIT_FAILED
+    finally:
+        line.close()
+    return 0
+
+
+def _run(line: SupervisorLine) -> None:
+    job = line.first()
+    if not isinstance(job, Job):
+        raise BugError(f"the supervisor said {job!r} before it said what is to be run")
+    parts, how = _loaded(job)
+    farm = RelayedFarm(line, Holder.this_process(job.name), job.term, job.events_key)
+    place = place_of(
+        parts,
+        results=job.results,
+        store=job.store if is_remote(job.store) else "",
+        take_over=job.store if job.is_lost else "",
+    )
+    run_on_farm(parts, place, farm, how, _tell)
+
+
+def _loaded(job: Job) -> tuple[TunerParts, Run]:
+    """The experiment's Tuner, which runs its script, and how it is run."""
+    code, bundle, script = job.code, None, ""
+    if isinstance(code, ScriptCode):
+        bundle, script = code.bundle, code.script
+        path = unpacked(bundle, job.folder_for_code) / script
+        parts = load_tuner(f"{path}:{code.tuner}").parts
+    elif isinstance(code, PickledCode):
+        bundle = code.bundle
+        if bundle is not None:
+            sys.path.insert(0, str(unpacked(bundle, job.folder_for_code)))
+        parts = _unpickled(code, job)
+    else:
+        parts = load_tuner(code).parts
+    retried = () if job.retry in {"", _ALL} else (job.retry,)
+    how = Run(
+        release_when_copied=job.journal_release == "store",
+        may_kill=True,  # whoever holds it belongs to a supervisor that this one replaced
+        options=ResumeOptions(errored="resume" if job.retry == _ALL else "", also=retried),
+        prefix=job.prefix,
+        code_store=job.code_store,
+        bundle=bundle,
+        script=script,
+    )
+    return _in_surroundings(named(parts, job.name), job), how
+
+
+def _unpickled(code: PickledCode, job: Job) -> TunerParts:
+    from tunemq_scheduler.client.pickled_tuner import load_tuner_parts
+
+    ref = code.tuner
+    if ref.store:
+        with open_blobs(ref.store) as blobs:
+            ref = blobs.fetch(ref, BlobFolder(job.folder_for_code))
+    return TunerParts(*load_tuner_parts(Path(ref.path).read_bytes()))
+
+
+def _in_surroundings(parts: TunerParts, job: Job) -> TunerParts:
+    """With what whoever submitted it said of where its trials run."""
+    given: dict[str, Any] = {}
+    if job.python:
+        given["python"] = job.python
+    if job.variables:
+        given["env_vars"] = {**(parts.run.env_vars or {}), **job.variables}
+    if job.preload is not None:
+        given["preload"] = list(job.preload)
+    return parts._replace(run=replace(parts.run, **given))
+
+
+def _die_with(supervisor: int) -> None:
+    """Be killed when the supervisor's thread that started this process ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != supervisor:  # it died before the line above
+        os._exit(0)
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,452 @@
+"""`Experiments`: those of a farm that have a process: started, watched, offered slots, ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_scheduler.farm.allotting.allotter import Allotter
+from tunemq_scheduler.farm.desk import Counts
+from tunemq_scheduler.farm.details import Details
+from tunemq_scheduler.farm.entry import RETRY_ALL, Entry
+from tunemq_scheduler.farm.handler import Deferred
+from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
+from tunemq_scheduler.farm.relay.process import OUTPUT
+from tunemq_shared import answers as a
+from tunemq_shared.allotments import Usage
+from tunemq_shared.answers import ExperimentState as State
+from tunemq_shared.answers import Refusal
+from tunemq_shared.errors import ConfigError, RequestRefused
+
+#: A process that dies is started again after so long, twice as long each time; and not again if it
+#: died so often without a sign of progress.
+_RESTART_S: Final = (0.5, 30.0)
+_DEATHS_AT_MOST: Final = 5
+#: How long a process that is to end gets for it.
+_END_GRACE_S: Final = 30.0
+#: Nodes end what is not wanted within so long: only then is its place somebody else's.
+_FREED_AFTER_S: Final = 10.0
+#: Beside the queue: what each experiment has printed, and where its events go.
+STREAMS: Final = "streams.json"
+
+StartLink = Callable[[Entry, str], ExperimentLink]
+
+
+@dataclass(slots=True)
+class _Running:
+    """An experiment that has a process, or had one until a moment ago and will have one again.
+
+    Attributes:
+        deaths: of its processes in a row, without progress.
+        restart_at: when the next process is started; None while there is one.
+        ends_for: which state it is to be in when it has ended, and ``because`` of what; None while
+            it is to go on. It ends when its trials have given back what they hold, saved.
+        usage: what it said last of what it was offered, and the allotter knows.
+    """
+
+    name: str
+    link: ExperimentLink | None = None
+    deaths: int = 0
+    restart_at: float = 0.0
+    ends_for: State | None = None
+    because: str = ""
+    is_told_to_end: bool = False
+    usage: Usage | None = None
+
+
+class Experiments:
+    """The experiments of a farm that have a process.
+
+    Args:
+        folder: the farm's own, for what has to outlive this process.
+        queue: all experiments.
+        allotter: says what each gets.
+        start_link: starts the process of an entry; the second argument is the key of the stream of
+            its run before, empty where there is none.
+        end_hosts: has nodes end all that they host for such a key.
+        results: the folder of all experiments.
+        max_running: so many have a process at once.
+        pause_grace_s: how long trials get to save when their experiment is paused.
+        news: shows a line to people.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        queue: ExperimentQueue,
+        allotter: Allotter,
+        start_link: StartLink,
+        *,
+        end_hosts: Callable[[str], None],
+        results: Path,
+        max_running: int,
+        pause_grace_s: float,
+        news: Callable[[str], None],
+    ) -> None:
+        self._queue, self._allotter, self._start_link = queue, allotter, start_link
+        self._end_hosts, self._pause_grace_s = end_hosts, pause_grace_s
+        self._results, self._max_running, self._news = results, max_running, news
+        self._streams = _Streams(folder / STREAMS)
+        self._running: dict[str, _Running] = {}
+        #: Those that are over, and whose hosts may be there until then.
+        self._leaving: dict[str, float] = {}
+        self._details = Details(folder / "details")
+
+    @property
+    def streams(self) -> list[str]:
+        """The keys of the streams of experiments that nodes may host something of."""
+        return list(self._streams.keys.values())
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    # --- each turn of the supervisor --------------------------------------------------------------
+
+    def take_up(self) -> None:
+        """Go on with what ran when the supervisor before this one ended."""
+        for entry in self._queue.in_state(State.RUNNING, State.STOPPING):
+            self._start(entry, is_known=True)
+
+    def links(self) -> Iterator[ExperimentLink]:
+        """The processes there are."""
+        return (one.link for one in self._running.values() if one.link is not None)
+
+    def turn(self) -> None:
+        """Start what is due, take what processes said, see to those that ended."""
+        now = time.monotonic()
+        for one in list(self._running.values()):
+            if one.link is not None:
+                self._attend(one, one.link)
+            elif now >= one.restart_at:
+                self._begin(one)
+        for name, due in list(self._leaving.items()):
+            if now >= due:
+                del self._leaving[name]
+                self._allotter.experiment_gone(name)
+        self._start_waiting()
+
+    def offer(self) -> None:
+        """Pass on what experiments may use from now on."""
+        for name, offered in self._allotter.offers():
+            one = self._running.get(name)
+            if one is not None and one.link is not None:
+                one.link.offer(offered)
+
+    def beat(self, at: float) -> None:
+        """At this time the farm was certainly ours."""
+        for link in self.links():
+            link.beat(at)
+
+    def leave(self, grace_s: float) -> None:
+        """End all processes and tell no node: trials go on, for the next supervisor."""
+        for link in self.links():
+            link.stop(r.Leave(), grace_s)
+
+    @property
+    def next_due(self) -> float | None:
+        """When something has to be done although nothing happens, by the monotonic clock."""
+        due = [*self._leaving.values()]
+        due += [one.restart_at for one in self._running.values() if one.link is None]
+        return min(due, default=None)
+
+    # --- beginning --------------------------------------------------------------------------------
+
+    def _start_waiting(self) -> None:
+        while (entry := self._next()) is not None:
+            if entry.name in self._leaving:
+                del self._leaving[entry.name]
+                self._allotter.experiment_gone(entry.name)
+            self._start(self._queue.move(entry.name, State.RUNNING))
+
+    def _next(self) -> Entry | None:
+        """Who is started now: the highest priority first, then whose owner has the fewest."""
+        waiting = [one for one in self._queue.waiting() if one.name not in self._running]
+        if not waiting:
+            return None
+        first = waiting[0].priority
+        if len(self._running) >= self._max_running and not self._make_room(first):
+            return None
+        owners = Counter(entry.owner for entry in map(self._queue.get, self._running) if entry)
+        best = [one for one in waiting if one.priority == first]
+        return min(best, key=lambda one: (owners[one.owner], one.number))
+
+    def _make_room(self, priority: int) -> bool:
+        """Whether one of this priority may run beside all others: one of them ends for it."""
+        staying = [
+            entry
+            for entry in map(self._queue.get, self._running)
+            if entry is not None and self._running[entry.name].ends_for is None
+        ]
+        if len(staying) < self._max_running:
+            return True  # some end already
+        last = min(staying, key=lambda entry: (entry.priority, -entry.number))
+        if last.priority >= priority:
+            return False
+        self._end(self._running[last.name], State.QUEUED, "made way for a higher priority")
+        return True
+
+    def _start(self, entry: Entry, *, is_known: bool = False) -> None:
+        one = self._running[entry.name] = _Running(entry.name)
+        self._allotter.experiment_added(entry.name, entry.owner, entry.priority, entry.number)
+        if is_known and entry.name in self._streams.keys:
+            self._allotter.expect(entry.name)
+        self._begin(one)
+
+    def _begin(self, one: _Running) -> None:
+        entry = self._queue.get(one.name)
+        if entry is None or entry.is_over:
+            self._forget(one)
+            return
+        try:
+            one.link = self._start_link(entry, self._streams.keys.get(one.name, ""))
+        except ConfigError as error:
+            self._finish(one, State.FAILED, str(error))
+            return
+        if one.deaths:
+            self._allotter.experiment_restarted(one.name)
+        if entry.state is State.STOPPING:
+            one.link.ask(r.StopSearch(entry.reason))
+
+    # --- while it runs ----------------------------------------------------------------------------
+
+    def _attend(self, one: _Running, link: ExperimentLink) -> None:
+        link.attend()
+        if link.events_key:
+            self._streams.put(one.name, link.events_key)
+            self._queue.begun(one.name)
+        if link.usage is not None and link.usage is not one.usage:
+            one.usage, one.deaths = link.usage, 0
+            self._allotter.usage(one.name, link.usage)
+        for line in link.take_news():
+            self._news(f"{one.name}: {line}")
+        if link.ending is not None:
+            self._keep(one.name, link)
+            one.link = None
+            self._ended(one, link.ending)
+        elif one.ends_for is not None and not one.is_told_to_end and not _holds(one):
+            one.is_told_to_end = True
+            link.stop(r.Interrupt(one.because), _END_GRACE_S)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _end(self, one: _Running, state: State, because: str) -> None:
+        one.ends_for, one.because = state, because
+        if one.link is None:
+            self._finish(one, state, because)
+        else:
+            self._allotter.experiment_paused(one.name, self._pause_grace_s)
+
+    def _keep(self, name: str, link: ExperimentLink) -> None:
+        """Keep what its process said last, for those who ask when there is none."""
+        if link.status is not None and self._queue.get(name) is not None:
+            self._queue.count(name, link.status.counts, link.status.total)
+        if link.ending is not None and link.ending.detail:
+            self._details.keep(name, link.ending.detail)
+
+    def _ended(self, one: _Running, ending: Ending) -> None:
+        entry = self._queue.get(one.name)
+        is_over = ending.outcome in {Outcome.FINISHED, Outcome.FAILED}
+        if ending.outcome in {Outcome.FINISHED, Outcome.INTERRUPTED}:
+            self._streams.drop(one.name)  # it has said goodbye to its nodes
+        if entry is None:
+            self._forget(one)
+        elif entry.state is State.STOPPING and is_over:
+            self._finish(one, State.STOPPED, entry.reason)
+        elif is_over:
+            is_good = ending.outcome is Outcome.FINISHED
+            self._finish(one, State.FINISHED if is_good else State.FAILED, ending.text)
+        elif one.ends_for is not None:
+            self._finish(one, one.ends_for, one.because)
+        else:
+            self._try_again(one, ending)
+
+    def _try_again(self, one: _Running, ending: Ending) -> None:
+        one.deaths += ending.outcome is Outcome.DIED
+        if one.deaths >= _DEATHS_AT_MOST:
+            self._finish(one, State.FAILED, f"died {one.deaths} times in a row: {ending.text}")
+            return
+        pause = min(_RESTART_S[0] * 2**one.deaths, _RESTART_S[1])
+        self._news(f"{one.name}: {ending.text}; it is started again in {pause:g} s.")
+        one.restart_at = time.monotonic() + pause
+
+    def _finish(self, one: _Running, state: State, reason: str) -> None:
+        """It has no process any more, and is in this state now."""
+        entry = self._queue.get(one.name)
+        if entry is not None and entry.state is not state and self._queue.may(entry, state):
+            self._queue.move(one.name, state, reason)
+        elif entry is not None:
+            self._queue.explain(one.name, reason)
+        self._forget(one)
+
+    def _forget(self, one: _Running) -> None:
+        del self._running[one.name]
+        if key := self._streams.keys.get(one.name):
+            self._end_hosts(key)
+            self._streams.drop(one.name)
+        if one.usage is not None and one.usage.held:
+            self._leaving[one.name] = time.monotonic() + _FREED_AFTER_S
+        else:
+            self._allotter.experiment_gone(one.name)
+
+    # --- what users ask, see `tunemq_scheduler.farm.desk.Experiments` -----------------------------
+
+    def has(self, name: str) -> bool:
+        """Whether it has a process now, or will have one again."""
+        return name in self._running
+
+    def counts(self, name: str) -> Counts | None:
+        """What its process said last."""
+        link = self._running[name].link if name in self._running else None
+        if link is not None and link.status is not None:
+            return Counts(link.status.counts, link.status.total)
+        entry = self._queue.get(name)
+        return None if entry is None else Counts(entry.trials, entry.total)
+
+    def detail(
+        self, name: str, trials: int
+    ) -> a.ExperimentDetail | Deferred[a.ExperimentDetail] | None:
+        """From its process; where it has none, what that said last."""
+        link = self._running[name].link if name in self._running else None
+        if link is not None:
+            return _ask(link, r.ShowTrials(trials))
+        known = self._details.read(name)
+        if known is None or len(known.trials) <= trials:
+            return known
+        hidden = known.hidden + len(known.trials) - trials
+        return msgspec.structs.replace(known, trials=known.trials[:trials], hidden=hidden)
+
+    def stop(self, name: str, reason: str) -> None:
+        """Have it stop."""
+        one = self._running[name]
+        one.ends_for = None
+        if one.link is not None:
+            one.link.ask(r.StopSearch(reason))
+
+    def pause(self, name: str, reason: str) -> None:
+        """Have it save and end, until it is resumed."""
+        self._end(self._running[name], State.PAUSED, reason)
+
+    def resume(self, name: str) -> None:
+        """It was paused and has not ended yet: it goes on as soon as it has."""
+        one = self._running[name]
+        if one.is_told_to_end:
+            one.ends_for, one.because = State.QUEUED, "resumed"
+        else:
+            one.ends_for = None
+            self._allotter.experiment_resumed(name)
+
+    def stop_trial(self, name: str, trial: str, reason: str) -> Deferred[a.Done]:
+        """Stop one trial."""
+        return _ask(self._link(name), r.StopTrial(trial, reason))
+
+    def retry(self, name: str, trial: str) -> Deferred[a.Done]:
+        """Have trials in ERROR go on."""
+        return _ask(self._link(name), r.RetryTrial("" if trial == RETRY_ALL else trial))
+
+    def why(self, name: str, trial: str) -> a.Why | Deferred[a.Why]:
+        """Why a trial waits; without one, why the experiment has not all it wants."""
+        link = self._link(name)
+        if trial:
+            reasons: Deferred[r.Reasons] = _ask(link, r.WhyTrial(trial))
+            return reasons.then(lambda found: a.Why(lines=tuple(self._reasons(name, found))))
+        if link.usage is None:
+            return a.Why(lines=(f"{name} starts",))
+        held = sum(bool(amounts.resources) for amounts in link.usage.held.values())
+        lines = [f"{name} runs, on {held} node{'' if held == 1 else 's'}"]
+        for wanted in link.usage.wants:
+            lines += self._allotter.why(name, wanted.request)
+        return a.Why(lines=tuple(lines))
+
+    def _reasons(self, name: str, found: r.Reasons) -> Iterator[str]:
+        yield from found.lines
+        if found.request and name in self._running:
+            yield from self._allotter.why(name, found.request)
+
+    def log(self, name: str, trial: str) -> Path | None:
+        """Where a log of it is."""
+        folder = self._results / name
+        if not trial:
+            path = folder / OUTPUT
+            return path if path.exists() else None
+        found = [one for one in _folders(folder) if _is_of(one, trial)]
+        if not found:
+            raise ConfigError(f"experiment {name} has no trial {trial}.")
+        path = found[0] / "stdout"
+        return path if path.exists() else None
+
+    def forget(self, name: str, *, with_files: bool) -> None:
+        """It was removed."""
+        self._details.forget(name)
+        if with_files:
+            shutil.rmtree(self._results / name, ignore_errors=True)
+
+    def _link(self, name: str) -> ExperimentLink:
+        link = self._running[name].link
+        if link is None:
+            raise RequestRefused(f"the process of {name} has just ended, and is started again.")
+        return link
+
+
+def _holds(one: _Running) -> bool:
+    """Whether trials of it hold anything, as far as it said."""
+    return one.usage is not None and bool(one.usage.held)
+
+
+def _ask(link: ExperimentLink, request: r.Request) -> Deferred[Any]:
+    deferred: Deferred[Any] = Deferred()
+
+    def take(reply: Reply) -> None:
+        if isinstance(reply, Refusal):
+            deferred.refuse(reply.text, is_wrong_use=reply.is_wrong_use)
+        else:
+            deferred.resolve(reply)
+
+    link.ask(request, take)
+    return deferred
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        return (Path(one.path) for one in os.scandir(folder) if one.is_dir())
+    except OSError:
+        return iter(())
+
+
+def _is_of(folder: Path, trial: str) -> bool:
+    """Whether a folder is that of the trial of this id or name."""
+    return folder.name == trial or f"_{trial}" in f"_{folder.name}"
+
+
+class _Streams:
+    """Which stream each experiment's events go to; outlives this process, and Redis."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.keys = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        except (FileNotFoundError, msgspec.DecodeError):
+            self.keys = {}  # nodes then end what they host, and it goes on from its checkpoints
+
+    def put(self, name: str, key: str) -> None:
+        if self.keys.get(name) != key:
+            self.keys[name] = key
+            self._write()
+
+    def drop(self, name: str) -> None:
+        if self.keys.pop(name, None) is not None:
+            self._write()
+
+    def _write(self) -> None:
+        beside = self._path.with_suffix(".new")
+        beside.write_bytes(msgspec.json.encode(self.keys))
+        beside.replace(self._path)

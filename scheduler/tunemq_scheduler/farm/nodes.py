@@ -1,0 +1,184 @@
+"""`Nodes`: the machines of a farm, as its users see and steer them.
+
+What was asked of a node is asked of whatever incarnation of it there is, also after a restart of
+the scheduler: it is kept in a file, by the node's name.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.executors.node_wire import NodeWire
+from tunemq_scheduler.farm.allotting.allotter import Allotter
+from tunemq_scheduler.farm.allotting.words import NodeAllotment
+from tunemq_shared import messages as m
+from tunemq_shared import wire as names
+from tunemq_shared.answers import GpuRow, NodeRow
+from tunemq_shared.errors import JournalError
+
+#: The stream of the farm itself, into which no node ever writes.
+EVENTS_KEY: Final = names.events("farm")
+#: How long what runs on a drained node gets to save.
+DRAIN_GRACE_S: Final = 60.0
+
+
+class _Known(NamedTuple):
+    about: m.NodeJoined
+    since: float
+
+
+class Nodes:
+    """The nodes of a farm.
+
+    Args:
+        path: the file with what was asked of nodes.
+        wire: reaches them.
+        allotter: is told of them.
+        grace_s: how long what runs on a drained node gets to save.
+
+    Raises:
+        JournalError: the file cannot be read.
+    """
+
+    def __init__(
+        self, path: Path, wire: NodeWire, allotter: Allotter, *, grace_s: float = DRAIN_GRACE_S
+    ) -> None:
+        self._path, self._wire, self._allotter, self._grace_s = path, wire, allotter, grace_s
+        self._client = wire.add(EVENTS_KEY)
+        self._nodes: dict[str, _Known] = {}
+        #: The nodes that are to get nothing, and why, by name.
+        self._asked = _read(path)
+
+    def turn(self) -> None:
+        """Take note of who came and went."""
+        for fact in self._client.take():
+            match fact:
+                case m.NodeJoined():
+                    self._nodes[fact.incarnation] = _Known(fact, time.time())
+                    self._allotter.node_joined(fact)
+                    self._ask_again(fact)
+                case m.NodeLost():
+                    if fact.is_dead:
+                        self._nodes.pop(fact.incarnation, None)
+                    self._allotter.node_lost(fact.incarnation, is_dead=fact.is_dead)
+                case m.NodeReturned():
+                    self._allotter.node_returned(fact.incarnation)
+                case _:
+                    pass  # nobody reports to the farm itself
+        self._client.settle()
+
+    def name_of(self, incarnation: str) -> str:
+        """The name of the node; the incarnation where it is not known any more."""
+        known = self._nodes.get(incarnation)
+        return known.about.node if known is not None else incarnation
+
+    def rows(self) -> tuple[NodeRow, ...]:
+        """All nodes, by name."""
+        rows = [self._row(one) for one in self._allotter.snapshot()]
+        return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
+
+    def drain(self, incarnation: str, reason: str) -> str:
+        """Place nothing new on a node; what runs there is saved and goes on elsewhere.
+
+        Raises:
+            JournalError: that it was asked cannot be kept; nothing was done.
+        """
+        node = self.name_of(incarnation)
+        self._keep({**self._asked, node: reason})
+        self._allotter.node_drained(incarnation, self._grace_s)
+        return (
+            f"{node} is {reason}: its trials have {self._grace_s:g} s to save and go on elsewhere;"
+            f" it gets no others until `tunemq nodes resume {node}`"
+        )
+
+    def resume(self, incarnation: str) -> str:
+        """Place trials on a node again.
+
+        Raises:
+            JournalError: that it was asked cannot be kept; nothing was done.
+        """
+        node = self.name_of(incarnation)
+        if node not in self._asked:
+            return f"{node} takes trials already"
+        self._keep({name: reason for name, reason in self._asked.items() if name != node})
+        self._allotter.node_resumed(incarnation)
+        return f"{node} takes trials again"
+
+    def retire(self, incarnation: str, reason: str) -> str:
+        """Drain a node, and have its worker end.
+
+        Raises:
+            JournalError: that it was asked cannot be kept; nothing was done.
+        """
+        node = self.name_of(incarnation)
+        self._keep({**self._asked, node: reason})
+        self._allotter.node_drained(incarnation, self._grace_s)
+        self._wire.retire(incarnation, reason)
+        return (
+            f"{node} is {reason}: its trials are saved and go on elsewhere, and it ends; if it is"
+            f" started again it gets nothing until `tunemq nodes resume {node}`"
+        )
+
+    def _row(self, allotment: NodeAllotment) -> NodeRow:
+        known = self._nodes.get(allotment.incarnation)
+        gpus = known.about.gpus if known is not None else ()
+        free = allotment.free.devices
+        is_idle = not allotment.held
+        state = {"ready": "ready", "lost": "silent"}.get(allotment.state)
+        return NodeRow(
+            node=allotment.node,
+            incarnation=allotment.incarnation,
+            state=state or ("drained" if is_idle else "draining"),
+            health=self._health(allotment),
+            total=dict(allotment.total.resources),
+            used={
+                name: round(amount - allotment.free.resources.get(name, 0.0), 6)
+                for name, amount in allotment.total.resources.items()
+            },
+            gpus=tuple(
+                GpuRow(
+                    uuid=gpu.uuid,
+                    model=gpu.model,
+                    memory=int(gpu.memory),
+                    used=round(1.0 - free.get(gpu.uuid, 0.0), 6),
+                )
+                for gpu in gpus
+            ),
+            trials=self._wire.hosted(allotment.incarnation),
+            since=known.since if known is not None else 0.0,
+        )
+
+    def _health(self, allotment: NodeAllotment) -> str:
+        if allotment.state == "lost":
+            return "not heard for longer than its lease"
+        return self._asked.get(allotment.node, "ok")
+
+    def _ask_again(self, joined: m.NodeJoined) -> None:
+        if joined.node in self._asked:
+            self._allotter.node_drained(joined.incarnation, self._grace_s)
+
+    def _keep(self, asked: dict[str, str]) -> None:
+        beside = self._path.with_suffix(".new")
+        try:
+            with open(beside, "wb") as file:
+                file.write(msgspec.json.encode(asked))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)
+        except OSError as error:
+            raise JournalError(f"{self._path} cannot be written: {error.strerror}.") from error
+        self._asked = asked
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except (OSError, msgspec.DecodeError) as error:
+        raise JournalError(f"{path} cannot be read: {error}.") from error

@@ -1,0 +1,95 @@
+"""What trials print on nodes that share no folder with the scheduler, in files in its folder.
+
+Pieces come in a short stream of the experiment's (`tunemq_shared.output_pieces`) and are added to
+``stdout`` and ``stderr`` in the trial's folder, where whoever shows logs looks. Where something was
+left out on the way a line says how much; all of it is in the store when the trial's host has ended.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.executors.redis_line import Command
+from tunemq_shared import wire
+from tunemq_shared.manifest import is_safe_name
+from tunemq_shared.output_pieces import OutputPiece, decode
+
+#: A file that has become longer gets no more: its node keeps the newest, and the store has it.
+LIMIT_BYTES: Final = 64 * 2**20
+#: So many pieces are taken at once.
+_AT_ONCE: Final = 100
+_NAMES: Final = frozenset({"stdout", "stderr"})
+#: In the experiment's folder: up to which entry of the stream its files have everything.
+_CURSOR: Final = ".output-cursor"
+
+
+class OutputFiles:
+    """The output files of one experiment. It does no I/O but on files: `asks`, then `answered`.
+
+    Args:
+        folder: the experiment's.
+        events_key: of its stream of events.
+    """
+
+    def __init__(self, folder: Path | str, events_key: str) -> None:
+        self._folder = Path(folder)
+        self._key = wire.output(events_key)
+        self._cursor = self._kept_cursor()
+        #: How far each incarnation's file is known here.
+        self._known: dict[tuple[str, int, str], int] = {}
+
+    def asks(self) -> Command:
+        """The command whose reply `answered` takes; it does not wait."""
+        return ["XREAD", "COUNT", _AT_ONCE, "STREAMS", self._key, self._cursor]
+
+    def answered(self, reply: list[tuple[bytes, list[tuple[bytes, list[bytes]]]]] | None) -> bool:
+        """Add what came to the files; whether there may be more.
+
+        Raises:
+            OSError: a file cannot be written; what came is lost.
+        """
+        entries = reply[0][1] if reply else []
+        for entry, fields in entries:
+            self._cursor = entry.decode()
+            try:
+                piece = decode(fields[1])
+            except msgspec.DecodeError:
+                continue
+            self._add(piece)
+        if entries:
+            self._keep_cursor()
+        return len(entries) == _AT_ONCE
+
+    def _add(self, piece: OutputPiece) -> None:
+        if piece.name not in _NAMES or not is_safe_name(piece.folder) or "/" in piece.folder:
+            return
+        known = self._known.get((piece.trial, piece.epoch, piece.name), 0)
+        end = piece.offset + len(piece.data)
+        data = piece.data[max(0, known - piece.offset) :] if end > known else b""
+        if end < known:  # it was shortened on its node, and begins anew
+            data = piece.data
+        self._known[piece.trial, piece.epoch, piece.name] = end
+        path = self._folder / piece.folder / piece.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            if file.tell() >= LIMIT_BYTES:
+                return
+            if known < piece.offset:
+                file.write(b"[%d bytes are not shown here]\n" % (piece.offset - known))
+            file.write(data)
+
+    def _kept_cursor(self) -> str:
+        try:
+            kept = (self._folder / _CURSOR).read_text(encoding="ascii")
+        except (OSError, ValueError):
+            return "0-0"
+        return kept if all(part.isdecimal() for part in kept.split("-")) else "0-0"
+
+    def _keep_cursor(self) -> None:
+        temporary = self._folder / f"{_CURSOR}.{os.getpid()}"
+        temporary.write_text(self._cursor, encoding="ascii")
+        temporary.replace(self._folder / _CURSOR)

@@ -1,0 +1,217 @@
+"""`RelayedExecutor`: the backend of an experiment whose farm belongs to a supervisor."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.commands import DropNode
+from tunemq_scheduler.executors.mailed_orders import MailedOrders
+from tunemq_scheduler.experiment_view import ExperimentView
+from tunemq_scheduler.farm.backend import FarmBackend
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.line import SupervisorLine
+from tunemq_scheduler.farm.relay.orders import NodeOrders
+from tunemq_scheduler.farm.relay.teller import Teller
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.search_run import SearchRun
+from tunemq_shared import messages as m
+from tunemq_shared.allotments import Usage
+
+#: How often the supervisor is told how far the search is, where that changed.
+_STATUS_EVERY_S: Final = 0.5
+
+
+class RelayedExecutor(FarmBackend, MailedOrders):
+    """Sends orders to the supervisor, which has the wire, and gets facts from there.
+
+    Args:
+        line: to the supervisor; closed by its owner.
+    """
+
+    def __init__(self, line: SupervisorLine) -> None:
+        FarmBackend.__init__(self)
+        MailedOrders.__init__(self)
+        self._line = line
+        self._is_attached = False
+        self._turn: list[r.Order] = []
+        self._boxes: dict[str, NodeOrders] = {}
+        #: How many facts of the wire the loop was given, and how many of those are handled as far
+        #: as the supervisor knows.
+        self._given, self._handled = 0, -1
+        self._asked: deque[r.Asked] = deque()
+        self._notes = r.Notes()
+        self._news: list[str] = []
+        #: Answers the supervisor; once the search is known.
+        self._teller: Teller | None = None
+        self._usage: Usage | None = None
+        self._status: r.Status | None = None
+        self._status_due = 0.0
+        #: Whether nodes were left to themselves, for another run.
+        self.is_left = False
+
+    @property
+    def is_away(self) -> bool:
+        """Whether nobody can be told anything: the supervisor takes a goodbye at any time."""
+        return False
+
+    def watch(self, search: SearchRun, view: ExperimentView) -> None:
+        """Tell the supervisor of this search, and answer for it."""
+        self._teller = Teller(search, view)
+        search.records.also_tell = self._tell_news
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def open(self, plan: ExperimentPlan) -> None:
+        """Know the experiment; the supervisor does with the first turn, or `reattach`."""
+        self._plan = plan
+
+    def reattach(
+        self,
+        nodes: Iterable[m.NodeJoined],
+        away: Iterable[m.NodeJoined],
+        accepted: Mapping[str, int],
+    ) -> None:
+        """Go on with the nodes of the run before."""
+        self._is_attached = True
+        key = self._opened_plan.events_key
+        self._line.send(r.Attach(key, tuple(nodes), tuple(away), dict(accepted)))
+
+    def drop_node(self, order: DropNode) -> None:
+        """Forget a node that is dead; the wire knows by itself."""
+        self._boxes.pop(order.incarnation, None)
+
+    def on_step_end(self) -> None:
+        """Send the turn's orders."""
+        if self._turn:
+            self._line.send(r.Orders(tuple(self._turn)))
+            self._turn.clear()
+
+    def _orders(self, incarnation: str) -> NodeOrders | None:
+        # Before it is attached there is nobody whom an order could be about.
+        if not self._is_attached:
+            return None
+        return self._boxes.setdefault(incarnation, NodeOrders(incarnation, self._turn.append))
+
+    def release_now(self, accepted: dict[str, int]) -> None:
+        """Have nodes told how far their events are kept."""
+        if self._is_attached:
+            self._handled = self._given
+            self._line.send(r.Journalled(self._given, dict(accepted)))
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float) -> list[m.Event]:
+        """What nodes stated, and what was asked of this search meanwhile.
+
+        Raises:
+            SchedulerSuperseded: the supervisor has ended.
+        """
+        if not self._is_attached:
+            self.reattach((), (), {})
+        if self._handled != self._given:
+            self._handled = self._given
+            self._line.send(r.Journalled(self._given))
+        deadline = time.monotonic() + timeout
+        self._tell()
+        while True:
+            # Not while there are facts: an answer may have consequences, which come behind them.
+            is_asked = self._answer()
+            is_woken = self._line.wait(0.0 if is_asked else deadline - time.monotonic())
+            self._line.check_known()
+            self.do_copied()
+            facts, stated = self._take()
+            if facts or is_woken or is_asked or time.monotonic() >= deadline:
+                self._given += stated
+                return facts
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return at once; for any thread or signal handler."""
+        self._line.wake()
+
+    def _take(self) -> tuple[list[m.Event], int]:
+        """What has come for the loop, and how many of that are facts of the wire."""
+        facts: list[m.Event] = []
+        stated = 0
+        for message in self._line.take():
+            match message:
+                case r.Facts():
+                    for part in message.parts:
+                        events = r.decode_events(part)
+                        stated += len(events)
+                        facts += events
+                case r.Offers():
+                    facts += message.offers
+                case r.Notes():
+                    self._notes = message
+                    self._news += message.news
+                case r.Asked():
+                    self._asked.append(message)
+                case _:
+                    pass  # there is one job, and the line itself notes signs of life
+        return facts, stated
+
+    def _answer(self) -> bool:
+        """Do what was asked for; whether anything was."""
+        is_asked = bool(self._asked) and self._teller is not None
+        while self._asked and self._teller is not None:
+            self._line.send(self._teller.answer(self._asked.popleft()))
+        return is_asked
+
+    # --- what the supervisor is told --------------------------------------------------------------
+
+    def _tell(self) -> None:
+        if self._teller is None:
+            return
+        usage = self._teller.usage()
+        if usage != self._usage:
+            self._usage = usage
+            self._line.send(r.Used(usage))
+        now = time.monotonic()
+        if now >= self._status_due:
+            self._status_due = now + _STATUS_EVERY_S
+            self._tell_status()
+
+    def _tell_status(self) -> None:
+        """Say how far the search is, unless that was said already."""
+        if self._teller is None:
+            return
+        status = self._teller.status()
+        timeless = msgspec.structs.replace(status, elapsed_s=0.0)
+        if timeless != self._status:
+            self._status = timeless
+            self._line.send(status)
+
+    def _tell_news(self, text: str) -> None:
+        self._line.send(r.News((text,)))
+
+    # --- for people -------------------------------------------------------------------------------
+
+    def notes(self) -> list[str]:
+        """What holds on the wire."""
+        return list(self._notes.notes)
+
+    def news(self) -> list[str]:
+        """What happened on the wire, and to the journal's copy."""
+        news, self._news = self._news + self.copy_news(), []
+        return news
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self, *, now: bool = False) -> None:
+        """Have all that still runs end, once the journal's copy has all."""
+        if self.is_left:
+            return
+        if not now:
+            self.end_copy()
+        self._tell_status()
+        self._line.send(self._teller.goodbye() if self._teller is not None else r.Goodbye())
+        self.is_left = True
+
+    def leave(self) -> None:
+        """Tell nobody: nodes go on, for whoever comes next."""
+        self.is_left = True

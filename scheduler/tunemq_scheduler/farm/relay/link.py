@@ -1,0 +1,372 @@
+"""`ExperimentLink`: the supervisor's end of one experiment: its process, and its part of the wire.
+
+Nothing here waits for the experiment, whatever its code does: what it does not read waits, and when
+that is much, so do nodes; what it sends is checked, and one that sends what it may not is killed.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from tunemq_scheduler.executors.wire_client import WireClient
+from tunemq_scheduler.farm.exits import EXIT_FAILED, EXIT_SUPERSEDED, EXIT_UNAVAILABLE, EXIT_USE
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.carrying_out import carry_out
+from tunemq_scheduler.farm.relay.frames import FrameSocket
+from tunemq_scheduler.farm.relay.process import ExperimentProcess, named_signal
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+from tunemq_shared.allotments import Usage
+from tunemq_shared.answers import Done, ExperimentDetail, Refusal
+from tunemq_shared.errors import BugError, WireError
+
+#: So much waits for an experiment that does not read, before it is given no more.
+MOST_WAITING: Final = 8 * 2**20
+#: Facts are sent in frames of this size, or of one batch where that is larger.
+_FRAME_BYTES: Final = 2**20
+
+Reply = Done | ExperimentDetail | r.Reasons | Refusal
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class Outcome(StrEnum):
+    """How an experiment's process ended."""
+
+    #: The search is over.
+    FINISHED = "finished"
+    #: It was asked to end, or got a signal to; everything is saved, to be resumed.
+    INTERRUPTED = "interrupted"
+    #: The search could not go on, and says why; to be resumed by a person.
+    FAILED = "failed"
+    #: Nothing is wrong with the search: start it again. Its trials go on meanwhile.
+    LEFT = "left"
+    #: Its process died, by a signal or an exit of its own. Its trials go on meanwhile.
+    DIED = "died"
+
+
+class Ending(NamedTuple):
+    """What became of an experiment's process.
+
+    Attributes:
+        returncode: its exit code, negative for a signal.
+        text: for people.
+        detail: an `ExperimentDetail` in msgpack, where it said goodbye.
+    """
+
+    outcome: Outcome
+    returncode: int
+    text: str
+    detail: bytes = b""
+
+
+class Wire(Protocol):
+    """What is used of `tunemq_scheduler.executors.node_wire.NodeWire`."""
+
+    def add(self, events_key: str) -> WireClient:
+        """A part of the wire for one experiment."""
+
+
+class ExperimentLink:
+    """One run of one experiment.
+
+    Args:
+        job: what it is to run.
+        on: the wire.
+        folder: for what its process prints.
+        cwd: where its process begins.
+    """
+
+    def __init__(self, job: r.Job, on: Wire, *, folder: Path, cwd: str | None = None) -> None:
+        self.job, self.folder = job, folder
+        #: The stream of its events; empty until it is open.
+        self.events_key = ""
+        #: What it said last.
+        self.usage: Usage | None = None
+        self.status: r.Status | None = None
+        #: How it ended; None while it runs.
+        self.ending: Ending | None = None
+        self._wire = on
+        self._client: WireClient | None = None
+        self._goodbye: r.Goodbye | None = None
+        self._news: list[str] = []
+        self._notes = r.Notes()
+        self._offers: dict[str, m.NodeOffered] = {}
+        self._known: set[str] = set()
+        self._asked: dict[int, Callable[[Reply], None]] = {}
+        self._kinds: dict[int, type[Done | ExperimentDetail | r.Reasons]] = {}
+        self._last_id = 0
+        self._kill_at: float | None = None
+        self._trespass = ""
+        ours, theirs = socket.socketpair()
+        self._frames = FrameSocket(ours)
+        try:
+            self._process = ExperimentProcess(
+                folder, theirs, python=job.python, variables=job.variables, cwd=cwd
+            )
+        except BaseException:  # passed on
+            ours.close()
+            raise
+        self._send(job)
+
+    # --- for the supervisor's selector ------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """The socket; -1 once it is closed."""
+        return self._frames.fileno()
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    @property
+    def pidfd(self) -> int:
+        """Readable once the process has ended."""
+        return self._process.pidfd
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits to be sent."""
+        return self._frames.waiting > 0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether anything more may come: else its socket is always ready, and says nothing."""
+        return not self._frames.is_at_end
+
+    def on_readable(self) -> None:
+        """Read what the experiment says, and do it."""
+        try:
+            for payload in self._frames.receive():
+                self._do(r.decode_for_supervisor(payload))
+        except (msgspec.DecodeError, WireError, RecursionError) as error:
+            self._trespassed(f"it sent what cannot be read ({error})")
+
+    def on_writable(self) -> None:
+        """Send what waits."""
+        self._frames.flush()
+
+    def attend(self) -> None:
+        """Once a turn: hand over what nodes stated and what was offered; see whether it ended."""
+        if self.ending is not None:
+            return
+        self._hand_over()
+        self._frames.flush()
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._process.kill()
+        returncode = self._process.returncode()
+        if returncode is not None:
+            self._end(returncode)
+
+    # --- to the experiment ------------------------------------------------------------------------
+
+    def beat(self, at: float) -> None:
+        """Once a second: the farm was certainly ours at this time of the monotonic clock."""
+        self._send(r.Beat(at))
+
+    def offer(self, offer: m.NodeOffered) -> None:
+        """What it may use of a node from now on; said once it knows the node."""
+        self._offers[offer.incarnation] = offer
+
+    def tell(self, notes: Sequence[str], news: Sequence[str] = ()) -> None:
+        """What holds and what happened on the wire; sent where it is news."""
+        now = r.Notes(tuple(notes), tuple(news))
+        if news or now != self._notes:
+            self._notes = r.Notes(now.notes)
+            self._send(now)
+
+    def ask(self, request: r.Request, then: Callable[[Reply], None] = lambda _reply: None) -> None:
+        """Ask for something; ``then`` gets the answer, in a later call of `on_readable`."""
+        self._last_id += 1
+        if self.ending is not None or self._frames.is_deaf:
+            then(Refusal(text="its process has ended."))
+            return
+        self._kinds[self._last_id] = _answer_to(request)
+        self._asked[self._last_id] = then
+        self._send(r.Asked(self._last_id, request))
+
+    def stop(self, request: r.StopSearch | r.Interrupt | r.Leave, grace_s: float) -> None:
+        """Ask it to end; its process is killed where it has not after so many seconds."""
+        self.ask(request)
+        self._kill_at = time.monotonic() + grace_s
+
+    def kill(self) -> None:
+        """Kill its process, at once."""
+        self._process.kill()
+
+    def take_news(self) -> list[str]:
+        """What happened since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def _send(self, message: r.ToExperiment) -> None:
+        self._frames.put(r.encode(message))
+        self._frames.flush()
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    def _hand_over(self) -> None:
+        client = self._client
+        if client is None:
+            return
+        client.is_full = self._frames.waiting > MOST_WAITING or self._frames.is_deaf
+        if client.is_full:
+            return
+        for parts in frames_of([self._told_of(fact) for fact in client.take()]):
+            self._send(r.Facts(parts))
+        known = [node for node in self._offers if node in self._known]
+        if known:
+            self._send(r.Offers(tuple(self._offers.pop(node) for node in known)))
+
+    def _told_of(self, fact: m.Event) -> m.Event:
+        if isinstance(fact, m.NodeJoined):
+            self._known.add(fact.incarnation)
+            return msgspec.structs.replace(fact, is_shared=True)
+        if isinstance(fact, m.NodeLost) and fact.is_dead:
+            self._known.discard(fact.incarnation)
+            self._offers.pop(fact.incarnation, None)
+        return fact
+
+    # --- from the experiment ----------------------------------------------------------------------
+
+    def _do(self, message: r.ToSupervisor) -> None:
+        match message:
+            case r.Attach():
+                self._attach(message)
+            case r.Orders():
+                self._order(message)
+            case r.Journalled() if self._client is not None:
+                if message.accepted is not None:
+                    self._client.release(message.accepted)
+                self._client.settle(message.handled)
+            case r.Used():
+                self.usage = message.usage
+            case r.Status():
+                self.status = message
+            case r.News():
+                self._news += message.lines
+            case r.Answered():
+                self._answer(message)
+            case r.Goodbye() if self._client is not None:
+                self._goodbye = message
+                self._client.close()
+                self._client = None
+            case _:
+                pass  # of one that has said goodbye, or was never attached
+
+    def _attach(self, message: r.Attach) -> None:
+        before, key = self.job.events_key, message.events_key
+        if self.events_key or not key.startswith(wire.events(self.job.prefix)):
+            self._trespassed(f"it asked for the events of {key}")
+            return
+        if before and before != key:
+            self._wire.add(before).close()
+        try:
+            self._client = self._wire.add(key)
+        except BugError:  # somebody else has this stream
+            self._trespassed(f"it asked for the events of {key}")
+            return
+        self.events_key = key
+        if message.nodes or message.away:
+            self._client.reattach(message.nodes, message.away, message.accepted)
+        self._known.update(one.incarnation for one in (*message.nodes, *message.away))
+
+    def _order(self, message: r.Orders) -> None:
+        for order in message.orders:
+            if isinstance(order, r.Start | r.Reattach | r.Kill) and (
+                order.how.events_key != self.events_key
+            ):
+                self._trespassed(f"it gave an order for the events of {order.how.events_key}")
+                return
+            if self._client is not None:
+                carry_out(order, self._client)
+
+    def _answer(self, message: r.Answered) -> None:
+        then = self._asked.pop(message.id, None)
+        kind = self._kinds.pop(message.id, Done)
+        if then is not None:
+            refusal = message.refusal
+            then(refusal or msgspec.msgpack.decode(message.answer, type=kind))
+
+    def _trespassed(self, what: str) -> None:
+        """It is broken, or hostile: nothing more of it counts."""
+        self._trespass = what
+        self._process.kill()
+        self._frames.close()
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    def _end(self, returncode: int) -> None:
+        while not self._frames.is_at_end:  # what it said before; a process of its own may live on
+            before = self._frames.received
+            self.on_readable()
+            if self._frames.received == before:
+                break
+        self.ending = self._judged(returncode)
+        if self._client is not None:
+            if self.ending.outcome is Outcome.FINISHED:
+                self._client.close()
+            else:
+                self._client.leave()
+            self._client = None
+        self._frames.close()
+        self._process.close()
+        for then in self._asked.values():
+            then(Refusal(text="its process ended before it answered."))
+        self._asked.clear()
+
+    def _judged(self, returncode: int) -> Ending:
+        words = self._process.last_words()
+        if self._trespass:
+            return Ending(Outcome.FAILED, returncode, f"its process was killed: {self._trespass}.")
+        if self._goodbye is not None and self._goodbye.is_interrupted:
+            detail = bytes(self._goodbye.detail)
+            return Ending(Outcome.INTERRUPTED, returncode, self._goodbye.outcome, detail)
+        if returncode == 0:
+            goodbye = self._goodbye or r.Goodbye("is over")
+            return Ending(Outcome.FINISHED, returncode, goodbye.outcome, bytes(goodbye.detail))
+        if returncode in {EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
+            return Ending(Outcome.LEFT, returncode, words)
+        if returncode in {EXIT_FAILED, EXIT_USE}:
+            return Ending(Outcome.FAILED, returncode, words)
+        how = (
+            f"was killed by {named_signal(-returncode)}"
+            if returncode < 0
+            else f"ended with exit code {returncode}"
+        )
+        said = f"; the last that it wrote:\n{words}" if words else ""
+        return Ending(Outcome.DIED, returncode, f"its process {how}{said}")
+
+
+def frames_of(facts: Sequence[m.Event]) -> list[list[msgspec.Raw]]:
+    """Facts in frames of a size that can be sent; the events of a batch stay together."""
+    frames: list[list[msgspec.Raw]] = []
+    size, place = _FRAME_BYTES, 0
+    while place < len(facts):
+        fact = facts[place]
+        after = place + 1 + (fact.last - fact.first + 1 if isinstance(fact, m.BatchRead) else 0)
+        part = msgspec.Raw(_encode(facts[place:after]))
+        if size >= _FRAME_BYTES:
+            frames.append([])
+            size = 0
+        frames[-1].append(part)
+        size += len(bytes(part))
+        place = after
+    return frames
+
+
+def _answer_to(request: r.Request) -> type[Done | ExperimentDetail | r.Reasons]:
+    match request:
+        case r.ShowTrials():
+            return ExperimentDetail
+        case r.WhyTrial():
+            return r.Reasons
+        case _:
+            return Done

@@ -1,0 +1,301 @@
+"""What an experiment's process and the farm's supervisor tell each other.
+
+Each message is one frame of msgpack (`tunemq_scheduler.farm.relay.frames`). The supervisor never
+unpickles: what is the experiment's own travels as bytes in these structs, or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_shared.allotments import Usage
+from tunemq_shared.answers import Refusal
+from tunemq_shared.conditions import Horizon
+from tunemq_shared.messages import Event, HostStart, NodeJoined, NodeOffered
+from tunemq_shared.requests import PickledCode, ScriptCode
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """The base of all that travels between the two."""
+
+
+# --- to the experiment ----------------------------------------------------------------------------
+
+
+class Job(Message, frozen=True, kw_only=True, tag="job"):
+    """The first thing that an experiment's process hears: what it is to run.
+
+    ``name`` is the experiment's, ``results`` the folder in which its own is, ``prefix`` what the
+    ids of its trials begin with. ``code`` says what its Tuner is (a text: a script of this
+    machine); what of it is in a store is brought to ``folder_for_code``. ``store`` is the address
+    of the experiment's own store, where its RunConfig names none; a folder is no such address.
+    ``code_store`` is that of the store through which code gets to nodes. ``preload``, ``python``
+    and ``variables`` replace what the RunConfig says. ``term`` is the supervisor's. ``events_key``
+    is the stream of the run before, where nodes still keep what they host and have to say of it;
+    where they may not, or nobody knows, it is empty. ``retry``: trials in ERROR that go on: ``*``
+    for all, else the id of one. ``is_lost`` has it begin from the copy in its store: nothing of it
+    is on this machine.
+    """
+
+    name: str
+    results: str
+    code: ScriptCode | PickledCode | str
+    term: int
+    prefix: str = ""
+    store: str = ""
+    code_store: str = ""
+    folder_for_code: str = ""
+    python: str = ""
+    variables: dict[str, str] = {}
+    preload: tuple[str, ...] | None = None
+    events_key: str = ""
+    retry: str = ""
+    journal_release: str = "local"
+    is_lost: bool = False
+
+
+class Facts(Message, frozen=True, tag="facts"):
+    """What nodes stated and what became of them: lists of `Event`, one behind the other.
+
+    A batch of a node is never cut in two.
+    """
+
+    parts: list[msgspec.Raw]
+
+
+class Offers(Message, frozen=True, tag="offers"):
+    """What the experiment may use of nodes from now on; in this order with the `Facts`."""
+
+    offers: tuple[NodeOffered, ...]
+
+
+class Notes(Message, frozen=True, tag="notes"):
+    """What holds now and what happened on the wire, for people."""
+
+    notes: tuple[str, ...] = ()
+    news: tuple[str, ...] = ()
+
+
+class Beat(Message, frozen=True, tag="beat"):
+    """At this time, of the machine's monotonic clock, the farm was certainly the supervisor's."""
+
+    at: float
+
+
+class StopSearch(Message, frozen=True, tag="stop search"):
+    """Stop all trials; what they have is saved, and the search is over."""
+
+    reason: str
+
+
+class Interrupt(Message, frozen=True, tag="interrupt"):
+    """End now; every trial stays where it is, to be resumed by a later run."""
+
+    reason: str
+
+
+class Leave(Message, frozen=True, tag="leave"):
+    """End at once and tell nobody: trials go on, for the next run to take over."""
+
+
+class StopTrial(Message, frozen=True, tag="stop trial"):
+    """Stop one trial."""
+
+    trial: str
+    reason: str
+
+
+class RetryTrial(Message, frozen=True, tag="retry trial"):
+    """Have a trial in ERROR go on from its last checkpoint."""
+
+    trial: str
+
+
+class ShowTrials(Message, frozen=True, tag="show"):
+    """How is the search, and how are this many of its trials?"""
+
+    trials: int
+
+
+class WhyTrial(Message, frozen=True, tag="why"):
+    """Why does this trial not run?"""
+
+    trial: str
+
+
+Request = StopSearch | Interrupt | Leave | StopTrial | RetryTrial | ShowTrials | WhyTrial
+
+
+class Asked(Message, frozen=True, tag="asked"):
+    """A request; it is answered by an `Answered` of the same ``id``."""
+
+    id: int
+    request: Request
+
+
+ToExperiment = Job | Facts | Offers | Notes | Beat | Asked
+
+# --- to the supervisor ----------------------------------------------------------------------------
+
+
+class Attach(Message, frozen=True, tag="attach"):
+    """The experiment is open: its stream, and what it knows of nodes from the run before."""
+
+    events_key: str
+    nodes: tuple[NodeJoined, ...] = ()
+    away: tuple[NodeJoined, ...] = ()
+    accepted: dict[str, int] = {}
+
+
+class Start(Message, frozen=True, tag="start"):
+    """See `tunemq_scheduler.executors.mailbox`, for this and all other orders."""
+
+    incarnation: str
+    trial: str
+    epoch: int
+    run_until: Horizon
+    how: HostStart
+
+
+class Reattach(Message, frozen=True, tag="reattach"):
+    """Host a trial that the node may host already."""
+
+    incarnation: str
+    trial: str
+    epoch: int
+    run_until: Horizon
+    how: HostStart
+    pause: bool
+    stop: bool
+    at_checkpoint: bool = False
+
+
+class Kill(Message, frozen=True, tag="kill"):
+    """Leave nothing of this incarnation of a trial."""
+
+    incarnation: str
+    trial: str
+    epoch: int
+    how: HostStart
+
+
+class MoveHorizon(Message, frozen=True, tag="horizon"):
+    """Let a trial run further."""
+
+    incarnation: str
+    trial: str
+    epoch: int
+    run_until: Horizon
+
+
+class Stop(Message, frozen=True, tag="stop"):
+    """Have a trial ended."""
+
+    incarnation: str
+    trial: str
+    epoch: int
+
+
+class Pause(Message, frozen=True, tag="pause"):
+    """Have a trial saved and ended; ``at_checkpoint`` as in `HostOrder`."""
+
+    incarnation: str
+    trial: str
+    epoch: int
+    at_checkpoint: bool = False
+
+
+class Release(Message, frozen=True, tag="release"):
+    """Forget a trial whose host is gone."""
+
+    incarnation: str
+    trial: str
+    epoch: int
+
+
+Order = Start | Reattach | Kill | MoveHorizon | Stop | Pause | Release
+
+
+class Orders(Message, frozen=True, tag="orders"):
+    """A turn's orders."""
+
+    orders: tuple[Order, ...]
+
+
+class Journalled(Message, frozen=True, tag="journalled"):
+    """The first ``handled`` facts of all are handled, their orders are in.
+
+    ``accepted``: how far nodes' events, by incarnation, may be forgotten; None says nothing new.
+    """
+
+    handled: int
+    accepted: dict[str, int] | None = None
+
+
+class Used(Message, frozen=True, tag="used"):
+    """What the experiment makes of what it was offered."""
+
+    usage: Usage
+
+
+class Status(Message, frozen=True, kw_only=True, tag="status"):
+    """How far the search is.
+
+    ``counts`` are trials by state; ``total`` how many there will be, None if nobody knows;
+    ``best`` the id and the value of the best trial.
+    """
+
+    counts: dict[str, int]
+    total: int | None = None
+    elapsed_s: float = 0.0
+    metric: str = ""
+    mode: str = ""
+    best: tuple[str, float] | None = None
+    best_config: dict[str, Any] = {}
+    used: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
+
+
+class News(Message, frozen=True, tag="news"):
+    """What happened, in lines for people."""
+
+    lines: tuple[str, ...]
+
+
+class Answered(Message, frozen=True, tag="answered"):
+    """The answer to a request, in msgpack, or why there is none."""
+
+    id: int
+    answer: msgspec.Raw = msgspec.Raw(b"\xc0")
+    refusal: Refusal | None = None
+
+
+class Reasons(Message, frozen=True):
+    """Answers `WhyTrial`; ``request`` is what it asks for, where it waits for a place."""
+
+    lines: tuple[str, ...]
+    request: dict[str, float] = {}
+
+
+class Goodbye(Message, frozen=True, tag="goodbye"):
+    """Nobody wants what nodes still have of this experiment.
+
+    ``outcome``: how the search ended, to be read behind its name; ``is_interrupted``: it is to be
+    resumed; ``detail``: an `ExperimentDetail` in msgpack, for those who ask when there is no
+    process any more.
+    """
+
+    outcome: str = ""
+    is_interrupted: bool = False
+    detail: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil: an empty one is no msgpack
+
+
+ToSupervisor = Attach | Orders | Journalled | Used | Status | News | Answered | Goodbye
+
+_encoder: Final = msgspec.msgpack.Encoder()
+encode: Final = _encoder.encode
+decode_for_experiment: Final = msgspec.msgpack.Decoder(ToExperiment).decode
+decode_for_supervisor: Final = msgspec.msgpack.Decoder(ToSupervisor).decode
+decode_events: Final = msgspec.msgpack.Decoder(list[Event]).decode

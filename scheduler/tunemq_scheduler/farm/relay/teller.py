@@ -1,0 +1,253 @@
+"""`Teller`: what a running search tells its supervisor, of itself and when it is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_scheduler.core.trial import ERROR, FINISHED, PENDING, RUNNING, Trial
+from tunemq_scheduler.core.usage import ANY_NUMBER
+from tunemq_scheduler.experiment_view import ExperimentView
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.loggers.encoding import to_plain
+from tunemq_scheduler.search_run import SearchRun
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared import messages as m
+from tunemq_shared.allotments import Usage
+from tunemq_shared.answers import (
+    Done,
+    ExperimentDetail,
+    ExperimentRow,
+    ExperimentState,
+    Refusal,
+    TrialRow,
+)
+from tunemq_shared.conditions import lookup
+from tunemq_shared.errors import ConfigError, SchedulerSuperseded, TuneError
+
+#: So many trials are told of when the search ends.
+_TOLD_AT_THE_END: Final = 1000
+
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=repr).encode
+
+
+class Teller:
+    """Knows a search that runs; called by the thread that runs it, between two turns.
+
+    Args:
+        search: the search.
+        view: of it, for displays.
+    """
+
+    def __init__(self, search: SearchRun, view: ExperimentView) -> None:
+        self._search, self._view = search, view
+        self._loop = search.loop
+
+    # --- unasked ----------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        """What it makes of what it was offered."""
+        runner, total = self._loop.runner, self._view.num_trials
+        return runner.usage(ANY_NUMBER if total is None else max(0, total - runner.suggested))
+
+    def status(self) -> r.Status:
+        """How far it is."""
+        view, best = self._view, self._view.best
+        return r.Status(
+            counts=dict(view.counts),
+            total=view.num_trials,
+            elapsed_s=view.elapsed_s,
+            metric=view.metric or "",
+            mode=view.mode or "",
+            best=None if best is None else best[:2],
+            best_config={} if best is None else to_plain(best[2]),
+            used=dict(view.resources_used),
+            notes=tuple(view.notes),
+        )
+
+    def goodbye(self) -> r.Goodbye:
+        """How it ended."""
+        interrupted = bool(self._loop.runner.interrupted) or self._search.is_killed
+        detail = msgspec.Raw(_encode(self._detail(_TOLD_AT_THE_END)))
+        return r.Goodbye(self._view.outcome, interrupted, detail)
+
+    # --- asked ------------------------------------------------------------------------------------
+
+    def answer(self, asked: r.Asked) -> r.Answered:
+        """Do what was asked for, and say so.
+
+        Raises:
+            SchedulerSuperseded: this process is to end at once, and leave everything as it is.
+        """
+        try:
+            return r.Answered(asked.id, msgspec.Raw(_encode(self._do(asked.request))))
+        except SchedulerSuperseded:
+            raise
+        except TuneError as error:
+            return r.Answered(asked.id, refusal=Refusal(text=str(error), is_wrong_use=True))
+
+    def _do(self, request: r.Request) -> Done | ExperimentDetail | r.Reasons:
+        match request:
+            case r.StopSearch():
+                self._loop.request_stop(request.reason)
+                return Done(text="all trials are being stopped")
+            case r.Interrupt():
+                self._search.interrupt(request.reason)
+                return Done(text="it ends, to be resumed")
+            case r.Leave():
+                raise SchedulerSuperseded("The supervisor ends; trials go on, for the next one.")
+            case r.StopTrial():
+                return self._stop(request)
+            case r.RetryTrial():
+                return self._retry(request.trial)
+            case r.ShowTrials():
+                return self._detail(request.trials)
+            case r.WhyTrial():
+                return self._why(request.trial)
+
+    def _stop(self, request: r.StopTrial) -> Done:
+        trial = self._find(request.trial)
+        live = self._loop.runner.live.get(trial)
+        if live is None or live.is_finished:
+            raise ConfigError(f"trial {trial} is over already.")
+        self._loop.request_stop(request.reason, trial)
+        return Done(text=f"trial {trial} is being stopped")
+
+    def _retry(self, wanted: str) -> Done:
+        runner = self._loop.runner
+        trials = [self._find(wanted)] if wanted else runner.errored()
+        for trial in trials:
+            status = runner.summary(trial).status
+            if status != ERROR:
+                raise ConfigError(f"trial {trial} is {status}; only one in ERROR is tried again.")
+        if runner.stopping or runner.interrupted:
+            raise ConfigError("the search is ending, so that no trial is tried again.")
+        if trials:
+            also = tuple(trials)
+            event = m.ExperimentResumed(
+                run=runner.run, at=time.time(), unfinished=True, is_cold=False, also=also
+            )
+            self._loop.resume(event)
+        tried = ", ".join(trials) or "none is in ERROR"
+        return Done(text=f"tried again: {tried}")
+
+    def _find(self, name: str) -> str:
+        """A trial's id, from that or its name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        runner = self._loop.runner
+        prefix = f"{self._loop.plan.trainable_name}_"
+        for trial in (name, name.removeprefix(prefix)):
+            if trial in runner.live or trial in runner.finished:
+                return trial
+        raise ConfigError(f"there is no trial {name} in {self._loop.plan.experiment}.")
+
+    # --- trials in a table ------------------------------------------------------------------------
+
+    def _detail(self, most: int) -> ExperimentDetail:
+        view, runner, plan = self._view, self._loop.runner, self._loop.plan
+        best = view.best
+        rows = [self._row(one) for one in self._chosen(most)]
+        return ExperimentDetail(
+            experiment=ExperimentRow(
+                name=plan.experiment,
+                id=plan.experiment_id,
+                owner="",
+                priority=0,
+                state=ExperimentState.RUNNING,
+                submitted=0.0,
+                trials=dict(view.counts),
+                total=view.num_trials,
+            ),
+            metric=view.metric or "",
+            mode=view.mode or "",
+            best=None if best is None else self._row(self._of(best[0])),
+            trials=tuple(rows),
+            hidden=len(runner.live) + len(runner.finished) - len(rows),
+            folder=plan.folder,
+            store=view.store,
+            resources=dict(view.resources_used),
+            notes=tuple(view.notes),
+        )
+
+    def _chosen(self, most: int) -> Iterator[TrialView]:
+        """Those that run first, then those that wait, then the newest that are over."""
+        runner = self._loop.runner
+        running = [one for one in runner.live.values() if one.status == RUNNING]
+        waiting = [one for one in runner.live.values() if one.status not in {RUNNING, *FINISHED}]
+        over = [one.trial_id for one in runner.live.values() if one.is_finished]
+        over += reversed(runner.finished)
+        chosen = [one.trial_id for one in (*running, *waiting)] + over
+        return map(self._of, chosen[: max(0, most)])
+
+    def _of(self, trial: str) -> TrialView:
+        known = self._loop.trials.get(trial)
+        runner = self._loop.runner
+        if known is None:
+            return TrialView.of(trial, runner.summary(trial), self._loop.plan)
+        if trial in runner.live:
+            known.follow(runner.live[trial])
+        return known
+
+    def _row(self, view: TrialView) -> TrialRow:
+        newest, metric = view.newest, self._view.metric
+        value: Any = lookup(view.full_result(newest), metric) if newest and metric else None
+        config: Any = to_plain(view.config)
+        return TrialRow(
+            trial=view.trial_id,
+            name=view.trial_name,
+            status=view.status,
+            node=view.hostname,
+            step=newest.step if newest is not None else 0,
+            metric=float(value) if isinstance(value, int | float) else None,
+            config=config,
+            time_total_s=newest.time_total_s if newest is not None else 0.0,
+            failures=view.num_failures,
+            note=self._note(view),
+        )
+
+    def _note(self, view: TrialView) -> str:
+        failure = self._search.records.fatal.get(view.trial_id)
+        if failure is not None:
+            return failure.error
+        if view.waits[0]:
+            return f"waits for the store: {view.waits[1]}"
+        return ""
+
+    # --- why one waits ----------------------------------------------------------------------------
+
+    def _why(self, wanted: str) -> r.Reasons:
+        name = self._find(wanted)
+        runner = self._loop.runner
+        trial = runner.live.get(name)
+        if trial is None or trial.is_finished:
+            summary = runner.summary(name)
+            over = f"trial {name} is {summary.status}"
+            return r.Reasons((f"{over}: {summary.reason}" if summary.reason else over,))
+        lines = [*self._reasons(trial)]
+        waits = trial.status == PENDING and trial.not_before <= runner.elapsed
+        return r.Reasons(tuple(lines), dict(trial.resources) if waits else {})
+
+    def _reasons(self, trial: Trial) -> Iterator[str]:
+        runner, name = self._loop.runner, trial.trial_id
+        if trial.waits[0]:
+            yield f"trial {name} waits for the store: {trial.waits[1]}"
+        if trial.status == RUNNING:
+            yield f"trial {name} runs, on {self._of(name).hostname or 'a node'}"
+            return
+        if trial.status != PENDING:
+            yield f"trial {name} is PAUSED; its trial scheduler says when it goes on"
+            return
+        if trial.not_before > runner.elapsed:
+            left = trial.not_before - runner.elapsed
+            yield f"trial {name} failed, and is tried again in {left:.0f} s"
+            return
+        yield f"trial {name} waits for a place: {trial.resources}"
+        why = runner.placement.why_never(trial.resources)
+        if why:
+            yield f"no node of today could hold it: {why}"

@@ -1,0 +1,196 @@
+"""`RequestServer`: takes users' requests from Redis, has each done once, and answers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.executors.redis_line import RedisFull
+from tunemq_scheduler.farm.done_requests import DoneRequests
+from tunemq_scheduler.farm.handler import Caller, Deferred, RequestHandler
+from tunemq_scheduler.farm.request_entry import Asked, Unanswerable, decode_entry
+from tunemq_scheduler.farm.request_stream import RequestStream
+from tunemq_shared import requests as r
+from tunemq_shared import wire
+from tunemq_shared.answers import Answer, Refusal, Reply
+from tunemq_shared.errors import JournalError, TuneError, UserError, WireUnavailable
+from tunemq_shared.failpoints import failpoint
+
+#: Who is asked about a request has so long to answer.
+_PATIENCE_S: Final = 30.0
+#: Redis is looked for so often while it is away.
+_RETRY_S: Final = 0.5
+#: Answers that Redis has no room for; who asked asks again.
+_MOST_UNSENT: Final = 256
+
+_Outcome = Answer | Refusal
+
+
+class _Pending(NamedTuple):
+    """A request that somebody was asked about."""
+
+    deferred: Deferred[Any]
+    is_change: bool
+    until: float
+
+
+class RequestServer:
+    """Answers the requests of a farm's users.
+
+    Args:
+        url: where Redis is.
+        handler: does them.
+        done: those that were done by schedulers before, too.
+        term: of this scheduler.
+    """
+
+    def __init__(
+        self, url: str, handler: RequestHandler, done: DoneRequests, term: Callable[[], int]
+    ) -> None:
+        self._stream = RequestStream(url)
+        self._handlers = _methods(handler)
+        self._done, self._term = done, term
+        self._pending: dict[str, _Pending] = {}
+        self._unsent: dict[str, bytes] = {}
+        self._not_before = 0.0
+        self._tunemq = importlib.metadata.version("tunemq")
+
+    def fileno(self) -> int | None:
+        """The socket that is readable when there is something to do; None while Redis is away."""
+        return self._stream.fileno()
+
+    def turn(self) -> int:
+        """Do what was asked for since the last turn; waits for nobody. How many it were.
+
+        Raises:
+            WireUnavailable: Redis cannot be reached; the next turns look for it again.
+            SchedulerSuperseded: there is a scheduler with a greater term.
+            JournalError: what was done cannot be remembered.
+        """
+        if time.monotonic() < self._not_before:
+            return 0
+        try:
+            entries = self._stream.take(self._term())
+            for fields in entries:
+                self._take(fields)
+            self._settle()
+            self._send()
+        except WireUnavailable:
+            self._stream.close()
+            self._not_before = time.monotonic() + _RETRY_S
+            raise
+        return len(entries)
+
+    def close(self) -> None:
+        """Close the connections; who waits for an answer asks the next scheduler."""
+        self._stream.close()
+
+    # --- one request ------------------------------------------------------------------------------
+
+    def _take(self, fields: dict[bytes, bytes]) -> None:
+        try:
+            asked = decode_entry(fields, self._tunemq)
+        except Unanswerable as problem:
+            if problem.request:
+                self._unsent[problem.request] = self._reply(Refusal(text=str(problem)))
+            return
+        if asked.id in self._pending:
+            return
+        if (answer := self._done.get(asked.id)) is not None:
+            self._unsent[asked.id] = answer
+            return
+        failpoint("requests.before_done")
+        outcome = self._do(asked)
+        is_change = isinstance(asked.request, r.Changing)
+        if isinstance(outcome, Deferred):
+            until = time.monotonic() + _PATIENCE_S
+            self._pending[asked.id] = _Pending(outcome, is_change, until)
+        else:
+            self._answer(asked.id, outcome, is_change=is_change)
+
+    def _do(self, asked: Asked) -> _Outcome | Deferred[Any]:
+        try:
+            outcome: _Outcome | Deferred[Any] = self._handlers[type(asked.request)](
+                asked.request, Caller(asked.owner, asked.id)
+            )
+        except UserError as problem:
+            return Refusal(text=str(problem), is_wrong_use=True)
+        except JournalError:
+            raise  # the farm's own disk: nobody's request can be done
+        except TuneError as problem:
+            return Refusal(text=str(problem))
+        except Exception as error:  # noqa: BLE001  ours, recorded here: one bad request must not end all searches
+            traceback.print_exc(file=sys.stderr)
+            return Refusal(
+                text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has"
+                " more. Please report it."
+            )
+        return outcome
+
+    def _settle(self) -> None:
+        """Answer requests whose answers have come, or are overdue."""
+        now = time.monotonic()
+        for request, pending in list(self._pending.items()):
+            outcome: _Outcome | None = pending.deferred.outcome
+            if outcome is None and now > pending.until:
+                outcome = Refusal(
+                    text="the experiment's own process does not answer; its code may be busy. Try"
+                    " again later."
+                )
+            if outcome is not None:
+                del self._pending[request]
+                self._answer(request, outcome, is_change=pending.is_change)
+
+    def _answer(self, request: str, outcome: _Outcome, *, is_change: bool) -> None:
+        reply = self._reply(outcome)
+        if is_change:
+            failpoint("requests.before_record")
+            self._done.add(request, reply)
+        failpoint("requests.before_answer")
+        self._unsent[request] = reply
+
+    def _reply(self, outcome: _Outcome) -> bytes:
+        if isinstance(outcome, Refusal):
+            reply = Reply(tunemq=self._tunemq, refusal=outcome)
+        else:
+            reply = Reply(tunemq=self._tunemq, answer=msgspec.Raw(msgspec.msgpack.encode(outcome)))
+        return msgspec.msgpack.encode(reply)
+
+    def _send(self) -> None:
+        if not self._unsent:
+            return
+        ttl = str(wire.ANSWER_TTL_S)
+        try:
+            self._stream.send(
+                [("SET", wire.answer(one), data, "EX", ttl) for one, data in self._unsent.items()]
+            )
+        except RedisFull:
+            while len(self._unsent) > _MOST_UNSENT:
+                del self._unsent[next(iter(self._unsent))]
+            return
+        self._unsent.clear()
+
+
+def _methods(handler: RequestHandler) -> dict[type[r.Request], Callable[[Any, Caller], Any]]:
+    return {
+        r.Submit: handler.submit,
+        r.ListExperiments: handler.list_experiments,
+        r.ShowExperiment: handler.show,
+        r.ReadLog: handler.read_log,
+        r.Stop: handler.stop,
+        r.Pause: handler.pause,
+        r.Resume: handler.resume,
+        r.Retry: handler.retry,
+        r.Remove: handler.remove,
+        r.AskWhy: handler.why,
+        r.ListNodes: handler.list_nodes,
+        r.Drain: handler.drain,
+        r.ResumeNode: handler.resume_node,
+        r.Retire: handler.retire,
+    }

@@ -1,0 +1,217 @@
+"""`Supervisor`: a farm's scheduler service: nodes, queue, offers, and a process an experiment.
+
+One thread, one loop. It holds the farm's keys and runs nobody's code: what an experiment's own code
+does to its process is that experiment's trouble alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.executors.node_wire import NodeWire
+from tunemq_scheduler.farm.allotting.allotter import Allotter
+from tunemq_scheduler.farm.announcing import announcing
+from tunemq_scheduler.farm.desk import Desk
+from tunemq_scheduler.farm.done_requests import DoneRequests
+from tunemq_scheduler.farm.entry import Entry
+from tunemq_scheduler.farm.experiments import Experiments
+from tunemq_scheduler.farm.holder import Holder
+from tunemq_scheduler.farm.lease import SchedulerLease
+from tunemq_scheduler.farm.nodes import Nodes
+from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.link import ExperimentLink
+from tunemq_scheduler.farm.requests import RequestServer
+from tunemq_scheduler.farm.settings import FarmSettings
+from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.store_address import is_remote, join
+
+#: The farm's own folder, in that of all experiments.
+OWN_FOLDER: Final = ".farm"
+#: What is done about once a second, and the longest that the loop waits.
+_BEAT_S: Final = 1.0
+_ANNOUNCE_S: Final = 5.0
+#: How long processes get to end when the service does.
+_LEAVE_GRACE_S: Final = 5.0
+
+
+class Farm(msgspec.Struct, frozen=True, kw_only=True):
+    """A farm, as its service was started.
+
+    Attributes:
+        url: where Redis is; ``address`` is that without the password.
+        results: the folder of all experiments.
+        store: of code and checkpoints, which all nodes reach.
+        journal_release: when nodes may forget what they said; see `tunemq_scheduler.farm.command`.
+    """
+
+    url: str
+    address: str
+    results: str
+    store: str
+    journal_release: str = "local"
+    settings: FarmSettings = FarmSettings()
+
+
+class Supervisor:
+    """Serves a farm until it is told to stop.
+
+    Args:
+        farm: which one.
+        lease: held by this process, who is ``me``.
+        tell: shows a line to the person at the terminal.
+    """
+
+    def __init__(
+        self, farm: Farm, lease: SchedulerLease, me: Holder, tell: Callable[[str], None]
+    ) -> None:
+        self._farm, self._lease, self._tell = farm, lease, tell
+        folder = Path(farm.results, OWN_FOLDER)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._queue = ExperimentQueue(folder / "experiments")
+        for line in self._queue.damaged:
+            tell(line)
+        self._allotter = Allotter(farm.settings.for_allotter())
+        self._experiments = Experiments(
+            folder,
+            self._queue,
+            self._allotter,
+            self._start_link,
+            end_hosts=self._end_hosts,
+            results=Path(farm.results),
+            max_running=farm.settings.max_running,
+            pause_grace_s=farm.settings.preempt_grace_s,
+            news=tell,
+        )
+        self._wire = NodeWire(
+            farm.url, term=lease.term, guard=lease, absent=self._experiments.streams
+        )
+        self._nodes = Nodes(folder / "nodes.json", self._wire, self._allotter)
+        desk = Desk(self._queue, self._experiments, self._nodes, Path(farm.results))
+        done = DoneRequests(folder / "requests")
+        self._server = RequestServer(farm.url, desk, done, lambda: lease.term)
+        self._announcement = announcing(lease.term, farm.store, str(me))
+        self._announced_at = float("-inf")
+        self._beat_at = float("-inf")
+        self._stop_reason = ""
+
+    def stop(self, reason: str) -> None:
+        """Have `serve` return soon; for signal handlers, too."""
+        self._stop_reason = reason
+        self._wire.wake()
+
+    def serve(self) -> None:
+        """Serve until `stop`; trials go on behind it.
+
+        Raises:
+            SchedulerSuperseded: another scheduler took this one's place.
+            WireUnavailable: Redis cannot be reached at the start.
+            JournalError: the disk refuses what has to be kept.
+        """
+        self._wire.open()
+        try:
+            self._experiments.take_up()
+            self._tell_start()
+            while not self._stop_reason:
+                self._turn()
+            self._tell(f"{self._stop_reason}: trials go on, and wait for the next scheduler.")
+        finally:
+            self._leave()
+
+    # --- one turn ---------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        with selectors.EpollSelector() as ready:
+            for link in self._experiments.links():
+                if link.is_readable:
+                    write = selectors.EVENT_WRITE if link.wants_write else 0
+                    ready.register(link, selectors.EVENT_READ | write, link)
+                ready.register(link.pidfd, selectors.EVENT_READ)
+            if (requests := self._server.fileno()) is not None:
+                ready.register(requests, selectors.EVENT_READ)
+            self._wire.poll(self._pause(), also=(ready.fileno(),))
+            for key, _ in ready.select(0):
+                if key.data is not None:
+                    key.data.on_readable()
+        now = time.monotonic()
+        self._allotter.advance(now)
+        self._nodes.turn()
+        with contextlib.suppress(WireUnavailable):  # the wire says so, and so does whoever asks
+            self._server.turn()
+        self._experiments.turn()
+        self._experiments.offer()
+        self._wire.send()
+        if now >= self._beat_at + _BEAT_S:
+            self._beat(now)
+        for line in self._wire.news():
+            self._tell(line)
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        due = min(self._beat_at + _BEAT_S, self._experiments.next_due or float("inf"))
+        return min(max(due - now, 0.0), _BEAT_S)
+
+    def _beat(self, now: float) -> None:
+        self._beat_at = now
+        self._experiments.beat(self._lease.proven_at)
+        notes = self._wire.notes()
+        for link in self._experiments.links():
+            link.tell(notes)
+        if now >= self._announced_at + _ANNOUNCE_S:
+            with contextlib.suppress(WireUnavailable):
+                self._wire.announce(self._announcement)
+                self._announced_at = now
+
+    # --- experiments ------------------------------------------------------------------------------
+
+    def _start_link(self, entry: Entry, events_key: str) -> ExperimentLink:
+        farm, settings = self._farm, entry.settings
+        job = r.Job(
+            name=entry.name,
+            results=farm.results,
+            code=entry.code,
+            term=self._lease.term,
+            prefix=entry.id,
+            store=join(farm.store, entry.name) if is_remote(farm.store) else "",
+            code_store=farm.store,
+            folder_for_code=str(self._folder / "code"),
+            python=settings.python,
+            variables=settings.variables,
+            preload=settings.preload,
+            events_key=events_key,
+            retry=entry.retry,
+            journal_release=farm.journal_release,
+        )
+        return ExperimentLink(job, self._wire, folder=Path(farm.results, entry.name))
+
+    def _end_hosts(self, events_key: str) -> None:
+        self._wire.add(events_key).close()
+
+    # --- beginning and end ------------------------------------------------------------------------
+
+    def _tell_start(self) -> None:
+        waiting, running = len(self._queue.waiting()), len(self._experiments)
+        self._tell(
+            f"Serving the farm on {self._farm.address}; results in {self._farm.results}, code and"
+            f" checkpoints in {self._farm.store}. {running} experiments run, {waiting} wait."
+        )
+
+    def _leave(self) -> None:
+        self._experiments.leave(_LEAVE_GRACE_S)
+        deadline = time.monotonic() + _LEAVE_GRACE_S
+        for link in list(self._experiments.links()):
+            left = max(0.0, deadline - time.monotonic())
+            with selectors.DefaultSelector() as ended:
+                ended.register(link.pidfd, selectors.EVENT_READ)
+                if not ended.select(left):
+                    link.kill()
+        self._server.close()
+        self._wire.close(now=True)

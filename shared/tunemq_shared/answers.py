@@ -1,0 +1,246 @@
+"""What a farm's scheduler answers its users: one struct for each kind of answer.
+
+Times are Unix times on the scheduler's machine. As JSON these structs are what ``--json`` prints.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_shared.requests import REQUESTS_VERSION
+
+
+class ExperimentState(StrEnum):
+    """Where an experiment of a farm is in its life."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
+    STOPPING = "STOPPING"
+    FINISHED = "FINISHED"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing happens to it any more unless a person asks for it."""
+        return self in _OVER
+
+
+_OVER = frozenset({ExperimentState.FINISHED, ExperimentState.STOPPED, ExperimentState.FAILED})
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The base of all answers."""
+
+
+class Submitted(Answer, frozen=True, kw_only=True):
+    """An experiment is in the queue.
+
+    Attributes:
+        name: as it is called from now on.
+        ahead: how many wait before it.
+    """
+
+    name: str
+    id: str
+    ahead: int = 0
+
+
+class ExperimentRow(Answer, frozen=True, kw_only=True):
+    """An experiment in a list.
+
+    Attributes:
+        reason: why it is in its state, in words.
+        trials: how many are in each state (PENDING, RUNNING, PAUSED, TERMINATED, ERROR).
+        total: how many there will be; None where that is open or not known yet.
+        position: how many wait before it, while it is queued.
+    """
+
+    name: str
+    id: str
+    owner: str
+    priority: int
+    state: ExperimentState
+    reason: str = ""
+    submitted: float
+    started: float | None = None
+    ended: float | None = None
+    trials: dict[str, int] = {}
+    total: int | None = None
+    position: int | None = None
+
+
+class ExperimentList(Answer, frozen=True, kw_only=True):
+    """Answers `ListExperiments`: those that run, those that wait in their order, then the rest."""
+
+    experiments: tuple[ExperimentRow, ...]
+
+
+class TrialRow(Answer, frozen=True, kw_only=True):
+    """A trial in a table.
+
+    Attributes:
+        step: the iterations done.
+        metric: the newest value of the search's metric.
+        note: why it waits, or the last line of its error.
+    """
+
+    trial: str
+    name: str
+    status: str
+    node: str = ""
+    step: int = 0
+    metric: float | None = None
+    config: dict[str, Any] = {}
+    time_total_s: float = 0.0
+    failures: int = 0
+    note: str = ""
+
+
+class ExperimentDetail(Answer, frozen=True, kw_only=True):
+    """Answers `ShowExperiment`.
+
+    Attributes:
+        metric: what is optimised; empty where nothing is.
+        best: the best trial so far.
+        trials: as many as were asked for.
+        hidden: how many more there are.
+        folder: of its results, on the scheduler's machine.
+        store: of its checkpoints.
+        notes: what a person should know, such as why it waits.
+    """
+
+    experiment: ExperimentRow
+    metric: str = ""
+    mode: str = ""
+    best: TrialRow | None = None
+    trials: tuple[TrialRow, ...] = ()
+    hidden: int = 0
+    folder: str = ""
+    store: str = ""
+    resources: dict[str, float] = {}
+    notes: tuple[str, ...] = ()
+
+
+class LogPage(Answer, frozen=True, kw_only=True):
+    """Answers `ReadLog`.
+
+    Attributes:
+        data: the bytes from ``offset`` on, without what is no whole character at its end.
+        offset: where the page begins in fact; more than was asked for where the beginning is gone.
+        end: where the next page begins.
+        size: of the whole log now.
+        is_over: whether nothing more will come once ``end`` is ``size``.
+        state: of the experiment; and ``reason`` why.
+    """
+
+    data: bytes
+    offset: int
+    end: int
+    size: int
+    is_over: bool
+    state: ExperimentState
+    reason: str = ""
+
+
+class Done(Answer, frozen=True, kw_only=True):
+    """It was done; says what, in a line for people, and the state that the experiment is in now."""
+
+    text: str
+    state: ExperimentState | None = None
+
+
+class Why(Answer, frozen=True, kw_only=True):
+    """Answers `AskWhy`, in lines for people, the most important one first."""
+
+    lines: tuple[str, ...]
+
+
+class GpuRow(Answer, frozen=True, kw_only=True):
+    """A GPU of a node; ``used`` is the share of it that trials have, ``memory`` in bytes."""
+
+    uuid: str
+    model: str = ""
+    memory: int = 0
+    used: float = 0.0
+
+
+class NodeRow(Answer, frozen=True, kw_only=True):
+    """A node in a list.
+
+    Attributes:
+        state: ready, draining, drained, silent or gone.
+        health: "ok", or what is wrong with it.
+        total, used: cpu, gpu, memory and custom resources.
+        trials: how many it hosts.
+        version: of TuneMQ there.
+        since: when this incarnation introduced itself.
+    """
+
+    node: str
+    incarnation: str
+    state: str
+    health: str = "ok"
+    total: dict[str, float] = {}
+    used: dict[str, float] = {}
+    gpus: tuple[GpuRow, ...] = ()
+    trials: int = 0
+    version: str = ""
+    since: float = 0.0
+
+
+class NodeList(Answer, frozen=True, kw_only=True):
+    """Answers `ListNodes`."""
+
+    nodes: tuple[NodeRow, ...]
+
+
+_NOTHING: Final = msgspec.Raw(b"\xc0")  # msgpack's nil
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A request was not done.
+
+    Attributes:
+        is_wrong_use: what was asked for is of no use (an unknown name, a value that cannot be);
+            else it is not possible now, or went wrong.
+    """
+
+    text: str
+    is_wrong_use: bool = False
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in `wire.answer`: an answer, or why there is none.
+
+    Attributes:
+        tunemq: the version of the scheduler's TuneMQ.
+    """
+
+    version: int = REQUESTS_VERSION
+    tunemq: str = ""
+    answer: msgspec.Raw = _NOTHING
+    refusal: Refusal | None = None
+
+
+class FarmAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in `wire.FARM`, as JSON: what submitters need to know of the farm.
+
+    Attributes:
+        term: of the scheduler that wrote it.
+        store: where blobs go, as its address is for everybody.
+        scheduler: who it is, for people.
+        python, cloudpickle: of the scheduler, for what is pickled.
+    """
+
+    version: int = REQUESTS_VERSION
+    tunemq: str
+    term: int
+    store: str
+    scheduler: str
+    python: str = ""
+    cloudpickle: str = ""

@@ -1,0 +1,254 @@
+"""Experiments of a farm know nothing of each other: not their code, not their troubles."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.farm_service import FarmService, Here, Search, farm_service
+from tests.support import eventually, need
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+
+_PASSWORD = "a-secret-that-nobody-has-seen"
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[FarmService]:
+    with farm_service(tmp_path, password=_PASSWORD) as farm:
+        farm.add_worker("one", cpus=4)
+        farm.has_nodes("one")
+        yield farm
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+_WITH_MODULES = """
+import tunemq as tune
+import model  # both users call theirs so
+import numerics
+
+
+def train(config):
+    import helpers.steps
+    import time
+    # Both run at the same time.
+    for _ in range(5):
+        time.sleep(0.05)
+        tune.report(
+            {"whose": model.WHOSE, "helped": helpers.steps.WHOSE, "numerics": numerics.__version__}
+        )
+
+
+tuner = tune.Tuner(train, param_space={"n": tune.grid_search([1, 2])})
+tuner_says = (model.WHOSE, numerics.__version__)
+print("the search has", *tuner_says)
+"""
+
+
+def _write_user(folder: Path, whose: str) -> Path:
+    (folder / "helpers").mkdir(parents=True)
+    (folder / "model.py").write_text(f"WHOSE = {whose!r}\n")
+    (folder / "helpers" / "__init__.py").write_text("")
+    (folder / "helpers" / "steps.py").write_text(f"WHOSE = {whose!r}\n")
+    (folder / "search.py").write_text(_WITH_MODULES)
+    return folder / "search.py"
+
+
+def _environment(folder: Path) -> tuple[Path, Path]:
+    """A virtual environment with all that this one has: its interpreter, and its packages."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    outer = [path for path in sys.path if path.endswith("site-packages")]
+    lines = "; ".join(f"site.addsitedir({path!r})" for path in outer)
+    (packages / "zz_outer.pth").write_text(f"import site; {lines}\n")
+    return folder / "bin" / "python", packages
+
+
+def _check_versions(farm: FarmService, name: str, whose: str, version: str) -> None:
+    recorded = farm.recorded(name)
+    assert sorted(recorded) == [0, 1]
+    for lines in recorded.values():
+        assert len(lines) == 5
+        found = {(line["whose"], line["helped"], line["numerics"]) for line in lines}
+        assert found == {(whose, whose, version)}
+    printed = (farm.results / name / "experiment.out").read_text()
+    assert f"the search has {whose} {version}" in printed
+
+
+def test_modules_of_the_same_name_and_packages_of_other_versions_are_each_experiments_own(
+    farm, tmp_path
+):
+    for whose, version in (("ann", "1.0"), ("ben", "2.0")):
+        python, packages = _environment(tmp_path / f"venv-{whose}")
+        (packages / "numerics").mkdir()
+        (packages / "numerics" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+        script = _write_user(farm.folder / "laptop" / whose, whose)
+        farm.tunemq(
+            *("submit", str(script), "--name", whose, "--owner", whose, "--detach"),
+            *("--python", str(python)),
+        )
+
+    for whose in ("ann", "ben"):
+        farm.wait_for(whose, "FINISHED")
+    _check_versions(farm, "ann", "ann", "1.0")
+    _check_versions(farm, "ben", "ben", "2.0")
+
+
+def test_two_real_versions_of_numpy_are_in_use_at_once(farm, tmp_path):
+    for whose, version in (("ann", "1.26.4"), ("ben", "2.1.3")):
+        python, packages = _environment(tmp_path / f"venv-{whose}")
+        _install(packages, f"numpy=={version}")
+        script = _write_user(farm.folder / "laptop" / whose, whose)
+        script.write_text(script.read_text().replace("numerics", "numpy"))
+        farm.tunemq(
+            *("submit", str(script), "--name", whose, "--owner", whose, "--detach"),
+            *("--python", str(python)),
+        )
+
+    for whose, version in (("ann", "1.26.4"), ("ben", "2.1.3")):
+        farm.wait_for(whose, "FINISHED")
+        found = {line["numpy"] for lines in farm.recorded(whose).values() for line in lines}
+        assert found == {version}
+
+
+def _install(packages: Path, what: str) -> None:
+    line = ["-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    try:
+        done = subprocess.run(
+            [sys.executable, *line, "--target", str(packages), what],
+            capture_output=True,
+            timeout=90,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"{what} cannot be had here in time")
+    if done.returncode:
+        pytest.skip(f"{what} cannot be had here")
+
+
+# --- troubles -------------------------------------------------------------------------------------
+
+_SLEEPER = """
+import time
+
+from tunemq.search import Searcher
+
+
+class Sleeper(Searcher):
+    def suggest(self, trial_id):
+        time.sleep(60)
+        return {}
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        pass
+"""
+_CRASHER = """
+import ctypes
+
+
+class Crasher(tune.Callback):
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        ctypes.string_at(0)
+"""
+_READER = """
+import json
+import os
+from pathlib import Path
+
+import psutil
+
+
+class Reader(tune.Callback):
+    \"\"\"Looks for the farm's keys wherever a process can look.\"\"\"
+
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        found = {"own environ": repr(dict(os.environ))}
+        parent = Path("/proc", str(os.getppid()))
+        for name in ("environ", "cmdline", "maps", "mem", "fd"):
+            try:
+                found[name] = self.read(parent / name)
+            except OSError as error:
+                found[name] = f"refused: {error.strerror}"
+        connections = psutil.Process().net_connections("all")
+        found["own sockets"] = repr([one.raddr for one in connections])
+        Path(OPTIONS["executed"]).parent.joinpath("found.json").write_text(json.dumps(found))
+
+    def read(self, path):
+        if path.name == "fd":
+            return repr([os.readlink(one) for one in path.iterdir()])
+        if path.name == "mem":
+            with open(path, "rb"):
+                return "it can be opened"
+        return path.read_text(errors="replace")
+"""
+
+
+def _without_privileges() -> list[str]:
+    """What a command begins with so that it is no more than its user, whoever that is."""
+    if os.geteuid() != 0:
+        return []
+    need("setpriv", shutil.which("setpriv"))
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[FarmService]:
+    """A farm whose head is run by a user who may not do everything."""
+    with farm_service(tmp_path, password=_PASSWORD, head=Here(_without_privileges())) as farm:
+        farm.add_worker("one", cpus=4)
+        farm.has_nodes("one")
+        yield farm
+
+
+def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys(guarded):
+    farm = guarded
+    farm.submit(
+        Search(name="sleeper", trials=1, code=_SLEEPER, tune="search_alg=Sleeper(), num_samples=9")
+    )
+    farm.submit(Search(name="crasher", code=_CRASHER, run="callbacks=[Crasher()],"))
+    farm.submit(Search(name="reader", code=_READER, run="callbacks=[Reader()],"))
+    eventually(lambda: "SIGSEGV" in farm.said(), within=60, message=lambda: str(farm))
+    farm.submit(Search(name="good", trials=4, steps=40))
+
+    farm.wait_for("good", "FINISHED")
+    farm.check_results("good")
+    farm.check_steps("good")
+
+    assert farm.wait_for("sleeper", "RUNNING").state == "RUNNING"  # still in its 60 s
+
+    farm.wait_for("reader", "FINISHED")
+    found = json.loads((farm.folder / "executed" / "found.json").read_text())
+    assert _PASSWORD not in json.dumps(found)
+    assert str(urlsplit(farm.url).port) not in found["own sockets"]
+    assert {name for name, text in found.items() if text.startswith("refused")} >= {
+        *("environ", "mem", "fd")
+    }
+
+
+def test_an_experiment_whose_process_crashes_again_and_again_fails_and_says_why(farm):
+    farm.submit(Search(name="crasher", code=_CRASHER, run="callbacks=[Crasher()],"))
+
+    row = farm.wait_for("crasher", "FAILED")
+
+    assert "SIGSEGV (Segmentation fault)" in row.reason
+    assert "times" in row.reason
+    assert "SIGSEGV" in farm.tunemq("ls")
+    shown = farm.tunemq("show", "crasher")
+    assert "FAILED" in shown
+    assert "SIGSEGV" in shown
+    assert "it is started again" in farm.said()
+    eventually(lambda: farm.nodes()["one"].used["cpu"] == 0, message=lambda: str(farm))
+    # Nothing of it is in the way of the next one.
+    farm.submit(Search(name="good"))
+    farm.wait_for("good", "FINISHED")
+    farm.check_results("good")

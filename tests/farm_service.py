@@ -1,0 +1,404 @@
+"""A farm's service as people use it: all through the command line, each machine with its own home.
+
+    with farm_service(folder) as farm:
+        farm.add_worker("one", cpus=2)
+        farm.submit(Search("first", trials=3))
+        farm.wait_for("first", "FINISHED")
+
+Machines are processes here, or hosts of `tests.hosts`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from tests.chain import executed, expected, open_gate
+from tests.farm_processes import TcpRedis
+from tests.hosts import Hosts
+from tests.integration.farm_support import family_of, is_alive
+from tests.support import eventually
+from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.embedded.redis_server import find_redis_server
+from tunemq_shared import answers as a
+from tunemq_shared import requests as r
+from tunemq_shared.errors import TuneError
+
+_A = TypeVar("_A", bound=a.Answer)
+_ROOT: Final = Path(__file__).parents[1]
+_SEARCH: Final = """
+import tunemq as tune
+import work
+
+OPTIONS = {options!r}
+{code}
+tuner = tune.Tuner(
+    tune.with_resources({trainable}, {resources!r}),
+    param_space={{"own": tune.grid_search(list(range({trials}))), **OPTIONS}},
+    tune_config=tune.TuneConfig(metric="score", mode="max", {tune}),
+    run_config=tune.RunConfig(
+        failure_config=tune.FailureConfig(max_failures=-1),
+        verbose=1,
+        {run}
+    ),
+)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """A search of the chains of `tests.chain`.
+
+    Attributes:
+        name: of the experiment.
+        step_s: seconds that a step takes.
+        save_every: a checkpoint after so many steps; functions only.
+        trainable: an expression; ``work`` is `tests.chain`.
+        code: before the Tuner in the script.
+        tune, run: further arguments of TuneConfig and RunConfig.
+        has_gate: steps wait for `FarmService.open_gate`.
+    """
+
+    name: str
+    trials: int = 2
+    steps: int = 10
+    step_s: float = 0.02
+    save_every: int = 1
+    trainable: str = "work.chain"
+    resources: dict[str, float] = field(default_factory=lambda: {"cpu": 1})
+    code: str = ""
+    tune: str = ""
+    run: str = ""
+    has_gate: bool = False
+
+
+class Machine(Protocol):
+    """Where processes run: `Here`, or one of `tests.hosts.Hosts`."""
+
+    processes: list[subprocess.Popen[Any]]
+
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        """Start a program; what it says goes to ``log``."""
+
+    def run(
+        self, command: Sequence[str], environ: Mapping[str, str], *, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end."""
+
+    def kill(self) -> None:
+        """Kill all that was started."""
+
+
+class Here:
+    """This machine; see `Machine`.
+
+    Args:
+        before: what commands begin with, such as a program that takes privileges from them.
+    """
+
+    def __init__(self, before: Sequence[str] = ()) -> None:
+        self._before = before
+        self.processes: list[subprocess.Popen[Any]] = []
+
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        """Start a program, in a session of its own; what it says goes to ``log``."""
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [*self._before, *command],
+                env=dict(environ),
+                cwd=log.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        self.processes.append(process)
+        return process
+
+    def run(
+        self, command: Sequence[str], environ: Mapping[str, str], *, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program to its end."""
+        return subprocess.run(
+            [*self._before, *command],
+            env=dict(environ),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    def kill(self) -> None:
+        """Kill all that was started, with all that it has started."""
+        pids = [pid for process in self.processes for pid in family_of(process.pid)]
+        for pid in pids:
+            if is_alive(pid):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes:
+            process.wait()
+        self.processes.clear()
+        eventually(lambda: not any(map(is_alive, pids)))
+
+
+class FarmService:
+    """A scheduler's service, its workers and its users.
+
+    Args:
+        url: of Redis, as all of them reach it.
+        head, laptop: the machines of the scheduler and of the users.
+    """
+
+    def __init__(
+        self, folder: Path, url: str, head: Machine | None = None, laptop: Machine | None = None
+    ) -> None:
+        self.folder, self.url = folder, url
+        self.head, self.laptop = head or Here(), laptop or Here()
+        self.results = folder / "head" / "tunemq_results"
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._machines = [self.head, self.laptop]
+        self._searches: dict[str, Search] = {}
+        for name in ("head", "laptop"):
+            (folder / name).mkdir()
+
+    # --- its processes ----------------------------------------------------------------------------
+
+    def start_scheduler(
+        self, *more: str, settings: str = "", variables: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start `tunemq scheduler`; ``settings`` is the text of its file."""
+        home = self.folder / "head"
+        if settings:
+            (home / "farm.toml").write_text(settings)
+        if (home / "farm.toml").exists():
+            more = ("--settings", str(home / "farm.toml"), *more)
+        self.scheduler = self.head.start(
+            [*_command("scheduler"), *more], self.environ("head", variables), home / "scheduler.log"
+        )
+        return self.scheduler
+
+    def kill_scheduler(self) -> None:
+        """`kill -9`, of it alone."""
+        self.scheduler.kill()
+        self.scheduler.wait()
+        self.head.processes.remove(self.scheduler)
+
+    def add_worker(
+        self, name: str, cpus: int = 2, *more: str, machine: Machine | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start `tunemq worker`."""
+        home = self.folder / name
+        home.mkdir(exist_ok=True)
+        machine = machine or Here()
+        self._machines.append(machine)
+        line = _command("worker", "--name", name, "--cpus", str(cpus), *more)
+        self.workers[name] = machine.start(line, self.environ(name), home / "worker.log")
+        return self.workers[name]
+
+    def environ(self, home: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
+        """What a process on a machine with this home finds in its environment."""
+        scripts = Path(sys.executable).parent
+        return {
+            "PATH": f"{scripts}:{os.environ['PATH']}",
+            "HOME": str(self.folder / home),
+            "PYTHONPATH": str(_ROOT),
+            "COLUMNS": "200",
+            "TUNEMQ_REDIS": self.url,
+            **(variables or {}),
+        }
+
+    # --- its users --------------------------------------------------------------------------------
+
+    def run(
+        self, *arguments: str, variables: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """A command of a user, to its end."""
+        environ = self.environ("laptop", variables)
+        return self.laptop.run(_command(*arguments), environ, cwd=self.folder / "laptop")
+
+    def tunemq(self, *arguments: str) -> str:
+        """What a command prints that has to do what it says."""
+        done = self.run(*arguments)
+        assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        """What a command answers a program."""
+        return json.loads(self.tunemq(*arguments, "--json"))
+
+    def write(self, search: Search) -> Path:
+        """The script of a search, in a folder of its own."""
+        folder = self.folder / "laptop" / search.name
+        folder.mkdir()
+        done = self.folder / "executed" / search.name
+        done.mkdir(parents=True)
+        options: dict[str, Any] = {
+            "executed": str(done),
+            "steps": search.steps,
+            "save_every": search.save_every,
+            "payload": 64,
+            "step_s": search.step_s,
+        }
+        if search.has_gate:
+            options["gate"] = str(self._gate(search.name))
+            self.open_gate(search.name, 0)
+        (folder / "work.py").write_text((_ROOT / "tests" / "chain.py").read_text())
+        script = folder / "search.py"
+        about = {name: getattr(search, name) for name in ("trainable", "resources", "trials")}
+        about |= {name: getattr(search, name) for name in ("code", "tune", "run")}
+        script.write_text(_SEARCH.format(options=options, **about))
+        self._searches[search.name] = search
+        return script
+
+    def submit(self, search: Search, *more: str) -> None:
+        """Hand in a search, and leave it to the farm."""
+        self.tunemq("submit", str(self.write(search)), "--name", search.name, "--detach", *more)
+
+    def open_gate(self, name: str, up_to: int) -> None:
+        """Let the trials of a search do the steps up to this one."""
+        open_gate(self._gate(name), up_to)
+
+    def _gate(self, name: str) -> Path:
+        return self.folder / f"gate-{name}"
+
+    # --- what is seen of it -----------------------------------------------------------------------
+
+    def rows(self) -> dict[str, a.ExperimentRow]:
+        """All experiments, as the scheduler lists them; nothing while it does not answer."""
+        found = self._ask(r.ListExperiments(), a.ExperimentList, "ls")
+        return {} if found is None else {row.name: row for row in found.experiments}
+
+    def nodes(self) -> dict[str, a.NodeRow]:
+        """All nodes that are there."""
+        found = self._ask(r.ListNodes(), a.NodeList, "nodes")
+        if found is None:
+            return {}
+        return {row.node: row for row in found.nodes if row.state != "gone"}
+
+    def _ask(self, request: r.Request, kind: type[_A], command: str) -> _A | None:
+        """Ask without a process for it, where Redis can be reached from here."""
+        if isinstance(self.laptop, Here):
+            try:
+                with FarmClient(self.url) as client:
+                    return client.ask(request, kind)
+            except TuneError:
+                return None
+        done = self.run(command, "--json")
+        return msgspec.json.decode(done.stdout, type=kind) if done.returncode == 0 else None
+
+    def has_nodes(self, *names: str) -> None:
+        """Wait until these nodes are there, and ready."""
+
+        def are_ready() -> bool:
+            nodes = self.nodes()
+            return all(name in nodes and nodes[name].state == "ready" for name in names)
+
+        eventually(are_ready, within=60, message=lambda: f"not ready: {names}{self}")
+
+    def wait_for(self, name: str, state: str, within: float = 90.0) -> a.ExperimentRow:
+        """Wait until an experiment is in a state; its row."""
+        found: list[a.ExperimentRow] = []
+
+        def is_there() -> bool:
+            row = self.rows().get(name)
+            found[:] = [row] if row is not None else []
+            if row is not None and row.state.is_over:
+                assert row.state == state, f"{row}{self}"
+            return row is not None and row.state == state
+
+        eventually(is_there, within=within, message=lambda: f"not {state}: {found}{self}")
+        return found[0]
+
+    def steps(self, name: str) -> dict[int, list[int]]:
+        """By trial, the steps of a search that were executed, in their order."""
+        return executed(self.folder / "executed" / name)
+
+    def wait_for_steps(self, name: str, trials: int, steps: int, within: float = 60.0) -> None:
+        """Wait until so many trials have executed so many steps each."""
+
+        def have_begun() -> bool:
+            begun = [done for done in self.steps(name).values() if len(done) >= steps]
+            return len(begun) >= trials
+
+        eventually(have_begun, within=within, message=lambda: f"{name}: {self.steps(name)}{self}")
+
+    def recorded(self, name: str) -> dict[int, list[dict[str, Any]]]:
+        """By trial, the lines of its result.json."""
+        return {
+            int(path.parent.name.rpartition("_")[2]): [
+                json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
+            ]
+            for path in sorted(self.results.glob(f"{name}/*/result.json"))
+        }
+
+    def check_results(self, name: str) -> None:
+        """Check that the results of a search are those of an undisturbed run, each once."""
+        search, found = self._searches[name], self.recorded(name)
+        assert sorted(found) == list(range(search.trials)), f"{sorted(found)}{self}"
+        for number, lines in found.items():
+            steps = [line["training_iteration"] for line in lines]
+            assert steps == list(range(1, search.steps + 1)), f"{name} {number}: {steps}{self}"
+            assert lines[-1]["chain"] == expected({"own": number}, search.steps), f"{number}{self}"
+
+    def check_steps(self, name: str) -> None:
+        """Check that each step of a search was executed once."""
+        for number, steps in self.steps(name).items():
+            wanted = list(range(1, self._searches[name].steps + 1))
+            assert steps == wanted, f"{name} {number}: {steps}{self}"
+
+    def said(self) -> str:
+        """What the scheduler has said."""
+        return (self.folder / "head" / "scheduler.log").read_text()
+
+    def __str__(self) -> str:
+        logs = [*self.folder.glob("*/*.log"), *self.results.glob("*/experiment.*")]
+        return "\n" + "\n".join(f"--- {path}\n{path.read_text()[-3000:]}" for path in logs)
+
+    def close(self) -> None:
+        """End all of it, whatever became of it."""
+        for machine in self._machines:
+            machine.kill()
+
+
+@contextmanager
+def farm_service(
+    folder: Path, *, password: str = "", head: Machine | None = None, settings: str = ""
+) -> Iterator[FarmService]:
+    """A farm on this machine, with its scheduler and no worker yet."""
+    redis = TcpRedis(folder, password)
+    farm = FarmService(folder, redis.url, head)
+    try:
+        farm.start_scheduler(settings=settings)
+        yield farm
+    finally:
+        farm.close()
+        redis.end()
+
+
+def on_hosts(folder: Path, hosts: Hosts) -> FarmService:
+    """A farm whose scheduler, Redis and user are on machines of their own; nothing runs yet."""
+    server, head, laptop = hosts.add("redis"), hosts.add("head"), hosts.add("laptop")
+    farm = FarmService(folder, f"redis://{server.address}:6379/0", head, laptop)
+    (folder / "redis").mkdir()
+    line = [str(find_redis_server()), "--bind", server.address, "--protected-mode", "no"]
+    server.start([*line, "--save", ""], farm.environ("redis"), folder / "redis" / "redis.log")
+    return farm
+
+
+def _command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tunemq", *arguments]

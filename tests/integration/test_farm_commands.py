@@ -1,0 +1,317 @@
+"""The commands of a farm's users: what they print, for people and programs, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.farm_desk import ServedDesk, served
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.support import eventually
+from tunemq.__main__ import main
+from tunemq_shared.answers import ExperimentState as State
+from tunemq_shared.requests import ScriptCode
+
+__all__ = ["server"]
+
+pytestmark = pytest.mark.integration
+
+SCRIPT = "import tunemq as tune\nraise SystemExit('this does not run here')\n"
+
+
+@pytest.fixture
+def desk(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServedDesk]:
+    monkeypatch.setenv("TUNEMQ_REDIS", server.url)
+    monkeypatch.setenv("LOGNAME", "ann")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with served(server.url, server.client, tmp_path) as desk:
+        yield desk
+
+
+@pytest.fixture
+def tunemq(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the command, which is to end with this code; gives what it prints."""
+
+    def run(*arguments: str, code: int = 0) -> str:
+        capsys.readouterr()
+        assert main(arguments) == code, capsys.readouterr()
+        captured = capsys.readouterr()
+        run.err = captured.err
+        return captured.out
+
+    return run
+
+
+@pytest.fixture
+def queued(desk: ServedDesk, tunemq: Any) -> ServedDesk:
+    tunemq("submit", "train.py", "--name", "exp", "--detach")
+    return desk
+
+
+def as_json(text: str) -> Any:
+    return json.loads(text)
+
+
+def test_a_script_is_submitted_with_all_that_was_said_of_it(desk, tunemq):
+    name = tunemq(
+        *("submit", "train.py:other", "--name", "exp", "--owner", "bob", "--priority", "-3"),
+        *("--python", "/venv/bin/python", "--env", "A=1=2", "--env", "B=", "--preload", "a.b, c"),
+        "--detach",
+    )
+
+    entry = desk.queue.get("exp")
+    assert name == "exp\n"
+    assert (entry.owner, entry.priority) == ("bob", -3)
+    assert isinstance(entry.code, ScriptCode)
+    assert (entry.code.script, entry.code.tuner) == ("train.py", "other")
+    assert (desk.folder / "store" / "blobs" / entry.code.bundle.sha256).stat().st_size > 0
+    assert entry.settings.python == "/venv/bin/python"
+    assert entry.settings.variables == {"A": "1=2", "B": ""}
+    assert entry.settings.preload == ("a.b", "c")
+
+
+def test_one_without_a_name_gets_one_and_its_owner_is_who_is_logged_in(desk, tunemq):
+    told = as_json(tunemq("submit", "train.py", "--detach", "--json"))
+    assert told["name"].startswith("train_20")
+    assert desk.queue.get(told["name"]).owner == "ann"
+    assert told == {"name": told["name"], "id": desk.queue.get(told["name"]).id, "ahead": 0}
+
+
+def test_submit_shows_the_progress_until_it_is_over(desk, tunemq):
+    def live():
+        eventually(lambda: desk.queue.get("exp"))
+        desk.run("exp")
+        log = desk.folder / "exp.log"
+        log.write_text("trial 1 runs\n")
+        eventually(lambda: "trial 1" in log.read_text())
+        with log.open("a") as file:
+            file.write("trial 1 is over\n")
+        desk.end("exp", State.FINISHED, "8 trials are over")
+
+    living = threading.Thread(target=live)
+    living.start()
+    out = tunemq("submit", "train.py", "--name", "exp")
+    living.join()
+
+    assert out == "trial 1 runs\ntrial 1 is over\n"
+    assert "exp is FINISHED: 8 trials are over" in tunemq.err
+
+
+def test_submit_ends_with_1_where_the_experiment_fails(desk, tunemq):
+    def live():
+        eventually(lambda: desk.queue.get("exp"))
+        desk.run("exp")
+        desk.end("exp", State.FAILED, "its callback raised")
+
+    living = threading.Thread(target=live)
+    living.start()
+    out = as_json(tunemq("submit", "train.py", "--name", "exp", "--json", code=1))
+    living.join()
+
+    assert out["experiment"]["state"] == "FAILED"
+    assert "its callback raised" in tunemq.err
+
+
+def test_ctrl_c_leaves_it_running_and_says_so(desk):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tunemq", "submit", "train.py", "--name", "exp"],
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    eventually(lambda: desk.queue.get("exp"), within=60)
+    (desk.folder / "exp.log").write_text("it runs\n")
+    assert process.stdout.readline() == "it runs\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert "exp goes on. Follow it with: tunemq logs -f exp" in err
+    assert desk.queue.get("exp").state is State.QUEUED
+
+
+def test_ls_is_a_table_and_json(queued, tunemq):
+    tunemq("submit", "train.py", "--name", "old", "--detach", "--owner", "bob")
+    tunemq("stop", "old")
+    tunemq("submit", "train.py", "--name", "next", "--detach", "--owner", "bob")
+    queued.run("exp")
+
+    lines = tunemq("ls").splitlines()
+    rows = as_json(tunemq("ls", "--json"))["experiments"]
+
+    assert lines[0].split() == ["name", "state", "owner", "prio", "trials", "age", "ran"]
+    assert [line.split()[:2] for line in lines[2:]] == [
+        ["exp", "RUNNING"],
+        ["next", "QUEUED"],
+        ["old", "STOPPED"],
+    ]
+    assert "1/8, 2 running" in lines[2]
+    assert "stopped by ann" in lines[4]
+    assert [row["name"] for row in rows] == ["exp", "next", "old"]
+    assert rows[0]["trials"] == {"RUNNING": 2, "TERMINATED": 1}
+    assert rows[1]["position"] == 0
+    assert len(as_json(tunemq("ls", "--owner", "bob", "--json"))["experiments"]) == 2
+    assert "old" not in tunemq("ls", "--active")
+
+
+def test_show_tells_of_the_experiment_and_its_trials(queued, tunemq):
+    assert "QUEUED: next" in tunemq("show", "exp")
+    queued.run("exp")
+
+    out = tunemq("show", "exp")
+    told = as_json(tunemq("show", "exp", "--json", "--trials", "1"))
+
+    assert "best    loss 0.5" in out
+    assert "aaaaa_00001" in out
+    assert [trial["trial"] for trial in told["trials"]] == ["aaaaa_00000"]
+    assert told["experiment"]["owner"] == "ann"
+
+
+def test_logs_are_shown_whole_from_their_tail_and_as_json(queued, tunemq):
+    text = "".join(f"line {number}\n" for number in range(50_000))
+    (queued.folder / "exp.log").write_text(text)
+    (queued.folder / "exp-aaaaa_00000.log").write_text("of a trial\n")
+
+    assert tunemq("logs", "exp") == text
+    assert tunemq("logs", "exp", "--tail", "25") == "line 49998\nline 49999\n"
+    assert tunemq("logs", "exp/aaaaa_00000") == tunemq("logs", "exp", "aaaaa_00000")
+    pages = [as_json(line) for line in tunemq("logs", "exp", "--json").splitlines()]
+    assert "".join(page["text"] for page in pages) == text
+    assert pages[-1]["end"] == pages[-1]["size"] == len(text)
+
+
+def test_logs_are_followed_to_the_experiments_end(queued, tunemq):
+    queued.run("exp")
+    (queued.folder / "exp.log").write_text("one\n")
+
+    def live():
+        queued.end("exp", State.FINISHED)
+
+    ending = threading.Timer(0.5, live)
+    ending.start()
+    assert tunemq("logs", "-f", "exp") == "one\n"
+    assert "exp is FINISHED" in tunemq.err
+
+
+def test_each_change_is_told_in_a_line_and_in_json(queued, tunemq):
+    assert tunemq("pause", "exp") == "exp is paused\n"
+    assert tunemq("resume", "exp") == "exp is queued again\n"
+    queued.run("exp")
+    assert "aaaaa_00001 is being stopped" in tunemq("stop", "exp/aaaaa_00001")
+    assert tunemq("retry", "exp", "aaaaa_00001") == "goes on\n"
+    told = as_json(tunemq("stop", "exp", "--json"))
+    assert told == {
+        "text": "exp is being stopped; what its trials have is saved first",
+        "state": "STOPPING",
+    }
+    queued.end("exp", State.STOPPED)
+    assert tunemq("rm", "exp") == "exp is removed; its files are left\n"
+
+
+def test_files_are_removed_only_if_that_was_meant(queued, tunemq, monkeypatch):
+    tunemq("stop", "exp")
+    monkeypatch.setattr("builtins.input", lambda: "n")
+    tunemq("rm", "exp", "--files", code=1)
+    assert queued.queue.get("exp") is not None
+    out = tunemq("rm", "exp", "--files", "--yes")
+    assert out == "exp is removed with its results and checkpoints\n"
+    assert queued.experiments.told == [("forget", "exp", "True")]
+
+
+def test_why_says_why(queued, tunemq):
+    assert tunemq("why", "exp").splitlines()[0] == "exp is QUEUED"
+    queued.run("exp")
+    assert "no node has 1 gpu free" in tunemq("why", "exp/aaaaa_00000")
+    assert as_json(tunemq("why", "exp", "--json"))["lines"]
+
+
+def test_nodes_are_listed_drained_taken_back_and_retired(desk, tunemq):
+    lines = tunemq("nodes").splitlines()
+    told = as_json(tunemq("nodes", "--json"))["nodes"]
+
+    assert lines[2].split()[:3] == ["alpha", "ready", "ok"]
+    assert "cpu 3/8  gpu 0.5/1" in lines[2]
+    assert "1 x H100" in lines[2]
+    assert told[0]["gpus"][0]["used"] == 0.5
+    assert tunemq("nodes", "drain", "alpha") == "alpha-1 is drained\n"
+    tunemq("nodes", "resume", "beta")
+    tunemq("nodes", "retire", "beta-1")
+    assert desk.nodes.told == [
+        ("drain", "alpha-1", "drained by ann"),
+        ("resume", "beta-1"),
+        ("retire", "beta-1", "retired by ann"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("submit missing.py", 64, "there is no script missing.py"),
+        ("submit train.py:a-b", 64, "write SCRIPT:NAME"),
+        ("submit train.py --name a/b", 64, "call it 'ab'"),
+        ("submit train.py --name exp", 64, "there is an experiment exp, which is QUEUED"),
+        ("submit train.py --env X", 64, "--env 'X' is not usable: write NAME=VALUE"),
+        ("submit train.py --preload a-b", 64, "--preload 'a-b' is no name of a module"),
+        ("submit train.py --folder nowhere", 64, "--folder nowhere is no folder"),
+        ("submit train.py --owner a/b --detach", 1, "the owner 'a/b' cannot be used"),
+        ("show expp", 64, "there is no experiment 'expp'; did you mean exp?"),
+        ("logs exp/aaaa_00000", 64, "there is no trial 'aaaa_00000'; did you mean aaaaa_00000"),
+        ("stop exp/a b", 64, "names two trials"),
+        ("stop exp a", 1, "experiment exp is QUEUED, so none of its trials can be stopped"),
+        ("retry exp", 1, "experiment exp waits; no trial of it is in ERROR"),
+        ("rm exp", 1, "experiment exp is QUEUED; stop it first: tunemq stop exp"),
+        ("pause nothing", 64, "there is no experiment 'nothing'; there are: exp"),
+        ("nodes drain", 64, "which node? Write: tunemq nodes drain NODE"),
+        ("nodes drain alfa", 64, "there is no node 'alfa'; did you mean alpha?"),
+    ],
+)
+def test_wrong_use_is_told_with_what_to_do(queued, tunemq, line, code, told):
+    tunemq(*line.split(), code=code)
+    assert told in tunemq.err
+    assert tunemq.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", ["show", "nodes dance", "ls --dance", "logs exp --tail -1", "why"])
+def test_a_command_line_that_cannot_be_read_ends_with_2(line):
+    with pytest.raises(SystemExit) as ended:
+        main(line.split())
+    assert ended.value.code == 2
+
+
+def test_where_redis_is_has_to_be_said_and_be_true(tunemq, monkeypatch):
+    monkeypatch.delenv("TUNEMQ_REDIS", raising=False)
+    tunemq("ls", code=64)
+    assert "$TUNEMQ_REDIS" in tunemq.err
+    tunemq("ls", "--redis", "redis://localhost:1", code=69)
+    assert "cannot be reached" in tunemq.err
+    tunemq("ls", "--redis", "http://localhost", code=64)
+    assert "redis://:password@host:6379/0" in tunemq.err
+
+
+def test_a_farm_without_a_scheduler_ends_with_75(server, tunemq):
+    tunemq("ls", "--redis", server.url, code=75)
+    assert "tunemq scheduler" in tunemq.err
+
+
+def test_what_programs_named_is_made_harmless(desk, tunemq):
+    tunemq("submit", "train.py", "--name", "exp", "--detach")
+    with desk.lock:
+        desk.queue.explain("exp", "bad \x1b[31m [bold]thing")
+    out = tunemq("ls")
+    assert "\x1b" not in out
+    assert "[bold]thing" in out

@@ -1,0 +1,343 @@
+"""Requests through a real Redis: each is done once, answered, and bounded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.farm_desk import CODE, ServedDesk, detail, served
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.support import eventually
+from tunemq_scheduler.client import requests as client_module
+from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.farm.announcing import announcing
+from tunemq_shared import answers as a
+from tunemq_shared import requests as r
+from tunemq_shared import wire
+from tunemq_shared.answers import ExperimentState as State
+from tunemq_shared.errors import (
+    ConfigError,
+    NoScheduler,
+    RequestRefused,
+    SchedulerSuperseded,
+    WireUnavailable,
+)
+
+__all__ = ["server"]
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def desk(server: RedisServer, tmp_path: Path) -> Iterator[ServedDesk]:
+    with served(server.url, server.client, tmp_path) as desk:
+        yield desk
+
+
+@pytest.fixture
+def client(server: RedisServer) -> Iterator[FarmClient]:
+    with FarmClient(server.url, owner="ann", timeout_s=20) as client:
+        yield client
+
+
+def submit(name="exp", **fields):
+    return r.Submit(name=name, code=CODE, **fields)
+
+
+def send(server: RedisServer, request_id: str = "0" * 32, **changes):
+    fields = {
+        "v": str(r.REQUESTS_VERSION),
+        "id": request_id,
+        "owner": "ann",
+        "kind": "ls",
+        "body": msgspec.msgpack.encode(r.ListExperiments()),
+        **changes,
+    }
+    server.client.xadd(wire.REQUESTS, fields)
+    found = []
+    eventually(lambda: found.append(server.client.get(wire.answer(request_id))) or found[-1])
+    return msgspec.msgpack.decode(found[-1], type=a.Reply)
+
+
+def test_an_experiment_is_queued_and_listed(desk, client):
+    submitted = client.ask(submit(priority=3), a.Submitted)
+    (row,) = client.ask(r.ListExperiments(), a.ExperimentList).experiments
+
+    assert (submitted.name, submitted.ahead) == ("exp", 0)
+    assert (row.name, row.owner, row.priority, row.state) == ("exp", "ann", 3, State.QUEUED)
+    assert row.id == submitted.id
+
+
+def test_nothing_is_left_in_redis(desk, client, server):
+    client.ask(submit(), a.Submitted)
+    client.ask(r.ListExperiments(), a.ExperimentList)
+
+    eventually(lambda: not server.client.keys("tunemq:answer:*"))
+    assert server.client.xlen(wire.REQUESTS) == 0
+
+
+def test_what_is_sent_twice_is_done_once_and_answered_again(desk, server):
+    body = msgspec.msgpack.encode(submit(is_made_up=True))
+    first = send(server, kind="submit", body=body)
+    server.client.delete(wire.answer("0" * 32))
+    again = send(server, kind="submit", body=body)
+
+    assert again == first
+    assert [entry.name for entry in desk.queue.all()] == ["exp"]
+
+
+def test_what_a_scheduler_before_has_done_is_not_done_again(server, tmp_path):
+    body = msgspec.msgpack.encode(submit(is_made_up=True))
+    with served(server.url, server.client, tmp_path):
+        first = send(server, kind="submit", body=body)
+    server.client.delete(wire.answer("0" * 32))
+    with served(server.url, server.client, tmp_path, term=8) as desk:
+        assert send(server, kind="submit", body=body) == first
+        assert len(desk.queue.all()) == 1
+
+
+def test_a_submission_that_was_not_remembered_is_known_by_its_request(server, tmp_path):
+    body = msgspec.msgpack.encode(submit(is_made_up=True))
+    with served(server.url, server.client, tmp_path):
+        send(server, kind="submit", body=body)
+    server.client.delete(wire.answer("0" * 32))
+    (tmp_path / ".farm" / "requests").unlink()
+    with served(server.url, server.client, tmp_path, term=8) as desk:
+        send(server, kind="submit", body=body)
+        assert len(desk.queue.all()) == 1
+
+
+def test_an_answer_that_comes_later_is_waited_for(desk, client):
+    client.ask(submit(), a.Submitted)
+    desk.run("exp")
+    desk.experiments.answers_later = True
+    found = []
+    asking = threading.Thread(
+        target=lambda: found.append(client.ask(r.ShowExperiment(name="exp"), a.ExperimentDetail))
+    )
+    asking.start()
+    eventually(lambda: desk.experiments.owed)
+    with desk.lock:
+        desk.experiments.owed[0].resolve(detail("exp", ("aaaaa_00000",)))
+    asking.join(20)
+
+    (detail_found,) = found
+    assert detail_found.experiment.owner == "ann"
+    assert detail_found.experiment.state is State.RUNNING
+    assert detail_found.folder == str(desk.folder / "exp")
+
+
+def test_an_experiment_that_does_not_answer_is_told(desk, client, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.farm.requests._PATIENCE_S", 0.05)
+    client.ask(submit(), a.Submitted)
+    desk.run("exp")
+    desk.experiments.answers_later = True
+    with pytest.raises(RequestRefused, match="does not answer"):
+        client.ask(r.ShowExperiment(name="exp"), a.ExperimentDetail)
+
+
+def test_an_unknown_name_is_wrong_use_and_names_like_it_are_told(desk, client):
+    client.ask(submit("digits"), a.Submitted)
+    with pytest.raises(ConfigError, match="there is no experiment 'digit'; did you mean digits"):
+        client.ask(r.ShowExperiment(name="digit"), a.ExperimentDetail)
+    with pytest.raises(ConfigError, match="there is no node 'gamma'; there are: alpha, beta"):
+        client.ask(r.Drain(node="gamma"), a.Done)
+
+
+def test_a_name_that_is_taken_is_refused_and_one_that_is_made_up_gets_a_number(desk, client):
+    client.ask(submit(), a.Submitted)
+    with pytest.raises(ConfigError, match="there is an experiment exp, which is QUEUED"):
+        client.ask(submit(), a.Submitted)
+    assert client.ask(submit(is_made_up=True), a.Submitted).name == "exp_2"
+    (desk.folder / "old").mkdir()
+    with pytest.raises(ConfigError, match="this farm does not know"):
+        client.ask(submit("old"), a.Submitted)
+
+
+def test_an_experiment_goes_through_its_life_by_requests(desk, client):
+    client.ask(submit(), a.Submitted)
+
+    def ask(request):
+        return client.ask(request, a.Done)
+
+    assert ask(r.Pause(name="exp")).state is State.PAUSED
+    assert ask(r.Resume(name="exp")).state is State.QUEUED
+    desk.run("exp")
+    assert ask(r.Pause(name="exp")).state is State.PAUSED
+    assert ask(r.Resume(name="exp")).state is State.RUNNING
+    assert ask(r.Stop(name="exp", trial="aaaaa_00001")).state is None
+    with pytest.raises(RequestRefused, match="stop it first"):
+        ask(r.Remove(name="exp"))
+    assert ask(r.Stop(name="exp")).state is State.STOPPING
+    assert "already" in ask(r.Stop(name="exp")).text
+    with pytest.raises(RequestRefused, match="is STOPPING and cannot be paused"):
+        ask(r.Pause(name="exp"))
+    desk.end("exp", State.STOPPED, "stopped by ann")
+    assert ask(r.Retry(name="exp")).state is State.QUEUED
+    assert desk.queue.get("exp").retry == "*"
+    assert ask(r.Stop(name="exp")).state is State.STOPPED
+    ask(r.Remove(name="exp", with_files=True))
+
+    assert desk.queue.all() == []
+    assert [told[0] for told in desk.experiments.told] == [
+        *("pause", "resume", "stop_trial", "stop", "forget"),
+    ]
+    assert desk.experiments.told[3] == ("stop", "exp", "stopped by ann")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"v": "9"}, "reads requests of version 1, and this is one of version 9"),
+        ({"kind": "dance"}, "does not know the request 'dance'"),
+        ({"body": b"\xc1"}, "the request 'ls' cannot be read"),
+        ({"kind": "show"}, "the request 'show' cannot be read"),
+        ({"body": b"x" * (r.MAX_REQUEST_BYTES + 1)}, "1048576 are the most"),
+        ({"owner": "../x\n"}, "the owner"),
+    ],
+)
+def test_what_cannot_be_read_is_answered_with_why(desk, server, changes, told):
+    reply = send(server, **changes)
+    assert told in reply.refusal.text
+    assert send(server, "1" * 32).refusal is None
+
+
+def test_rubbish_in_the_stream_is_thrown_away(desk, client, server):
+    server.client.xadd(wire.REQUESTS, {"x": "y"})
+    server.client.xadd(wire.REQUESTS, {"id": "../../x"})
+    client.ask(submit(), a.Submitted)
+    assert server.client.xlen(wire.REQUESTS) == 0
+
+
+def test_a_bug_of_the_handler_is_told_and_the_next_request_is_done(desk, client, capfd):
+    desk.nodes.rows = lambda: 1 / 0
+    with pytest.raises(RequestRefused, match="ZeroDivisionError"):
+        client.ask(r.ListNodes(), a.NodeList)
+    client.ask(submit(), a.Submitted)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_farm_without_a_scheduler_is_told_with_what_starts_one(server, client):
+    with pytest.raises(NoScheduler, match="tunemq scheduler --redis"):
+        client.ask(submit(), a.Submitted)
+    assert server.client.xlen(wire.REQUESTS) == 0
+
+
+def test_a_scheduler_that_runs_a_script_takes_no_requests(server, client, tmp_path):
+    server.client.set(wire.SCHEDULER, "8:token:0:{}")
+    server.client.execute_command(*announcing(7, str(tmp_path), "the one before"))
+    with pytest.raises(NoScheduler, match="runs a script's search"):
+        client.farm()
+
+
+def test_a_request_that_nobody_takes_is_withdrawn(server, tmp_path):
+    served_desk = ServedDesk(server.url, tmp_path)
+    served_desk.announce(server.client)
+    with (
+        FarmClient(server.url, owner="ann", timeout_s=0.2) as client,
+        pytest.raises(NoScheduler, match="withdrawn, nothing was done"),
+    ):
+        client.ask(submit(), a.Submitted)
+
+    assert server.client.xlen(wire.REQUESTS) == 0
+
+
+def test_a_request_that_is_old_is_not_done(server, tmp_path):
+    seconds, _ = server.client.time()
+    body = msgspec.msgpack.encode(submit())
+    fields = {"v": "1", "id": "2" * 32, "owner": "ann", "kind": "submit", "body": body}
+    server.client.xadd(wire.REQUESTS, fields, id=f"{(seconds - 3600) * 1000}-0")
+    with served(server.url, server.client, tmp_path) as desk:
+        eventually(lambda: server.client.xlen(wire.REQUESTS) == 0)
+        turns = desk.turns
+        eventually(lambda: desk.turns > turns + 3)
+        assert desk.queue.all() == []
+
+
+def test_an_older_scheduler_takes_nothing(server, tmp_path):
+    desk = ServedDesk(server.url, tmp_path, term=7)
+    server.client.set(wire.TERM, 8)
+    server.client.xadd(wire.REQUESTS, {"x": "y"})
+
+    def is_superseded():
+        try:
+            desk.server.turn()
+        except SchedulerSuperseded:
+            return True
+        return False
+
+    eventually(is_superseded)
+    desk.server.close()
+    assert server.client.xlen(wire.REQUESTS) == 1
+
+
+def test_a_client_waits_for_a_redis_that_was_killed_and_a_scheduler_that_reconnects(
+    desk, client, server, monkeypatch
+):
+    client.ask(submit(), a.Submitted)
+    server.kill()
+    with pytest.raises(WireUnavailable):
+        client.ask(r.ListExperiments(), a.ExperimentList)
+    server.start()
+    desk.announce(server.client)
+    eventually(lambda: desk.server.fileno() is not None)
+
+    assert len(client.ask(r.ListExperiments(), a.ExperimentList).experiments) == 1
+
+
+def test_a_request_is_sent_again_after_redis_lost_it(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(client_module, "_AGAIN_S", 0.1)
+    desk = ServedDesk(server.url, tmp_path)
+    desk.announce(server.client)
+    found = []
+
+    def ask():
+        with FarmClient(server.url, owner="ann") as client:
+            found.append(client.ask(submit(), a.Submitted))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    eventually(lambda: server.client.xlen(wire.REQUESTS))
+    server.client.flushall()
+    desk.announce(server.client)
+    with desk:
+        asking.join(20)
+    assert [answer.name for answer in found] == ["exp"]
+
+
+def test_another_version_of_the_scheduler_is_named(desk, client, server):
+    server.client.execute_command(*announcing(desk.term, "s3://b", "x"))
+    found = msgspec.json.decode(server.client.get(wire.FARM))
+    server.client.set(wire.FARM, msgspec.json.encode({**found, "version": 5, "tunemq": "9.9"}))
+    with pytest.raises(RequestRefused, match=r"TuneMQ 9\.9\) speaks version 5"):
+        client.farm()
+
+
+def test_the_farm_says_where_its_store_is(desk, client):
+    assert client.farm().store == str(desk.folder / "store")
+
+
+def test_a_hundred_requests_at_once_are_all_answered(desk, server):
+    found = []
+
+    def ask(number):
+        with FarmClient(server.url, owner=f"user{number}") as client:
+            found.extend(
+                client.ask(submit(f"e{number}-{index}"), a.Submitted) for index in range(10)
+            )
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(10)]
+    begun = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == len(desk.queue.all()) == 100
+    assert len({answer.id for answer in found}) == 100
+    assert time.monotonic() - begun < 60

@@ -1,0 +1,147 @@
+"""`Tuner.fit(address=...)` hands the search to a farm, attached or not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import tunemq as tune
+from tests.farm_desk import ServedDesk, served
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.support import eventually
+from tunemq_scheduler.client.pickled_tuner import load_tuner_parts
+from tunemq_scheduler.journal import FILE_NAME, read_header
+from tunemq_shared.answers import ExperimentState as State
+from tunemq_shared.errors import ConfigError, TrainableError, TuneError, WireUnavailable
+from tunemq_shared.requests import PickledCode
+
+__all__ = ["server"]
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def desk(server: RedisServer, tmp_path: Path) -> Iterator[ServedDesk]:
+    with served(server.url, server.client, tmp_path) as desk:
+        yield desk
+
+
+def search(config):
+    tune.report({"loss": config["x"]})
+
+
+def tuner(name: str | None = "exp", trainable=None, **run):
+    return tune.Tuner(
+        trainable or search,
+        param_space={"x": tune.grid_search([1, 2])},
+        tune_config=tune.TuneConfig(metric="loss", mode="min"),
+        run_config=tune.RunConfig(name=name, **run),
+    )
+
+
+def blob(desk: ServedDesk, ref) -> bytes:
+    return (desk.folder / "store" / "blobs" / ref.sha256).read_bytes()
+
+
+def test_a_detached_search_is_queued_and_its_handle_asks_and_tells(desk, server):
+    handle = tuner().fit(address=server.url, detached=True, priority=2)
+
+    entry = desk.queue.get("exp")
+    assert (handle.name, entry.priority) == ("exp", 2)
+    assert isinstance(entry.code, PickledCode)
+    assert entry.code.bundle is None
+    loaded = load_tuner_parts(blob(desk, entry.code.tuner))
+    assert list(loaded.param_space) == ["x"]
+    assert handle.status().state is State.QUEUED
+    assert handle.pause() == "exp is paused"
+    assert handle.resume() == "exp is queued again"
+    assert handle.wait(timeout_s=0.01) is State.QUEUED
+    assert handle.stop() == "exp is stopped"
+    assert handle.wait() is State.STOPPED
+
+
+def test_a_search_without_a_name_gets_that_of_its_trainable(desk, server):
+    handle = tuner(None).fit(address=server.url, detached=True)
+    assert handle.name.startswith("search_20")
+
+
+def test_an_attached_search_shows_its_progress_and_returns_its_results(desk, server, capsys):
+    def live():
+        eventually(lambda: desk.queue.get("exp"))
+        desk.run("exp")
+        # What a farm's experiment leaves behind is what an embedded one does.
+        tuner(storage_path=str(desk.folder), verbose=0).fit()
+        identity = read_header(desk.folder / "exp" / FILE_NAME).experiment_id[:5]
+        with desk.lock:
+            desk.queue._put(msgspec.structs.replace(desk.queue.get("exp"), id=identity))
+        (desk.folder / "exp.log").write_text("2 trials are over\n")
+        desk.end("exp", State.FINISHED)
+
+    living = threading.Thread(target=live)
+    living.start()
+    results = tuner().fit(address=server.url)
+    living.join()
+
+    assert "2 trials are over" in capsys.readouterr().out
+    assert results.get_best_result().config == {"x": 1}
+
+
+def test_a_search_that_fails_raises_with_why(desk, server):
+    def live():
+        eventually(lambda: desk.queue.get("exp"))
+        desk.run("exp")
+        desk.end("exp", State.FAILED, "its callback raised")
+
+    living = threading.Thread(target=live)
+    living.start()
+    with pytest.raises(TuneError, match="exp failed: its callback raised"):
+        tuner(verbose=0).fit(address=server.url)
+    living.join()
+
+
+def test_results_that_cannot_be_read_from_here_are_said_to_be_elsewhere(desk, server):
+    handle = tuner().fit(address=server.url, detached=True)
+    with pytest.raises(TuneError, match=r"exp on the scheduler's machine"):
+        handle.get_results()
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_is_queued(desk, server):
+    lock = threading.Lock()
+    with pytest.raises(TrainableError, match="lock"):
+        tuner(trainable=lambda config: lock).fit(address=server.url)
+    with pytest.raises(ConfigError, match="call it 'ab'"):
+        tuner("a/b").fit(address=server.url)
+    with pytest.raises(ConfigError, match="leave the address out"):
+        tuner().fit(address=server.url, debug=True)
+    with pytest.raises(ConfigError, match="give its address"):
+        tuner().fit(detached=True)
+    with pytest.raises(WireUnavailable):
+        tuner().fit(address="redis://localhost:1")
+    assert desk.queue.all() == []
+
+
+def test_the_modules_beside_a_script_are_sent_along(desk, server, tmp_path):
+    project = tmp_path / "project"
+    (project / "pkg").mkdir(parents=True)
+    (project / "pkg" / "__init__.py").write_text("def train(config): ...\n")
+    body = (
+        "import tunemq as tune\nfrom pkg import train\n"
+        "run = tune.RunConfig(name='{}')\n"
+        f"tune.Tuner(train, run_config=run).fit(address={server.url!r}, detached=True)\n"
+    )
+    (project / "script.py").write_text(body.format("script"))
+    (project / "pkg" / "main.py").write_text(body.format("module"))
+    subprocess.run([sys.executable, "script.py"], cwd=project, check=True)
+    subprocess.run([sys.executable, "-m", "pkg.main"], cwd=project, check=True)
+
+    for name in ("script", "module"):
+        code = desk.queue.get(name).code
+        assert code.bundle is not None
+        assert b"pkg/__init__.py" in blob(desk, code.bundle)

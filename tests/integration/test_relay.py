@@ -1,0 +1,319 @@
+"""An experiment in a process of its own, whose nodes are the supervisor's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.farm_processes import SCRIPT, Farm, farms, m
+from tests.integration.farm_support import is_alive
+from tests.relay_supervisor import RelaySupervisor
+from tests.support import eventually
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.link import Outcome
+from tunemq_scheduler.farm.relay.process import ERRORS, OUTPUT
+from tunemq_shared.answers import Done, ExperimentDetail, Refusal
+
+pytestmark = pytest.mark.integration
+_REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Farm]:
+    monkeypatch.setenv("FARM_TEST_OPTIONS", str(tmp_path / "options.json"))
+    monkeypatch.setenv("PYTHONPATH", str(_REPOSITORY))
+    yield from farms(tmp_path)
+
+
+@pytest.fixture
+def supervisor(farm) -> Iterator[RelaySupervisor]:
+    supervisor = RelaySupervisor(farm.redis.url)
+    yield supervisor
+    supervisor.close()
+
+
+def job(farm: Farm, code: str = str(SCRIPT), **options: object) -> r.Job:
+    """The search of ``farm_search.py``, with such options."""
+    (farm.folder / "executed").mkdir(exist_ok=True)
+    if "gate" in options:
+        farm.open_gate(int(str(options["gate"])))
+        options["gate"] = str(farm.folder / "gate")
+    (farm.folder / "options.json").write_text(
+        json.dumps({"executed": str(farm.folder / "executed"), **options})
+    )
+    return r.Job(name="search", results=str(farm.results), code=code, term=0, prefix="ab12c")
+
+
+def script(farm: Farm, body: str) -> str:
+    """A script whose search has a callback with this body of ``on_trial_result``."""
+    path = farm.folder / "own.py"
+    path.write_text(
+        f"""
+import ctypes, os, sys, time
+import tunemq as tune
+
+class Mine(tune.Callback):
+    def on_trial_result(self, iteration, trials, trial, result, **info):
+        {body}
+
+def objective(config):
+    for step in range(5):
+        tune.report({{"score": step}})
+
+tuner = tune.Tuner(
+    objective,
+    param_space={{"x": tune.grid_search([1, 2])}},
+    run_config=tune.RunConfig(callbacks=[Mine()]),
+)
+"""
+    )
+    return str(path)
+
+
+def test_a_search_runs_to_its_end_in_its_own_process(farm, supervisor):
+    farm.worker("a")
+    link = supervisor.start(job(farm, trials=4, steps=5), farm.results / "search")
+    ending = supervisor.ends()
+    assert ending.outcome is Outcome.FINISHED, ending
+    farm.nothing_is_missing_or_doubled(4, 5)
+    assert link.status is not None
+    assert link.status.counts["TERMINATED"] == 4
+    assert link.status.best is not None
+    assert link.status.best[0].startswith("ab12c_")
+    assert "search" in (farm.results / "search" / OUTPUT).read_text()
+    eventually(lambda: not is_alive(link.pid))
+
+
+def test_nothing_is_started_before_it_is_offered_and_what_is_taken_back_is_given_back(
+    farm, supervisor
+):
+    supervisor.is_stingy = True
+    farm.worker("a")
+    link = supervisor.start(job(farm, trials=2, steps=20, gate=3), farm.results / "search")
+    supervisor.until(lambda: link.usage is not None and link.usage.wants and link.usage.seen)
+    assert not link.usage.held
+    supervisor.is_stingy = False
+    supervisor.until(lambda: link.usage.held)
+    supervisor.is_stingy = True
+    farm.open_gate(20)
+    supervisor.until(lambda: not link.usage.held)
+    waits = supervisor.answer(r.WhyTrial("ab12c_00001"))
+    assert isinstance(waits, r.Reasons)
+    assert waits.request == {"cpu": 1.0}
+    supervisor.is_stingy = False
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    farm.nothing_is_missing_or_doubled(2, 20)
+
+
+def test_a_callback_that_segfaults_ends_its_process_and_is_told_as_such(farm, supervisor):
+    farm.worker("a")
+    left = farm.folder / "left"
+    sleeps = (
+        f"open({str(left)!r}, 'w').write(str(os.spawnlp(os.P_NOWAIT, 'sleep', 'sleep', '999')))"
+    )
+    path = script(farm, f"{sleeps}; ctypes.string_at(0)")
+    supervisor.start(job(farm, path), farm.results / "search")
+    ending = supervisor.ends()
+    assert ending.outcome is Outcome.DIED
+    assert "SIGSEGV" in ending.text
+    assert "on_trial_result" in ending.text  # where it was
+    eventually(lambda: not is_alive(int(left.read_text())))  # nothing of it is left
+
+
+def test_a_callback_finds_no_key_of_the_farm_and_no_descriptor_but_its_own(
+    farm, supervisor, monkeypatch
+):
+    monkeypatch.setenv("TUNEMQ_REDIS", "redis://:secret@nowhere/0")
+    farm.worker("a")
+    seen = farm.folder / "seen"
+    body = f"open({str(seen)!r}, 'w').write(repr((dict(os.environ), os.listdir('/proc/self/fd'))))"
+    supervisor.start(job(farm, script(farm, body)), farm.results / "search")
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert "secret" not in seen.read_text()
+    assert "HOME" in seen.read_text()
+
+
+def test_a_process_that_raises_says_why_and_the_search_is_not_started_again(farm, supervisor):
+    farm.worker("a")
+    path = script(farm, "raise RuntimeError('no such day')")
+    supervisor.start(job(farm, path), farm.results / "search")
+    ending = supervisor.ends()
+    assert ending.outcome is Outcome.FAILED
+    assert "no such day" in ending.text
+
+
+def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervisor):
+    farm.worker("a")
+    wanted = job(farm, trials=2, steps=30, gate=5)
+    link = supervisor.start(wanted, farm.results / "search")
+    supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
+    os.kill(link.pid, signal.SIGKILL)
+    ending = supervisor.ends()
+    assert ending.outcome is Outcome.DIED
+    assert "SIGKILL" in ending.text
+    farm.open_gate(12)  # trials go on
+    supervisor.until(lambda: sum(len(done) >= 12 for done in farm.steps().values()) == 2)
+    again = msgspec.structs.replace(wanted, events_key=link.events_key)
+    supervisor.start(again, farm.results / "search")
+    farm.open_gate(30)
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    farm.nothing_is_missing_or_doubled(2, 30)
+    assert all(steps == list(range(1, 31)) for steps in farm.steps().values())
+
+
+def test_a_killed_supervisor_is_followed_by_one_that_repeats_no_step(farm):
+    farm.worker("a")
+    path = farm.folder / "job.json"
+    path.write_bytes(msgspec.json.encode(job(farm, trials=2, steps=30, gate=5)))
+    line = [sys.executable, "-m", "tests.relay_supervisor", farm.redis.url, str(path)]
+    line += [str(farm.results / "search")]
+    first = subprocess.Popen(line, cwd=_REPOSITORY)
+    farm.wait_for_steps(2, 5)
+    first.kill()
+    first.wait()
+    farm.open_gate(12)
+    farm.wait_for_steps(2, 12)
+    second = subprocess.Popen(line, cwd=_REPOSITORY, stdout=subprocess.PIPE)
+    farm.open_gate(30)
+    said, _ = second.communicate(timeout=60)
+    assert b"FINISHED" in said
+    farm.nothing_is_missing_or_doubled(2, 30)
+    assert all(steps == list(range(1, 31)) for steps in farm.steps().values())
+    assert not farm.all_of(m.HostDied)
+
+
+def test_requests_are_answered_while_it_runs(farm, supervisor):
+    farm.worker("a")
+    link = supervisor.start(job(farm, trials=2, steps=20, gate=2), farm.results / "search")
+    supervisor.until(lambda: sum(len(done) >= 2 for done in farm.steps().values()) == 2)
+    detail = supervisor.answer(r.ShowTrials(1))
+    assert isinstance(detail, ExperimentDetail)
+    assert [row.status for row in detail.trials] == ["RUNNING"]
+    assert detail.hidden == 1
+    runs = supervisor.answer(r.WhyTrial("ab12c_00001"))
+    assert isinstance(runs, r.Reasons)
+    assert not runs.request
+    assert isinstance(supervisor.answer(r.StopTrial("ab12c_00000", "enough")), Done)
+    assert isinstance(supervisor.answer(r.WhyTrial("nobody")), Refusal)
+    assert isinstance(supervisor.answer(r.RetryTrial("ab12c_00001")), Refusal)
+    answer = supervisor.answer(r.StopSearch("a person wants it to"))
+    assert isinstance(answer, Done), f"{answer} {supervisor.told()}"
+    farm.open_gate(20)
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert "a person wants it to" in link.ending.text
+
+
+def test_an_interrupted_search_is_resumed_by_its_next_process(farm, supervisor):
+    farm.worker("a")
+    wanted = job(farm, trials=2, steps=10, save_every=1, gate=4)
+    link = supervisor.start(wanted, farm.results / "search")
+    supervisor.until(lambda: sum(len(done) >= 4 for done in farm.steps().values()) == 2)
+    link.stop(r.Interrupt("pause"), grace_s=30.0)
+    assert supervisor.ends().outcome is Outcome.INTERRUPTED
+    farm.open_gate(10)
+    supervisor.start(wanted, farm.results / "search")
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    farm.nothing_is_missing_or_doubled(2, 10)
+
+
+def test_what_an_unusable_script_raises_is_told(farm, supervisor):
+    path = farm.folder / "broken.py"
+    path.write_text("import no_such_module_of_mine\n")
+    supervisor.start(job(farm, str(path)), farm.results / "search")
+    ending = supervisor.ends()
+    assert ending.outcome is Outcome.FAILED
+    assert "no_such_module_of_mine" in ending.text
+    assert "no_such_module_of_mine" in (farm.results / "search" / ERRORS).read_text()
+
+
+def test_a_trial_in_error_is_tried_again_while_the_search_runs(farm, supervisor):
+    farm.worker("a")
+    path = farm.folder / "own.py"
+    path.write_text(
+        f"""
+import os, time
+import tunemq as tune
+
+def objective(config):
+    if config["x"] == 1 and not os.path.exists({str(farm.folder / "mended")!r}):
+        raise ValueError("broken")
+    while config["x"] == 2 and not os.path.exists({str(farm.folder / "mended")!r}):
+        time.sleep(0.05)
+    tune.report({{"score": 1}})
+
+tuner = tune.Tuner(objective, param_space={{"x": tune.grid_search([1, 2])}})
+"""
+    )
+    link = supervisor.start(job(farm, str(path)), farm.results / "search")
+    supervisor.until(lambda: link.status is not None and link.status.counts["ERROR"])
+    (farm.folder / "mended").touch()
+    assert isinstance(supervisor.answer(r.RetryTrial("ab12c_00000")), Done)
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert link.status is not None
+    assert link.status.counts["TERMINATED"] == 2
+    # And one of a search that is over, with its next process; once, however often that starts.
+    (farm.folder / "mended").unlink()
+    again = msgspec.structs.replace(job(farm, str(path)), name="other", prefix="cd34e")
+    link = supervisor.start(again, farm.results / "other")
+    supervisor.until(lambda: link.status is not None and link.status.counts["ERROR"])
+    (farm.folder / "mended").touch()
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    retried = msgspec.structs.replace(again, retry="cd34e_00000")
+    for _ in range(2):
+        supervisor.start(retried, farm.results / "other")
+        assert supervisor.ends().outcome is Outcome.FINISHED
+    results = sorted((farm.results / "other").glob("*/result.json"))
+    assert [len(result.read_text().splitlines()) for result in results] == [1, 1]
+
+
+def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in_the_end(
+    farm, supervisor
+):
+    farm.worker("a")
+    link = supervisor.start(
+        job(farm, trials=2, steps=40, gate=5, payload=10), farm.results / "search"
+    )
+    supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
+    os.kill(link.pid, signal.SIGSTOP)
+    client = link._client
+    assert client is not None
+    warned = m.NodeWarned("x" * 2**20)
+    client._tenant.facts += [warned] * 10
+    link.attend()
+    held = link._frames.waiting
+    client._tenant.facts += [warned] * 30
+    link.attend()
+    assert client.is_full
+    assert link._frames.waiting == held
+    began = time.monotonic()
+    supervisor.turn(0.2)  # and nobody waits for it, nor is kept from waiting
+    assert 0.1 < time.monotonic() - began < 2.0
+    os.kill(link.pid, signal.SIGCONT)
+    supervisor.until(lambda: client.taken >= 40)
+    farm.open_gate(40)
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    farm.nothing_is_missing_or_doubled(2, 40)
+    assert sum(line == warned.text for line in link.take_news()) == 40
+
+
+def test_a_process_that_sends_what_it_may_not_is_killed_and_others_do_not_notice(farm, supervisor):
+    farm.worker("a")
+    body = "[os.write(n, b'x' * 99) for n in range(3, 99) if 'socket' in os.path.realpath(f'/proc/self/fd/{n}')]"  # noqa: E501
+    link = supervisor.start(job(farm, script(farm, body)), farm.results / "search")
+    ending = supervisor.ends()
+    assert ending.outcome is Outcome.FAILED
+    assert "cannot be read" in ending.text
+    supervisor.wire.add(link.events_key).close()  # it is not started again
+    (farm.results / "search").rename(farm.results / "before")
+    other = msgspec.structs.replace(job(farm, trials=2, steps=5), prefix="cd34e")
+    supervisor.start(other, farm.results / "search")
+    assert supervisor.ends().outcome is Outcome.FINISHED

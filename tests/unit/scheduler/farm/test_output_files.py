@@ -1,0 +1,106 @@
+"""What trials print elsewhere comes into files of the experiment's folder, once and in order."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunemq_scheduler.farm import output_files
+from tunemq_scheduler.farm.output_files import OutputFiles
+from tunemq_shared.output_pieces import OutputPiece, encode
+
+
+class Printed:
+    """Pieces that came, and what the files have of them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.files = OutputFiles(folder, "events")
+        self.entries = 0
+
+    def come(self, *pieces):
+        entries = []
+        for piece in pieces:
+            self.entries += 1
+            data = piece if isinstance(piece, bytes) else encode(piece)
+            entries.append((b"%d-0" % self.entries, [b"o", data]))
+        return self.files.answered([(b"events:output", entries)])
+
+    def read(self, name="stdout", trial="train_a"):
+        return (self.folder / trial / name).read_bytes()
+
+
+@pytest.fixture
+def printed(tmp_path):
+    return Printed(tmp_path)
+
+
+def piece(offset, data, *, epoch=1, name="stdout", folder="train_a"):
+    return OutputPiece("a", epoch, folder, name, offset, data)
+
+
+def test_pieces_are_added_in_their_order(printed):
+    printed.come(piece(0, b"one\n"), piece(0, b"oh\n", name="stderr"))
+    printed.come(piece(4, b"two\n"))
+    assert printed.read() == b"one\ntwo\n"
+    assert printed.read("stderr") == b"oh\n"
+
+
+def test_what_was_left_out_is_said(printed):
+    printed.come(piece(0, b"one\n"), piece(104, b"two\n"))
+    assert printed.read() == b"one\n[100 bytes are not shown here]\ntwo\n"
+
+
+def test_what_came_before_is_not_added_again(printed):
+    printed.come(piece(0, b"one\n"), piece(0, b"one\ntwo\n"), piece(4, b"two\n"))
+    assert printed.read() == b"one\ntwo\n"
+
+
+def test_an_incarnation_begins_at_its_own_beginning(printed):
+    printed.come(piece(0, b"one\n"), piece(0, b"again\n", epoch=2))
+    assert printed.read() == b"one\nagain\n"
+
+
+def test_a_file_that_was_shortened_goes_on(printed):
+    printed.come(piece(0, b"0123456789"), piece(0, b"[x]9"), piece(4, b"abc"))
+    assert printed.read() == b"0123456789[x]9abc"
+
+
+def test_the_next_scheduler_goes_on_where_this_one_was(printed, tmp_path):
+    assert printed.files.asks()[-1] == "0-0"
+    printed.come(piece(0, b"one\n"), piece(4, b"two\n"))
+    assert OutputFiles(tmp_path, "events").asks()[-1] == "2-0"
+    (tmp_path / ".output-cursor").write_text("nonsense")
+    assert OutputFiles(tmp_path, "events").asks()[-1] == "0-0"
+
+
+def test_nothing_new_is_nothing_to_do(printed, tmp_path):
+    assert not printed.files.answered(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_there_is_a_lot_it_is_asked_again(printed):
+    assert printed.come(*(piece(number, b"x") for number in range(100)))
+    assert not printed.come(piece(100, b"x"))
+
+
+def test_a_file_does_not_grow_for_ever(printed, monkeypatch):
+    monkeypatch.setattr(output_files, "LIMIT_BYTES", 10)
+    for number in range(5):
+        printed.come(piece(4 * number, b"abc\n"))
+    assert printed.read() == b"abc\n" * 3
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\xc1",
+        piece(0, b"x", folder="../other"),
+        piece(0, b"x", folder="a/b"),
+        piece(0, b"x", folder=""),
+        piece(0, b"x", name="result.json"),
+        piece(0, b"x", name="../stdout"),
+    ],
+)
+def test_what_no_node_of_ours_says_is_left_out(printed, tmp_path, bad):
+    printed.come(bad)
+    assert [path.name for path in tmp_path.iterdir()] == [".output-cursor"]

@@ -1,0 +1,122 @@
+"""What an experiment's process knows of its supervisor, and when it may act."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.frames import FrameSocket
+from tunemq_scheduler.farm.relay.line import SupervisorLine
+from tunemq_shared.errors import SchedulerSuperseded
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[SupervisorLine, FrameSocket]]:
+    """An experiment's line, and the supervisor's end of it."""
+    ours, theirs = socket.socketpair()
+    line, supervisor = SupervisorLine(ours, fresh_s=0.3, heard_within_s=0.2), FrameSocket(theirs)
+    yield line, supervisor
+    line.close()
+    supervisor.close()
+
+
+def say(supervisor: FrameSocket, message: r.ToExperiment) -> None:
+    supervisor.put(r.encode(message))
+    supervisor.flush()
+
+
+def test_it_may_act_while_the_supervisor_was_heard_and_not_when_that_is_long_ago(ends):
+    line, supervisor = ends
+    with pytest.raises(SchedulerSuperseded, match="was not heard"):
+        line.check()
+    say(supervisor, r.Beat(time.monotonic()))
+    line.check()
+    say(supervisor, r.Beat(time.monotonic() - 100))  # one that was held up says nothing new
+    line.wait(0.2)
+    line.check()
+
+
+def test_it_waits_a_moment_for_a_supervisor_that_is_late(ends):
+    line, supervisor = ends
+    late = threading.Timer(0.1, lambda: say(supervisor, r.Beat(time.monotonic())))
+    late.start()
+    line.check()
+    late.join()
+
+
+def test_a_beat_behind_other_messages_is_heard_and_those_are_not_lost(ends):
+    line, supervisor = ends
+    for number in range(20):
+        say(supervisor, r.Asked(number, r.StopTrial("a", "b" * 1000)))
+    say(supervisor, r.Beat(time.monotonic()))
+    line.check()
+    assert [message.id for message in line.take()] == list(range(20))
+
+
+def test_where_the_supervisor_has_gone_nothing_may_be_done_any_more(ends):
+    line, supervisor = ends
+    say(supervisor, r.Beat(time.monotonic()))
+    line.check()
+    supervisor.close()
+    line.wait(1.0)
+    with pytest.raises(SchedulerSuperseded, match="has ended"):
+        line.check()
+    with pytest.raises(SchedulerSuperseded):
+        line.first()
+
+
+def test_an_experiment_that_has_much_to_say_waits_for_its_supervisor_and_still_hears_it(ends):
+    line, supervisor = ends
+    news = r.News(("x" * 2**20,))
+    got: list[r.ToSupervisor] = []
+
+    def read() -> None:
+        say(supervisor, r.Asked(7, r.WhyTrial("t")))
+        while len(got) < 40:
+            got.extend(map(r.decode_for_supervisor, supervisor.receive()))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(40):
+        line.send(news)
+        assert line._frames.waiting <= 17 * 2**20
+    while line._frames.waiting:
+        line.wait(0.01)
+    reader.join()
+    assert got == [news] * 40
+    assert r.Asked(7, r.WhyTrial("t")) in line.take()
+
+
+def test_a_wait_ends_with_a_message_and_when_it_is_woken(ends):
+    line, supervisor = ends
+    line.wake()
+    assert line.wait(10.0)
+    assert not line.wait(0.0)
+    threading.Timer(0.05, line.wake).start()
+    assert line.wait(10.0)
+    say(supervisor, r.Notes(("Redis is away",)))
+    assert not line.wait(10.0)
+    assert line.take() == [r.Notes(("Redis is away",))]
+
+
+def test_what_was_said_last_is_sent_before_the_line_is_closed(ends):
+    line, supervisor = ends
+    news = r.News(("x" * 2**20,))
+    for _ in range(5):
+        line.send(news)
+    got: list[bytes] = []
+
+    def read() -> None:
+        while not supervisor.is_at_end:
+            got.extend(supervisor.receive())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    line.close()
+    reader.join()
+    assert len(got) == 5
