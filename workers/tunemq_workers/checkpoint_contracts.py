@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from tunemq_workers.host_contracts import Host
 from tunemq_workers.reactor import Timer
-from tunemq_workers.transfers.messages import Download, Upload, Uploaded
+from tunemq_workers.transfers.messages import Download, FetchBlob, SendFiles, Upload, Uploaded
 
 _T = TypeVar("_T")
 
@@ -80,6 +80,26 @@ class Transfers(Protocol):
         on_trouble: Callable[[str], None],
     ) -> int:
         """Begin a download, or wait for the same one; a number for `cancel`."""
+        ...
+
+    def fetch_blob(
+        self,
+        fetch: FetchBlob,
+        on_done: Callable[[], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin to fetch a blob, or wait for the same one; a number for `cancel`."""
+        ...
+
+    def send_files(
+        self,
+        send: SendFiles,
+        on_done: Callable[[], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin to send a trial's files; a number for `cancel`."""
         ...
 
     def cancel(self, number: int) -> None:

@@ -157,6 +157,11 @@ class Checkpoints:
         return self._uploads.events_keys()
 
     @property
+    def size(self) -> int:
+        """Bytes of the copies that are kept."""
+        return self._cache.size
+
+    @property
     def kept(self) -> tuple[str, ...]:
         """The streams of experiments of which copies are kept."""
         return self._folders.events_keys

@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +23,8 @@ from typing import Final
 
 from tunemq_shared import defences, failpoints
 from tunemq_shared.messages import Environment, HostOrder
-from tunemq_workers import threads
+from tunemq_workers import interpreters, threads
 from tunemq_workers.forkserver_messages import (
-    COMMAND,
     DUMP_SIGNAL,
     MAX_PACKET_BYTES,
     Boot,
@@ -89,18 +89,26 @@ class ForkserverClient:
         self._pidfds: dict[str, int] = {}
         self._log = log
         self._preloading: str | None = None
+        #: It said something: its interpreter has all that it needs.
+        self._has_begun = False
         boot = Boot(os.getpid(), environment.preload, environment.sys_path)
+        first = interpreters.command(environment.python)
         with theirs, open(log, "ab") as output:
-            self._process = subprocess.Popen(
-                [environment.python, *COMMAND, str(theirs.fileno()), encode_boot(boot).decode()],
-                env=_variables(environment.variables),
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            self._log_began_at = output.tell()
+            try:
+                self._process = subprocess.Popen(
+                    [environment.python, *first, str(theirs.fileno()), encode_boot(boot).decode()],
+                    env=_variables(environment.variables),
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            except OSError:
+                self._control.close()
+                raise
 
     @property
     def pid(self) -> int:
@@ -181,6 +189,7 @@ class ForkserverClient:
             self._process.wait()
 
     def _note(self, report: Report) -> None:
+        self._has_begun = True
         if isinstance(report, HostForked):
             # By this descriptor the host can be killed should the forkserver die, whoever has its
             # pid then. If it has ended already, HostExited is on its way.
@@ -234,6 +243,9 @@ class ForkserverClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             end = f"closed its socket and ended with {self._process.wait()}"
+        if not self._has_begun and self.environment.python != sys.executable:
+            text = interpreters.why_not(self.environment.python, self._log, self._log_began_at)
+            return ForkserverLost(text, reports, hosts)
         if self._preloading is not None:
             end += f" while it preloaded {self._preloading}"
         return ForkserverLost(f"the forkserver {self.pid} {end}; see {self._log}.", reports, hosts)
@@ -259,7 +271,9 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
 
 def _our_roots() -> list[str]:
     """Where the interpreter of an environment finds TuneMQ when it is not installed there."""
-    specs = [find_spec(name) for name in ("tunemq", "tunemq_shared", "tunemq_workers")]
+    # Scripts that define a Tuner import the scheduler's package, too.
+    names = ("tunemq", "tunemq_shared", "tunemq_workers", "tunemq_scheduler")
+    specs = [find_spec(name) for name in names]
     files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
     roots = dict.fromkeys(str(Path(file).parent.parent) for file in files)
     # One where packages are installed would bring all of them along, for another interpreter.

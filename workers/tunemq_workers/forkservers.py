@@ -70,6 +70,8 @@ class ForkserverPool:
         folder: for their logs.
         hostname: this machine's name, which trials report.
         node_ip: its address, likewise.
+        has_gpus: whether the devices that trials are given are GPUs that this node knows; else
+            trials see what there is.
     """
 
     def __init__(
@@ -80,12 +82,14 @@ class ForkserverPool:
         folder: str,
         hostname: str,
         node_ip: str,
+        has_gpus: bool = False,
     ) -> None:
         #: Takes (events stream, text).
         self.on_warning: Callable[[str, str], object] = _nobody_is_told
         self._reactor, self._children = reactor, children
         self._orphans = Orphans(reactor, children)
         self._folder, self._hostname, self._node_ip = folder, hostname, node_ip
+        self._has_gpus = has_gpus
         self._servers: dict[ForkserverClient, _Warnings] = {}
         self._hosted: dict[str, _Hosted] = {}
         self._started = 0
@@ -103,7 +107,8 @@ class ForkserverPool:
         """Begin to fork a host for ``order``; see `Forkservers.start`."""
         assert order.start is not None  # the protocol says so
         server = self._server_for(order.start.environment)
-        link = server.start(host, order)
+        gpus = tuple(order.start.devices) if self._has_gpus else ()
+        link = server.start(host, order, gpus)
         self._hosted[host] = _Hosted(server, listener, order.start.events_key)
         self._warn(server, [order.start.events_key])
         return HostLink(

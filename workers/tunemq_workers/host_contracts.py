@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import msgspec
+
+from tunemq_shared.conditions import Horizon
 from tunemq_shared.messages import HostOrder, HostStart
 from tunemq_workers.reactor import Timer
 
@@ -136,3 +139,26 @@ class Host:
     def key(self) -> Key:
         """What it hosts, or hosted last."""
         return self.order.trial, self.order.epoch
+
+    def could_run(self, start: HostStart) -> bool:
+        """Whether it is, when it is parked, as good as a new one."""
+        was = self.start
+        return (
+            start.reuse
+            and was.code.sha256 == start.code.sha256
+            and was.environment == start.environment
+            and was.resources == start.resources
+            and was.devices.keys() == start.devices.keys()
+            and was.experiment == start.experiment
+        )
+
+
+def how_far(order: HostOrder) -> tuple[Horizon, bool, bool]:
+    """What of an order a host that runs has to be told of."""
+    return order.run_until, order.pause, order.at_checkpoint
+
+
+def leaving(order: HostOrder, *, at_checkpoint: bool = False) -> HostOrder:
+    """The order, and to pause; ``at_checkpoint``: if need be, not before it has saved."""
+    may_run_on = at_checkpoint and (order.at_checkpoint or not order.pause)
+    return msgspec.structs.replace(order, pause=True, at_checkpoint=may_run_on)

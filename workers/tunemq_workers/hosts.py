@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from signal import SIGKILL
 from typing import Final
@@ -20,7 +20,15 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.errors import WireError
-from tunemq_shared.messages import HostDied, HostFreed, HostOrder, HostStart, TrialFailed, encode
+from tunemq_shared.messages import (
+    HostDied,
+    HostFreed,
+    HostOrder,
+    HostStart,
+    TrialFailed,
+    TrialWaits,
+    encode,
+)
 from tunemq_workers.checkpoint_contracts import TrialKey, trial_of
 from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.frames import (
@@ -34,8 +42,9 @@ from tunemq_workers.frames import (
     ORDER,
     WRITTEN,
 )
-from tunemq_workers.host_contracts import Forkservers, Host, Key
+from tunemq_workers.host_contracts import Forkservers, Host, Key, how_far, leaving
 from tunemq_workers.host_limits import Excess, HostLimits
+from tunemq_workers.luggage import Luggage
 from tunemq_workers.memory_watch import MemoryWatch
 from tunemq_workers.oom_kills import OomKills
 from tunemq_workers.reactor import Reactor
@@ -56,6 +65,7 @@ class Hosts:
         reactor: for timers.
         forkservers: start and end processes.
         checkpoints: answers what hosts ask about them.
+        luggage: gets what hosts need to start.
         emit: takes (events stream, encoded event).
         now: the monotonic clock.
     """
@@ -65,14 +75,18 @@ class Hosts:
         reactor: Reactor,
         forkservers: Forkservers,
         checkpoints: Checkpoints,
+        luggage: Luggage,
         emit: Callable[[str, bytes], object],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         #: Takes the folder of a trial whose host ended otherwise than by its own word.
         self.on_cut_off: Callable[[str], object] = _nobody_looks
+        #: Takes a trial that its host has left, and what that was started with.
+        self.on_left: Callable[[Key, HostStart], object] = _nobody_looks
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
-        self._checkpoints = checkpoints
+        self._checkpoints, self._luggage = checkpoints, luggage
         checkpoints.on_given_up = self._fail
+        luggage.in_use = self._starts_in_use
         self._limits = HostLimits(
             reactor,
             MemoryWatch(reactor.post),
@@ -97,38 +111,44 @@ class Hosts:
 
     # --- what the scheduler wants ---------------------------------------------------------------
 
-    def obey(self, orders: Iterable[HostOrder]) -> None:
-        """Make what is what ``orders`` say."""
-        self._wanted = {(order.trial, order.epoch): order for order in orders}
+    def obey(self, orders: Iterable[HostOrder], untouched: Collection[str] = ()) -> None:
+        """Make what is what ``orders`` say.
+
+        Args:
+            untouched: experiments of which they say nothing, by the keys of their events.
+        """
+        told = {(order.trial, order.epoch): order for order in orders}
+        self._wanted = self._wanted_by(untouched) | told
         self._over &= self._wanted.keys()
         self._starts = {key: start for key, start in self._starts.items() if key in self._wanted}
         for key, host in list(self._hosting.items()):
             if key not in self._wanted:
                 self._kill(host)
-        for key, order in self._wanted.items():
+        for key, order in told.items():
             if order.start is not None:
                 self._starts[key] = order.start
             if key in self._hosting:
                 self._tell(self._hosting[key], order)
         self._start_missing()
+        self._luggage.forget_all_but(self._wanted.keys() - self._over)
         if not self._wanted:
             self._dismiss_parked()
 
-    def leave(self) -> None:
-        """Have every host save and end as if its trial were to pause; start no more.
+    def leave(self, *, at_checkpoint: bool = False) -> None:
+        """Have every host save and end as if its trial were to pause (`leaving`); start no more.
 
         The scheduler did not ask for that, so to it the trial waits for another slot.
         """
         self._is_closed = True
         for host in list(self._hosting.values()):
-            self._tell(host, msgspec.structs.replace(host.order, pause=True))
+            self._tell(host, leaving(host.order, at_checkpoint=at_checkpoint))
         self._dismiss_parked()
 
     def give_up(self) -> None:
         """Nobody is heard any more: have every host save and end, and start none until `go_on`."""
         self._has_given_up = True
         for host in list(self._hosting.values()):
-            self._tell(host, msgspec.structs.replace(host.order, pause=True))
+            self._tell(host, leaving(host.order))
         self._dismiss_parked()
 
     def go_on(self) -> None:
@@ -158,6 +178,14 @@ class Hosts:
     def folders(self) -> set[str]:
         """The folders of the trials that hosts are there for."""
         return {host.start.folder for host in self._hosts.values()}
+
+    def hosted(self) -> list[tuple[Key, HostStart]]:
+        """The trials that have a host, each with what it was started with."""
+        return [(host.key, host.start) for host in self._hosts.values() if not host.is_parked]
+
+    def expected(self) -> list[HostStart]:
+        """What is to have a host."""
+        return [start for key, start in self._starts.items() if key not in self._over]
 
     # --- what hosts say -------------------------------------------------------------------------
 
@@ -239,6 +267,17 @@ class Hosts:
 
     # --- decisions ------------------------------------------------------------------------------
 
+    def _wanted_by(self, events_keys: Collection[str]) -> dict[Key, HostOrder]:
+        """The orders of these experiments, as they are."""
+        if not events_keys:
+            return {}
+        starts = self._starts
+        return {
+            key: order
+            for key, order in self._wanted.items()
+            if key in starts and starts[key].events_key in events_keys
+        }
+
     def _tell(self, host: Host, order: HostOrder) -> None:
         before, host.order = host.order, order
         if order.kill:
@@ -250,7 +289,7 @@ class Hosts:
             host.is_given_up = True
             host.link.send(ORDER, _encoded(order))
             self._escalate(host, host.start.stop_grace_s)
-        elif (order.run_until, order.pause) != (before.run_until, before.pause):
+        elif how_far(order) != how_far(before):
             # One that is to pause may end its step and save, however long that takes.
             host.link.send(ORDER, _encoded(order))
         self._checkpoints.told(host)
@@ -326,16 +365,23 @@ class Hosts:
         if not self._is_closed or host.has_ended or host.order.stop:
             # Else it went with its node, which the scheduler learns from the node's goodbye.
             self._say_freed(host.key, host.start.events_key)
+        self.on_left(host.key, host.start)
         _log.debug("trial.left trial=%s epoch=%d", *host.key)
 
     def _say_freed(self, key: Key, events_key: str) -> None:
         self._emit(events_key, encode(HostFreed(*key)))
 
-    def _say_not_started(self, key: Key, start: HostStart, reason: str) -> None:
+    def _say_not_started(
+        self, key: Key, start: HostStart, reason: str, kind: str = "start"
+    ) -> None:
         _log.error("host.not_started trial=%s reason=%r", key[0], reason)
         error = f"The trial's process could not start: {reason}"
-        failed = TrialFailed(*key, "start", error, "", time.time())
+        failed = TrialFailed(*key, kind, error, "", time.time())
         self._emit(start.events_key, encode(failed))
+
+    def _starts_in_use(self) -> list[HostStart]:
+        """What trials are hosted, or wait to be."""
+        return [*self._starts.values(), *(host.start for host in self._hosts.values())]
 
     def _start_missing(self) -> None:
         """Start what is wanted, not hosted and not over."""
@@ -363,7 +409,12 @@ class Hosts:
             self._over.add(key)
             self._say_freed(key, start.events_key)
             return True
-        host = next((host for host in self._parked() if _could_run(host, start)), None)
+        local = self._luggage.find(start)
+        if local is None:
+            self._fetch(key, start)
+            return True
+        start = local
+        host = next((host for host in self._parked() if host.could_run(start)), None)
         if host is None:
             return False
         host.order, host.start = order, start
@@ -374,16 +425,34 @@ class Hosts:
         self._hosting[key] = host
         return True
 
+    def _fetch(self, key: Key, start: HostStart) -> None:
+        """Get what is missing for a trial; its host comes when all is there."""
+
+        def failed(kind: str, reason: str) -> None:
+            self._over.add(key)
+            self._say_not_started(key, start, reason, kind)
+            self._say_freed(key, start.events_key)
+
+        def has_trouble(reason: str) -> None:
+            waits = TrialWaits(*key, "code" if reason else "", reason)
+            self._emit(start.events_key, encode(waits))
+
+        self._luggage.fetch(key, start, self._start_missing, failed, has_trouble)
+
     def _fork(self, order: HostOrder) -> None:
         key = order.trial, order.epoch
-        start = self._starts[key]
+        start = self._luggage.find(self._starts[key])
+        if start is None:  # nothing that is wanted is ever removed
+            return
         self._names += 1
         name = f"h{self._names}"
         try:
-            link = self._forkservers.start(name, _with_start(order, start), self)
+            full = msgspec.structs.replace(order, start=start)
+            link = self._forkservers.start(name, full, self)
         except OSError as problem:
             self._over.add(key)
-            self._say_not_started(key, start, f"its environment cannot be started: {problem}")
+            reason = f"its environment cannot be started: {problem}; see RunConfig(python=...)"
+            self._say_not_started(key, start, reason)
             self._say_freed(key, start.events_key)
             return
         link.hold(self._is_held)
@@ -417,29 +486,13 @@ class Hosts:
             host.timer = self._reactor.after(delay_s, call)
 
 
-def _could_run(host: Host, start: HostStart) -> bool:
-    """Whether a parked host is as good as a new one."""
-    was = host.start
-    return (
-        start.reuse
-        and was.code.sha256 == start.code.sha256
-        and was.environment == start.environment
-        and was.resources == start.resources
-        and was.experiment == start.experiment
-    )
-
-
-def _nobody_looks(_folder: str) -> None:
-    """Until somebody cares for what killed hosts have printed."""
+def _nobody_looks(*_: object) -> None:
+    """Until somebody cares for what hosts leave in their folders."""
 
 
 def _ignore(_event: bytes) -> None:
     """It comes from a host whose trial has failed."""
 
 
-def _with_start(order: HostOrder, start: HostStart | None) -> HostOrder:
-    return msgspec.structs.replace(order, start=start)
-
-
 def _encoded(order: HostOrder, start: HostStart | None = None) -> bytes:
-    return encode(_with_start(order, start))
+    return encode(msgspec.structs.replace(order, start=start))

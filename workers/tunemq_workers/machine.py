@@ -48,6 +48,18 @@ def memory_bytes() -> int:
     return total
 
 
+def memory_free_bytes() -> float | None:
+    """Memory that may still be used, of what `memory_bytes` says; None where nobody says."""
+    free: float | None = None
+    with suppress(OSError, ValueError, IndexError):
+        line = _read("/proc/meminfo").split("MemAvailable:")[1].split("\n")[0]
+        free = float(line.split()[0]) * 1024
+    with suppress(OSError, ValueError):
+        left = float(int(_read(f"{_CGROUP}/memory.max")) - int(_read(f"{_CGROUP}/memory.current")))
+        free = left if free is None else min(free, left)
+    return free
+
+
 def offered(cpu_count: float | None, others: dict[str, float]) -> dict[str, float]:
     """The resources that a node announces; what is given stands above what was found."""
     found = {"cpu": cpus() if cpu_count is None else cpu_count, "memory": float(memory_bytes())}

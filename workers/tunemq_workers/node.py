@@ -26,6 +26,16 @@ from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address
 
 #: How a node is started.
 PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node")
+_GIVEN: Final = (
+    "cpus",
+    "gpus",
+    "resources",
+    "grace",
+    "lost_after",
+    "cache",
+    "cache_bytes",
+    "uploads_bytes",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +77,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--cpus", type=float, help="how many to offer; default: those that it may use"
     )
     parser.add_argument(
+        "--gpus",
+        metavar="WHICH",
+        help="GPUs to offer: a number, or UUIDs or indices with commas between them, such as 0,1;"
+        " default: all that $CUDA_VISIBLE_DEVICES allows. Trials see those that they are given",
+    )
+    parser.add_argument(
         "--resources",
         default="{}",
         metavar="JSON",
@@ -106,8 +122,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def given_options(options: argparse.Namespace) -> list[str]:
     """A command line's part with those of `add_options` that were given."""
     line: list[str] = []
-    names = ("cpus", "resources", "grace", "lost_after", "cache", "cache_bytes", "uploads_bytes")
-    for name in names:
+    for name in _GIVEN:
         value = getattr(options, name)
         if value is not None:
             line += [f"--{name.replace('_', '-')}", str(value)]

@@ -27,6 +27,8 @@ from tunemq_workers.ear_link import EarLink
 from tunemq_workers.endings import EXIT_FENCED, EXIT_REPLACED
 from tunemq_workers.host_contracts import Forkservers
 from tunemq_workers.hosts import Hosts
+from tunemq_workers.luggage import Luggage
+from tunemq_workers.machine_watch import MachineWatch
 from tunemq_workers.mail import Mailbox
 from tunemq_workers.outbox_room import BLOCK_BYTES, Room
 from tunemq_workers.outboxes import Outboxes
@@ -41,12 +43,15 @@ from tunemq_workers.pump_messages import (
     LookNow,
     NotAppended,
     OutOfReach,
+    OutputSent,
     SayGoodbye,
     SayHello,
     Seen,
+    SendOutput,
 )
 from tunemq_workers.reactor import Reactor, Timer
 from tunemq_workers.redis_address import RedisAddress
+from tunemq_workers.trial_files import TrialFiles
 
 #: Until then the pump looks often for a scheduler that is about to start.
 _EXPECTING_S: Final = 5.0
@@ -83,10 +88,15 @@ class NodeLoop:
         room: for what is not journalled yet.
         forkservers: what starts hosts.
         make_checkpoints: makes what cares for their checkpoints; takes what takes its events.
+        luggage: gets what hosts need to start.
+        make_files: makes what cares for their folders; takes what takes its events, and its pieces
+            of output, and what says whether these may be sent.
         children: the pids of the node's own children; the ears' forkserver's is kept there.
         start_ears: starts a forkserver of ears.
         ears: one that was started already.
         lost_after_s: hosts save and end when no scheduler was heard for so long.
+        grace_s: how long they get to do so when somebody has the node retire.
+        watch: says how the machine is, where somebody may want to know.
     """
 
     def __init__(
@@ -99,17 +109,31 @@ class NodeLoop:
         room: Room,
         forkservers: Forkservers,
         make_checkpoints: Callable[[Emit], Checkpoints],
+        luggage: Luggage,
+        make_files: Callable[[Emit, Callable[[SendOutput], None], Callable[[], bool]], TrialFiles],
         children: set[int],
         start_ears: Callable[[], ChildProcess],
         ears: ChildProcess,
         lost_after_s: float,
+        grace_s: float,
+        watch: MachineWatch | None = None,
     ) -> None:
         self._incarnation, self._hello = incarnation, hello
         self._reactor, self._forkservers = reactor, forkservers
-        self._pump = Pump(redis, incarnation, lambda fact: reactor.post(partial(self._heard, fact)))
+        self._watch = watch
+        self._pump = Pump(
+            redis,
+            incarnation,
+            lambda fact: reactor.post(partial(self._heard, fact)),
+            None if watch is None else watch.said,
+        )
         self._outboxes = Outboxes(room, reactor, order=self._pump.order, header=self._header)
         self._checkpoints = make_checkpoints(self._outboxes.add)
-        self._hosts = Hosts(reactor, forkservers, self._checkpoints, self._outboxes.add)
+        self._luggage = luggage
+        self._files = make_files(self._outboxes.add, self._pump.order, self._has_time)
+        self._hosts = Hosts(reactor, forkservers, self._checkpoints, luggage, self._outboxes.add)
+        self._files.hosted, self._files.expected = self._hosts.hosted, self._hosts.expected
+        self._hosts.on_left = self._files.left
         forkservers.on_warning = self._warn
         self._caps = OutputCaps(reactor, self._hosts.folders)
         self._hosts.on_cut_off = self._caps.look_at
@@ -123,7 +147,7 @@ class NodeLoop:
         self._has_said_goodbye = False
         self._exit_code = 0
         self._has_heard = False
-        self._lost_after_s = lost_after_s
+        self._lost_after_s, self._grace_s = lost_after_s, grace_s
         self._silence: Timer | None = None
         #: Whether there was ever a scheduler with a lease, and whether this one waits for another.
         self._had_scheduler = self._has_given_up = False
@@ -142,6 +166,8 @@ class NodeLoop:
         self._pump.start()
         self._caps.start()
         self._checkpoints.start()
+        self._luggage.start()
+        self._files.start()
         self._reactor.run(self._after_round)
         self._ear.close()
         self._checkpoints.close()
@@ -163,7 +189,9 @@ class NodeLoop:
             hosts = len(self._hosts)
             _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, hosts, grace_s)
             self._exit_code = exit_code
-            self._hosts.leave()
+            # What saves in the first half repeats nothing; the rest ends at its next result.
+            self._hosts.leave(at_checkpoint=grace_s > 0)
+            self._reactor.after(grace_s / 2, self._hosts.leave)
             self._ending = self._reactor.after(grace_s, self._end_hosts)
             if not grace_s:
                 self._end_hosts()
@@ -176,6 +204,7 @@ class NodeLoop:
             _log.info("node.ending hosts=%d", len(self._hosts))
         self._hosts.kill_all()
         self._checkpoints.close()
+        self._files.close()
         self._ending = self._reactor.after(_ENDING_S, self._say_goodbye)
 
     def abandon(self, reason: str, exit_code: int = 0) -> None:
@@ -218,7 +247,7 @@ class NodeLoop:
             self._pump.order(LookNow())
         self._overdue_in_a_row = 0
         failpoint("orders.before_obey")
-        self._hosts.obey(assignment.orders)
+        self._hosts.obey(assignment.orders, assignment.untouched)
         failpoint("orders.after_obey")
         self._expect_mail()
 
@@ -255,6 +284,8 @@ class NodeLoop:
                 wire.introducing = None  # the next look tries again
             case Appended(key):
                 self._outboxes.appended(key)
+            case OutputSent():
+                self._files.output_sent()
             case NotAppended(key, reason):
                 self._outboxes.not_appended(key, reason)
                 if wire.is_up:  # it may be another generation
@@ -276,7 +307,8 @@ class NodeLoop:
         # Without a generation no stream has to be there.
         missing = frozenset[str]() if seen.generation is None else seen.missing
         self._outboxes.release(seen.journalled, missing)
-        used = self._hosts.events_keys() | self._checkpoints.unsettled()
+        unsettled = self._checkpoints.unsettled() | self._files.unsettled()
+        used = self._hosts.events_keys() | unsettled
         for key in self._checkpoints.forget_all_but(used, seen.journalled, missing):
             self._pump.order(Forget(key))
         self._outboxes.forget_all_but(used)
@@ -298,6 +330,9 @@ class NodeLoop:
             _log.warning("node.fenced reason=%s", seen.fenced)
             is_replaced = seen.fenced == STARTED_AGAIN
             self.stop("fenced", EXIT_REPLACED if is_replaced else EXIT_FENCED)
+        elif seen.retired:
+            _log.info("node.retired reason=%s", seen.retired)
+            self.stop("retired", grace_s=self._grace_s)
 
     def _heed(self, *, is_heard: bool) -> None:
         """Have the hosts end when no scheduler is heard for too long, and go on when one is."""
@@ -335,6 +370,8 @@ class NodeLoop:
 
     def _after_round(self) -> None:
         self._send()
+        if self._watch is not None:
+            self._show(self._watch)
         outboxes, wire = self._outboxes, self._wire
         if outboxes.is_full is not self._is_held:
             self._is_held = outboxes.is_full
@@ -347,7 +384,8 @@ class NodeLoop:
         if is_hurried and not was_hurried:  # it may just have begun to wait
             self._pump.order(LookNow())
         is_settled = outboxes.is_settled or not wire.is_up
-        is_alone = not self._hosts and not self._checkpoints.unsettled()
+        unsettled = self._checkpoints.unsettled() | self._files.unsettled()
+        is_alone = not self._hosts and not unsettled
         if self._ending is not None and is_alone and is_settled:
             self._ending.cancel()
             self._say_goodbye()
@@ -358,6 +396,14 @@ class NodeLoop:
         generation = wire.generation
         if wire.is_up and generation is not None and wire.introduced == generation:
             self._outboxes.send(generation)
+
+    def _show(self, watch: MachineWatch) -> None:
+        watch.hosts, watch.outbox = len(self._hosts), self._outboxes.size
+        watch.cache = self._checkpoints.size
+
+    def _has_time(self) -> bool:
+        """Whether there is time for what nobody waits for."""
+        return self._wire.is_up and self._outboxes.size <= BLOCK_BYTES
 
     def _header(self, first: int) -> bytes:
         taken = self._mail.taken

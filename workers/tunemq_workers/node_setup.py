@@ -9,7 +9,7 @@ import os
 import platform
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import cloudpickle
@@ -18,8 +18,8 @@ import msgspec
 from tunemq_shared.byte_sizes import parse_bytes
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.introductions import NodeHello
-from tunemq_shared.messages import PROTOCOL_VERSION, Environment, encode
-from tunemq_workers import machine, workdir
+from tunemq_shared.messages import PROTOCOL_VERSION, Environment, Gpu, encode
+from tunemq_workers import interpreters, machine, workdir
 from tunemq_workers.cache_disk import CacheDisk
 from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Emit
@@ -27,14 +27,21 @@ from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.child_process import ChildProcess, start_child
 from tunemq_workers.endings import EXIT_BROKEN, GRACE_S, LOST_AFTER_S
 from tunemq_workers.forkservers import ForkserverPool
+from tunemq_workers.gpu_drivers import open_driver
+from tunemq_workers.gpu_locks import take_gpus
+from tunemq_workers.gpus import VISIBLE, OfferedGpus, offered_gpus
+from tunemq_workers.luggage import Luggage
+from tunemq_workers.machine_watch import MachineWatch
 from tunemq_workers.node_loop import NodeLoop
 from tunemq_workers.outbox_room import Room
 from tunemq_workers.prctl import adopt_orphans, set_name
+from tunemq_workers.pump_messages import SendOutput
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.redis_address import parse_address
 from tunemq_workers.spool import Spool
 from tunemq_workers.terminal import open_terminal
 from tunemq_workers.transfers.link import Transfers
+from tunemq_workers.trial_files import TrialFiles
 from tunemq_workers.workdir import LogCaps
 
 _log = logging.getLogger(__name__)
@@ -59,7 +66,7 @@ def run_node(
     Raises:
         ConfigError: an option has a value that is not usable.
     """
-    resources = machine.offered(_cpus(options.cpus), _resources(options.resources))
+    resources, gpus = _offered(options)
     # An embedded node ends with its script, which saves before.
     grace_s = _seconds("--grace", options.grace, GRACE_S if options.farm else 0.0)
     lost_after_s = _seconds("--lost-after", options.lost_after, LOST_AFTER_S)
@@ -69,6 +76,7 @@ def run_node(
         _bytes("--cache-bytes", options.cache_bytes),
         _bytes("--uploads-bytes", options.uploads_bytes),
     )
+    take_gpus(gpus.gpus, f"worker {options.name}")
     set_name("tunemq-node")
     adopt_orphans()
     workdir.remove_leftovers(options.workdir)
@@ -86,25 +94,38 @@ def run_node(
         resources,
         platform.python_version(),
         cloudpickle.__version__,
+        gpus.gpus,
     )
     reactor, children = Reactor(), set[int]()
     disk = CacheDisk(reactor)
     pool = ForkserverPool(
-        reactor, children, folder=options.workdir, hostname=hostname, node_ip=node_ip
+        reactor,
+        children,
+        folder=options.workdir,
+        hostname=hostname,
+        node_ip=node_ip,
+        has_gpus=bool(gpus.gpus),
     )
 
+    log = os.path.join(options.workdir, "transfers.log")
+    start = partial(start_child, "tunemq_workers.transfers.process", (), log)
+    transfers = Transfers(reactor, start=start, children=children)
+    folder = os.path.abspath(options.workdir)
+
     def make_checkpoints(emit: Emit) -> Checkpoints:
-        log = os.path.join(options.workdir, "transfers.log")
-        start = partial(start_child, "tunemq_workers.transfers.process", (), log)
-        return Checkpoints(
-            reactor,
-            disk,
-            Transfers(reactor, start=start, children=children),
-            emit,
-            folder=cache,
-            limits=limits,
+        return Checkpoints(reactor, disk, transfers, emit, folder=cache, limits=limits)
+
+    def make_files(
+        emit: Emit, send: Callable[[SendOutput], None], may_send: Callable[[], bool]
+    ) -> TrialFiles:
+        return TrialFiles(
+            reactor, disk, transfers, emit, send=send, may_send=may_send, folder=folder
         )
 
+    watch = None
+    if options.farm:
+        watch = MachineWatch(interpreters.our_version(), folder, gpus.gpus, gpus.driver)
+        watch.start()
     loop = NodeLoop(
         incarnation=incarnation,
         hello=encode(hello),
@@ -113,12 +134,17 @@ def run_node(
         room=Room(Spool(options.workdir)),
         forkservers=pool,
         make_checkpoints=make_checkpoints,
+        luggage=Luggage(disk, transfers, folder),
+        make_files=make_files,
         children=children,
         start_ears=start_ears,
         ears=ears,
         lost_after_s=lost_after_s,
+        grace_s=grace_s,
+        watch=watch,
     )
     _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)
+    _log.info("node.offers resources=%s gpus=%s", _listed(resources), _named(gpus.gpus))
     on_signal = _StopSignals(reactor, loop, grace_s)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
@@ -177,6 +203,35 @@ def _open_log(folder: str) -> None:
         format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
+
+
+def _offered(options: argparse.Namespace) -> tuple[dict[str, float], OfferedGpus]:
+    others = _resources(options.resources)
+    gpus = _gpus(options, others)
+    if gpus.number:
+        others["gpu"] = float(gpus.number)
+    return machine.offered(_cpus(options.cpus), others), gpus
+
+
+def _gpus(options: argparse.Namespace, others: dict[str, float]) -> OfferedGpus:
+    if "gpu" in others:
+        if options.gpus is not None:
+            raise ConfigError(
+                f"--gpus is {options.gpus}, and --resources offers gpu={others['gpu']:g}; leave out"
+                " one of them."
+            )
+        return OfferedGpus()
+    # What an embedded node offers is its script's business.
+    option = options.gpus if options.farm else options.gpus or "0"
+    return offered_gpus(option, os.environ.get(VISIBLE), open_driver)
+
+
+def _listed(resources: dict[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
+
+
+def _named(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(f"{gpu.uuid} ({gpu.model or 'unknown'})" for gpu in gpus) or "none by name"
 
 
 def _cpus(given: float | None) -> float | None:

@@ -16,7 +16,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from tunemq_shared import wire
@@ -33,9 +33,11 @@ from tunemq_workers.pump_messages import (
     NotAppended,
     Order,
     OutOfReach,
+    OutputSent,
     SayGoodbye,
     SayHello,
     Seen,
+    SendOutput,
 )
 from tunemq_workers.redis_address import RedisAddress
 from tunemq_workers.redis_client import Command, RedisClient, Refused, Reply
@@ -67,10 +69,15 @@ class Pump:
         address: of Redis.
         incarnation: whose lease is renewed.
         post: takes facts; called in the pump's thread, must not block.
+        vitals: what to say of the machine, once a second; likewise.
     """
 
     def __init__(
-        self, address: RedisAddress, incarnation: str, post: Callable[[Fact], None]
+        self,
+        address: RedisAddress,
+        incarnation: str,
+        post: Callable[[Fact], None],
+        vitals: Callable[[], bytes] | None = None,
     ) -> None:
         #: Set by the loop: the (term, version) of the assignment taken.
         self.taken = (0, 0)
@@ -78,13 +85,14 @@ class Pump:
         self.keys: tuple[str, ...] = ()
         #: Set by the loop: whether the scheduler's reply is wanted often.
         self.is_hurried = True
-        self._address, self._post = address, post
+        self._address, self._post, self._vitals = address, post, vitals
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
         self._client: RedisClient | None = None
         self._incarnation = incarnation
         self._lease, self._reply = wire.lease(incarnation), wire.reply(incarnation)
         self._queue = wire.queue(incarnation)
+        self._vitals_key, self._vitals_due = wire.vitals(incarnation), 0.0
         self._renewals = 0
         self._looked_at = float("-inf")
         self._failures = 0
@@ -128,22 +136,24 @@ class Pump:
             self._client = RedisClient(self._address)
             self._looked_at = float("-inf")
         commands = list(self._commands(order))
-        asked = len(commands)
+        asked = told = len(commands)
         keys = self.keys
         period = HURRIED_PERIOD_S if self.is_hurried else wire.LEASE_PERIOD_S
         now = time.monotonic()
         looks = isinstance(order, LookNow) or now >= self._looked_at + period
         if looks and not isinstance(order, SayGoodbye):
             self._looked_at = now
+            commands += self._vitals_commands(now)
+            told = len(commands)
             commands += self._lease_commands(keys)
         if not commands:
             return
-        renews = len(commands) > asked
+        renews = len(commands) > told
         _about_to_send(order, renews=renews)
         replies = self._client.pipeline(commands)
         _has_sent(order, renews=renews)
         if renews:
-            self._tell_seen(keys, replies[asked:])
+            self._tell_seen(keys, replies[told:])  # whether the vitals were taken matters to nobody
         self._tell_done(order, replies[:asked])
         self._failures = 0  # one that answers, and refuses, is as good as away
 
@@ -154,15 +164,23 @@ class Pump:
                 return (["EVAL", _APPEND, 2, wire.GENERATION, key, generation, *flat],)
             case Forget(key):
                 return (["HDEL", self._reply, wire.journalled(key)],)
+            case SendOutput(pieces):
+                return tuple(_output_commands(pieces))
             case SayHello(hello):
                 return (["XADD", wire.NODES, "*", wire.HELLO, hello],)
             case SayGoodbye():
                 return (
                     ["XADD", wire.NODES, "NOMKSTREAM", "*", wire.BYE, self._incarnation],
-                    ["DEL", self._lease, self._queue, self._reply],
+                    ["DEL", self._lease, self._vitals_key, self._queue, self._reply],
                 )
             case _:
                 return ()
+
+    def _vitals_commands(self, now: float) -> tuple[Command, ...]:
+        if self._vitals is None or now < self._vitals_due:
+            return ()
+        self._vitals_due = now + wire.LEASE_PERIOD_S
+        return (["SET", self._vitals_key, self._vitals(), "PX", int(wire.LEASE_TTL_S * 1_000)],)
 
     def _lease_commands(self, keys: tuple[str, ...]) -> tuple[Command, ...]:
         self._renewals += 1
@@ -172,7 +190,7 @@ class Pump:
         return (
             ["SET", self._lease, value, "PX", ttl_ms],
             ["GET", wire.GENERATION],
-            ["HMGET", self._reply, "v", "f", *map(wire.journalled, keys)],
+            ["HMGET", self._reply, "v", "f", "r", *map(wire.journalled, keys)],
             # Mail that waits for the ear does not outlive the node for ever.
             ["PEXPIRE", self._queue, _UNREAD_MAIL_S * 1_000],
             ["EXPIRE", self._reply, wire.REPLY_TTL_S],
@@ -188,7 +206,7 @@ class Pump:
                 raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
         assert isinstance(generation, bytes | None)  # what GET answers
         assert isinstance(fields, list)  # what HMGET answers
-        announced, fenced, *journalled = (
+        announced, fenced, retired, *journalled = (
             field if isinstance(field, bytes) else b"" for field in fields
         )
         term, _, version = announced.rpartition(b":")
@@ -199,6 +217,7 @@ class Pump:
                 {key: int(n or 0) for key, n in zip(keys, journalled, strict=True)},
                 frozenset(key for key, there in zip(keys, exist, strict=True) if not there),
                 fenced.decode(errors="replace"),
+                retired.decode(errors="replace"),
                 bool(scheduler),
             )
         )
@@ -210,6 +229,8 @@ class Pump:
         if isinstance(order, Append):
             done = Appended(order.key) if reply == 1 else NotAppended(order.key, _text(reply))
             self._post(done)
+        elif isinstance(order, SendOutput):
+            self._post(OutputSent())
         elif isinstance(order, SayHello):
             if not isinstance(reply, Refused):
                 self._post(HelloSaid())
@@ -228,6 +249,15 @@ class Pump:
             self._post(OutOfReach(reason))
         if isinstance(order, Append):
             self._post(NotAppended(order.key, reason))
+        elif isinstance(order, SendOutput):
+            self._post(OutputSent())
+
+
+def _output_commands(pieces: tuple[tuple[str, bytes], ...]) -> Iterator[Command]:
+    for key, piece in pieces:
+        yield ["XADD", wire.output(key), "MAXLEN", "~", wire.OUTPUT_PIECES, "*", "o", piece]
+    for key in {key for key, _ in pieces}:
+        yield ["EXPIRE", wire.output(key), wire.OUTPUT_TTL_S]
 
 
 def _about_to_send(order: Order | None, *, renews: bool) -> None:

@@ -31,6 +31,13 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class SendOutput:
+    """Order: tell pieces of output of the experiments with these keys; what fails is lost."""
+
+    pieces: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LookNow:
     """Order: renew the lease and read the reply at once."""
 
@@ -40,7 +47,7 @@ class SayGoodbye:
     """Order: give the lease back, remove the queue, and end."""
 
 
-Order: TypeAlias = Append | Forget | SayHello | LookNow | SayGoodbye
+Order: TypeAlias = Append | Forget | SayHello | SendOutput | LookNow | SayGoodbye
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +66,11 @@ class NotAppended:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputSent:
+    """Fact: the pieces are told, or given up."""
+
+
+@dataclass(frozen=True, slots=True)
 class HelloSaid:
     """Fact: the node is introduced."""
 
@@ -74,8 +86,9 @@ class Seen:
 
     ``announced`` is the newest assignment's (term, version). ``journalled`` says for each stream
     that was asked for how far its events are; those ``missing`` do not exist. ``fenced`` says why
-    this incarnation must end; empty where it may live. ``has_scheduler``: a farm's scheduler holds
-    its lease; the script that an embedded one belongs to needs none.
+    this incarnation must end, ``retired`` why somebody wants it to, in peace; empty where it may
+    live. ``has_scheduler``: a farm's scheduler holds its lease; the script that an embedded one
+    belongs to needs none.
     """
 
     generation: bytes | None
@@ -83,6 +96,7 @@ class Seen:
     journalled: Mapping[str, int]
     missing: frozenset[str]
     fenced: str
+    retired: str
     has_scheduler: bool = True
 
 
@@ -93,4 +107,4 @@ class OutOfReach:
     reason: str
 
 
-Fact: TypeAlias = Appended | NotAppended | HelloSaid | HelloRefused | Seen | OutOfReach
+Fact: TypeAlias = Appended | NotAppended | OutputSent | HelloSaid | HelloRefused | Seen | OutOfReach

@@ -22,9 +22,11 @@ _FIELD: Final = re.compile(r"(\w+)=%\w")
 #: By event, the sentence with its fields.
 _TOLD: Final = {
     "node.started": "Worker {name} (incarnation {incarnation}) starts; Redis is at {redis}.",
+    "node.offers": "It offers {resources}; GPUs: {gpus}.",
     "node.introduced": "Ready: schedulers know of this worker.",
     "node.stopping": "Stopping ({reason}). Trials here: {hosts}; they may save for {grace} s.",
     "node.ending": "Killing what is left (trials: {hosts}).",
+    "node.retired": "Somebody has this worker retire ({reason}).",
     "node.fenced": "The farm went on without this node ({reason}).",
     "node.abandoned": "Ending at once ({reason}).",
     "node.ended": "Ended.",

@@ -3,6 +3,8 @@
     lock                    who works here (a node of a farm)
     node.log, ear.log, transfers.log, forkserver-N.log
     cache/                  copies of checkpoints; `cache_folders` looks after it
+    blobs/, code/           code, parameters and bundles; `luggage` looks after them
+    trials/                 the folders of trials that have none that the scheduler can read
     .outbox-*               events that did not fit in memory: files that lose their name at once
 
 A node that was killed leaves its cache, which is of use, its logs, which somebody may want to read,

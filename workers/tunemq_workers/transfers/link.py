@@ -23,6 +23,9 @@ from tunemq_workers.transfers.messages import (
     Done,
     Download,
     Failed,
+    FetchBlob,
+    SendFiles,
+    Transfer,
     Trouble,
     Upload,
     Uploaded,
@@ -56,7 +59,7 @@ class _Job:
     """One transfer, as the process knows it."""
 
     id: int
-    transfer: Upload | Download
+    transfer: Transfer
     listeners: list[_Listener] = field(default_factory=list)
     #: The process that runs now was told to do it; it stays known until that has answered.
     is_begun: bool = False
@@ -96,7 +99,7 @@ class Transfers:
         self._reactor = reactor
         self._ids = itertools.count(1)
         self._jobs: dict[int, _Job] = {}
-        self._downloads: dict[tuple[str, str, str, str], _Job] = {}
+        self._fetched: dict[tuple[str, ...], _Job] = {}
         self._listeners: dict[int, _Listener] = {}
         self._idle: Timer | None = None
         self._child = ChildKeeper(
@@ -141,11 +144,28 @@ class Transfers:
         on_trouble: Callable[[str], None],
     ) -> int:
         """Begin a download, or wait for the same one that is under way; a number for `cancel`."""
-        target = _target(download)
-        job = self._downloads.get(target)
-        if job is None:
-            job = self._downloads[target] = self._add(download)
-        return self._listen(job, download.timeout_s, lambda _: on_done(), on_failed, on_trouble)
+        return self._fetch(download, on_done, on_failed, on_trouble)
+
+    def fetch_blob(
+        self,
+        fetch: FetchBlob,
+        on_done: Callable[[], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin to fetch a blob, or wait for the same one; a number for `cancel`."""
+        return self._fetch(fetch, on_done, on_failed, on_trouble)
+
+    def send_files(
+        self,
+        send: SendFiles,
+        on_done: Callable[[], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin to send a trial's files; a number for `cancel`."""
+        job = self._add(send)
+        return self._listen(job, send.timeout_s, lambda _: on_done(), on_failed, on_trouble)
 
     def cancel(self, number: int) -> None:
         """Wait no more; the callbacks are not called. One that is over is ignored."""
@@ -161,14 +181,27 @@ class Transfers:
         for listener in list(self._listeners.values()):
             self._dismiss(listener)
         self._jobs.clear()
-        self._downloads.clear()
+        self._fetched.clear()
         if self._idle is not None:
             self._idle.cancel()
         self._child.close()
 
     # --- what is to be done -------------------------------------------------------------------
 
-    def _add(self, transfer: Upload | Download) -> _Job:
+    def _fetch(
+        self,
+        transfer: Download | FetchBlob,
+        on_done: Callable[[], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        target = _target(transfer)
+        job = self._fetched.get(target)
+        if job is None:
+            job = self._fetched[target] = self._add(transfer)
+        return self._listen(job, transfer.timeout_s, lambda _: on_done(), on_failed, on_trouble)
+
+    def _add(self, transfer: Transfer) -> _Job:
         number = next(self._ids)
         self._jobs[number] = job = _Job(number, transfer)
         self._begin(job)
@@ -216,8 +249,8 @@ class Transfers:
 
     def _forget(self, job: _Job) -> None:
         del self._jobs[job.id]
-        if isinstance(job.transfer, Download):
-            del self._downloads[_target(job.transfer)]
+        if isinstance(job.transfer, Download | FetchBlob):
+            del self._fetched[_target(job.transfer)]
         if not self._jobs:
             if self._idle is not None:
                 self._idle.cancel()
@@ -319,10 +352,16 @@ def _nobody_is_told(_why: str) -> None:
     """Until somebody listens."""
 
 
-def _target(download: Download) -> tuple[str, str, str, str]:
-    return download.store, download.key, download.sha256, download.folder
+def _target(transfer: Download | FetchBlob) -> tuple[str, ...]:
+    if isinstance(transfer, FetchBlob):
+        return transfer.store, transfer.blob.sha256, transfer.folder
+    return transfer.store, transfer.key, transfer.sha256, transfer.folder
 
 
 def _name(job: _Job) -> str:
+    if isinstance(job.transfer, FetchBlob):
+        return f"the blob {job.transfer.blob.sha256}"
+    if isinstance(job.transfer, SendFiles):
+        return f"the files of {job.transfer.key}"
     kind = "upload" if isinstance(job.transfer, Upload) else "download"
     return f"the {kind} of checkpoint {job.transfer.key}"

@@ -10,6 +10,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from tunemq_shared.node_orders import BlobRef
+
 #: The kinds of frames: node to process, and process to node.
 ORDER: Final = ord("O")
 ANSWER: Final = ord("A")
@@ -41,11 +43,38 @@ class Download(msgspec.Struct, frozen=True, tag="download"):
     timeout_s: float
 
 
+class FetchBlob(msgspec.Struct, frozen=True, tag="blob"):
+    """Bring a blob into ``folder``, which is made, under its hash; of a bundle, its folder."""
+
+    blob: BlobRef
+    folder: str
+    is_bundle: bool
+    timeout_s: float
+
+    @property
+    def store(self) -> str:
+        """Where it is fetched from; empty for a file on this machine."""
+        return self.blob.store
+
+
+class SendFiles(msgspec.Struct, frozen=True, tag="files"):
+    """Bring the files of the trial's folder ``folder`` into ``store``, below ``key``."""
+
+    store: str
+    key: str
+    folder: str
+    epoch: int
+    timeout_s: float
+
+
+Transfer: TypeAlias = Upload | Download | FetchBlob | SendFiles
+
+
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """Order: do this. An ``id`` is ordered once more at most after it has failed."""
 
     id: int
-    transfer: Upload | Download
+    transfer: Transfer
 
 
 class Abandon(msgspec.Struct, frozen=True, tag="abandon"):
@@ -80,8 +109,8 @@ class Done(msgspec.Struct, frozen=True, tag="done"):
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """Answer: the transfer ended without success, and nothing of it goes on.
 
-    ``is_corrupt``: the checkpoint is damaged or missing where it was read, so that trying again is
-    of no use.
+    ``is_corrupt``: what was to be read is damaged or missing there, so that trying again is of no
+    use.
     """
 
     id: int

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import logging
 import math
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +21,16 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from tunemq_shared import object_checkpoints
-from tunemq_shared.errors import CheckpointCorrupt, TuneError
+from tunemq_shared.blob_store import ObjectBlobs, copy_file
+from tunemq_shared.blobs import BlobFolder
+from tunemq_shared.bundles import unpacked
+from tunemq_shared.errors import BlobCorrupt, CheckpointCorrupt, TuneError
+from tunemq_shared.node_orders import BlobRef
+from tunemq_shared.object_client import Refused
 from tunemq_shared.object_store import MissingObject, ObjectStore
 from tunemq_shared.retrying import Cancel, StoreUnavailable, retried
-from tunemq_shared.s3_address import parse_address
-from tunemq_shared.s3_errors import Refused
-from tunemq_shared.s3_objects import S3Objects
+from tunemq_shared.stores import open_objects
+from tunemq_shared.trial_folders import send_folder
 from tunemq_workers.transfers.messages import (
     Abandon,
     Answer,
@@ -35,7 +38,10 @@ from tunemq_workers.transfers.messages import (
     Done,
     Download,
     Failed,
+    FetchBlob,
     Order,
+    SendFiles,
+    Transfer,
     Trouble,
     Upload,
     Uploaded,
@@ -49,6 +55,9 @@ _IDLE_STORES: Final = 8
 
 #: A trouble is told at once, and then this often at most if it is another.
 _TELL_EVERY_S: Final = 10.0
+
+#: After these another try would end the same.
+_OF_NO_USE: Final = (CheckpointCorrupt, BlobCorrupt, MissingObject)
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -84,9 +93,10 @@ class _Store:
         """Whether it has nothing to do."""
         return not self.unfinished
 
-    def submit(self, transfer: Upload | Download, perform: Callable[[], None]) -> Future[None]:
+    def submit(self, transfer: Transfer, perform: Callable[[], None]) -> Future[None]:
         """Have a thread of the kind that the transfer needs call ``perform``."""
-        pool = self._senders if isinstance(transfer, Upload) else self._fetchers
+        is_sent = isinstance(transfer, Upload | SendFiles)
+        pool = self._senders if is_sent else self._fetchers
         return pool.submit(perform)
 
     def close(self) -> None:
@@ -97,7 +107,7 @@ class _Store:
             self._objects.close()
 
     def _open(self) -> ObjectStore:
-        return S3Objects(parse_address(self._address, os.environ), os.environ)
+        return open_objects(self._address)
 
 
 @dataclass(slots=True, eq=False)
@@ -161,6 +171,12 @@ class Performer:
                 case Download():
                     self._download(running, transfer)
                     answer = Done(number)
+                case SendFiles():
+                    self._send_files(running, transfer)
+                    answer = Done(number)
+                case FetchBlob():
+                    self._fetch_blob(running, transfer)
+                    answer = Done(number)
         except Exception as problem:  # noqa: BLE001 - the node is told, and this log
             is_expected = isinstance(problem, TuneError)
             _log.warning(
@@ -170,7 +186,7 @@ class Performer:
                 exc_info=None if is_expected else problem,
             )
             reason = str(problem) if is_expected else f"{type(problem).__name__}: {problem}"
-            answer = Failed(number, reason, isinstance(problem, CheckpointCorrupt | MissingObject))
+            answer = Failed(number, reason, isinstance(problem, _OF_NO_USE))
         else:
             _log.info("transfer.done id=%d", number)
         self._end(running, answer)
@@ -196,6 +212,32 @@ class Performer:
             )
 
         self._patiently(running, fetch)
+
+    def _fetch_blob(self, running: _Running, fetch: FetchBlob) -> None:
+        in_trouble = partial(self._in_trouble, running)
+
+        def get(ref: BlobRef, folder: BlobFolder) -> BlobRef:
+            if not ref.store:
+                return folder.take_in(ref, partial(copy_file, Path(ref.path)))
+
+            def from_store(objects: ObjectStore) -> BlobRef:
+                blobs = ObjectBlobs(objects, ref.store)
+                return blobs.fetch(ref, folder, running.cancel, in_trouble)
+
+            return self._patiently(running, from_store)
+
+        if fetch.is_bundle:
+            unpacked(fetch.blob, fetch.folder, get)
+        else:
+            get(fetch.blob, BlobFolder(fetch.folder))
+
+    def _send_files(self, running: _Running, send: SendFiles) -> None:
+        folder, in_trouble = Path(send.folder), partial(self._in_trouble, running)
+
+        def put(objects: ObjectStore) -> None:
+            send_folder(objects, folder, send.key, send.epoch, running.cancel, in_trouble)
+
+        self._patiently(running, put)
 
     def _patiently(self, running: _Running, work: Callable[[ObjectStore], _T]) -> _T:
         """What ``work`` makes of the store, tried again, all of it, while that is refused."""

@@ -1,0 +1,122 @@
+"""What trials print, told to the scheduler while they run, as far as nothing else is held up.
+
+Once a second what was added to each file is read and handed to the pump, in pieces. While the pump
+has not sent the ones before, nothing is read; where that leaves too much, the older part is left
+out. The files have all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, NamedTuple
+
+from tunemq_shared.output_pieces import OutputPiece, encode
+from tunemq_workers.checkpoint_contracts import Disk, Timers
+from tunemq_workers.outputs import STDERR, STDOUT
+from tunemq_workers.pump_messages import SendOutput
+
+PERIOD_S: Final = 1.0
+#: So much of a file is told at once; of more that has come since, the newest.
+PIECE_BYTES: Final = 16 * 2**10
+
+
+class Printing(NamedTuple):
+    """A trial that prints into files in this folder."""
+
+    events_key: str
+    trial: str
+    epoch: int
+    folder: str
+
+
+class OutputNews:
+    """Follows files. Owned by the node's loop.
+
+    Args:
+        timers: for the next look.
+        disk: reads.
+        send: hands an order to the pump.
+        may_send: whether the wire has time for it.
+        printing: says who prints now.
+    """
+
+    def __init__(
+        self,
+        timers: Timers,
+        disk: Disk,
+        send: Callable[[SendOutput], None],
+        may_send: Callable[[], bool],
+        printing: Callable[[], Iterable[Printing]],
+    ) -> None:
+        self._timers, self._disk, self._send, self._may_send = timers, disk, send, may_send
+        self._printing = printing
+        self._offsets: dict[tuple[str, str], int] = {}
+        self._completed: list[Printing] = []
+        self._is_under_way = False
+
+    def start(self) -> None:
+        """Look now, and from now on."""
+        self._look()
+        self._timers.after(PERIOD_S, self.start)
+
+    def complete(self, printed: Printing) -> None:
+        """Nobody prints there any more: tell the rest."""
+        self._completed.append(printed)
+        self._look()
+
+    def forget(self, folder: str) -> None:
+        """The folder is about to be removed."""
+        for name in (STDOUT, STDERR):
+            self._offsets.pop((folder, name), None)
+
+    def sent(self) -> None:
+        """The pump has sent what it was given last, or given it up."""
+        self._is_under_way = False
+        if self._completed:
+            self._look()
+
+    def _look(self) -> None:
+        if self._is_under_way or not self._may_send():
+            return
+        due = list(dict.fromkeys([*self._printing(), *self._completed]))
+        self._completed.clear()
+        if due:
+            self._is_under_way = True
+            self._disk.run(partial(_read, due, dict(self._offsets)), self._read)
+
+    def _read(self, pieces: list[tuple[str, str, OutputPiece]]) -> None:
+        for folder, _, piece in pieces:
+            self._offsets[folder, piece.name] = piece.offset + len(piece.data)
+        if pieces:
+            self._send(SendOutput(tuple((key, encode(piece)) for _, key, piece in pieces)))
+        else:
+            self.sent()
+
+
+def _read(
+    due: list[Printing], offsets: dict[tuple[str, str], int]
+) -> list[tuple[str, str, OutputPiece]]:
+    """What is new in each file: its folder, its experiment's stream, the piece."""
+    found = []
+    for key, trial, epoch, folder in due:
+        for name in (STDOUT, STDERR):
+            offset, data = _news_of(os.path.join(folder, name), offsets.get((folder, name), 0))
+            if data:
+                piece = OutputPiece(trial, epoch, os.path.basename(folder), name, offset, data)
+                found.append((folder, key, piece))
+    return found
+
+
+def _news_of(path: str, offset: int) -> tuple[int, bytes]:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < offset:  # it was shortened
+                offset = 0
+            offset = max(offset, size - PIECE_BYTES)
+            file.seek(offset)
+            return offset, file.read(PIECE_BYTES)
+    except OSError:  # nothing was printed yet
+        return offset, b""
