@@ -44,10 +44,10 @@ OPTIONS = {options!r}
 {code}
 tuner = tune.Tuner(
     tune.with_resources({trainable}, {resources!r}),
-    param_space={{"own": tune.grid_search(list(range({trials}))), **OPTIONS}},
+    param_space={{"own": {space}, **OPTIONS}},
     tune_config=tune.TuneConfig(metric="score", mode="max", {tune}),
     run_config=tune.RunConfig(
-        failure_config=tune.FailureConfig(max_failures=-1),
+        failure_config=tune.FailureConfig(max_failures={failures}),
         verbose=1,
         {run}
     ),
@@ -64,13 +64,16 @@ class Search:
         step_s: seconds that a step takes.
         save_every: a checkpoint after so many steps; functions only.
         trainable: an expression; ``work`` is `tests.chain`.
+        space: an expression for the parameter ``own``; by default there is a trial for each number.
         code: before the Tuner in the script.
         tune, run: further arguments of TuneConfig and RunConfig.
         has_gate: steps wait for `FarmService.open_gate`.
+        failures: so many of a trial are forgiven; -1: all.
     """
 
     name: str
     trials: int = 2
+    space: str = ""
     steps: int = 10
     step_s: float = 0.02
     save_every: int = 1
@@ -80,6 +83,7 @@ class Search:
     tune: str = ""
     run: str = ""
     has_gate: bool = False
+    failures: int = -1
 
 
 class Machine(Protocol):
@@ -170,6 +174,7 @@ class FarmService:
         self.folder, self.url = folder, url
         self.head, self.laptop = head or Here(), laptop or Here()
         self.results = folder / "head" / "tunemq_results"
+        self.redis_host: Machine | None = None
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._machines = [self.head, self.laptop]
         self._searches: dict[str, Search] = {}
@@ -188,7 +193,7 @@ class FarmService:
         if (home / "farm.toml").exists():
             more = ("--settings", str(home / "farm.toml"), *more)
         self.scheduler = self.head.start(
-            [*_command("scheduler"), *more], self.environ("head", variables), home / "scheduler.log"
+            [*self.command("scheduler"), *more], self.environ("head", variables), home / "scheduler.log"
         )
         return self.scheduler
 
@@ -206,9 +211,14 @@ class FarmService:
         home.mkdir(exist_ok=True)
         machine = machine or Here()
         self._machines.append(machine)
-        line = _command("worker", "--name", name, "--cpus", str(cpus), *more)
+        line = self.command("worker", "--name", name, "--cpus", str(cpus), *more)
         self.workers[name] = machine.start(line, self.environ(name), home / "worker.log")
         return self.workers[name]
+
+    @staticmethod
+    def command(*arguments: str) -> list[str]:
+        """``tunemq``, as a command line."""
+        return [sys.executable, "-m", "tunemq", *arguments]
 
     def environ(self, home: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
         """What a process on a machine with this home finds in its environment."""
@@ -229,7 +239,7 @@ class FarmService:
     ) -> subprocess.CompletedProcess[str]:
         """A command of a user, to its end."""
         environ = self.environ("laptop", variables)
-        return self.laptop.run(_command(*arguments), environ, cwd=self.folder / "laptop")
+        return self.laptop.run(self.command(*arguments), environ, cwd=self.folder / "laptop")
 
     def tunemq(self, *arguments: str) -> str:
         """What a command prints that has to do what it says."""
@@ -259,9 +269,10 @@ class FarmService:
             self.open_gate(search.name, 0)
         (folder / "work.py").write_text((_ROOT / "tests" / "chain.py").read_text())
         script = folder / "search.py"
-        about = {name: getattr(search, name) for name in ("trainable", "resources", "trials")}
+        about = {name: getattr(search, name) for name in ("trainable", "resources", "failures")}
         about |= {name: getattr(search, name) for name in ("code", "tune", "run")}
-        script.write_text(_SEARCH.format(options=options, **about))
+        space = search.space or f"tune.grid_search(list(range({search.trials})))"
+        script.write_text(_SEARCH.format(options=options, space=space, **about))
         self._searches[search.name] = search
         return script
 
@@ -367,7 +378,7 @@ class FarmService:
 
     def __str__(self) -> str:
         logs = [*self.folder.glob("*/*.log"), *self.results.glob("*/experiment.*")]
-        return "\n" + "\n".join(f"--- {path}\n{path.read_text()[-3000:]}" for path in logs)
+        return "\n" + "\n".join(f"--- {path}\n{path.read_text()[-1500:]}" for path in logs)
 
     def close(self) -> None:
         """End all of it, whatever became of it."""
@@ -394,11 +405,8 @@ def on_hosts(folder: Path, hosts: Hosts) -> FarmService:
     """A farm whose scheduler, Redis and user are on machines of their own; nothing runs yet."""
     server, head, laptop = hosts.add("redis"), hosts.add("head"), hosts.add("laptop")
     farm = FarmService(folder, f"redis://{server.address}:6379/0", head, laptop)
+    farm.redis_host = server
     (folder / "redis").mkdir()
     line = [str(find_redis_server()), "--bind", server.address, "--protected-mode", "no"]
     server.start([*line, "--save", ""], farm.environ("redis"), folder / "redis" / "redis.log")
     return farm
-
-
-def _command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "tunemq", *arguments]

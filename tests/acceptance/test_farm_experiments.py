@@ -213,9 +213,14 @@ def guarded(tmp_path: Path) -> Iterator[FarmService]:
 def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys(guarded):
     farm = guarded
     farm.submit(
-        Search(name="sleeper", trials=1, code=_SLEEPER, tune="search_alg=Sleeper(), num_samples=9")
+        Search(
+            name="sleeper",
+            space="0",
+            code=_SLEEPER,
+            tune="search_alg=Sleeper(), num_samples=9",
+        )
     )
-    farm.submit(Search(name="crasher", code=_CRASHER, run="callbacks=[Crasher()],"))
+    farm.submit(Search(name="crasher", steps=1000, code=_CRASHER, run="callbacks=[Crasher()],"))
     farm.submit(Search(name="reader", code=_READER, run="callbacks=[Reader()],"))
     eventually(lambda: "SIGSEGV" in farm.said(), within=60, message=lambda: str(farm))
     farm.submit(Search(name="good", trials=4, steps=40))
@@ -236,7 +241,7 @@ def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys
 
 
 def test_an_experiment_whose_process_crashes_again_and_again_fails_and_says_why(farm):
-    farm.submit(Search(name="crasher", code=_CRASHER, run="callbacks=[Crasher()],"))
+    farm.submit(Search(name="crasher", steps=1000, code=_CRASHER, run="callbacks=[Crasher()],"))
 
     row = farm.wait_for("crasher", "FAILED")
 

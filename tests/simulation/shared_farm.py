@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import operator
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -64,6 +65,7 @@ class SharingExperiment:
 
     def __post_init__(self) -> None:
         self._grace: dict[str, float | None] = {}
+        self.at_most = min(self.at_most, operator.length_hint(self.jobs, self.at_most))
         self._next: Job | None = next(self.jobs, None)
 
     @property
@@ -356,9 +358,7 @@ class SharedFarm:
         usage = experiment.usage()
         if usage != self._last_usage.get(experiment.name):
             self._last_usage[experiment.name] = usage
-            self._send(
-                "usage", experiment.name, lambda: self._report(experiment.name, usage)
-            )
+            self._send("usage", experiment.name, lambda: self._report(experiment.name, usage))
 
     def _report(self, name: str, usage: Usage) -> None:
         self.allotter.advance(self.now)

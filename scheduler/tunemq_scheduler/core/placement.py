@@ -71,6 +71,8 @@ class Placement:
         #: By node, and by request.
         self._reserved: dict[str, _Request] = {}
         self._reserves: dict[_Request, str] = {}
+        #: Whether any node, were it empty, could hold a request; asked every turn.
+        self._could_hold: dict[_Request, bool] = {}
         #: The nodes of which something changed since `touched` was asked.
         self._touched: dict[str, None] = {}
 
@@ -94,6 +96,7 @@ class Placement:
     ) -> None:
         """A node offers its resources; where its GPUs are not listed they go by their numbers."""
         self._nodes[incarnation] = Node(resources, gpus)
+        self._could_hold.clear()
         self._into_bucket(incarnation)
 
     def remove_node(self, incarnation: str) -> None:
@@ -101,6 +104,7 @@ class Placement:
         self._unreserve_node(incarnation)
         self._out_of_bucket(incarnation)
         self._touched[incarnation] = None
+        self._could_hold.clear()
         del self._nodes[incarnation]
         self._aside -= {incarnation}
 
@@ -260,6 +264,13 @@ class Placement:
 
     # --- in words ---------------------------------------------------------------------------------
 
+    def could_hold(self, request: Mapping[str, float]) -> bool:
+        """Whether any node, were it empty, could hold the request."""
+        form = _in_one_form(request)
+        if form not in self._could_hold:
+            self._could_hold[form] = self.why_never(request) is None
+        return self._could_hold[form]
+
     def why_never(self, request: Mapping[str, float]) -> str | None:
         """Why no node, were it empty, could hold the request; None when one could."""
         return why_never(self._nodes.values(), request)
@@ -293,6 +304,7 @@ class Placement:
                 node.offer(details.offered)
             node.take_back(free, details.shares if details is not None else None)
             self._touched[name] = None
+        self._could_hold.clear()
         self._aside = state.aside
         self._reserved = dict(state.reserved)
         self._reserves = {request: node for node, request in state.reserved}

@@ -144,7 +144,7 @@ class RunnerState:
             return True
         # What no node can ever hold is suggested nevertheless: whoever adds the trial refuses it,
         # or it waits, in sight, for a bigger node.
-        return self.placement.why_never(request) is not None
+        return not self.placement.could_hold(request)
 
     def waiting(self) -> Iterator[Trial]:
         """Trials that could be placed now: PENDING ones, then PAUSED; the longest waiting first."""

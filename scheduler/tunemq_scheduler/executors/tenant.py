@@ -6,7 +6,6 @@ Pure, as `Roster`, which tells all of them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -142,12 +141,13 @@ class Tenant:
         self.has_gap = False
         self._unreleased.clear()
 
-    def trim(self, accepted: Mapping[str, int]) -> tuple[str, ...] | None:
+    def trim(self) -> tuple[str, ...] | None:
         """What removes entries whose events are journalled; None where there are none."""
         behind = b""
         while self._unreleased:
             entry_id, incarnation, last = self._unreleased[0]
-            if incarnation in self.stakes and accepted.get(incarnation, 0) < last:
+            stake = self.stakes.get(incarnation)
+            if stake is not None and stake.journalled < last:
                 break
             behind = entry_id
             self._unreleased.popleft()

@@ -98,7 +98,7 @@ class WireClient:
     def release(self, accepted: Mapping[str, int]) -> None:
         """Tell nodes how far their events, by incarnation, are journalled, and trim the stream."""
         self._roster.journalled(self._tenant, accepted)
-        trimming = self._tenant.trim(accepted)
+        trimming = self._tenant.trim()
         if trimming is not None:
             self._roster.commands.append(trimming)
 

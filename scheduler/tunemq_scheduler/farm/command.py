@@ -61,6 +61,12 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " preempt_grace_s, [shares] and [quotas.OWNER]",
     )
     parser.add_argument(
+        "--metrics",
+        metavar="HOST:PORT",
+        help="serve metrics for Prometheus there; no HOST for all of this machine's addresses, port"
+        " 0 for any that is free; default: none. Needs tunemq[metrics]",
+    )
+    parser.add_argument(
         "--name",
         help="with a SCRIPT: of the experiment, and of its folder; default: its RunConfig.name",
     )
@@ -98,7 +104,11 @@ def run(options: argparse.Namespace) -> int:
         )
     if options.script is None:
         return _serve(options, url)
-    _refuse(options, ("store", "settings"), "a farm's service only; leave out SCRIPT, or that")
+    _refuse(
+        options,
+        ("store", "settings", "metrics"),
+        "a farm's service only; leave out SCRIPT, or that",
+    )
     from tunemq_scheduler.farm.service import Wanted, run_service
 
     wanted = Wanted(
@@ -122,6 +132,7 @@ def _serve(options: argparse.Namespace, url: str) -> int:
         store=options.store,
         settings=options.settings,
         journal_release=options.journal_release,
+        metrics=options.metrics,
     )
     return serve_farm(service)
 

@@ -29,9 +29,10 @@ from tunemq_shared.answers import Refusal
 from tunemq_shared.errors import ConfigError, RequestRefused
 
 #: A process that dies is started again after so long, twice as long each time; and not again if it
-#: died so often without a sign of progress.
+#: died so often in a row, each time before it had lived for so long.
 _RESTART_S: Final = (0.5, 30.0)
 _DEATHS_AT_MOST: Final = 5
+_STEADY_S: Final = 60.0
 #: How long a process that is to end gets for it.
 _END_GRACE_S: Final = 30.0
 #: Nodes end what is not wanted within so long: only then is its place somebody else's.
@@ -47,7 +48,8 @@ class _Running:
     """An experiment that has a process, or had one until a moment ago and will have one again.
 
     Attributes:
-        deaths: of its processes in a row, without progress.
+        deaths: of its processes in a row, soon after they began.
+        began_at: when the newest of them was started; None before the first.
         restart_at: when the next process is started; None while there is one.
         ends_for: which state it is to be in when it has ended, and ``because`` of what; None while
             it is to go on. It ends when its trials have given back what they hold, saved.
@@ -57,6 +59,7 @@ class _Running:
     name: str
     link: ExperimentLink | None = None
     deaths: int = 0
+    began_at: float | None = None
     restart_at: float = 0.0
     ends_for: State | None = None
     because: str = ""
@@ -101,14 +104,26 @@ class Experiments:
         #: Those that are over, and whose hosts may be there until then.
         self._leaving: dict[str, float] = {}
         self._details = Details(folder / "details")
+        #: How many results those processes were given that have ended.
+        self._results_before = 0
 
     @property
-    def streams(self) -> list[str]:
-        """The keys of the streams of experiments that nodes may host something of."""
-        return list(self._streams.keys.values())
+    def streams(self) -> dict[str, str]:
+        """The keys of the streams of experiments that nodes may host something of, by name."""
+        return dict(self._streams.keys)
 
     def __len__(self) -> int:
         return len(self._running)
+
+    @property
+    def results(self) -> int:
+        """How many results experiments were given, all in all."""
+        return self._results_before + sum(link.results for link in self.links())
+
+    def trials(self) -> dict[str, dict[str, int]]:
+        """Of each that has a process, how many trials are in each state."""
+        statuses = {one.name: one.link.status for one in self._running.values() if one.link}
+        return {name: status.counts for name, status in statuses.items() if status is not None}
 
     # --- each turn of the supervisor --------------------------------------------------------------
 
@@ -116,6 +131,9 @@ class Experiments:
         """Go on with what ran when the supervisor before this one ended."""
         for entry in self._queue.in_state(State.RUNNING, State.STOPPING):
             self._start(entry, is_known=True)
+        for name in [one for one in self._streams.keys if one not in self._running]:
+            self._end_hosts(self._streams.keys[name])
+            self._streams.drop(name)
 
     def links(self) -> Iterator[ExperimentLink]:
         """The processes there are."""
@@ -212,8 +230,9 @@ class Experiments:
         except ConfigError as error:
             self._finish(one, State.FAILED, str(error))
             return
-        if one.deaths:
+        if one.began_at is not None:
             self._allotter.experiment_restarted(one.name)
+        one.began_at = time.monotonic()
         if entry.state is State.STOPPING:
             one.link.ask(r.StopSearch(entry.reason))
 
@@ -225,12 +244,13 @@ class Experiments:
             self._streams.put(one.name, link.events_key)
             self._queue.begun(one.name)
         if link.usage is not None and link.usage is not one.usage:
-            one.usage, one.deaths = link.usage, 0
+            one.usage = link.usage
             self._allotter.usage(one.name, link.usage)
         for line in link.take_news():
             self._news(f"{one.name}: {line}")
         if link.ending is not None:
             self._keep(one.name, link)
+            self._results_before += link.results
             one.link = None
             self._ended(one, link.ending)
         elif one.ends_for is not None and not one.is_told_to_end and not _holds(one):
@@ -271,13 +291,16 @@ class Experiments:
             self._try_again(one, ending)
 
     def _try_again(self, one: _Running, ending: Ending) -> None:
+        now = time.monotonic()
+        if one.began_at is not None and now >= one.began_at + _STEADY_S:
+            one.deaths = 0
         one.deaths += ending.outcome is Outcome.DIED
         if one.deaths >= _DEATHS_AT_MOST:
             self._finish(one, State.FAILED, f"died {one.deaths} times in a row: {ending.text}")
             return
         pause = min(_RESTART_S[0] * 2**one.deaths, _RESTART_S[1])
         self._news(f"{one.name}: {ending.text}; it is started again in {pause:g} s.")
-        one.restart_at = time.monotonic() + pause
+        one.restart_at = now + pause
 
     def _finish(self, one: _Running, state: State, reason: str) -> None:
         """It has no process any more, and is in this state now."""

@@ -16,6 +16,7 @@ import msgspec
 from tunemq_scheduler.executors.node_wire import NodeWire
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.allotting.words import NodeAllotment
+from tunemq_scheduler.farm.snapshot import NodeState
 from tunemq_shared import messages as m
 from tunemq_shared import wire as names
 from tunemq_shared.answers import GpuRow, NodeRow
@@ -81,6 +82,15 @@ class Nodes:
         """All nodes, by name."""
         rows = [self._row(one) for one in self._allotter.snapshot()]
         return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
+
+    def states(self) -> tuple[NodeState, ...]:
+        """All nodes, and what they say of their machines."""
+        return tuple(
+            NodeState(
+                row, self._wire.vitals(row.incarnation), self._wire.silence_s(row.incarnation)
+            )
+            for row in self.rows()
+        )
 
     def drain(self, incarnation: str, reason: str) -> str:
         """Place nothing new on a node; what runs there is saved and goes on elsewhere.
@@ -150,6 +160,7 @@ class Nodes:
                 for gpu in gpus
             ),
             trials=self._wire.hosted(allotment.incarnation),
+            version=self._wire.vitals(allotment.incarnation).version,
             since=known.since if known is not None else 0.0,
         )
 

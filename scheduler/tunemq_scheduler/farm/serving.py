@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import msgspec
 
 from tunemq_scheduler.farm.exits import exit_code
 from tunemq_scheduler.farm.holder import Holder
+from tunemq_scheduler.farm.metrics_server import MetricsServer
 from tunemq_scheduler.farm.settings import read_settings
 from tunemq_scheduler.folders import results_folder
 from tunemq_scheduler.installed_packages import installed_packages_first
@@ -21,6 +23,7 @@ from tunemq_shared.store_address import canonical_address, is_remote
 from tunemq_shared.stores import open_objects
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_PR_SET_DUMPABLE: Final = 4
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +34,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     store: str | None = None
     settings: str | None = None
     journal_release: str = "local"
+    metrics: str | None = None
 
 
 def serve_farm(service: Service) -> int:
@@ -40,6 +44,7 @@ def serve_farm(service: Service) -> int:
         UserError: something given is of no use; says what to do.
         BugError: ours.
     """
+    _hide_from_other_processes()
     try:
         _serve(service)
     except (UserError, BugError):
@@ -71,11 +76,14 @@ def _serve(service: Service) -> None:
         journal_release=service.journal_release,
         settings=settings,
     )
+    metrics = None if service.metrics is None else _metrics(service.metrics)
     me = Holder.this_process("")
     lease = SchedulerLease(service.url, me)
     try:
         lease.claim(1, _tell)
-        supervisor = Supervisor(farm, lease, me, _tell)
+        supervisor = Supervisor(
+            farm, lease, me, _tell, None if metrics is None else metrics.publish
+        )
 
         def stop(number: int, _frame: FrameType | None) -> None:
             supervisor.stop(f"Ended by {signal.Signals(number).name}")
@@ -85,6 +93,15 @@ def _serve(service: Service) -> None:
         supervisor.serve()
     finally:
         lease.close()
+        if metrics is not None:
+            metrics.close()
+
+
+def _metrics(listen: str) -> MetricsServer:
+    with installed_packages_first("prometheus_client"):
+        server = MetricsServer(listen)
+    _tell(f"Metrics are at {server.address}")
+    return server
 
 
 def _results(given: str | None) -> str:
@@ -114,6 +131,15 @@ def _store(given: str | None, results: str) -> str:
 def _without_password(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def _hide_from_other_processes() -> None:
+    """Have nobody but root read the memory, environment and files of this process.
+
+    Experiments' processes are its user's, too, and nothing else would keep the farm's keys from
+    their code.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _tell(text: str) -> None:

@@ -25,11 +25,14 @@ from tunemq_scheduler.farm.experiments import Experiments
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.lease import SchedulerLease
 from tunemq_scheduler.farm.nodes import Nodes
+from tunemq_scheduler.farm.output_reader import OutputReader
 from tunemq_scheduler.farm.queue import ExperimentQueue
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.link import ExperimentLink
 from tunemq_scheduler.farm.requests import RequestServer
 from tunemq_scheduler.farm.settings import FarmSettings
+from tunemq_scheduler.farm.snapshot import FarmSnapshot, TurnTimes
+from tunemq_shared.answers import ExperimentState
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.store_address import is_remote, join
 
@@ -37,7 +40,6 @@ from tunemq_shared.store_address import is_remote, join
 OWN_FOLDER: Final = ".farm"
 #: What is done about once a second, and the longest that the loop waits.
 _BEAT_S: Final = 1.0
-_ANNOUNCE_S: Final = 5.0
 #: How long processes get to end when the service does.
 _LEAVE_GRACE_S: Final = 5.0
 
@@ -67,11 +69,18 @@ class Supervisor:
         farm: which one.
         lease: held by this process, who is ``me``.
         tell: shows a line to the person at the terminal.
+        publish: is given once a second how the farm is, where anybody wants to know.
     """
 
     def __init__(
-        self, farm: Farm, lease: SchedulerLease, me: Holder, tell: Callable[[str], None]
+        self,
+        farm: Farm,
+        lease: SchedulerLease,
+        me: Holder,
+        tell: Callable[[str], None],
+        publish: Callable[[FarmSnapshot], None] | None = None,
     ) -> None:
+        self._publish, self._turns = publish, TurnTimes()
         self._farm, self._lease, self._tell = farm, lease, tell
         folder = Path(farm.results, OWN_FOLDER)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -92,14 +101,18 @@ class Supervisor:
             news=tell,
         )
         self._wire = NodeWire(
-            farm.url, term=lease.term, guard=lease, absent=self._experiments.streams
+            farm.url,
+            term=lease.term,
+            guard=lease,
+            absent=self._experiments.streams.values(),
+            wants_vitals=True,
         )
         self._nodes = Nodes(folder / "nodes.json", self._wire, self._allotter)
         desk = Desk(self._queue, self._experiments, self._nodes, Path(farm.results))
         done = DoneRequests(folder / "requests")
         self._server = RequestServer(farm.url, desk, done, lambda: lease.term)
         self._announcement = announcing(lease.term, farm.store, str(me))
-        self._announced_at = float("-inf")
+        self._output = OutputReader(farm.url, tell) if is_remote(farm.store) else None
         self._beat_at = float("-inf")
         self._stop_reason = ""
 
@@ -118,6 +131,8 @@ class Supervisor:
         """
         self._wire.open()
         try:
+            if self._output is not None:
+                self._output.start()
             self._experiments.take_up()
             self._tell_start()
             while not self._stop_reason:
@@ -138,6 +153,7 @@ class Supervisor:
             if (requests := self._server.fileno()) is not None:
                 ready.register(requests, selectors.EVENT_READ)
             self._wire.poll(self._pause(), also=(ready.fileno(),))
+            began = time.monotonic()
             for key, _ in ready.select(0):
                 if key.data is not None:
                     key.data.on_readable()
@@ -153,6 +169,7 @@ class Supervisor:
             self._beat(now)
         for line in self._wire.news():
             self._tell(line)
+        self._turns.add(time.monotonic() - began)
 
     def _pause(self) -> float:
         now = time.monotonic()
@@ -165,10 +182,26 @@ class Supervisor:
         notes = self._wire.notes()
         for link in self._experiments.links():
             link.tell(notes)
-        if now >= self._announced_at + _ANNOUNCE_S:
-            with contextlib.suppress(WireUnavailable):
-                self._wire.announce(self._announcement)
-                self._announced_at = now
+        if self._output is not None:
+            results = Path(self._farm.results)
+            streams = self._experiments.streams.items()
+            self._output.follow({name: (results / name, key) for name, key in streams})
+        with contextlib.suppress(WireUnavailable):
+            self._wire.announce(self._announcement)
+        if self._publish is not None:
+            self._publish(self._snapshot())
+
+    def _snapshot(self) -> FarmSnapshot:
+        return FarmSnapshot(
+            at=time.time(),
+            experiments={state: len(self._queue.in_state(state)) for state in ExperimentState},
+            trials=self._experiments.trials(),
+            results=self._experiments.results,
+            turns=self._turns.so_far(),
+            is_redis_away=self._wire.is_away,
+            nodes=self._nodes.states(),
+            accounts=tuple(self._allotter.accounts()),
+        )
 
     # --- experiments ------------------------------------------------------------------------------
 
@@ -214,4 +247,6 @@ class Supervisor:
                 if not ended.select(left):
                     link.kill()
         self._server.close()
+        if self._output is not None:
+            self._output.close()
         self._wire.close(now=True)

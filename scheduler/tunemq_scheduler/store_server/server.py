@@ -46,7 +46,7 @@ class StoreServer:
     def __init__(self, folder: Path, listen: str, token: str, most: int = MOST) -> None:
         host, port = parse_listen(listen)
         check_token(token, "what clients are let in with")
-        self._listener = _listener(host, port)
+        self._listener = listener(host, port)
         try:
             served = ServedFolder(folder)
         except ConfigError:
@@ -124,7 +124,7 @@ def serve(
         server.run()
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
     """The host, empty for all of the machine's addresses, and the port.
 
     Raises:
@@ -138,13 +138,18 @@ def parse_listen(text: str) -> tuple[str, int]:
         or (":" in host and not is_bracketed)
     ):
         raise ConfigError(
-            f"--listen {text!r} is not usable; give HOST:PORT, :PORT for all of this machine's "
+            f"{option} {text!r} is not usable; give HOST:PORT, :PORT for all of this machine's "
             "addresses, or [::1]:PORT."
         )
     return (host[1:-1] if is_bracketed else host), int(port)
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listener(host: str, port: int, option: str = "--listen") -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigError: it cannot be; the option is named.
+    """
     try:
         if not host and socket.has_dualstack_ipv6():
             with contextlib.suppress(OSError):  # IPv6 may be switched off
@@ -157,7 +162,7 @@ def _listener(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(
-            f"--listen {host}:{port} cannot be used: {error.strerror or error}; choose an address "
+            f"{option} {host}:{port} cannot be used: {error.strerror or error}; choose an address "
             "of this machine, and a port that is free."
         ) from error
 

@@ -125,6 +125,17 @@ def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
     assert mailbox.next_assignment().orders == ()
 
 
+def test_a_trial_that_gives_way_may_run_on_to_its_next_checkpoint_until_it_is_to_pause_at_once():
+    mailbox, orders = mailbox_with_one_trial()
+    orders.pause("t1", 1, at_checkpoint=True)
+    (order,) = mailbox.next_assignment().orders
+    assert (order.pause, order.at_checkpoint) == (True, True)
+    orders.pause("t1", 1)
+    orders.pause("t1", 1, at_checkpoint=True)
+    (order,) = mailbox.next_assignment().orders
+    assert (order.pause, order.at_checkpoint) == (True, False)
+
+
 def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on():
     mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)

@@ -13,6 +13,7 @@ from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
 from tunemq_shared.introductions import BatchHeader, NodeHello
+from tunemq_shared.vitals import NodeVitals
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
 HELLO = NodeHello(
@@ -234,3 +235,35 @@ def test_a_node_that_is_told_that_all_is_over_keeps_nothing():
         ("HSET", wire.reply("inc1"), f"j:{KEY}", str(wire.EVERYTHING)),
         ("EXPIRE", wire.reply("inc1"), str(wire.REPLY_TTL_S)),
     ]
+
+
+def test_a_node_is_known_with_its_gpus():
+    roster = roster_of()
+    gpus = (m.Gpu("GPU-a", "NVIDIA H200", 1e9),)
+    introduce(roster, gpus=gpus)
+    roster.read_leases(0.0, [b"1:0:0"])
+    (joined,) = mine(roster).facts
+    assert joined == msgspec.structs.replace(JOINED, gpus=gpus)
+
+
+def test_what_a_node_says_of_its_machine_is_kept_and_what_cannot_be_read_is_not():
+    roster = joined_roster()
+    assert roster.vitals_keys() == [wire.vitals("inc1")]
+    vitals = NodeVitals("1.0", load=0.5, hosts=2)
+    roster.read_vitals([m.encode(vitals)])
+    roster.read_vitals([b"nonsense"])
+    roster.read_vitals([None])
+    assert roster.nodes["inc1"].vitals == vitals
+
+
+def test_the_silence_of_a_node_counts_from_its_last_sign_of_life():
+    roster = joined_roster()
+    for second in range(1, 9):
+        roster.read_leases(float(second), [b"1:0:0"])
+        if second < wire.LEASE_TTL_S:
+            assert roster.silence_s("inc1") == second
+    assert not roster.nodes["inc1"].is_heard
+    assert roster.silence_s("inc1") == pytest.approx(8.0, abs=1.0)
+    roster.read_leases(9.0, [b"2:0:0"])
+    assert roster.silence_s("inc1") == 0.0
+    assert roster.silence_s("nobody") == 0.0

@@ -386,6 +386,15 @@ def test_a_pause_is_told_and_gets_all_the_time_that_it_needs(node):
     assert node.events == [TrialPaused("a", 1), HostFreed("a", 1)]
 
 
+def test_a_pause_at_the_next_checkpoint_may_become_a_plain_one_but_not_the_other_way(node):
+    node.begin("a")
+    node.hosts.leave(at_checkpoint=True)
+    node.hosts.leave()
+    node.hosts.leave(at_checkpoint=True)
+    sent = [(sent.pause, sent.at_checkpoint) for _, sent in node.sent("h1")]
+    assert sent == [(True, True), (True, False)]
+
+
 def test_a_paused_host_that_lingers_is_ended(node):
     node.begin("a")
     node.hosts.obey([order("a", pause=True)])

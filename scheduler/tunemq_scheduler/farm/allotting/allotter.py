@@ -25,7 +25,7 @@ from tunemq_scheduler.farm.allotting.member import Member
 from tunemq_scheduler.farm.allotting.members import Members
 from tunemq_scheduler.farm.allotting.parts import Part
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
-from tunemq_scheduler.farm.allotting.words import NodeAllotment, Words
+from tunemq_scheduler.farm.allotting.words import NodeAllotment, OwnerAccount, Words
 from tunemq_shared.allotments import Amounts, Usage
 from tunemq_shared.messages import NodeJoined, NodeOffered
 
@@ -216,6 +216,10 @@ class Allotter:
     def snapshot(self) -> list[NodeAllotment]:
         """All nodes: what they have, what is free, who has the rest."""
         return self._words.snapshot()
+
+    def accounts(self) -> list[OwnerAccount]:
+        """What owners hold, and what they are entitled to."""
+        return self._words.accounts()
 
     # --- small things -----------------------------------------------------------------------------
 

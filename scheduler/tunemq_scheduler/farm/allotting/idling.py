@@ -15,7 +15,7 @@ _IDLE_S: Final = 30.0
 _LOOKS_S: Final = 10.0
 #: An experiment that made no use of a node gets nothing there for this time, doubled each time.
 _AVOIDED_S: Final = 60.0
-_DOUBLED_AT_MOST: Final = 6
+_DOUBLED_AT_MOST: Final = 2
 
 
 class Idling:

@@ -56,6 +56,11 @@ class Queue:
         mine = self._requests[member.name]
         return [request for request in member.wants if request in mine]
 
+    def in_order(self) -> list[tuple[Member, Request]]:
+        """All, and for what they wait; who comes first first."""
+        members = [self._members[name] for *_, name in sorted(self.heap)]
+        return [(one, request) for one in members for request in self.requests(one)]
+
     def again(self, member: Member) -> None:
         """An experiment that was served waits again, behind those that have less."""
         heapq.heappush(self.heap, self._entry(member))

@@ -33,6 +33,17 @@ class NodeAllotment(msgspec.Struct, frozen=True):
     reserved_for: tuple[str, ...]
 
 
+class OwnerAccount(msgspec.Struct, frozen=True):
+    """An owner's account, within one priority and one pool; see `accounts.Account`."""
+
+    owner: str
+    priority: int
+    pool: str
+    held: float
+    entitled: float
+    behind_s: float
+
+
 class Words:
     """Says it; changes nothing."""
 
@@ -60,6 +71,14 @@ class Words:
                 )
             )
         return found
+
+    def accounts(self) -> list[OwnerAccount]:
+        """All accounts, as they were last settled."""
+        return [
+            OwnerAccount(owner, priority, pool, one.held, one.entitled, one.behind_s)
+            for (priority, owner), book in self._members.books.items()
+            for pool, one in book.accounts.items()
+        ]
 
     def why(self, name: str, asked: dict[str, float]) -> list[str]:
         """Why a trial of an experiment waits; what matters most comes first."""

@@ -43,6 +43,9 @@ class RelayedExecutor(FarmBackend, MailedOrders):
         #: How many facts of the wire the loop was given, and how many of those are handled as far
         #: as the supervisor knows.
         self._given, self._handled = 0, -1
+        #: The last event that was read of nodes that were not told yet how far theirs are kept.
+        self._read: dict[str, int] = {}
+        self._is_anything_released = False
         self._asked: deque[r.Asked] = deque()
         self._notes = r.Notes()
         self._news: list[str] = []
@@ -101,7 +104,17 @@ class RelayedExecutor(FarmBackend, MailedOrders):
         """Have nodes told how far their events are kept."""
         if self._is_attached:
             self._handled = self._given
-            self._line.send(r.Journalled(self._given, dict(accepted)))
+            self._line.send(r.Journalled(self._given, self._news_of(accepted)))
+
+    def _news_of(self, accepted: dict[str, int]) -> dict[str, int]:
+        """Only what the supervisor was not told: a turn costs what it had to do, on any farm."""
+        if not self._is_anything_released:  # the run before may not have told nodes
+            self._is_anything_released = True
+            return dict(accepted)
+        known = {node: accepted[node] for node in self._read if node in accepted}
+        for node in [one for one, last in self._read.items() if accepted.get(one, last) >= last]:
+            del self._read[node]
+        return known
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -144,6 +157,9 @@ class RelayedExecutor(FarmBackend, MailedOrders):
                         events = r.decode_events(part)
                         stated += len(events)
                         facts += events
+                        for event in events:
+                            if type(event) is m.BatchRead:
+                                self._read[event.incarnation] = event.last
                 case r.Offers():
                     facts += message.offers
                 case r.Notes():

@@ -73,6 +73,25 @@ class Wire(Protocol):
         """A part of the wire for one experiment."""
 
 
+class Process(Protocol):
+    """What is used of `tunemq_scheduler.farm.relay.process.ExperimentProcess`."""
+
+    pid: int
+    pidfd: int
+
+    def returncode(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def kill(self) -> None:
+        """Kill it."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+
+
 class ExperimentLink:
     """One run of one experiment.
 
@@ -81,15 +100,26 @@ class ExperimentLink:
         on: the wire.
         folder: for what its process prints.
         cwd: where its process begins.
+        begin: starts that, as an `ExperimentProcess` does.
     """
 
-    def __init__(self, job: r.Job, on: Wire, *, folder: Path, cwd: str | None = None) -> None:
+    def __init__(
+        self,
+        job: r.Job,
+        on: Wire,
+        *,
+        folder: Path,
+        cwd: str | None = None,
+        begin: Callable[..., Process] = ExperimentProcess,
+    ) -> None:
         self.job, self.folder = job, folder
         #: The stream of its events; empty until it is open.
         self.events_key = ""
         #: What it said last.
         self.usage: Usage | None = None
         self.status: r.Status | None = None
+        #: How many results it was given.
+        self.results = 0
         #: How it ended; None while it runs.
         self.ending: Ending | None = None
         self._wire = on
@@ -107,7 +137,7 @@ class ExperimentLink:
         ours, theirs = socket.socketpair()
         self._frames = FrameSocket(ours)
         try:
-            self._process = ExperimentProcess(
+            self._process = begin(
                 folder, theirs, python=job.python, variables=job.variables, cwd=cwd
             )
         except BaseException:  # passed on
@@ -226,10 +256,12 @@ class ExperimentLink:
             self._send(r.Offers(tuple(self._offers.pop(node) for node in known)))
 
     def _told_of(self, fact: m.Event) -> m.Event:
-        if isinstance(fact, m.NodeJoined):
+        if isinstance(fact, m.ResultReported):
+            self.results += 1
+        elif isinstance(fact, m.NodeJoined):
             self._known.add(fact.incarnation)
             return msgspec.structs.replace(fact, is_shared=True)
-        if isinstance(fact, m.NodeLost) and fact.is_dead:
+        elif isinstance(fact, m.NodeLost) and fact.is_dead:
             self._known.discard(fact.incarnation)
             self._offers.pop(fact.incarnation, None)
         return fact
@@ -327,11 +359,11 @@ class ExperimentLink:
         if self._trespass:
             return Ending(Outcome.FAILED, returncode, f"its process was killed: {self._trespass}.")
         if self._goodbye is not None and self._goodbye.is_interrupted:
-            detail = bytes(self._goodbye.detail)
-            return Ending(Outcome.INTERRUPTED, returncode, self._goodbye.outcome, detail)
+            goodbye = self._goodbye
+            return Ending(Outcome.INTERRUPTED, returncode, goodbye.outcome, goodbye.detail)
         if returncode == 0:
             goodbye = self._goodbye or r.Goodbye("is over")
-            return Ending(Outcome.FINISHED, returncode, goodbye.outcome, bytes(goodbye.detail))
+            return Ending(Outcome.FINISHED, returncode, goodbye.outcome, goodbye.detail)
         if returncode in {EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
             return Ending(Outcome.LEFT, returncode, words)
         if returncode in {EXIT_FAILED, EXIT_USE}:

@@ -284,12 +284,12 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
 
     ``outcome``: how the search ended, to be read behind its name; ``is_interrupted``: it is to be
     resumed; ``detail``: an `ExperimentDetail` in msgpack, for those who ask when there is no
-    process any more.
+    process any more, or nothing.
     """
 
     outcome: str = ""
     is_interrupted: bool = False
-    detail: msgspec.Raw = msgspec.Raw(b"\xc0")  # nil: an empty one is no msgpack
+    detail: bytes = b""
 
 
 ToSupervisor = Attach | Orders | Journalled | Used | Status | News | Answered | Goodbye

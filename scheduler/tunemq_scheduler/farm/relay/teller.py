@@ -71,7 +71,7 @@ class Teller:
     def goodbye(self) -> r.Goodbye:
         """How it ended."""
         interrupted = bool(self._loop.runner.interrupted) or self._search.is_killed
-        detail = msgspec.Raw(_encode(self._detail(_TOLD_AT_THE_END)))
+        detail = _encode(self._detail(_TOLD_AT_THE_END))
         return r.Goodbye(self._view.outcome, interrupted, detail)
 
     # --- asked ------------------------------------------------------------------------------------

@@ -1,0 +1,87 @@
+"""`OutputReader`: brings what trials print on nodes into the folders of their experiments.
+
+In a thread of its own, with a connection of its own: output is the least important thing that
+travels, and neither a slow disk nor a silent Redis may hold up the supervisor for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.farm.output_files import OutputFiles
+from tunemq_shared.errors import WireError
+
+_EVERY_S: Final = 0.5
+#: Nodes send the last lines within so long after a host has ended.
+_AFTER_S: Final = 5.0
+
+
+class OutputReader:
+    """Reads the output streams of the experiments that it is to follow.
+
+    Args:
+        url: where Redis is.
+        news: shows a line to people; called from another thread.
+    """
+
+    def __init__(self, url: str, news: Callable[[str], None]) -> None:
+        self._line = RedisLine(url)
+        self._news = news
+        self._wanted: dict[str, tuple[Path, str]] = {}
+        self._files: dict[str, OutputFiles] = {}
+        #: Until when those that are over are read.
+        self._until: dict[str, float] = {}
+        self._changed = threading.Event()
+        self._is_closed = False
+        self._has_told = False
+        self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def follow(self, streams: dict[str, tuple[Path, str]]) -> None:
+        """From now on read these: by experiment, its folder and the key of its events."""
+        self._wanted = streams
+
+    def close(self) -> None:
+        """Read what there is, and no more."""
+        self._is_closed = True
+        self._changed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._line.close()
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._changed.wait(_EVERY_S) and self._is_closed
+            try:
+                self._look()
+            except WireError:
+                self._line.close()  # the supervisor says that Redis is away
+            except OSError as error:
+                if not self._has_told:
+                    self._has_told = True
+                    self._news(f"What trials print cannot be written down: {error}.")
+
+    def _look(self) -> None:
+        wanted, now = self._wanted, time.monotonic()
+        for name, (folder, key) in wanted.items():
+            if name not in self._files:
+                self._files[name] = OutputFiles(folder, key)
+            self._until[name] = now + _AFTER_S
+        if self._files:
+            self._line.connect()
+        for files in self._files.values():
+            more = True
+            while more:
+                (reply,) = self._line.ask([files.asks()])
+                more = files.answered(reply)
+        for name in [one for one, until in self._until.items() if now > until]:
+            del self._files[name], self._until[name]

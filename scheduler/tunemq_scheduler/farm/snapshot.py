@@ -1,0 +1,68 @@
+"""`FarmSnapshot`: all that a farm's metrics say, at one moment; and `TurnTimes`, which they count.
+
+The supervisor makes one a second. Nothing of it changes afterwards, so that another thread may
+read it for as long as it likes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.farm.allotting.words import OwnerAccount
+from tunemq_shared.answers import NodeRow
+from tunemq_shared.vitals import NodeVitals
+
+#: Up to which times turns are counted together, in seconds.
+BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """A node; ``silence_s`` is how long ago it renewed its lease."""
+
+    row: NodeRow
+    vitals: NodeVitals
+    silence_s: float
+
+
+class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A farm at one moment.
+
+    Attributes:
+        at: when that is; Unix time.
+        experiments: how many are in each state.
+        trials: of each experiment that has a process, how many are in each state.
+        results: how many experiments were given since the scheduler began.
+        turns: of the supervisor's loop: of each bucket of `BUCKETS_S` and beyond, how many lasted
+            no longer than that; and the seconds of all.
+        is_redis_away: whether nobody can be told anything.
+    """
+
+    at: float
+    experiments: dict[str, int]
+    trials: dict[str, dict[str, int]]
+    results: int
+    turns: tuple[tuple[int, ...], float]
+    is_redis_away: bool
+    nodes: tuple[NodeState, ...]
+    accounts: tuple[OwnerAccount, ...]
+
+
+class TurnTimes:
+    """How long turns last, by buckets."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS_S) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        """One more."""
+        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
+        self._sum += seconds
+
+    def so_far(self) -> tuple[tuple[int, ...], float]:
+        """See `FarmSnapshot.turns`."""
+        return tuple(accumulate(self._counts)), self._sum

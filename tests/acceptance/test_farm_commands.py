@@ -1,0 +1,345 @@
+"""Every command of a farm's users, from a machine that is not the scheduler's, for both readers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.farm_service import FarmService, Search, on_hosts
+from tests.hosts import Hosts
+from tests.support import eventually
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+REFUSED, USE, UNAVAILABLE, NO_SCHEDULER, CTRL_C = 1, 64, 69, 75, 130
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[FarmService]:
+    with Hosts() as hosts:
+        farm = on_hosts(tmp_path, hosts)
+        farm.start_scheduler()
+        for name in ("one", "two"):
+            farm.add_worker(name, machine=hosts.add(name))
+        farm.has_nodes("one", "two")
+        try:
+            yield farm
+        finally:
+            farm.close()
+
+
+def _attached(farm: FarmService, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+    """A command of the user's that goes on, and where it prints."""
+    log = farm.folder / "laptop" / f"{arguments[0]}.log"
+    command = farm.command(*arguments)
+    return farm.laptop.start(command, farm.environ("laptop"), log), log
+
+
+def _refused(farm: FarmService, *arguments: str, code: int) -> str:
+    """What a command says that cannot be done; it says the same beside ``--json``."""
+    done = farm.run(*arguments)
+    assert done.returncode == code, f"{arguments}: {done}"
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert farm.run(*arguments, "--json").returncode == code
+    return done.stderr
+
+
+def _trials(farm: FarmService, name: str) -> list[dict[str, Any]]:
+    trials: list[dict[str, Any]] = farm.json("show", name)["trials"]
+    return trials
+
+
+# --- submit ---------------------------------------------------------------------------------------
+
+
+def test_an_experiment_is_followed_to_its_end_and_ctrl_c_leaves_it_running(farm):
+    script = farm.write(Search(name="first", trials=2, steps=5))
+    done = farm.run("submit", str(script), "--name", "first")
+    assert done.returncode == 0, done
+    assert "ended after 5 steps" in done.stdout
+    assert "first is FINISHED" in done.stderr
+    farm.check_results("first")
+
+    script = farm.write(Search(name="second", trials=2, steps=4, has_gate=True))
+    process, log = _attached(farm, "submit", str(script), "--name", "second")
+    eventually(lambda: "started on" in log.read_text(), within=60, message=lambda: str(farm))
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == CTRL_C
+    assert "second goes on" in log.read_text()
+    assert "tunemq logs -f second" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+    following, log = _attached(farm, "logs", "-f", "second")
+    farm.open_gate("second", 4)
+    assert following.wait(60) == 0
+    assert "ended after 4 steps" in log.read_text()
+    farm.check_results("second")
+    farm.check_steps("second")
+
+    # For a program: one line of JSON at the end, and with --detach at once.
+    script = farm.write(Search(name="third", trials=1, steps=2))
+    done = farm.run("submit", str(script), "--name", "third", "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["experiment"]["state"] == "FINISHED"
+    script = farm.write(Search(name="fourth", trials=1, steps=2))
+    told = farm.json("submit", str(script), "--name", "fourth", "--detach")
+    assert told["name"] == "fourth"
+
+
+# --- what runs ------------------------------------------------------------------------------------
+
+
+def test_an_experiment_is_looked_at_while_it_runs(farm):
+    farm.submit(Search(name="exp", trials=6, steps=6, has_gate=True), "--priority", "3")
+    farm.wait_for("exp", "RUNNING")
+    farm.open_gate("exp", 3)
+    farm.wait_for_steps("exp", 4, 3)
+
+    assert "exp" in farm.tunemq("ls")
+    (row,) = farm.json("ls")["experiments"]
+    assert (row["state"], row["priority"], row["total"]) == ("RUNNING", 3, 6)
+
+    def is_shown() -> bool:
+        rows = farm.json("show", "exp")["trials"]
+        return [row["status"] for row in rows].count("RUNNING") == 4 and all(
+            row["step"] == 3 for row in rows if row["status"] == "RUNNING"
+        )
+
+    eventually(is_shown, message=lambda: str(farm))
+    shown = farm.tunemq("show", "exp")
+    assert "RUNNING" in shown
+    assert "PENDING" in shown
+    assert farm.json("show", "exp", "--trials", "1")["hidden"] == 5
+
+    running = next(row for row in _trials(farm, "exp") if row["status"] == "RUNNING")
+    waiting = next(row for row in _trials(farm, "exp") if row["status"] == "PENDING")
+    assert "started on" in farm.tunemq("logs", "exp")
+    (page,) = map(json.loads, farm.tunemq("logs", "exp", "--json").splitlines())
+    assert "started on" in page["text"]
+    farm.tunemq("logs", f"exp/{running['trial']}")
+
+    assert "runs, on" in farm.tunemq("why", "exp", running["trial"])
+    why = farm.json("why", "exp", waiting["trial"])["lines"]
+    assert any("waits" in line for line in why)
+    assert any("cpu" in line for line in why)
+    assert farm.json("why", "exp")["lines"]
+
+    nodes = farm.json("nodes")["nodes"]
+    assert [(row["node"], row["state"]) for row in nodes] == [("one", "ready"), ("two", "ready")]
+    assert [row["used"]["cpu"] for row in nodes] == [2, 2]
+    assert [row["trials"] for row in nodes] == [2, 2]
+    assert all(row["version"] for row in nodes)
+    assert "ready" in farm.tunemq("nodes")
+
+    farm.open_gate("exp", 6)
+    farm.wait_for("exp", "FINISHED")
+    farm.check_results("exp")
+    farm.check_steps("exp")
+    assert [row["status"] for row in _trials(farm, "exp")] == ["TERMINATED"] * 6
+    assert farm.json("ls", "--active")["experiments"] == []
+
+
+def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
+    farm.submit(Search(name="exp", trials=4, steps=6, save_every=1, has_gate=True))
+    farm.open_gate("exp", 2)
+    farm.wait_for_steps("exp", 4, 2)
+
+    assert farm.json("pause", "exp")["state"] == "PAUSED"
+    farm.open_gate("exp", 3)
+    eventually(
+        lambda: all(row.trials == 0 for row in farm.nodes().values()),
+        within=60,
+        message=lambda: str(farm),
+    )
+    assert farm.rows()["exp"].state == "PAUSED"
+    assert "already" in farm.tunemq("pause", "exp")
+
+    farm.tunemq("resume", "exp")
+    farm.wait_for("exp", "RUNNING")
+    farm.open_gate("exp", 4)
+    eventually(
+        lambda: sorted(steps[-1] for steps in farm.steps("exp").values()) == [4] * 4,
+        within=60,
+        message=lambda: str(farm),
+    )
+
+    trial = _trials(farm, "exp")[0]["trial"]
+    farm.tunemq("stop", f"exp/{trial}")
+    eventually(
+        lambda: {row["trial"]: row["status"] for row in _trials(farm, "exp")}[trial]
+        == "TERMINATED",
+        within=60,
+        message=lambda: str(farm),
+    )
+    assert farm.rows()["exp"].state == "RUNNING"
+
+    assert farm.json("stop", "exp")["state"] == "STOPPING"
+    farm.open_gate("exp", 5)
+    farm.wait_for("exp", "STOPPED")
+    for lines in farm.recorded("exp").values():  # what there is is whole
+        steps = [line["training_iteration"] for line in lines]
+        assert steps == list(range(1, len(steps) + 1))
+
+    farm.tunemq("rm", "exp")
+    assert farm.rows() == {}
+    assert (farm.results / "exp").is_dir()  # its results are somebody's
+    _refused(farm, "show", "exp", code=USE)
+
+    farm.submit(Search(name="brief", trials=1, steps=2))
+    farm.wait_for("brief", "FINISHED")
+    done = farm.run("rm", "brief", "--files")  # nobody is there to say yes
+    assert done.returncode == REFUSED
+    assert (farm.results / "brief").is_dir()
+    assert farm.json("rm", "brief", "--files", "--yes")["text"]
+    assert not (farm.results / "brief").exists()
+
+
+_FAILS_ONCE = """
+from pathlib import Path
+
+def fails_once(config):
+    import time
+    for step in range(1, 4):
+        time.sleep(0.02)
+        if config["own"] == 1 and step == 2:
+            mark = Path(config["executed"]).parent / "mended"
+            if not mark.exists():
+                raise ValueError("not mended yet")
+        tune.report({"score": step})
+"""
+
+
+def test_trials_in_error_are_retried_while_others_run_and_when_all_is_over(farm):
+    search = Search(
+        name="exp",
+        trials=2,
+        trainable="fails_once",
+        code=_FAILS_ONCE,
+        failures=0,
+    )
+    farm.submit(search)
+    farm.wait_for("exp", "FINISHED")
+    failed = next(row for row in _trials(farm, "exp") if row["status"] == "ERROR")
+    assert "not mended yet" in failed["note"]
+    assert "ERROR" in farm.tunemq("show", "exp")
+
+    (farm.folder / "executed" / "mended").touch()
+    assert "queued" in farm.tunemq("retry", "exp", failed["trial"])
+    farm.wait_for("exp", "FINISHED")
+
+    def are_all_over() -> bool:
+        return [row["status"] for row in _trials(farm, "exp")] == ["TERMINATED"] * 2
+
+    eventually(are_all_over, within=60, message=lambda: str(farm))
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+
+def test_a_node_is_drained_used_again_and_retired(farm):
+    farm.submit(Search(name="exp", trials=4, steps=1000, step_s=0.1))
+    farm.wait_for_steps("exp", 4, 1)
+
+    farm.tunemq("nodes", "drain", "one")
+    eventually(
+        lambda: farm.nodes()["one"].state == "drained", within=60, message=lambda: str(farm)
+    )
+    (row,) = [row for row in farm.json("nodes")["nodes"] if row["node"] == "one"]
+    assert (row["state"], row["trials"]) == ("drained", 0)
+    assert "drained by" in row["health"]
+
+    assert farm.json("nodes", "resume", "one")["text"]
+    eventually(
+        lambda: farm.nodes()["one"].trials == 2,
+        within=60,
+        message=lambda: f"{farm.nodes()}{farm}",
+    )
+
+    farm.tunemq("nodes", "retire", "two")
+    assert farm.workers["two"].wait(90) == 0
+    eventually(lambda: "two" not in farm.nodes(), within=60, message=lambda: str(farm))
+    for steps in farm.steps("exp").values():  # what ran there went on elsewhere, from where it was
+        assert steps == sorted(set(steps))
+
+
+# --- wrong use ------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_is_named_with_what_may_have_been_meant(farm):
+    farm.submit(Search(name="resnet", trials=2, steps=4, has_gate=True))
+    farm.wait_for("resnet", "RUNNING")
+    for command in (
+        *(("show",), ("logs",), ("stop",), ("pause",), ("resume",), ("retry",), ("rm",), ("why",)),
+    ):
+        said = _refused(farm, *command, "resnat", code=USE)
+        assert "there is no experiment resnat" in said, said
+        assert "resnet" in said
+    for command in ("stop", "retry", "why", "logs"):
+        said = _refused(farm, command, "resnet/ffffff_00009", code=USE)
+        assert "no trial" in said
+        assert "ffffff_00009" in said
+    for change in ("drain", "resume", "retire"):
+        said = _refused(farm, "nodes", change, "tow", code=USE)
+        assert "there is no node tow" in said
+        assert "two" in said
+    assert "which node" in _refused(farm, "nodes", "drain", code=USE)
+
+
+def test_what_cannot_be_done_now_is_refused_and_says_why(farm):
+    script = farm.write(Search(name="exp", trials=1, steps=4, has_gate=True))
+    farm.tunemq("submit", str(script), "--name", "exp", "--detach")
+    farm.wait_for("exp", "RUNNING")
+
+    said = _refused(farm, "rm", "exp", code=REFUSED)
+    assert "tunemq stop exp" in said
+    submit = ("submit", str(script), "--detach", "--name")
+    assert "another --name" in _refused(farm, *submit, "exp", code=USE)
+    assert "call it" in _refused(farm, *submit, "a name/with spaces", code=USE)
+    assert "blobs" in _refused(farm, *submit, "blobs", code=USE)
+    missing = ("submit", "nothing.py", "--detach")
+    assert "nothing.py" in _refused(farm, *missing, code=USE)
+    assert "NAME=VALUE" in _refused(farm, *submit, "other", "--env", "A", code=USE)
+
+    farm.open_gate("exp", 4)
+    farm.wait_for("exp", "FINISHED")
+    assert "cannot be paused" in _refused(farm, "pause", "exp", code=REFUSED)
+    assert "FINISHED" in farm.tunemq("stop", "exp")  # it is what was wanted
+
+
+def test_a_farm_without_scheduler_or_redis_is_told_from_one_that_answers(farm):
+    commands = (
+        *(("ls",), ("nodes",), ("show", "exp"), ("logs", "exp"), ("stop", "exp"), ("why", "exp")),
+        *(("pause", "exp"), ("resume", "exp"), ("retry", "exp"), ("rm", "exp")),
+        ("nodes", "drain", "one"),
+    )
+    farm.kill_scheduler()
+    script = str(farm.write(Search(name="exp")))
+    for command in (*commands, ("submit", script, "--detach")):
+        started = time.monotonic()
+        done = farm.run(*command)
+        assert done.returncode == NO_SCHEDULER, f"{command}: {done}"
+        assert "scheduler" in done.stderr
+        assert time.monotonic() - started < 60
+        if command == ("ls",):
+            break_after = done.stderr
+    assert break_after
+
+    farm.redis_host.kill()
+    for command in (("ls",), ("submit", script, "--detach"), ("stop", "exp", "--json")):
+        done = farm.run(*command)
+        assert done.returncode == UNAVAILABLE, f"{command}: {done}"
+        assert "10.0.0.1" in done.stderr
+        assert "Traceback" not in done.stderr
+
+    environ = {"TUNEMQ_REDIS": ""}
+    done = farm.run("ls", variables=environ)
+    assert done.returncode == USE
+    assert "TUNEMQ_REDIS" in done.stderr

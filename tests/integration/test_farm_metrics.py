@@ -1,0 +1,128 @@
+"""The metrics of a farm that runs: a real scheduler, a real worker, a real scrape."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.farm_processes import TcpRedis
+from tests.farm_service import FarmService, Search
+from tests.support import eventually
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[FarmService]:
+    redis = TcpRedis(tmp_path)
+    farm = FarmService(tmp_path, redis.url)
+    try:
+        farm.start_scheduler("--metrics", "127.0.0.1:0")
+        yield farm
+    finally:
+        farm.close()
+        redis.end()
+
+
+@pytest.fixture
+def uuids() -> Iterator[list[str]]:
+    """Those of two GPUs that nobody else has."""
+    uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
+    yield uuids
+    for folder in ("/run/lock", tempfile.gettempdir()):
+        for uuid in uuids:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
+
+
+def scrape(farm: FarmService) -> dict[str, float]:
+    """All samples, by name and labels."""
+    found = re.search(r"Metrics are at (http://127\.0\.0\.1:\d+/metrics)", farm.said())
+    if found is None:
+        return {}
+    with urllib.request.urlopen(found[1], timeout=10) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {
+            f"{one.name}{{{','.join(f'{k}={v}' for k, v in one.labels.items())}}}": one.value
+            for family in families
+            for one in family.samples
+        }
+
+
+def has(farm: FarmService, expected: dict[str, float]) -> None:
+    """Wait until the metrics say this."""
+    newest: dict[str, float] = {}
+
+    def is_said() -> bool:
+        newest.clear()
+        newest.update(scrape(farm))
+        return all(newest.get(key) == value for key, value in expected.items())
+
+    def what_is_said() -> str:
+        return f"{ {key: newest.get(key) for key in expected} }\n{sorted(newest)}{farm}"
+
+    eventually(is_said, within=60, message=what_is_said)
+
+
+def test_the_metrics_of_a_farm_follow_what_it_does(farm, uuids):
+    more = ("--gpus", ",".join(uuids), "--resources", '{"licence": 3}')
+    worker = farm.add_worker("one", 4, *more)
+    farm.has_nodes("one")
+    farm.submit(
+        Search(name="exp", trials=3, steps=6, resources={"cpu": 1, "gpu": 0.5}, has_gate=True)
+    )
+    farm.open_gate("exp", 2)
+    farm.wait_for_steps("exp", 3, 2)
+    has(
+        farm,
+        {
+            "tunemq_experiments{state=RUNNING}": 1,
+            "tunemq_queue_length{}": 0,
+            "tunemq_trials{experiment=exp,state=RUNNING}": 3,
+            "tunemq_results_total{}": 6,
+            "tunemq_nodes{state=ready}": 1,
+            "tunemq_node_cpus{node=one}": 4,
+            "tunemq_node_cpus_used{node=one}": 3,
+            "tunemq_node_gpus{node=one}": 2,
+            "tunemq_node_gpus_used{node=one}": 1.5,
+            "tunemq_node_resource{node=one,resource=licence}": 3,
+            "tunemq_node_trials{node=one}": 3,
+            "tunemq_node_hosts{node=one}": 3,
+            "tunemq_redis_away{}": 0,
+        },
+    )
+    samples = scrape(farm)
+    held = [value for key, value in samples.items() if key.startswith("tunemq_gpu_held_ratio")]
+    assert sorted(held) == [0.5, 1.0]
+    assert samples["tunemq_node_lease_age_seconds{node=one}"] < 6
+    assert samples["tunemq_node_disk_free_bytes{node=one}"] > 0
+    (owner,) = [value for key, value in samples.items() if key.startswith("tunemq_owner_gpus_held")]
+    assert owner == 1.5
+    turns = samples["tunemq_scheduler_turn_seconds_count{}"]
+    eventually(lambda: scrape(farm)["tunemq_scheduler_turn_seconds_count{}"] > turns)
+    assert farm.nodes()["one"].version
+
+    farm.open_gate("exp", 6)
+    farm.wait_for("exp", "FINISHED")
+    has(
+        farm,
+        {
+            "tunemq_experiments{state=FINISHED}": 1,
+            "tunemq_results_total{}": 18,
+            "tunemq_node_gpus_used{node=one}": 0,
+        },
+    )
+    assert not any(key.startswith("tunemq_trials") for key in scrape(farm))
+    farm.tunemq("nodes", "retire", "one")
+    assert worker.wait(60) == 0, farm
+    eventually(lambda: not any(key.startswith("tunemq_node_cpus") for key in scrape(farm)))
+    has(farm, {"tunemq_nodes{state=ready}": 0})

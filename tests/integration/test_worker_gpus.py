@@ -1,0 +1,236 @@
+"""The GPUs of `tunemq worker`, what trials see of them, and what it says of its machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.farm_processes import Command
+from tests.integration.farm_support import RedisServer, Scheduler, order
+from tests.integration.node_fixtures import scheduler, server
+from tests.support import eventually
+from tunemq_shared import wire
+from tunemq_shared.introductions import NodeHello
+from tunemq_shared.messages import Gpu, HostDied, HostFreed, ResultReported, TrialPaused
+from tunemq_shared.vitals import decode_vitals
+
+__all__ = ["scheduler", "server"]
+
+pytestmark = pytest.mark.integration
+
+
+def tells_what_it_sees(config):
+    import os
+
+    from tunemq_shared.session import report
+
+    report({"sees": os.environ.get("CUDA_VISIBLE_DEVICES", "anything")})
+
+
+def saves_every_third_step(config):
+    import tempfile
+    import time
+    from pathlib import Path
+
+    from tunemq_shared.checkpoint import Checkpoint
+    from tunemq_shared.session import report
+
+    step = 0
+    while True:
+        step += 1
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "step").write_text(str(step))
+            report({"step": step}, checkpoint=Checkpoint(folder) if step % 3 == 0 else None)
+        time.sleep(0.05)
+
+
+class Worker(Command):
+    def __init__(
+        self, server: RedisServer, folder: Path, name: str, *more: str, **variables: str
+    ) -> None:
+        line = ["worker", "--redis", server.url, "--name", name, "--cpus", "4"]
+        line += ["--workdir", str(folder / f"workdir-{name}"), *more]
+        super().__init__(*line, log=folder / f"{name}.log", variables=variables)
+
+    def hello(self, scheduler: Scheduler) -> NodeHello:
+        found: list[NodeHello] = []
+
+        def is_introduced() -> bool:
+            found[:] = [one for one in scheduler.hellos() if one.pid == self.process.pid]
+            return bool(found)
+
+        eventually(is_introduced, within=30, message=lambda: f"no hello\n{self.said}")
+        return found[-1]
+
+
+@pytest.fixture
+def worker(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    running: list[Worker] = []
+
+    def start(name: str, *more: str, **variables: str) -> Worker:
+        running.append(Worker(server, tmp_path, name, *more, **variables))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.kill()
+
+
+@pytest.fixture
+def uuids() -> Iterator[list[str]]:
+    """Those of two GPUs that nobody else has."""
+    uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
+    yield uuids
+    for folder in ("/run/lock", tempfile.gettempdir()):
+        for uuid in uuids:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
+
+
+def seen(scheduler: Scheduler) -> dict[str, Any]:
+    return {one.trial: one.metrics["sees"] for one in scheduler.said(ResultReported)}
+
+
+def test_a_worker_announces_its_gpus_memory_and_other_resources(worker, scheduler, uuids):
+    one = worker("one", "--gpus", ",".join(uuids), "--resources", '{"licence": 3}')
+    hello = one.hello(scheduler)
+    assert hello.gpus == tuple(map(Gpu, uuids))
+    assert {name: hello.resources[name] for name in ("cpu", "gpu", "licence")} == {
+        "cpu": 4.0,
+        "gpu": 2.0,
+        "licence": 3.0,
+    }
+    assert hello.resources["memory"] > 2**28
+    one.says(uuids[1])
+
+
+def test_trials_see_the_gpus_that_they_were_given_and_no_others(worker, scheduler, uuids):
+    incarnation = worker("one", "--gpus", ",".join(uuids)).hello(scheduler).incarnation
+    first, second = uuids
+    given = {
+        "whole": ({"gpu": 2.0}, {first: 1.0, second: 1.0}),
+        "half": ({"gpu": 0.5}, {second: 0.5}),
+        "other-half": ({"gpu": 0.5}, {second: 0.5}),
+        "memory": ({"gpu_memory": 1e9}, {first: 0.25}),
+        "none": ({"cpu": 1.0}, {}),
+    }
+    orders = [
+        order(
+            name,
+            scheduler.start(
+                tells_what_it_sees, trial_number=number, resources=resources, devices=devices
+            ),
+        )
+        for number, (name, (resources, devices)) in enumerate(given.items())
+    ]
+    scheduler.assign(incarnation, *orders)
+    eventually(lambda: len(seen(scheduler)) == len(given), within=30)
+    assert seen(scheduler) == {
+        "whole": f"{first},{second}",
+        "half": second,
+        "other-half": second,
+        "memory": first,
+        "none": "",
+    }
+
+
+def test_trials_of_a_host_that_is_used_again_see_their_own_gpu(worker, scheduler, uuids):
+    incarnation = worker("one", "--gpus", ",".join(uuids)).hello(scheduler).incarnation
+    for number, uuid in enumerate((*uuids, uuids[1])):
+        start = scheduler.start(
+            tells_what_it_sees,
+            trial_number=number,
+            resources={"gpu": 1.0},
+            devices={uuid: 1.0},
+            reuse=True,
+        )
+        scheduler.assign(incarnation, order(f"t{number}", start))
+        eventually(lambda: len(scheduler.said(HostFreed)) == number + 1, within=30)  # noqa: B023
+    assert seen(scheduler) == {"t0": uuids[0], "t1": uuids[1], "t2": uuids[1]}
+
+
+def test_gpus_without_names_leave_what_trials_see_alone(worker, scheduler):
+    one = worker("one", "--gpus", "2", CUDA_VISIBLE_DEVICES="")
+    hello = one.hello(scheduler)
+    assert (hello.gpus, hello.resources["gpu"]) == ((), 2.0)
+    start = scheduler.start(tells_what_it_sees, resources={"gpu": 1.0}, devices={"0": 1.0})
+    scheduler.assign(hello.incarnation, order("t", start))
+    eventually(lambda: seen(scheduler) == {"t": "anything"}, within=30)
+
+
+def test_a_second_worker_on_a_gpu_is_refused_until_the_first_is_gone(worker, scheduler, uuids):
+    first = worker("one", "--gpus", ",".join(uuids))
+    first.hello(scheduler)
+    refused = worker("two", "--gpus", f"{uuids[1]},{uuids[1]}-other")
+    assert refused.ends() == 64
+    assert f"GPU {uuids[1]} is offered by another worker already" in refused.said
+    assert f"process {first.process.pid} (worker one)" in refused.said
+    first.kill()
+    worker("three", "--gpus", f"{uuids[1]},").hello(scheduler)
+
+
+def test_gpus_that_cannot_be_offered_are_named(worker):
+    for option, what in (("1,x y", "--gpus is '1,x y'"), ("100", "--gpus is 100")):
+        refused = worker("one", "--gpus", option)
+        assert refused.ends() == 64
+        assert what in refused.said
+    refused = worker("one", "--gpus", "1", "--resources", '{"gpu": 2}')
+    assert refused.ends() == 64
+    assert "leave out one of them" in refused.said
+
+
+def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
+    one = worker("one", "--gpus", "0")
+    incarnation = one.hello(scheduler).incarnation
+    key = wire.vitals(incarnation)
+    found = []
+
+    def has_looked() -> bool:
+        found[:] = [decode_vitals(said)] if (said := scheduler.client.get(key)) else []
+        return bool(found) and found[0].load is not None
+
+    eventually(has_looked)
+    assert found[0].disk_free > 0
+    assert found[0].version
+    assert 0 < scheduler.client.pttl(key) <= wire.LEASE_TTL_S * 1000
+    one.send(signal.SIGTERM)
+    assert one.ends() == 0
+    assert not scheduler.client.exists(key)
+
+
+def test_a_worker_that_is_to_retire_saves_its_trials_and_ends(worker, scheduler):
+    one = worker("one", "--gpus", "0", "--grace", "20")
+    incarnation = one.hello(scheduler).incarnation
+    scheduler.assign(incarnation, order("t", scheduler.start(saves_every_third_step)))
+    eventually(lambda: scheduler.said(ResultReported), within=30)
+    scheduler.client.hset(wire.reply(incarnation), "r", "retired by ann")
+    one.says("Somebody has this worker retire (retired by ann)")
+    eventually(lambda: scheduler.said(HostFreed), within=30)
+    assert scheduler.said(TrialPaused)
+    scheduler.journal(incarnation, len(scheduler.events()))
+    assert one.ends() == 0
+    assert scheduler.goodbyes() == [incarnation]
+
+
+def test_a_trial_of_a_worker_that_is_told_to_stop_runs_on_until_it_has_saved(worker, scheduler):
+    one = worker("one", "--gpus", "0", "--grace", "60")
+    incarnation = one.hello(scheduler).incarnation
+    scheduler.assign(incarnation, order("t", scheduler.start(saves_every_third_step)))
+    eventually(lambda: len(scheduler.said(ResultReported)) >= 4, within=30)
+    began = time.monotonic()
+    one.send(signal.SIGTERM)
+    eventually(lambda: scheduler.said(HostFreed), within=30)
+    assert time.monotonic() - began < 30  # it was not the plain pause, which comes then
+    assert not scheduler.said(HostDied)
+    assert scheduler.said(ResultReported)[-1].step % 3 == 0
+    scheduler.journal(incarnation, len(scheduler.events()))
+    assert one.ends() == 0

@@ -1,0 +1,67 @@
+"""What is spent on what: seconds for benchmarks, lines of Python for tests without a clock."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class Meter:
+    """Adds up what a clock shows, by name.
+
+    Args:
+        clock: anything that only grows.
+
+    Attributes:
+        spent: in the clock's unit.
+        times: how often, or how many of what is counted.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.spent: Counter[str] = Counter()
+        self.times: Counter[str] = Counter()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """What is done meanwhile is spent on this."""
+        begin = self._clock()
+        try:
+            yield
+        finally:
+            self.spent[name] += self._clock() - begin  # type: ignore[assignment]
+            self.times[name] += 1
+
+    def start_anew(self) -> None:
+        """Nothing was spent."""
+        self.spent.clear()
+        self.times.clear()
+
+
+class Lines:
+    """Counts lines of Python as they are executed: each round of a loop is one, at least."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> int:
+        return self.count
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count, in this thread, what is called meanwhile."""
+
+        def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
+            self.count += event == "line"
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            yield
+        finally:
+            sys.settrace(before)

@@ -1,0 +1,99 @@
+"""A farm for which a thousand experiments wait: what a decision costs does not grow with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from tests.simulation.shared_farm import node
+from tunemq_scheduler.farm.allotting.allotter import Allotter
+from tunemq_shared.allotments import Amounts, Usage, Wanted
+
+ONE = {"cpu": 1.0, "gpu": 1.0}
+WAITING = 1000
+
+
+def a_full_farm(gpus: int = 8) -> Allotter:
+    """One experiment has all of it, and a thousand of ten owners wait."""
+    allotter = Allotter()
+    allotter.advance(1.0)
+    allotter.node_joined(node("one", gpus, 64.0))
+    allotter.experiment_added("first", "ada")
+    allotter.usage("first", Usage({"one": 0}, {}, (Wanted(ONE, gpus),)))
+    [(_, offer)] = allotter.offers()
+    held = {"one": Amounts(offer.resources, offer.devices)}
+    for place in range(WAITING):
+        allotter.experiment_added(f"e{place}", f"owner{place % 10}", 0, place)
+        allotter.usage(f"e{place}", Usage({"one": 0}, {}, (Wanted(ONE, 4),)))
+    allotter.usage("first", Usage({"one": 1}, held, (Wanted(ONE, 5),)))
+    assert allotter.offers() == []
+    return allotter
+
+
+def calls_of(what: Callable[[], Any]) -> int:
+    """How many functions are called for it."""
+    count = 0
+
+    def note(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        what()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_high_priority_has_room_made_in_the_same_turn() -> None:
+    allotter = a_full_farm()
+    allotter.advance(2.0)
+    allotter.experiment_added("urgent", "eve", 100, WAITING)
+    allotter.usage("urgent", Usage({"one": 0}, {}, (Wanted(ONE, 2),)))
+    [(name, lowered)] = allotter.offers()
+    assert (name, lowered.resources["gpu"], lowered.preempt_grace_s) == ("first", 6.0, 60.0)
+    left = Amounts(lowered.resources, lowered.devices)
+    allotter.usage("first", Usage({"one": lowered.n}, {"one": left}, (Wanted(ONE, 7),)))
+    [(name, offer)] = allotter.offers()
+    assert (name, offer.resources["gpu"]) == ("urgent", 2.0)
+
+
+def test_a_high_priority_gets_what_is_free_in_the_same_turn() -> None:
+    allotter = a_full_farm()
+    allotter.node_joined(node("two", 2, 8.0))
+    allotter.experiment_added("urgent", "eve", 100, WAITING)
+    allotter.usage("urgent", Usage({"one": 0}, {}, (Wanted(ONE, 2),)))
+    [(name, offer)] = allotter.offers()
+    assert (name, offer.incarnation, offer.resources["gpu"]) == ("urgent", "two", 2.0)
+
+
+def test_a_report_while_a_thousand_wait_costs_no_look_at_each_of_them() -> None:
+    allotter = a_full_farm()
+    usage = Usage({"one": 0}, {}, (Wanted(ONE, 3),))
+
+    def report() -> None:
+        allotter.usage("e500", usage)
+        allotter.offers()
+
+    assert calls_of(report) < WAITING
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_slot_that_comes_free_costs_a_few_looks_at_each_at_most(slots: int) -> None:
+    allotter = a_full_farm()
+    left = Amounts(
+        {"cpu": 8.0 - slots, "gpu": 8.0 - slots},
+        {f"one-{place}": 1.0 for place in range(slots, 8)},
+    )
+    allotter.usage("first", Usage({"one": 1}, {"one": left}, ()))
+    [(_, lowered)] = allotter.offers()
+    allotter.usage("first", Usage({"one": lowered.n}, {"one": left}, ()))
+    offers = []
+    assert calls_of(lambda: offers.extend(allotter.offers())) < 30 * WAITING
+    assert sum(offer.resources["gpu"] for _, offer in offers) == slots
+    assert len({name for name, _ in offers}) == slots  # of as many owners

@@ -1,0 +1,165 @@
+"""What Prometheus is told of a farm."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import urllib.request
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tunemq_scheduler.farm.allotting.words import OwnerAccount
+from tunemq_scheduler.farm.metrics import metrics_of
+from tunemq_scheduler.farm.metrics_server import MetricsServer
+from tunemq_scheduler.farm.snapshot import BUCKETS_S, FarmSnapshot, NodeState, TurnTimes
+from tunemq_shared.answers import GpuRow, NodeRow
+from tunemq_shared.errors import ConfigError
+from tunemq_shared.vitals import GpuVitals, NodeVitals
+
+ROW = NodeRow(
+    node="one",
+    incarnation="inc1",
+    state="ready",
+    total={"cpu": 4.0, "gpu": 1.0, "memory": 8e9, "licence": 3.0},
+    used={"cpu": 2.5, "gpu": 0.5, "memory": 0.0, "licence": 1.0},
+    gpus=(GpuRow(uuid="GPU-a", model="NVIDIA H200", memory=10, used=0.5),),
+    trials=2,
+    since=1.0,
+)
+VITALS = NodeVitals("1", 0.5, 6e9, 7e9, 3, 11, 12, (GpuVitals("GPU-a", 0.25, None),))
+FARM = FarmSnapshot(
+    at=100.0,
+    experiments={"RUNNING": 2, "QUEUED": 5},
+    trials={"exp": {"RUNNING": 3, "PENDING": 1}},
+    results=42,
+    turns=((1,) * (len(BUCKETS_S) + 1), 0.5),
+    is_redis_away=False,
+    nodes=(NodeState(ROW, VITALS, 0.75),),
+    accounts=(
+        OwnerAccount("ada", 0, "gpus", 0.5, 0.75, 12.0),
+        OwnerAccount("ada", 0, "others", 0.125, 0.25, -3.0),
+    ),
+)
+
+
+def said(farm: FarmSnapshot = FARM) -> dict[str, float]:
+    """All samples, by name and labels."""
+    return {
+        f"{one.name}{{{','.join(f'{k}={v}' for k, v in one.labels.items())}}}": one.value
+        for family in metrics_of(farm)
+        for one in family.samples
+    }
+
+
+def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
+    samples = said()
+    expected = {
+        "tunemq_experiments{state=RUNNING}": 2,
+        "tunemq_experiments{state=FAILED}": 0,
+        "tunemq_queue_length{}": 5,
+        "tunemq_trials{experiment=exp,state=PENDING}": 1,
+        "tunemq_results_total{}": 42,
+        "tunemq_scheduler_turn_seconds_count{}": 1,
+        "tunemq_scheduler_turn_seconds_sum{}": 0.5,
+        "tunemq_redis_away{}": 0,
+        "tunemq_nodes{state=ready}": 1,
+        "tunemq_nodes{state=silent}": 0,
+        "tunemq_node_cpus{node=one}": 4,
+        "tunemq_node_cpus_used{node=one}": 2.5,
+        "tunemq_node_gpus{node=one}": 1,
+        "tunemq_node_gpus_used{node=one}": 0.5,
+        "tunemq_node_memory_bytes{node=one}": 8e9,
+        "tunemq_node_resource{node=one,resource=licence}": 3,
+        "tunemq_node_resource_used{node=one,resource=licence}": 1,
+        "tunemq_node_trials{node=one}": 2,
+        "tunemq_node_hosts{node=one}": 3,
+        "tunemq_node_lease_age_seconds{node=one}": 0.75,
+        "tunemq_node_outbox_bytes{node=one}": 11,
+        "tunemq_node_cache_bytes{node=one}": 12,
+        "tunemq_node_load1{node=one}": 0.5,
+        "tunemq_node_memory_available_bytes{node=one}": 6e9,
+        "tunemq_node_disk_free_bytes{node=one}": 7e9,
+        "tunemq_gpu_held_ratio{node=one,uuid=GPU-a,model=NVIDIA H200}": 0.5,
+        "tunemq_gpu_busy_ratio{node=one,uuid=GPU-a,model=NVIDIA H200}": 0.25,
+        "tunemq_owner_gpus_held{owner=ada,priority=0}": 0.5,
+        "tunemq_owner_gpus_entitled{owner=ada,priority=0}": 0.75,
+        "tunemq_owner_share_held_ratio{owner=ada,priority=0}": 0.125,
+        "tunemq_owner_behind_seconds{owner=ada,priority=0,pool=others}": -3.0,
+    }
+    assert {key: samples.get(key) for key in expected} == expected
+
+
+def test_what_a_node_does_not_say_is_not_made_up():
+    silent = NodeState(ROW, NodeVitals(), 0.0)
+    samples = said(msgspec.structs.replace(FARM, nodes=(silent,)))
+    assert not [key for key in samples if "load1" in key or "gpu_busy" in key]
+    assert not [key for key in said() if "gpu_memory_used" in key]
+
+
+def test_of_two_incarnations_of_a_node_the_newer_one_is_told():
+    older = msgspec.structs.replace(ROW, incarnation="inc0", state="silent", trials=9, since=0.0)
+    nodes = (*FARM.nodes, NodeState(older, NodeVitals(), 60.0))
+    samples = said(msgspec.structs.replace(FARM, nodes=nodes))
+    assert samples["tunemq_node_trials{node=one}"] == 2
+    assert samples["tunemq_nodes{state=silent}"] == 1
+
+
+def test_turns_are_counted_by_how_long_they_last():
+    turns = TurnTimes()
+    for seconds in (0.0001, 0.001, 0.02, 99.0):
+        turns.add(seconds)
+    counts, total = turns.so_far()
+    assert dict(zip((*BUCKETS_S, "more"), counts, strict=True)) == {
+        0.001: 2, 0.0025: 2, 0.005: 2, 0.01: 2, 0.025: 3, 0.05: 3, 0.1: 3, 0.25: 3, 0.5: 3, 1.0: 3,
+        2.5: 3, "more": 4,
+    }  # fmt: skip
+    assert total == pytest.approx(99.0211)
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server():
+    server = MetricsServer("127.0.0.1:0")
+    yield server
+    server.close()
+
+
+def scraped(server: MetricsServer) -> dict[str, float]:
+    with urllib.request.urlopen(server.address, timeout=10) as answer:
+        assert answer.status == 200
+        text = answer.read().decode()
+    families = text_string_to_metric_families(text)
+    return {one.name: one.value for family in families for one in family.samples}
+
+
+def test_before_there_is_a_farm_only_the_process_is_told_of(server):
+    samples = scraped(server)
+    assert samples["process_resident_memory_bytes"] > 0
+    assert "tunemq_results_total" not in samples
+    server.publish(FARM)
+    assert scraped(server)["tunemq_results_total"] == 42
+
+
+def test_a_client_that_says_nothing_is_not_waited_for_for_long(server, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.farm.metrics_server._Handler.timeout", 0.2)
+    host, port = "127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection((host, port)):
+        assert scraped(server)["process_resident_memory_bytes"] > 0
+
+
+def test_an_address_that_is_taken_is_refused(server):
+    taken = server.address.removeprefix("http://").removesuffix("/metrics")
+    with pytest.raises(ConfigError, match=f"--metrics {taken} cannot be used"):
+        MetricsServer(taken)
+    with pytest.raises(ConfigError, match="--metrics 'nonsense' is not usable"):
+        MetricsServer("nonsense")
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"pip install 'tunemq\[metrics\]'"):
+        MetricsServer("127.0.0.1:0")
