@@ -9,12 +9,12 @@ import pytest
 
 from tests.host_support import alive, serve
 from tests.support import eventually
+from tunemq_shared.conditions import Condition
 from tunemq_shared.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
     CheckpointRef,
     CheckpointWritten,
-    Condition,
     HostOrder,
     ResultReported,
     TrialFailed,
