@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import runpy
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -158,9 +160,15 @@ def _store_is_whole(farm: SoakFarm) -> str:
     return f"{len(needed)} objects in the store, no orphan"
 
 
+def _is_code(file: Path) -> bool:
+    """Whether it is code that a worker has fetched, all of it."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    return (file.parent.name, file.name) == ("blobs", digest)
+
+
 def _no_key_is_left(farm: SoakFarm) -> str:
     client = redis.Redis(unix_socket_path=farm.redis.path)
-    own = {wire.GENERATION.encode(), wire.NODES.encode(), b"tunemq:term", b"tunemq:stream"}
+    own = {wire.GENERATION.encode(), wire.NODES.encode(), wire.TERM.encode(), wire.STREAMS.encode()}
     keys = [key for key in client.keys("*") if key not in own]
     endless = [key for key in keys if client.ttl(key) == -1]
     assert endless == [], endless
@@ -168,8 +176,8 @@ def _no_key_is_left(farm: SoakFarm) -> str:
 
 
 def _no_file_is_left(farm: SoakFarm) -> str:
-    """Workers that ended leave their logs and nothing else; nor are temporary files left."""
-    left = [file for file in farm.files_of_workers() if file.name != "lock"]
+    """Workers that ended leave logs and, whole, code for next time; nor are temporary files left."""
+    left = [file for file in farm.files_of_workers() if file.name != "lock" and not _is_code(file)]
     left += farm.experiment.rglob("*.part")
     assert left == [], left[:20]
     return "no file left over"

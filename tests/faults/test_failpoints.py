@@ -22,7 +22,7 @@ from tests.faults.test_farm_request_kills import OF_REQUESTS
 from tests.faults.test_journal_kills import JOURNALS
 from tests.faults.test_store_failpoints import OF_CHECKPOINTS
 from tests.faults.test_store_server_kills import OF_A_SERVER
-from tests.integration.farm_support import Node, RedisServer, Scheduler, is_alive, order
+from tests.integration.farm_support import CACHES, Node, RedisServer, Scheduler, is_alive, order
 from tests.integration.node_fixtures import scheduler, server
 from tests.support import eventually
 from tunemq_shared.failpoints import FAILPOINTS, VARIABLE
@@ -148,7 +148,7 @@ def the_next_one_works(server: RedisServer, scheduler: Scheduler, folder: Path) 
     finally:
         node.end()
     left = {path.name for path in folder.iterdir() if not path.name.endswith(".log")}
-    assert left <= {"cache"}
+    assert left <= CACHES
 
 
 @pytest.mark.parametrize("name", _after(OF_A_NODE))

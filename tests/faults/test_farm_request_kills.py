@@ -37,11 +37,11 @@ with ServedDesk(sys.argv[1], Path(sys.argv[2])) as desk:
 
 #: By the kind of request that comes there.
 OF_SUBMISSIONS = (
-    "requests.before_done",
+    "requests.after_taken",
     "queue.before_rename",
     "queue.after_rename",
-    "requests.before_record",
-    "requests.before_answer",
+    "requests.after_done",
+    "requests.after_record",
 )
 OF_REMOVALS = ("queue.before_removal", "queue.after_removal")
 OF_REQUESTS = (*OF_SUBMISSIONS, *OF_REMOVALS)

@@ -38,6 +38,8 @@ from tunemq_shared.messages import (
 from tunemq_shared.packing import pack_config
 from tunemq_shared.shipping import ship
 
+#: What stays in a node's working folder, empty: its caches.
+CACHES = frozenset({"cache", "blobs", "code"})
 _VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
 
 

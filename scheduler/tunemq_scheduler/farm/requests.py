@@ -105,7 +105,7 @@ class RequestServer:
         if (answer := self._done.get(asked.id)) is not None:
             self._unsent[asked.id] = answer
             return
-        failpoint("requests.before_done")
+        failpoint("requests.after_taken")
         outcome = self._do(asked)
         is_change = isinstance(asked.request, r.Changing)
         if isinstance(outcome, Deferred):
@@ -150,9 +150,9 @@ class RequestServer:
     def _answer(self, request: str, outcome: _Outcome, *, is_change: bool) -> None:
         reply = self._reply(outcome)
         if is_change:
-            failpoint("requests.before_record")
+            failpoint("requests.after_done")
             self._done.add(request, reply)
-        failpoint("requests.before_answer")
+        failpoint("requests.after_record")
         self._unsent[request] = reply
 
     def _reply(self, outcome: _Outcome) -> bytes:
