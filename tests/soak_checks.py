@@ -176,7 +176,7 @@ def _no_key_is_left(farm: SoakFarm) -> str:
 
 
 def _no_file_is_left(farm: SoakFarm) -> str:
-    """Workers that ended leave logs and, whole, code for next time; nor are temporary files left."""
+    """Workers leave logs and, whole, code for next time; nor are temporary files left."""
     left = [file for file in farm.files_of_workers() if file.name != "lock" and not _is_code(file)]
     left += farm.experiment.rglob("*.part")
     assert left == [], left[:20]
