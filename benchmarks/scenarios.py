@@ -156,6 +156,60 @@ def farm(bench: Bench) -> Iterator[Row]:
     yield row
 
 
+def farm_queue(bench: Bench) -> Iterator[Row]:
+    """An urgent experiment is submitted to a farm with 1,000 that wait."""
+    row = Row("farm, 1,000 wait: submission of an urgent one to its first trial", "s", goal=1.0)
+    for _ in range(bench.runs):
+        found = bench.ours.measure("farm_queue.py", 1_000, 5, until="first_trial_s").figures
+        row.add("tunemq", found["first_trial_s"])
+    yield row
+
+
+def farm_neighbours(bench: Bench) -> Iterator[Row]:
+    """From a result to its decision, in a farm with others whose own code misbehaves."""
+    alone = Row("farm: a result to its decision, alone, p99", "ms")
+    beside = Row("the same beside a sleeper, a crasher and a reader of keys, p99", "ms")
+    ratio = Row("the same / alone", "", goal=1.2)
+    for _ in range(bench.runs):
+        found = bench.ours.measure("farm_neighbours.py", 5, 3_000, until="ratio").figures
+        for row, name in ((alone, "alone_ms"), (beside, "beside_ms"), (ratio, "ratio")):
+            row.add("tunemq", found[name])
+    yield from (alone, beside, ratio)
+
+
+def scale(bench: Bench) -> Iterator[Row]:
+    """10,000 GPUs in virtual time, and what Redis spends; docs/scaling.md says what for."""
+    found = bench.ours.measure("farm_scale.py", until="urgent").figures
+    for name, what in (("steady", "one a turn"), ("batched", "a turn each 0.1 s")):
+        part = found[name]
+        in_process = part["cpu_s"].pop("experiment: turn")
+        for who, spent in (
+            ("its experiment", in_process),
+            ("the supervisor", sum(part["cpu_s"].values())),
+        ):
+            row = Row(f"10,000 GPUs: a result, {what}, costs {who}", "us")
+            row.add("tunemq", spent / part["seen"]["results"] * 1e6)
+            yield row
+    filled = found["filled"]
+    row = Row("10,000 GPUs: a placement on the empty farm costs the supervisor", "us")
+    placed = sum(spent for part, spent in filled["cpu_s"].items() if part != "experiment: turn")
+    row.add("tunemq", placed / filled["seen"]["trials"] * 1e6)
+    yield row
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:  # a socket's path has to be short
+        rates = bench.ours.measure(
+            "wire_rates.py", os.path.join(folder, "redis"), until="publish"
+        ).figures
+    result = rates["append"]["1"], rates["read"], rates["release"]
+    for what, spent in (
+        ("a node's lease", rates["lease"]["server_us"]),
+        ("a result by itself", sum(one["server_us"] for one in result)),
+        ("an assignment", rates["publish"]["server_us"]),
+    ):
+        row = Row(f"{what} costs Redis", "us")
+        row.add("tunemq", spent)
+        yield row
+
+
 def floors(bench: Bench) -> Iterator[Row]:
     """What the parts cost by themselves."""
     figures = _floors(bench.ours).figures
@@ -188,5 +242,8 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "core": core,
     "faults": faults,
     "farm": farm,
+    "queue": farm_queue,
+    "neighbours": farm_neighbours,
+    "scale": scale,
     "floors": floors,
 }

@@ -18,13 +18,15 @@ class Meter:
 
     Attributes:
         spent: in the clock's unit.
-        times: how often, or how many of what is counted.
+        times: how often.
+        worst: the most at once.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.spent: Counter[str] = Counter()
         self.times: Counter[str] = Counter()
+        self.worst: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -33,13 +35,16 @@ class Meter:
         try:
             yield
         finally:
-            self.spent[name] += self._clock() - begin  # type: ignore[assignment]
+            spent = self._clock() - begin
+            self.spent[name] += spent  # type: ignore[assignment]
             self.times[name] += 1
+            self.worst[name] = max(self.worst.get(name, 0.0), spent)
 
     def start_anew(self) -> None:
         """Nothing was spent."""
         self.spent.clear()
         self.times.clear()
+        self.worst.clear()
 
 
 class Lines:

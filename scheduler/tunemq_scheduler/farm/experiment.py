@@ -259,8 +259,11 @@ class FarmExperiment(Experiment):
         """
         runner, farm = opened.runner, self._farm
         executor = farm.executor()
+        search = self._search(self._outlined, executor, opened)
+        view = ExperimentView(search.loop, search.records, self.prepared, opened.elapsed)
         with closing(farm), self._copied(opened, executor):
             try:
+                executor.watch(search, view)
                 executor.open(self._outlined)
                 away = [node.joined for node in runner.away.values()]
                 executor.reattach(runner.nodes.values(), away, runner.accepted)

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from tunemq_scheduler.farm.desk import Counts
 from tunemq_scheduler.farm.details import Details
 from tunemq_scheduler.farm.entry import RETRY_ALL, Entry
 from tunemq_scheduler.farm.handler import Deferred
+from tunemq_scheduler.farm.pace import Pace
 from tunemq_scheduler.farm.queue import ExperimentQueue
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
@@ -53,7 +54,7 @@ class _Running:
         restart_at: when the next process is started; None while there is one.
         ends_for: which state it is to be in when it has ended, and ``because`` of what; None while
             it is to go on. It ends when its trials have given back what they hold, saved.
-        usage: what it said last of what it was offered, and the allotter knows.
+        usage: what it said last of what it was offered; the allotter knows that, as ``pace`` says.
     """
 
     name: str
@@ -65,6 +66,7 @@ class _Running:
     because: str = ""
     is_told_to_end: bool = False
     usage: Usage | None = None
+    pace: Pace = field(default_factory=Pace)
 
 
 class Experiments:
@@ -159,6 +161,7 @@ class Experiments:
             one = self._running.get(name)
             if one is not None and one.link is not None:
                 one.link.offer(offered)
+                one.pace.offered(offered.incarnation, offered.resources, time.monotonic())
 
     def beat(self, at: float) -> None:
         """At this time the farm was certainly ours."""
@@ -245,7 +248,7 @@ class Experiments:
             self._queue.begun(one.name)
         if link.usage is not None and link.usage is not one.usage:
             one.usage = link.usage
-            self._allotter.usage(one.name, link.usage)
+            self._allotter.usage(one.name, one.pace.heard(link.usage, time.monotonic()))
         for line in link.take_news():
             self._news(f"{one.name}: {line}")
         if link.ending is not None:

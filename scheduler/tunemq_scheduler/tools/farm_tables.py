@@ -83,7 +83,7 @@ def show_detail(detail: a.ExperimentDetail, now: float | None = None) -> None:
             _column(metric, (value(trial.metric) for trial in trials), right=True),
             _column("time", (duration(trial.time_total_s) for trial in trials), right=True, rank=2),
             _column("config", (parameters(trial.config) for trial in trials), rank=4),
-            _column("", (clean(trial.note, _REASON) for trial in trials), rank=5),
+            _column("", (clean(_trial_note(trial), _REASON) for trial in trials), rank=5),
         ]
     )
     if detail.hidden:
@@ -158,6 +158,15 @@ def _note(row: a.ExperimentRow) -> str:
     if row.reason or row.position is None:
         return row.reason
     return "next" if not row.position else f"behind {row.position}"
+
+
+def _trial_note(trial: a.TrialRow) -> str:
+    told = [trial.note] if trial.note else []
+    if trial.preemptions:
+        told.append(f"gave way {trial.preemptions} times" if trial.preemptions > 1 else "gave way")
+    if trial.repeated:
+        told.append(f"{trial.repeated} step{'' if trial.repeated == 1 else 's'} repeated")
+    return ", ".join(told)
 
 
 def _best(detail: a.ExperimentDetail) -> str:

@@ -27,9 +27,10 @@ class Claim:
     Attributes:
         amounts: what of the node it will be, with the GPUs.
         givers: those who have to let go of something for it.
+        looked_at: the version of the node at which it was not clear yet, and may come to be.
     """
 
-    __slots__ = ("amounts", "at", "givers", "incarnation", "kind", "member", "request")
+    __slots__ = ("amounts", "at", "givers", "incarnation", "kind", "looked_at", "member", "request")
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class Claim:
         self.kind = kind
         self.at = at
         self.givers: dict[Part, None] = {}
+        self.looked_at = -1
 
 
 class Claims:

@@ -121,20 +121,35 @@ class Granting:
     # --- claims -----------------------------------------------------------------------------------
 
     def settle_claims(self, now: float) -> None:
-        """Give what is clear, or free elsewhere, to those for whom it was cleared."""
+        """Give what is clear, or free elsewhere, to those for whom it was cleared.
+
+        There may be thousands: each is looked at where something of its node changed.
+        """
+        grown, nowhere = self._ledger.grown, set[tuple[str, Request]]()
         for claim in sorted(self._claims, key=lambda one: -one.member.priority):
             owner, quotas = claim.member.owner, self._members.quotas
-            if not self._is_wanted(claim) or not self._may_come(claim):
+            if self._ledger.grown != grown:
+                grown = self._ledger.grown
+                nowhere.clear()
+            is_as_it_was = self._version(claim) == claim.looked_at
+            if not self._is_wanted(claim) or not (is_as_it_was or self._may_come(claim)):
                 self._claims.drop(claim, now)
             elif quotas.hit_when_clear(owner, claim.amounts):
                 continue
-            elif self._is_clear(claim):
+            elif not is_as_it_was and self._is_clear(claim):
                 self._claims.drop(claim, now)
                 devices = dict(claim.amounts.devices)
                 self._grant(claim.member, claim.request, claim.incarnation, devices, now)
                 self.passed.pop(claim.request, None)
-            else:
-                self._try_elsewhere(claim, now)
+            elif (claim.member.name, claim.request) in nowhere:
+                claim.looked_at = self._version(claim)
+            elif not self._try_elsewhere(claim, now):
+                nowhere.add((claim.member.name, claim.request))
+                claim.looked_at = self._version(claim)
+
+    def _version(self, claim: Claim) -> int:
+        node = self._ledger.nodes.get(claim.incarnation)
+        return 0 if node is None else node.version
 
     def _is_wanted(self, claim: Claim) -> bool:
         member, request = claim.member, claim.request
@@ -155,10 +170,12 @@ class Granting:
         may_grow = part is None or part.may_grow
         return may_grow and covers(self._ledger.nodes[claim.incarnation].free, claim.amounts)
 
-    def _try_elsewhere(self, claim: Claim, now: float) -> None:
+    def _try_elsewhere(self, claim: Claim, now: float) -> bool:
         asked = dict(claim.request)
         node = self._ledger.room.fit(asked, "", self._avoided_by(claim.member))
-        if node is not None:
-            devices = self._ledger.room.devices(node, asked, self._ledger.nodes[node].room)
-            self._claims.drop(claim, now)
-            self._grant(claim.member, claim.request, node, devices or {}, now)
+        if node is None:
+            return False
+        devices = self._ledger.room.devices(node, asked, self._ledger.nodes[node].room)
+        self._claims.drop(claim, now)
+        self._grant(claim.member, claim.request, node, devices or {}, now)
+        return True

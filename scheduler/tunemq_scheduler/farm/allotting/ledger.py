@@ -26,6 +26,7 @@ class Node:
             ``room`` what may be given to anybody.
         not_offered: what is free once all that is leaving has left.
         is_unknown: somebody may hold anything of it.
+        version: grows whenever any of this changes.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Node:
         "promised",
         "room",
         "total",
+        "version",
     )
 
     def __init__(self, joined: NodeJoined, whole: Amounts) -> None:
@@ -49,6 +51,7 @@ class Node:
         self.is_lost = False
         self.is_draining = False
         self.is_unknown = False
+        self.version = 0
 
     @property
     def state(self) -> str:
@@ -108,6 +111,7 @@ class Ledger:
         node = self.nodes.get(incarnation)
         if node is None:
             return
+        node.version += 1
         parts = node.parts.values()
         node.is_unknown = any(part.is_unknown for part in parts)
         taken = total(part.taken for part in parts)

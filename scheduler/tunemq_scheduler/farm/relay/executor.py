@@ -224,6 +224,7 @@ class RelayedExecutor(FarmBackend, MailedOrders):
             return
         if not now:
             self.end_copy()
+        self._tell()  # what it holds no longer is free at once
         self._tell_status()
         self._line.send(self._teller.goodbye() if self._teller is not None else r.Goodbye())
         self.is_left = True

@@ -198,6 +198,8 @@ class Teller:
         newest, metric = view.newest, self._view.metric
         value: Any = lookup(view.full_result(newest), metric) if newest and metric else None
         config: Any = to_plain(view.config)
+        runner, trial = self._loop.runner, view.trial_id
+        known = runner.live.get(trial) or runner.summary(trial)
         return TrialRow(
             trial=view.trial_id,
             name=view.trial_name,
@@ -208,6 +210,8 @@ class Teller:
             config=config,
             time_total_s=newest.time_total_s if newest is not None else 0.0,
             failures=view.num_failures,
+            preemptions=known.preemptions,
+            repeated=known.repeated,
             note=self._note(view),
         )
 

@@ -1,0 +1,111 @@
+"""A farm's service for measurements: Redis, a scheduler and a worker, ended with the script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
+from tunemq_shared import answers as a
+from tunemq_shared import requests as r
+from tunemq_shared.blob_store import open_blobs
+from tunemq_shared.bundles import bundle
+from tunemq_shared.errors import TuneError
+
+_PATIENCE_S = 90.0
+
+
+class ServedFarm:
+    """What runs below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.url = folder, f"unix://{folder}/redis"
+        self.results = folder / "results"
+        self.results.mkdir()
+        self.running: list[subprocess.Popen[bytes]] = []
+        self._start(*redis_command(find_redis_server(), str(folder / "redis")))
+
+    def start(self, cpus: int, settings: str = "") -> None:
+        """Start the scheduler and a worker, and wait until they know each other."""
+        options = self.folder / "farm.toml"
+        options.write_text(settings)
+        self._tunemq("scheduler", "--results", str(self.results), "--settings", str(options))
+        workdir = ("--workdir", str(self.folder / "worker"))
+        self._tunemq("worker", "--name", "one", "--cpus", str(cpus), *workdir)
+        wait_until(lambda: [row.node for row in self._nodes()] == ["one"])
+
+    def code(self, name: str, text: str) -> r.ScriptCode:
+        """A script that the farm has."""
+        script = self.folder / f"{name}.py"
+        script.write_text(text)
+        with open_blobs(str(self.results)) as blobs:
+            return r.ScriptCode(bundle=bundle(script, blobs), script=script.name)
+
+    def submit(self, name: str, code: r.ScriptCode, priority: int = 0) -> None:
+        """Queue an experiment."""
+        with FarmClient(self.url) as client:
+            client.ask(r.Submit(name=name, code=code, priority=priority), a.Submitted)
+
+    def stop(self, name: str) -> None:
+        """Have an experiment stop."""
+        with FarmClient(self.url) as client:
+            client.ask(r.Stop(name=name), a.Done)
+
+    def said(self) -> str:
+        """What all of it has said."""
+        return (self.folder / "said").read_text(errors="replace")
+
+    def rows(self) -> dict[str, a.ExperimentRow]:
+        """All experiments."""
+        with FarmClient(self.url) as client:
+            found = client.ask(r.ListExperiments(), a.ExperimentList)
+        return {row.name: row for row in found.experiments}
+
+    def end(self) -> None:
+        """End all of it."""
+        for process in reversed(self.running):
+            process.kill()
+            process.wait()
+
+    def _nodes(self) -> tuple[a.NodeRow, ...]:
+        try:
+            with FarmClient(self.url) as client:
+                return client.ask(r.ListNodes(), a.NodeList).nodes
+        except TuneError:
+            return ()
+
+    def _tunemq(self, command: str, *more: str) -> None:
+        self._start(sys.executable, "-m", "tunemq", command, "--redis", self.url, *more)
+
+    def _start(self, *command: str) -> None:
+        with open(self.folder / "said", "ab") as log:
+            self.running.append(
+                subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, env=os.environ)
+            )
+
+
+@contextmanager
+def served_farm() -> Iterator[ServedFarm]:
+    """A farm in a folder of its own: a socket's path has to be short."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name:
+        farm = ServedFarm(Path(name))
+        try:
+            yield farm
+        finally:
+            farm.end()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Return when it is true."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("it does not come true")
+        time.sleep(0.002)

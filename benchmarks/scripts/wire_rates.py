@@ -1,0 +1,192 @@
+"""What Redis itself spends on a farm: its CPU time for each thing that nodes and schedulers do.
+
+Each is done by the code that does it on a farm, one after the other over a unix socket. What counts
+is the time that the server says it used, as it has one thread for all of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+from collections.abc import Callable
+
+from floors import redis_server
+from measured import tell
+from redis import Redis
+
+from tests.simulation.large_experiment import metrics, plan_of
+from tunemq_scheduler.core.commands import StartTrial
+from tunemq_scheduler.executors.app import Publisher
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+from tunemq_shared.conditions import TO_THE_END
+from tunemq_shared.introductions import BatchHeader
+from tunemq_shared.packing import pack_config
+from tunemq_workers.pump import Pump
+from tunemq_workers.pump_messages import Append
+from tunemq_workers.redis_address import parse_address
+
+NODES = 1_250
+KEY = wire.events("e000")
+TIMES = 4_000
+
+
+class Server:
+    """Adds up what the server spends."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis = redis
+
+    def cpu_s(self) -> float:
+        """What it spent since it began."""
+        used = self.redis.info("cpu")
+        return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
+
+    def commands(self) -> int:
+        """What it did since it began; this one is another."""
+        return int(self.redis.info("stats")["total_commands_processed"])
+
+    def spent(self, action: Callable[[int], object], times: int) -> dict[str, float]:
+        """Of one action: microseconds of the server, commands, and microseconds of ours."""
+        cpu, commands, ours = self.cpu_s(), self.commands(), time.process_time()
+        for number in range(times):
+            action(number)
+        return {
+            "server_us": (self.cpu_s() - cpu) / times * 1e6,
+            "commands": round((self.commands() - commands - 2) / times, 2),
+            "client_us": (time.process_time() - ours) / times * 1e6,
+        }
+
+
+def batch(number: int, results: int) -> tuple[bytes, bytes]:
+    """A batch of a node, as its outbox makes it."""
+    events = tuple(
+        m.ResultReported(
+            trial="e000_00000",
+            epoch=1,
+            step=step,
+            metrics=metrics({"lr": 0.001}, step),
+            timestamp=1.7e9,
+            time_this_iter_s=30.0,
+            time_total_s=30.0 * step,
+            time_since_restore=30.0 * step,
+            iterations_since_restore=step,
+            done=False,
+        )
+        for step in range(1, results + 1)
+    )
+    header = BatchHeader(m.PROTOCOL_VERSION, "node00000.1", number * results + 1, (1, 1))
+    return m.encode(header), m.encode(events)
+
+
+def start(number: int) -> StartTrial:
+    return StartTrial(
+        trial=f"e000_{number:05d}",
+        epoch=1,
+        incarnation="node00000.1",
+        number=number,
+        config=pack_config({"lr": 0.001, "layers": 4, "width": 256, "dropout": 0.1}),
+        resources={"cpu": 4.0, "gpu": 1.0},
+        run_until=TO_THE_END,
+        last_step=0,
+        restore=(),
+    )
+
+
+def assignment() -> str:
+    """What a node is told that hosts eight trials, of which one is new."""
+    plan = plan_of("e000")
+    orders = [
+        m.HostOrder(
+            f"e000_{number:05d}",
+            1,
+            TO_THE_END,
+            False,
+            plan.host_start(start(number)) if number == 0 else None,
+        )
+        for number in range(8)
+    ]
+    told = m.Assignment(m.PROTOCOL_VERSION, "node00000.1", 1, 7, tuple(orders), ())
+    return base64.b64encode(m.encode(told)).decode()
+
+
+def measure(redis: Redis, url: str) -> dict[str, object]:
+    server = Server(redis)
+    pumps = [
+        Pump(parse_address(url), f"node{n:05d}.1", lambda _fact: None, lambda: b"x" * 120)
+        for n in range(64)
+    ]
+    for pump in pumps:
+        pump.is_hurried, pump.keys = False, (KEY,)
+    redis.set(wire.GENERATION, "g")
+    redis.set(wire.SCHEDULER, "s")
+    redis.xadd(KEY, {"h": "", "e": ""})
+
+    # Turns of the pump's thread, without the thread: it would wait for a second between two.
+    def renew(number: int) -> None:
+        pump = pumps[number % len(pumps)]
+        pump._looked_at = pump._vitals_due = float("-inf")  # noqa: SLF001  see above
+        pump._turn(None)  # noqa: SLF001  see above
+
+    def append(results: int) -> Callable[[int], None]:
+        def act(number: int) -> None:
+            pumps[0]._looked_at = time.monotonic() + 100  # noqa: SLF001  see above
+            order = Append(KEY, b"g", (batch(number, results),))
+            pumps[0]._turn(order)  # noqa: SLF001  see above
+
+        return act
+
+    leases = server.spent(renew, TIMES)
+    appended = {size: server.spent(append(size), TIMES // 4) for size in (1, 10, 100)}
+    redis.delete(KEY)
+    redis.xadd(KEY, {"h": "", "e": ""})
+    before = redis.memory_usage(KEY, samples=0)
+    one = server.spent(append(1), 1_000)
+    in_memory = (redis.memory_usage(KEY, samples=0) - before) / 1_000
+    sent = sum(map(len, batch(1, 1)))
+    last = [b"0-0"]
+
+    def read(_number: int) -> None:
+        for _, entries in redis.xread({KEY: last[0]}, count=1):
+            last[0] = entries[-1][0]
+
+    def release(number: int) -> None:
+        pipeline = redis.pipeline(transaction=False)
+        pipeline.hset(wire.reply("node00000.1"), wire.journalled(KEY), str(number))
+        pipeline.execute_command("XTRIM", KEY, "MINID", "0-1")
+        pipeline.execute()
+
+    keys = [wire.lease(f"node{n:05d}.1") for n in range(NODES)]
+    for key in keys:
+        redis.set(key, "12:1:7")
+    publisher, payload = Publisher(url), assignment()
+
+    def publish(number: int) -> None:
+        publisher.publish("node00000.1", f"node00000.1/{number}", payload)
+        pipeline = redis.pipeline(transaction=False)
+        pipeline.expire(wire.queue("node00000.1"), 60)
+        pipeline.hset(wire.reply("node00000.1"), "v", f"1:{number}")
+        pipeline.rpop(wire.queue("node00000.1"))
+        pipeline.execute()
+
+    figures: dict[str, object] = {
+        "lease": leases,
+        "append": appended,
+        "append_one": one,
+        "stream_bytes": sent,
+        "stream_memory": in_memory,
+        "read": server.spent(read, 900),
+        "release": server.spent(release, TIMES // 4),
+        "look": server.spent(lambda _number: redis.mget(keys), 200),
+        "publish": server.spent(publish, TIMES // 4),
+        "assignment_bytes": len(payload),
+    }
+    publisher.close()
+    return figures
+
+
+if __name__ == "__main__":
+    # A unix socket's path has to be short; its folder was made by whoever started this.
+    with redis_server(sys.argv[1]) as redis:
+        tell(measure(redis, f"unix://{sys.argv[1]}"))

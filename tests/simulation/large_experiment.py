@@ -1,0 +1,178 @@
+"""One experiment of a large farm: the supervisor's end, a socket, and its process behind it."""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tests.plans import PLAN
+from tests.simulation.farm import CountedRecords
+from tests.simulation.problem import Problem, noise
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.executor import RelayedExecutor
+from tunemq_scheduler.farm.relay.line import SupervisorLine
+from tunemq_scheduler.farm.relay.link import ExperimentLink, Wire
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.schedulers import FIFOScheduler
+from tunemq_shared import messages as m
+from tunemq_shared.allotments import Usage
+from tunemq_shared.conditions import Condition
+from tunemq_shared.wire import events
+
+#: A trial reports every 30 s, up to so many times, and saves at every tenth result.
+PERIOD_S: Final = 30.0
+RESULTS: Final = 20
+SAVES_EVERY: Final = 10
+#: A trial is over when this is 1: each in its time, so that as many end now as later.
+_PROGRESS: Final = "progress"
+
+
+class _NoProcess:
+    """The process of an experiment that runs in ours."""
+
+    pid = 0
+    pidfd = -1
+
+    def __init__(self, _folder: Path, sock: socket.socket, **_options: object) -> None:
+        self.socket = sock
+
+    def returncode(self) -> None:
+        return None
+
+    def kill(self) -> None:
+        raise AssertionError("the supervisor found something wrong with it")
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def last_words(self) -> str:
+        return ""
+
+
+class BytesJournal:
+    """Encodes turns as the real one does, and counts their bytes."""
+
+    def __init__(self) -> None:
+        self.turns = self.entries = self.bytes = 0
+
+    def append(self, entries: Sequence[m.Entry]) -> None:
+        self.turns += 1
+        self.entries += len(entries)
+        self.bytes += len(m.encode(entries))
+
+    def close(self) -> None:
+        pass
+
+
+class Experiment:
+    """Both ends of one experiment, and the search behind them."""
+
+    def __init__(
+        self,
+        number: int,
+        owner: str,
+        request: dict[str, float],
+        wire: Wire,
+        clock: Callable[[], float],
+        at_most: int = 0,
+    ) -> None:
+        self.name, self.owner = f"e{number:03d}", owner
+        #: What the allotter was told last.
+        self.told: Usage | None = None
+        self._usage: Usage | None = None
+        self.journal = BytesJournal()
+        ends: list[_NoProcess] = []
+
+        def begin(*arguments: Any, **options: Any) -> _NoProcess:
+            ends.append(_NoProcess(*arguments, **options))
+            return ends[0]
+
+        code = "search.py"
+        job = r.Job(name=self.name, results="/nowhere", code=code, term=1, prefix=self.name)
+        self.link = ExperimentLink(job, wire, folder=Path("/nowhere"), begin=begin)
+        self._mail = select.poll()
+        self._mail.register(ends[0].socket.fileno(), select.POLLIN)
+        self.line = SupervisorLine(ends[0].socket)
+        self.line.first()
+        executor = RelayedExecutor(self.line)
+        problem = Problem(FIFOScheduler, seed=number, trials=1_000_000, max_t=RESULTS)
+        plan = plan_of(self.name)
+        self.runner = TrialRunner(RunnerSettings(request=request, max_concurrent=at_most))
+        self.loop = ExperimentLoop(
+            runner=self.runner,
+            plan=plan,
+            algorithms=problem.algorithms(),
+            executor=executor,
+            journal=self.journal,
+            records=CountedRecords(),
+            resources_for=lambda _config: request,
+            trial_prefix=self.name,
+            clock=clock,
+            nodes_may_come=True,
+        )
+        executor.open(plan)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether one of the two waits for the other to read."""
+        return self.link.wants_write or self.line._frames.waiting > 0
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether its process has something to do."""
+        return bool(self._mail.poll(0)) or self.line._frames.waiting > 0
+
+    def step(self) -> None:
+        """One turn of its process, as `RelayedExecutor` begins it and `Teller` ends it."""
+        self.line.wake()  # it never waits: what there is to read is there
+        self.loop.step()
+        usage = self.runner.usage()
+        if usage != self._usage:
+            self._usage = usage
+            self.line.send(r.Used(usage))
+
+    def gpus(self) -> float:
+        """How many GPUs its trials hold."""
+        held = self.runner.usage().held.values()
+        return sum(sum(amounts.devices.values()) for amounts in held)
+
+    def stop(self) -> None:
+        """Have the search end."""
+        self.loop.request_stop("enough")
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.link._frames.close()
+        self.line.close()
+
+
+def plan_of(experiment: str) -> ExperimentPlan:
+    """The plan of one of the experiments."""
+    return msgspec.structs.replace(
+        PLAN,
+        experiment=experiment,
+        events_key=events(experiment),
+        stop=(Condition(_PROGRESS, 1),),
+        checkpoint_frequency=SAVES_EVERY,
+    )
+
+
+def metrics(config: dict[str, Any], step: int) -> dict[str, Any]:
+    """What a trial reports."""
+    lr = config["lr"]
+    progress = step / math.ceil(RESULTS * noise("length", lr))
+    return {"loss": noise(lr, step), "accuracy": noise(step, lr), "lr": lr, _PROGRESS: progress}
+
+
+def step_time(config: dict[str, Any], step: int) -> float:
+    """The first one ends at any time, so that not all report at once."""
+    return PERIOD_S * (noise(config["lr"]) if step == 1 else 1.0)

@@ -1,0 +1,133 @@
+"""The nodes of a large farm: they do what assignments say, and state what happens, in streams."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+import cloudpickle
+
+from tests.simulation.large_experiment import metrics, plan_of, step_time
+from tunemq_scheduler.core.commands import StartTrial
+from tunemq_scheduler.executors.simulated_hosts import SimulatedHosts
+from tunemq_scheduler.executors.simulated_uploads import UploadSettings
+from tunemq_scheduler.executors.virtual_time import VirtualTime
+from tunemq_shared import messages as m
+from tunemq_shared import wire
+from tunemq_shared.introductions import BatchHeader, NodeHello
+
+GPUS: Final = 8
+_LATENCY_S: Final = 0.05
+_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}.0"
+
+#: Key of a stream, id of an entry, its fields.
+Append = Callable[[str, bytes, dict[bytes, bytes]], None]
+
+
+class LargeNodes:
+    """Machines of eight GPUs each, every tenth with older ones; nothing is lost on the way.
+
+    Args:
+        append: takes what they state, a latency later.
+
+    Attributes:
+        seen: what they did, counted.
+    """
+
+    def __init__(self, time: VirtualTime, append: Append) -> None:
+        self.seen: Counter[str] = Counter()
+        self._time, self._append = time, append
+        self._ids = itertools.count(1)
+        self._renewals = 0
+        self._taken: dict[str, int] = {}
+        self._hosting: dict[str, set[tuple[str, int]]] = {}
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        uploads = UploadSettings()
+        self._hosts = SimulatedHosts(
+            time, metrics, step_time, self._report, uploads=uploads, seed=1
+        )
+        self._hosts.open(plan_of(""))
+
+    def hello(self, number: int) -> tuple[bytes, bytes]:
+        """A node begins; returns its entry in the nodes' stream."""
+        name = f"node{number:05d}"
+        model, memory = ("A100", 80e9) if number % 10 else ("V100", 32e9)
+        hello = NodeHello(
+            protocol=m.PROTOCOL_VERSION,
+            node=name,
+            incarnation=f"{name}.1",
+            hostname=name,
+            node_ip="10.0.0.1",
+            pid=1,
+            resources={"cpu": 8.0 * GPUS, "gpu": float(GPUS), "memory": 1e12},
+            python=_PYTHON,
+            cloudpickle=cloudpickle.__version__,
+            gpus=tuple(m.Gpu(f"GPU-{number:05d}-{one}", model, memory) for one in range(GPUS)),
+        )
+        self._taken[hello.incarnation] = 0
+        self._hosting[hello.incarnation] = set()
+        return self._entry_id(), m.encode(hello)
+
+    def leases(self) -> dict[str, bytes]:
+        """What their leases say now; asked twice a second, they are renewed every second."""
+        self._renewals += 1
+        return {
+            node: b"%d:1:%d" % (self._renewals // 2, taken) for node, taken in self._taken.items()
+        }
+
+    def send(self, assignment: bytes) -> None:
+        """An assignment arrives, a latency later."""
+        self.seen["assignments"] += 1
+        self._time.after(_LATENCY_S, self._obey, assignment)
+
+    def _obey(self, data: bytes) -> None:
+        assignment = m.decode_assignment(data)
+        node = assignment.incarnation
+        if assignment.version <= self._taken[node]:
+            return
+        self._taken[node] = assignment.version
+        for order in assignment.orders:
+            key = order.trial, order.epoch
+            if order.kill:
+                self._hosts.kill(*key)
+            elif order.start is not None and key not in self._hosting[node]:
+                self._hosting[node].add(key)
+                self._hosts.start(_start(node, order, order.start))
+            elif order.stop:
+                self._hosts.end(*key)
+            elif order.pause:
+                self._hosts.pause(*key)
+
+    def _report(self, node: str, *events: m.NodeEvent) -> None:
+        """All of one trial: a batch of its experiment's stream."""
+        trial = next(one.trial for one in events if not isinstance(one, m.NodeWarned))
+        key = wire.events(trial.partition("_")[0])
+        first = self._numbers[node, key] + 1
+        self._numbers[node, key] += len(events)
+        self.seen["results"] += sum(isinstance(one, m.ResultReported) for one in events)
+        self.seen["trials over"] += sum(isinstance(one, m.HostFreed) for one in events)
+        header = BatchHeader(m.PROTOCOL_VERSION, node, first, (1, self._taken[node]))
+        fields = {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(events)}
+        self.seen["bytes"] += sum(map(len, fields.values()))
+        self._time.after(_LATENCY_S, self._append, key, self._entry_id(), fields)
+
+    def _entry_id(self) -> bytes:
+        return b"%d-0" % next(self._ids)
+
+
+def _start(node: str, order: m.HostOrder, start: m.HostStart) -> StartTrial:
+    return StartTrial(
+        trial=order.trial,
+        epoch=order.epoch,
+        incarnation=node,
+        number=start.trial_number,
+        config=start.config,
+        resources=start.resources,
+        run_until=order.run_until,
+        last_step=start.last_step,
+        restore=start.restore,
+        devices=start.devices,
+    )

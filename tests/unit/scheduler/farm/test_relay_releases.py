@@ -1,0 +1,77 @@
+"""What an experiment tells its supervisor of how far nodes' events are kept."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tests.plans import PLAN
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.executor import RelayedExecutor
+from tunemq_scheduler.farm.relay.frames import FrameSocket
+from tunemq_scheduler.farm.relay.line import SupervisorLine
+from tunemq_shared import messages as m
+
+
+class Ends:
+    """An experiment's executor, and the supervisor's end of its line."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.line, self.supervisor = SupervisorLine(ours), FrameSocket(theirs)
+        self.executor = RelayedExecutor(self.line)
+        self.executor.open(PLAN)
+        self.executor.reattach((), (), {})
+
+    def read(self, *batches: tuple[str, int]) -> None:
+        """The experiment reads batches that end with these events."""
+        facts = [m.BatchRead(node, last, last, "1-0") for node, last in batches]
+        parts = [msgspec.Raw(m.encode(facts))]
+        self.supervisor.put(r.encode(r.Facts(parts)))
+        self.supervisor.flush()
+        assert self.executor.poll(5.0) == facts
+
+    def released(self, accepted: dict[str, int]) -> dict[str, int] | None:
+        """What the supervisor hears of this."""
+        self.supervisor.receive()
+        self.executor.release(accepted)
+        [said] = map(r.decode_for_supervisor, self.supervisor.receive())
+        assert isinstance(said, r.Journalled)
+        return said.accepted
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.line.close()
+    made.supervisor.close()
+
+
+def test_the_first_time_it_tells_of_all_nodes_for_the_run_before_may_not_have(ends: Ends) -> None:
+    assert ends.released({"a": 3, "b": 5}) == {"a": 3, "b": 5}
+
+
+def test_later_it_tells_of_those_nodes_of_which_something_was_read(ends: Ends) -> None:
+    ends.released({"a": 3, "b": 5})
+    ends.read(("a", 4))
+    assert ends.released({"a": 4, "b": 5}) == {"a": 4}
+    assert ends.released({"a": 4, "b": 5}) == {}
+
+
+def test_what_was_read_and_is_not_kept_yet_is_told_when_it_is(ends: Ends) -> None:
+    ends.released({"a": 3, "b": 5})
+    ends.read(("a", 4), ("b", 9))
+    assert ends.released({"a": 4, "b": 5}) == {"a": 4, "b": 5}  # as far as a copy has come
+    assert ends.released({"a": 4, "b": 9}) == {"b": 9}
+    assert ends.released({"a": 4, "b": 9}) == {}
+
+
+def test_a_node_that_is_dead_is_told_of_no_more(ends: Ends) -> None:
+    ends.released({"a": 3, "b": 5})
+    ends.read(("a", 4))
+    assert ends.released({"b": 5}) == {}
+    assert ends.released({"b": 5}) == {}
