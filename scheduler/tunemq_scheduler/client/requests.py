@@ -31,6 +31,8 @@ _E = TypeVar("_E", bound=msgspec.Struct)
 TIMEOUT_S: Final = 40.0
 #: A scheduler that lives is seen within this time, even if Redis has just been wiped.
 _SEEN_WITHIN_S: Final = 2.5
+#: One that has ended is waited for so long, since it may be started again just now.
+_BACK_WITHIN_S: Final = 5.0
 #: A request is sent again so often: Redis may have been wiped, or the scheduler started again.
 _AGAIN_S: Final = 2.0
 #: Between two looks for an answer: the first pause, and the longest.
@@ -133,32 +135,34 @@ class FarmClient:
         deadline = time.monotonic() + self._timeout_s
         again, pause = 0.0, _FIRST_PAUSE_S
         trouble: WireUnavailable | None = None
+        seen = time.monotonic()
         while (now := time.monotonic()) < deadline:
             try:
                 if now >= again:
                     (entry,) = self._ask([asked.command])
                     asked.entries.append(entry)
                     again = now + _AGAIN_S
-                (found,) = self._ask([("GET", asked.key)])
+                found, lease = self._ask([("GET", asked.key), ("GET", wire.SCHEDULER)])
                 trouble = None
+                seen = seen if lease is None else now
             except WireUnavailable as error:
-                trouble, found = error, None
+                trouble, found, seen = error, None, now
                 time.sleep(_RETRY_S)
             if found is not None:
                 self._line.post([("DEL", asked.key)])  # a page of a log is large
                 return bytes(found)
+            if now > seen + _BACK_WITHIN_S:
+                break
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         if trouble is not None:
             raise trouble
+        at = f"the scheduler of the farm at {self._line.address}"
+        what = "has ended" if now < deadline else f"did not answer within {self._timeout_s:g} s"
         if self._withdraw(asked):
-            raise NoScheduler(
-                f"the scheduler of the farm at {self._line.address} did not answer within"
-                f" {self._timeout_s:g} s; the request was withdrawn, nothing was done."
-            )
+            raise NoScheduler(f"{at} {what}; the request was withdrawn, nothing was done.")
         raise NoScheduler(
-            f"the scheduler of the farm at {self._line.address} has taken the request and did not"
-            f" answer within {self._timeout_s:g} s; it may have been done: look with `tunemq ls`."
+            f"{at} has taken the request, and {what}; it may have been done: look with `tunemq ls`."
         )
 
     def _withdraw(self, asked: _Asked) -> bool:
