@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,7 +174,9 @@ class FarmService:
         self.folder, self.url = folder, url
         self.head, self.laptop = head or Here(), laptop or Here()
         self.results = folder / "head" / "tunemq_results"
+        #: Where there are hosts.
         self.redis_host: Machine | None = None
+        self.add_machine: Callable[[str], Machine] = lambda _name: Here()
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._machines = [self.head, self.laptop]
         self._searches: dict[str, Search] = {}
@@ -184,16 +186,16 @@ class FarmService:
     # --- its processes ----------------------------------------------------------------------------
 
     def start_scheduler(
-        self, *more: str, settings: str = "", variables: Mapping[str, str] | None = None
+        self, *more: str, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start `tunemq scheduler`; ``settings`` is the text of its file."""
+        """Start `tunemq scheduler`."""
         home = self.folder / "head"
-        if settings:
-            (home / "farm.toml").write_text(settings)
         if (home / "farm.toml").exists():
             more = ("--settings", str(home / "farm.toml"), *more)
         self.scheduler = self.head.start(
-            [*self.command("scheduler"), *more], self.environ("head", variables), home / "scheduler.log"
+            [*self.command("scheduler"), *more],
+            self.environ("head", variables),
+            home / "scheduler.log",
         )
         return self.scheduler
 
@@ -209,7 +211,7 @@ class FarmService:
         """Start `tunemq worker`."""
         home = self.folder / name
         home.mkdir(exist_ok=True)
-        machine = machine or Here()
+        machine = machine or self.add_machine(name)
         self._machines.append(machine)
         line = self.command("worker", "--name", name, "--cpus", str(cpus), *more)
         self.workers[name] = machine.start(line, self.environ(name), home / "worker.log")
@@ -388,13 +390,25 @@ class FarmService:
 
 @contextmanager
 def farm_service(
-    folder: Path, *, password: str = "", head: Machine | None = None, settings: str = ""
+    folder: Path,
+    *,
+    password: str = "",
+    head: Machine | None = None,
+    settings: str = "",
+    starts: bool = True,
 ) -> Iterator[FarmService]:
-    """A farm on this machine, with its scheduler and no worker yet."""
+    """A farm on this machine, with its scheduler, unless it is to be started later, and no worker.
+
+    Args:
+        settings: the text of the scheduler's file.
+    """
     redis = TcpRedis(folder, password)
     farm = FarmService(folder, redis.url, head)
     try:
-        farm.start_scheduler(settings=settings)
+        if settings:
+            (folder / "head" / "farm.toml").write_text(settings)
+        if starts:
+            farm.start_scheduler()
         yield farm
     finally:
         farm.close()
@@ -405,7 +419,7 @@ def on_hosts(folder: Path, hosts: Hosts) -> FarmService:
     """A farm whose scheduler, Redis and user are on machines of their own; nothing runs yet."""
     server, head, laptop = hosts.add("redis"), hosts.add("head"), hosts.add("laptop")
     farm = FarmService(folder, f"redis://{server.address}:6379/0", head, laptop)
-    farm.redis_host = server
+    farm.redis_host, farm.add_machine = server, hosts.add
     (folder / "redis").mkdir()
     line = [str(find_redis_server()), "--bind", server.address, "--protected-mode", "no"]
     server.start([*line, "--save", ""], farm.environ("redis"), folder / "redis" / "redis.log")

@@ -86,6 +86,8 @@ class TrialRow(Answer, frozen=True, kw_only=True):
     Attributes:
         step: the iterations done.
         metric: the newest value of the search's metric.
+        preemptions: how often it gave way to others that came first.
+        repeated: how many steps it did again that were done before it was stopped or lost.
         note: why it waits, or the last line of its error.
     """
 
@@ -98,6 +100,8 @@ class TrialRow(Answer, frozen=True, kw_only=True):
     config: dict[str, Any] = {}
     time_total_s: float = 0.0
     failures: int = 0
+    preemptions: int = 0
+    repeated: int = 0
     note: str = ""
 
 

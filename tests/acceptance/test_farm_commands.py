@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ def farm(tmp_path: Path) -> Iterator[FarmService]:
         farm = on_hosts(tmp_path, hosts)
         farm.start_scheduler()
         for name in ("one", "two"):
-            farm.add_worker(name, machine=hosts.add(name))
+            farm.add_worker(name)
         farm.has_nodes("one", "two")
         try:
             yield farm
@@ -109,27 +108,19 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
 
     def is_shown() -> bool:
         rows = farm.json("show", "exp")["trials"]
-        return [row["status"] for row in rows].count("RUNNING") == 4 and all(
-            row["step"] == 3 for row in rows if row["status"] == "RUNNING"
-        )
+        return [(row["status"], row["step"]) for row in rows] == [("RUNNING", 3)] * 4
 
     eventually(is_shown, message=lambda: str(farm))
-    shown = farm.tunemq("show", "exp")
-    assert "RUNNING" in shown
-    assert "PENDING" in shown
-    assert farm.json("show", "exp", "--trials", "1")["hidden"] == 5
+    assert "RUNNING" in farm.tunemq("show", "exp")
+    assert farm.json("show", "exp", "--trials", "1")["hidden"] == 3
 
-    running = next(row for row in _trials(farm, "exp") if row["status"] == "RUNNING")
-    waiting = next(row for row in _trials(farm, "exp") if row["status"] == "PENDING")
+    running = _trials(farm, "exp")[0]
     assert "started on" in farm.tunemq("logs", "exp")
     (page,) = map(json.loads, farm.tunemq("logs", "exp", "--json").splitlines())
     assert "started on" in page["text"]
     farm.tunemq("logs", f"exp/{running['trial']}")
 
     assert "runs, on" in farm.tunemq("why", "exp", running["trial"])
-    why = farm.json("why", "exp", waiting["trial"])["lines"]
-    assert any("waits" in line for line in why)
-    assert any("cpu" in line for line in why)
     assert farm.json("why", "exp")["lines"]
 
     nodes = farm.json("nodes")["nodes"]
@@ -147,13 +138,31 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
     assert farm.json("ls", "--active")["experiments"] == []
 
 
+def test_what_waits_says_for_what(farm):
+    farm.submit(Search(name="large", trials=1, steps=1, resources={"cpu": 3}))
+    farm.submit(Search(name="odd", trials=1, steps=1, resources={"cpu": 1, "tpu": 1}))
+    farm.wait_for("large", "RUNNING")
+    eventually(lambda: _trials(farm, "large"), message=lambda: str(farm))
+
+    (waiting,) = _trials(farm, "large")
+    assert waiting["status"] == "PENDING"
+    lines = farm.json("why", "large", waiting["trial"])["lines"]
+    assert any("waits for a place" in line for line in lines), lines
+    assert any("3 cpu" in line or "cpu 3" in line or "'cpu': 3" in line for line in lines), lines
+    assert "cpu" in farm.tunemq("why", "large")
+    eventually(lambda: "tpu" in farm.tunemq("why", "odd"), message=lambda: str(farm))
+
+    farm.add_worker("three", 3)
+    farm.wait_for("large", "FINISHED")
+    farm.check_results("large")
+    assert farm.rows()["odd"].state == "RUNNING"
+
+
 def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
-    farm.submit(Search(name="exp", trials=4, steps=6, save_every=1, has_gate=True))
-    farm.open_gate("exp", 2)
+    farm.submit(Search(name="exp", trials=4, steps=2000, step_s=0.05))
     farm.wait_for_steps("exp", 4, 2)
 
     assert farm.json("pause", "exp")["state"] == "PAUSED"
-    farm.open_gate("exp", 3)
     eventually(
         lambda: all(row.trials == 0 for row in farm.nodes().values()),
         within=60,
@@ -164,9 +173,9 @@ def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
 
     farm.tunemq("resume", "exp")
     farm.wait_for("exp", "RUNNING")
-    farm.open_gate("exp", 4)
+    before = {trial: len(steps) for trial, steps in farm.steps("exp").items()}
     eventually(
-        lambda: sorted(steps[-1] for steps in farm.steps("exp").values()) == [4] * 4,
+        lambda: all(len(farm.steps("exp")[trial]) > done for trial, done in before.items()),
         within=60,
         message=lambda: str(farm),
     )
@@ -174,16 +183,17 @@ def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
     trial = _trials(farm, "exp")[0]["trial"]
     farm.tunemq("stop", f"exp/{trial}")
     eventually(
-        lambda: {row["trial"]: row["status"] for row in _trials(farm, "exp")}[trial]
-        == "TERMINATED",
+        lambda: (
+            {row["trial"]: row["status"] for row in _trials(farm, "exp")}[trial] == "TERMINATED"
+        ),
         within=60,
         message=lambda: str(farm),
     )
     assert farm.rows()["exp"].state == "RUNNING"
 
     assert farm.json("stop", "exp")["state"] == "STOPPING"
-    farm.open_gate("exp", 5)
     farm.wait_for("exp", "STOPPED")
+    assert all(steps == sorted(set(steps)) for steps in farm.steps("exp").values())
     for lines in farm.recorded("exp").values():  # what there is is whole
         steps = [line["training_iteration"] for line in lines]
         assert steps == list(range(1, len(steps) + 1))
@@ -249,9 +259,7 @@ def test_a_node_is_drained_used_again_and_retired(farm):
     farm.wait_for_steps("exp", 4, 1)
 
     farm.tunemq("nodes", "drain", "one")
-    eventually(
-        lambda: farm.nodes()["one"].state == "drained", within=60, message=lambda: str(farm)
-    )
+    eventually(lambda: farm.nodes()["one"].state == "drained", within=60, message=lambda: str(farm))
     (row,) = [row for row in farm.json("nodes")["nodes"] if row["node"] == "one"]
     assert (row["state"], row["trials"]) == ("drained", 0)
     assert "drained by" in row["health"]
@@ -280,7 +288,7 @@ def test_what_is_not_there_is_named_with_what_may_have_been_meant(farm):
         *(("show",), ("logs",), ("stop",), ("pause",), ("resume",), ("retry",), ("rm",), ("why",)),
     ):
         said = _refused(farm, *command, "resnat", code=USE)
-        assert "there is no experiment resnat" in said, said
+        assert "there is no experiment 'resnat'" in said, said
         assert "resnet" in said
     for command in ("stop", "retry", "why", "logs"):
         said = _refused(farm, command, "resnet/ffffff_00009", code=USE)
@@ -288,7 +296,7 @@ def test_what_is_not_there_is_named_with_what_may_have_been_meant(farm):
         assert "ffffff_00009" in said
     for change in ("drain", "resume", "retire"):
         said = _refused(farm, "nodes", change, "tow", code=USE)
-        assert "there is no node tow" in said
+        assert "there is no node 'tow'" in said
         assert "two" in said
     assert "which node" in _refused(farm, "nodes", "drain", code=USE)
 
@@ -315,22 +323,14 @@ def test_what_cannot_be_done_now_is_refused_and_says_why(farm):
 
 
 def test_a_farm_without_scheduler_or_redis_is_told_from_one_that_answers(farm):
-    commands = (
-        *(("ls",), ("nodes",), ("show", "exp"), ("logs", "exp"), ("stop", "exp"), ("why", "exp")),
-        *(("pause", "exp"), ("resume", "exp"), ("retry", "exp"), ("rm", "exp")),
-        ("nodes", "drain", "one"),
-    )
+    commands = (("ls",), ("nodes", "drain", "one"), ("logs", "exp"), ("stop", "exp"))
     farm.kill_scheduler()
     script = str(farm.write(Search(name="exp")))
     for command in (*commands, ("submit", script, "--detach")):
-        started = time.monotonic()
         done = farm.run(*command)
         assert done.returncode == NO_SCHEDULER, f"{command}: {done}"
         assert "scheduler" in done.stderr
-        assert time.monotonic() - started < 60
-        if command == ("ls",):
-            break_after = done.stderr
-    assert break_after
+        assert "Traceback" not in done.stderr
 
     farm.redis_host.kill()
     for command in (("ls",), ("submit", script, "--detach"), ("stop", "exp", "--json")):
@@ -339,7 +339,6 @@ def test_a_farm_without_scheduler_or_redis_is_told_from_one_that_answers(farm):
         assert "10.0.0.1" in done.stderr
         assert "Traceback" not in done.stderr
 
-    environ = {"TUNEMQ_REDIS": ""}
-    done = farm.run("ls", variables=environ)
+    done = farm.run("ls", variables={"TUNEMQ_REDIS": ""})
     assert done.returncode == USE
     assert "TUNEMQ_REDIS" in done.stderr

@@ -240,6 +240,19 @@ def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys
     }
 
 
+def test_one_whose_trials_end_while_its_process_crashes_is_finished_and_knows_how(farm):
+    farm.submit(Search(name="crasher", steps=5, code=_CRASHER, run="callbacks=[Crasher()],"))
+
+    row = farm.wait_for("crasher", "FINISHED")
+
+    assert "SIGSEGV" in farm.said()
+    assert (row.trials["TERMINATED"], row.total) == (2, 2)
+    rows = farm.json("show", "crasher")["trials"]
+    assert [(one["status"], one["step"]) for one in rows] == [("TERMINATED", 5)] * 2
+    farm.check_results("crasher")
+    farm.check_steps("crasher")
+
+
 def test_an_experiment_whose_process_crashes_again_and_again_fails_and_says_why(farm):
     farm.submit(Search(name="crasher", steps=1000, code=_CRASHER, run="callbacks=[Crasher()],"))
 

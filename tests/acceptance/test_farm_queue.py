@@ -1,0 +1,199 @@
+"""The queue of a farm: whose turn it is, who has to give way, and that nothing of it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.farm_service import FarmService, Search, farm_service
+from tests.support import eventually
+from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_shared.blob_store import open_blobs
+from tunemq_shared.bundles import bundle
+from tunemq_shared.requests import ScriptCode
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+_CLASS = "work.chain_class()"
+
+
+@pytest.fixture
+def farm(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FarmService]:
+    """With the settings that the test names, and a worker with two cores."""
+    with farm_service(tmp_path, settings=getattr(request, "param", "")) as farm:
+        farm.add_worker("one", cpus=2)
+        farm.has_nodes("one")
+        yield farm
+
+
+def _settings(text: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("farm", [text], indirect=True, ids=["with settings"])
+
+
+def _repeated(steps: list[int]) -> int:
+    return len(steps) - len(set(steps))
+
+
+# --- whose turn it is -----------------------------------------------------------------------------
+
+
+@_settings("max_running = 1")
+def test_the_highest_priority_is_next_and_has_a_lower_one_that_runs_give_way(farm):
+    farm.submit(Search(name="first", trials=2, steps=200, trainable=_CLASS))
+    farm.wait_for_steps("first", 2, 2)
+    farm.submit(Search(name="later"))
+    assert farm.rows()["later"].position == 0
+    farm.submit(Search(name="urgent"), "--priority", "5")
+
+    urgent = farm.wait_for("urgent", "FINISHED")
+    later, first = farm.wait_for("later", "FINISHED"), farm.wait_for("first", "FINISHED")
+    # What gave way was submitted earlier than what waited.
+    assert urgent.ended <= first.started < first.ended <= later.started
+    for name in ("first", "later", "urgent"):
+        farm.check_results(name)
+        farm.check_steps(name)
+
+
+@_settings("max_running = 2")
+def test_owners_take_turns(farm):
+    for name in ("ann1", "ann2"):
+        farm.submit(Search(name=name, trials=1, steps=2, has_gate=True), "--owner", "ann")
+        farm.wait_for(name, "RUNNING")
+    for name, owner in (("ann3", "ann"), ("ben1", "ben")):
+        farm.submit(Search(name=name, trials=1, steps=2), "--owner", owner)
+    assert [farm.rows()[name].position for name in ("ann3", "ben1")] == [0, 1]
+
+    farm.open_gate("ann1", 2)
+    # Of ann's one runs still, of ben's none.
+    farm.wait_for("ben1", "FINISHED")
+    farm.wait_for("ann3", "FINISHED")
+    rows = farm.rows()
+    assert rows["ben1"].started < rows["ann3"].started
+    farm.open_gate("ann2", 2)
+    farm.wait_for("ann2", "FINISHED")
+
+
+# --- giving way -----------------------------------------------------------------------------------
+
+
+def test_trials_that_can_save_on_demand_give_way_at_once_and_repeat_no_step(farm):
+    farm.submit(Search(name="low", trials=3, steps=200, trainable=_CLASS))
+    farm.wait_for_steps("low", 2, 5)
+    farm.submit(Search(name="high", trials=2, steps=20), "--priority", "10")
+
+    farm.wait_for("high", "FINISHED")
+    assert farm.rows()["low"].state == "RUNNING"
+    farm.wait_for("low", "FINISHED")
+    for name in ("low", "high"):
+        farm.check_results(name)
+        farm.check_steps(name)
+    rows = farm.json("show", "low")["trials"]
+    assert sum(row["preemptions"] for row in rows) >= 2
+    assert all(row["repeated"] == 0 for row in rows)
+    assert "gave way" in farm.tunemq("show", "low")
+
+
+def test_functions_give_way_at_their_next_checkpoint_and_repeat_no_step(farm):
+    farm.submit(Search(name="low", trials=2, steps=200, save_every=7))
+    farm.wait_for_steps("low", 2, 3)
+    farm.submit(Search(name="high", trials=2, steps=20), "--priority", "10")
+
+    for name in ("high", "low"):
+        farm.wait_for(name, "FINISHED")
+        farm.check_results(name)
+        farm.check_steps(name)
+
+
+@_settings("preempt_grace_s = 1")
+def test_what_does_not_save_in_time_gives_way_too_and_what_it_repeats_is_counted_and_shown(farm):
+    farm.submit(Search(name="low", trials=2, steps=80, step_s=0.05, save_every=1000))
+    farm.wait_for_steps("low", 2, 10)
+    farm.submit(Search(name="high", trials=2, steps=5), "--priority", "10")
+
+    farm.wait_for("high", "FINISHED")
+    farm.wait_for("low", "FINISHED")
+    farm.check_results("low")
+    done = farm.steps("low")
+    assert all(_repeated(steps) > 0 for steps in done.values())
+    rows = farm.json("show", "low")["trials"]
+    for row in rows:
+        repeated = _repeated(done[int(row["trial"].rpartition("_")[2])])
+        # The step in which it was stopped may never have been told.
+        assert repeated - 1 <= row["repeated"] <= repeated
+        assert row["preemptions"] == 1
+    assert "repeated" in farm.tunemq("show", "low")
+
+
+def test_a_pause_and_what_follows_it_repeat_no_more_than_one_interval(farm):
+    interval = 4
+    farm.submit(Search(name="exp", trials=2, steps=40, step_s=0.05, save_every=interval))
+    farm.wait_for_steps("exp", 2, 6)
+
+    farm.tunemq("pause", "exp")
+    eventually(lambda: farm.nodes()["one"].trials == 0, within=60, message=lambda: str(farm))
+    farm.tunemq("resume", "exp")
+    farm.wait_for("exp", "FINISHED")
+
+    farm.check_results("exp")
+    for steps in farm.steps("exp").values():
+        assert _repeated(steps) <= interval
+
+
+# --- what happens to the scheduler ----------------------------------------------------------------
+
+
+@_settings("max_running = 2")
+def test_a_killed_scheduler_repeats_nothing_loses_nothing_and_knows_its_queue(farm):
+    farm.add_worker("two", cpus=2)
+    farm.has_nodes("two")
+    for name in ("a", "b"):
+        farm.submit(Search(name=name, trials=2, steps=60, step_s=0.05, save_every=10))
+        farm.wait_for_steps(name, 2, 2)
+    for name, priority in (("c", "0"), ("d", "0"), ("e", "-1")):
+        search = Search(name=name, trials=2, steps=10)
+        farm.submit(search, "--priority", priority)
+    before = {name: row.position for name, row in farm.rows().items()}
+
+    farm.kill_scheduler()
+    done = sum(len(steps) for name in "ab" for steps in farm.steps(name).values())
+    eventually(
+        lambda: sum(len(steps) for name in "ab" for steps in farm.steps(name).values()) > done + 8,
+        within=60,
+        message=lambda: str(farm),
+    )
+    farm.start_scheduler()
+    eventually(farm.rows, within=60, message=lambda: str(farm))
+    assert {name: row.position for name, row in farm.rows().items()} == before
+
+    for name in "abcde":
+        farm.wait_for(name, "FINISHED")
+        farm.check_results(name)
+        farm.check_steps(name)
+    rows = farm.rows()
+    assert max(rows[name].started for name in "cd") <= rows["e"].started
+
+
+@pytest.mark.timeout(400)
+def test_a_thousand_that_wait_do_not_keep_an_urgent_one_waiting(tmp_path):
+    with farm_service(tmp_path, settings="max_running = 2", starts=False) as farm:
+        script = farm.write(Search(name="many", trials=1, steps=1000, step_s=0.1, trainable=_CLASS))
+        farm.results.mkdir(parents=True)
+        with open_blobs(str(farm.results)) as blobs:
+            code = ScriptCode(bundle=bundle(script.parent, blobs), script=script.name)
+        queue = ExperimentQueue(farm.results / ".farm" / "experiments")
+        for number in range(1_000):
+            queue.add(f"many_{number:04}", owner=f"owner{number % 7}", code=code)
+        farm.start_scheduler()
+        farm.add_worker("one", cpus=2)
+        farm.has_nodes("one")
+        eventually(lambda: farm.nodes()["one"].trials == 2, within=60, message=lambda: str(farm))
+
+        farm.submit(Search(name="urgent", trials=1, steps=2), "--priority", "1")
+
+        farm.wait_for("urgent", "FINISHED")
+        farm.check_results("urgent")
+        states = [row.state for name, row in farm.rows().items() if name != "urgent"]
+        assert len(states) == 1_000
+        assert set(states) <= {"QUEUED", "RUNNING"}
