@@ -106,6 +106,8 @@ class Experiments:
         #: Those that are over, and whose hosts may be there until then.
         self._leaving: dict[str, float] = {}
         self._details = Details(folder / "details")
+        #: How many changes of the queue were looked at; None where an experiment has ended since.
+        self._looked_at: int | None = None
         #: How many results those processes were given that have ended.
         self._results_before = 0
 
@@ -183,11 +185,14 @@ class Experiments:
     # --- beginning --------------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
+        if self._queue.changes == self._looked_at:
+            return  # of a thousand that wait none can begin
         while (entry := self._next()) is not None:
             if entry.name in self._leaving:
                 del self._leaving[entry.name]
                 self._allotter.experiment_gone(entry.name)
             self._start(self._queue.move(entry.name, State.RUNNING))
+        self._looked_at = self._queue.changes
 
     def _next(self) -> Entry | None:
         """Who is started now: the highest priority first, then whose owner has the fewest."""
@@ -315,6 +320,7 @@ class Experiments:
         self._forget(one)
 
     def _forget(self, one: _Running) -> None:
+        self._looked_at = None
         del self._running[one.name]
         if key := self._streams.keys.get(one.name):
             self._end_hosts(key)

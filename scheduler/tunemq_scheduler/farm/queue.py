@@ -53,6 +53,8 @@ class ExperimentQueue:
         self._at_turn: dict[tuple[int, int], str] = {}
         #: Which experiment came of which request.
         self._requests: dict[str, str] = {}
+        #: Grows with each change.
+        self.changes = 0
         #: What could not be read and was set aside, in lines for people.
         self.damaged: list[str] = []
         with self._on_disk("read"):
@@ -193,6 +195,7 @@ class ExperimentQueue:
     # --- memory -----------------------------------------------------------------------------------
 
     def _put(self, entry: Entry) -> None:
+        self.changes += 1
         if (before := self._entries.get(entry.name)) is not None:
             self._forget(before)
         self._entries[entry.name] = entry
@@ -204,6 +207,7 @@ class ExperimentQueue:
             self._at_turn[entry.turn] = entry.name
 
     def _forget(self, entry: Entry) -> None:
+        self.changes += 1
         del self._entries[entry.name]
         del self._by_state[entry.state][entry.name]
         self._requests.pop(entry.request, None)
