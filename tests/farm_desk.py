@@ -133,6 +133,9 @@ class ToldNodes:
             a.NodeRow(node="beta", incarnation="beta-1", state="draining", total={"cpu": 4}),
         )
 
+    def asked(self) -> tuple[str, ...]:
+        return ("beta", "delta")
+
     def drain(self, incarnation: str, reason: str) -> str:
         self.told.append(("drain", incarnation, reason))
         return f"{incarnation} is drained"

@@ -174,6 +174,8 @@ class FarmService:
         self.folder, self.url = folder, url
         self.head, self.laptop = head or Here(), laptop or Here()
         self.results = folder / "head" / "tunemq_results"
+        #: How often to look: from another machine it costs a process each time.
+        self.every = 0.05 if isinstance(self.laptop, Here) else 0.5
         #: Where there are hosts.
         self.redis_host: Machine | None = None
         self.add_machine: Callable[[str], Machine] = lambda _name: Here()
@@ -321,7 +323,9 @@ class FarmService:
             nodes = self.nodes()
             return all(name in nodes and nodes[name].state == "ready" for name in names)
 
-        eventually(are_ready, within=60, message=lambda: f"not ready: {names}{self}")
+        eventually(
+            are_ready, within=60, every=self.every, message=lambda: f"not ready: {names}{self}"
+        )
 
     def wait_for(self, name: str, state: str, within: float = 90.0) -> a.ExperimentRow:
         """Wait until an experiment is in a state; its row."""
@@ -334,7 +338,12 @@ class FarmService:
                 assert row.state == state, f"{row}{self}"
             return row is not None and row.state == state
 
-        eventually(is_there, within=within, message=lambda: f"not {state}: {found}{self}")
+        eventually(
+            is_there,
+            within=within,
+            every=self.every,
+            message=lambda: f"not {state}: {found}{self}",
+        )
         return found[0]
 
     def steps(self, name: str) -> dict[int, list[int]]:

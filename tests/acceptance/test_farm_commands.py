@@ -69,7 +69,9 @@ def test_an_experiment_is_followed_to_its_end_and_ctrl_c_leaves_it_running(farm)
 
     script = farm.write(Search(name="second", trials=2, steps=4, has_gate=True))
     process, log = _attached(farm, "submit", str(script), "--name", "second")
-    eventually(lambda: "started on" in log.read_text(), within=60, message=lambda: str(farm))
+    eventually(
+        lambda: "started on" in log.read_text(), within=60, every=0.3, message=lambda: str(farm)
+    )
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == CTRL_C
     assert "second goes on" in log.read_text()
@@ -110,7 +112,7 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
         rows = farm.json("show", "exp")["trials"]
         return [(row["status"], row["step"]) for row in rows] == [("RUNNING", 3)] * 4
 
-    eventually(is_shown, message=lambda: str(farm))
+    eventually(is_shown, every=0.3, message=lambda: str(farm))
     assert "RUNNING" in farm.tunemq("show", "exp")
     assert farm.json("show", "exp", "--trials", "1")["hidden"] == 3
 
@@ -142,7 +144,7 @@ def test_what_waits_says_for_what(farm):
     farm.submit(Search(name="large", trials=1, steps=1, resources={"cpu": 3}))
     farm.submit(Search(name="odd", trials=1, steps=1, resources={"cpu": 1, "tpu": 1}))
     farm.wait_for("large", "RUNNING")
-    eventually(lambda: _trials(farm, "large"), message=lambda: str(farm))
+    eventually(lambda: _trials(farm, "large"), every=0.3, message=lambda: str(farm))
 
     (waiting,) = _trials(farm, "large")
     assert waiting["status"] == "PENDING"
@@ -150,7 +152,7 @@ def test_what_waits_says_for_what(farm):
     assert any("waits for a place" in line for line in lines), lines
     assert any("3 cpu" in line or "cpu 3" in line or "'cpu': 3" in line for line in lines), lines
     assert "cpu" in farm.tunemq("why", "large")
-    eventually(lambda: "tpu" in farm.tunemq("why", "odd"), message=lambda: str(farm))
+    eventually(lambda: "tpu" in farm.tunemq("why", "odd"), every=0.3, message=lambda: str(farm))
 
     farm.add_worker("three", 3)
     farm.wait_for("large", "FINISHED")
@@ -166,6 +168,7 @@ def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
     eventually(
         lambda: all(row.trials == 0 for row in farm.nodes().values()),
         within=60,
+        every=0.3,
         message=lambda: str(farm),
     )
     assert farm.rows()["exp"].state == "PAUSED"
@@ -177,6 +180,7 @@ def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
     eventually(
         lambda: all(len(farm.steps("exp")[trial]) > done for trial, done in before.items()),
         within=60,
+        every=0.3,
         message=lambda: str(farm),
     )
 
@@ -187,6 +191,7 @@ def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
             {row["trial"]: row["status"] for row in _trials(farm, "exp")}[trial] == "TERMINATED"
         ),
         within=60,
+        every=0.3,
         message=lambda: str(farm),
     )
     assert farm.rows()["exp"].state == "RUNNING"
@@ -248,7 +253,7 @@ def test_trials_in_error_are_retried_while_others_run_and_when_all_is_over(farm)
     def are_all_over() -> bool:
         return [row["status"] for row in _trials(farm, "exp")] == ["TERMINATED"] * 2
 
-    eventually(are_all_over, within=60, message=lambda: str(farm))
+    eventually(are_all_over, within=60, every=0.3, message=lambda: str(farm))
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -259,7 +264,12 @@ def test_a_node_is_drained_used_again_and_retired(farm):
     farm.wait_for_steps("exp", 4, 1)
 
     farm.tunemq("nodes", "drain", "one")
-    eventually(lambda: farm.nodes()["one"].state == "drained", within=60, message=lambda: str(farm))
+    eventually(
+        lambda: farm.nodes()["one"].state == "drained",
+        within=60,
+        every=0.3,
+        message=lambda: str(farm),
+    )
     (row,) = [row for row in farm.json("nodes")["nodes"] if row["node"] == "one"]
     assert (row["state"], row["trials"]) == ("drained", 0)
     assert "drained by" in row["health"]
@@ -273,7 +283,8 @@ def test_a_node_is_drained_used_again_and_retired(farm):
 
     farm.tunemq("nodes", "retire", "two")
     assert farm.workers["two"].wait(90) == 0
-    eventually(lambda: "two" not in farm.nodes(), within=60, message=lambda: str(farm))
+    eventually(lambda: "two" not in farm.nodes(), within=60, every=0.3, message=lambda: str(farm))
+    assert "is not there now" in farm.json("nodes", "resume", "two")["text"]
     for steps in farm.steps("exp").values():  # what ran there went on elsewhere, from where it was
         assert steps == sorted(set(steps))
 

@@ -173,9 +173,12 @@ def page(tmp_path: Path) -> Iterator[_Page]:
 
 def test_the_farm_page_works_and_machines_may_go_and_come(page):
     eventually(
-        lambda: (page.scheduler.poll() is None) and _answers(page), within=60, message=page.log
+        lambda: (page.scheduler.poll() is None) and _answers(page),
+        within=60,
+        every=0.5,
+        message=page.log,
     )
-    eventually(lambda: len(page.nodes()) == 3, within=60, message=page.log)
+    eventually(lambda: len(page.nodes()) == 3, within=60, every=0.5, message=page.log)
     for line in page.lines["laptop"]:
         program, *arguments = shlex.split(line)
         assert program == "tunemq"
@@ -184,25 +187,29 @@ def test_the_farm_page_works_and_machines_may_go_and_come(page):
     assert shutil.which("minio", path=page.environ("x")["PATH"])
 
     # Trials run on all three.
-    eventually(lambda: page.have_done(10), within=60, message=page.log)
+    eventually(lambda: page.have_done(10), within=60, every=0.5, message=page.log)
     assert all(row["used"]["cpu"] == 2 for row in page.nodes().values())
 
     # The scheduler dies: trials go on, and the next one takes them over.
     os.kill(page.scheduler.pid, signal.SIGKILL)
     page.scheduler.wait()
     page.open_gate(20)
-    eventually(lambda: page.have_done(20), within=60, message=page.log)
+    eventually(lambda: page.have_done(20), within=60, every=0.5, message=page.log)
     page.start_scheduler()
-    eventually(lambda: _answers(page), within=60, message=page.log)
+    eventually(lambda: _answers(page), within=60, every=0.5, message=page.log)
     page.open_gate(22)
-    eventually(lambda: page.have_done(22), within=60, message=page.log)
+    eventually(lambda: page.have_done(22), within=60, every=0.5, message=page.log)
     assert all(steps == list(range(1, 23)) for steps in page.steps().values())
 
     # A cable is pulled, and put back: silent, then there again.
     page.workers[0].unplug()
-    eventually(lambda: page.nodes()["worker0"]["state"] == "silent", within=60, message=page.log)
+    eventually(
+        lambda: page.nodes()["worker0"]["state"] == "silent", within=60, every=0.5, message=page.log
+    )
     page.workers[0].plug_in()
-    eventually(lambda: page.nodes()["worker0"]["state"] == "ready", within=60, message=page.log)
+    eventually(
+        lambda: page.nodes()["worker0"]["state"] == "ready", within=60, every=0.5, message=page.log
+    )
 
     # A machine loses its power, and another one comes.
     page.workers[1].kill()
@@ -214,7 +221,7 @@ def test_the_farm_page_works_and_machines_may_go_and_come(page):
     )
 
     page.open_gate(_STEPS)
-    eventually(lambda: page.state("first") == "FINISHED", within=120, message=page.log)
+    eventually(lambda: page.state("first") == "FINISHED", within=120, every=0.5, message=page.log)
     shown = page.json("show", "first")
     assert [row["status"] for row in shown["trials"]] == ["TERMINATED"] * _TRIALS
     assert {row["step"] for row in shown["trials"]} == {_STEPS}

@@ -291,6 +291,26 @@ def test_a_client_waits_for_a_redis_that_was_killed_and_a_scheduler_that_reconne
     assert len(client.ask(r.ListExperiments(), a.ExperimentList).experiments) == 1
 
 
+def test_a_redis_that_refuses_is_asked_again_later(server, tmp_path, client, capfd):
+    server.client.set(wire.REQUESTS, "no stream")
+    with served(server.url, server.client, tmp_path) as desk:
+        said = ""
+
+        def is_told() -> bool:
+            nonlocal said
+            said += capfd.readouterr().err
+            return "requests wait" in said
+
+        eventually(is_told)
+        server.client.delete(wire.REQUESTS)
+        eventually(lambda: desk.server.fileno() is not None)
+        reading = [one for one in server.client.client_list() if one["cmd"] == "xread"]
+        server.client.client_unblock(reading[0]["id"], error=True)
+
+        assert client.ask(submit(), a.Submitted).name == "exp"
+    assert said.count("WRONGTYPE") == 1
+
+
 def test_a_request_is_sent_again_after_redis_lost_it(server, tmp_path, monkeypatch):
     monkeypatch.setattr(client_module, "_AGAIN_S", 0.1)
     desk = ServedDesk(server.url, tmp_path)

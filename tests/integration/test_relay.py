@@ -294,9 +294,12 @@ def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in
     link.attend()
     assert client.is_full
     assert link._frames.waiting == held
-    began = time.monotonic()
-    supervisor.turn(0.2)  # and nobody waits for it, nor is kept from waiting
-    assert 0.1 < time.monotonic() - began < 2.0
+    began, turns = time.monotonic(), 0
+    while time.monotonic() < began + 0.4:
+        supervisor.turn(0.2)  # nobody waits for it, nor is kept from waiting
+        turns += 1
+    assert turns < 40
+    assert time.monotonic() < began + 5.0
     os.kill(link.pid, signal.SIGCONT)
     supervisor.until(lambda: client.taken >= 40)
     farm.open_gate(40)
@@ -307,7 +310,7 @@ def test_an_experiment_that_does_not_read_is_given_no_more_and_gets_all_of_it_in
 
 def test_a_process_that_sends_what_it_may_not_is_killed_and_others_do_not_notice(farm, supervisor):
     farm.worker("a")
-    body = "[os.write(n, b'x' * 99) for n in range(3, 99) if 'socket' in os.path.realpath(f'/proc/self/fd/{n}')]"  # noqa: E501
+    body = "[os.write(n, b'x' * 99) for n in range(3, 4096) if 'socket' in os.path.realpath(f'/proc/self/fd/{n}')]"  # noqa: E501
     link = supervisor.start(job(farm, script(farm, body)), farm.results / "search")
     ending = supervisor.ends()
     assert ending.outcome is Outcome.FAILED

@@ -41,7 +41,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help=f"where Redis is, such as redis://:password@host:6379/0; default: ${REDIS_VARIABLE}",
+        help=f"where Redis is, such as redis://host:6379/0; default: ${REDIS_VARIABLE},"
+        " which is the place for one with a password",
     )
     parser.add_argument(
         "--name",
@@ -69,6 +70,11 @@ def run(options: argparse.Namespace) -> int:
             f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
         )
     address = parse_address(url)
+    if options.redis and address.password:
+        sys.stderr.write(
+            "tunemq worker: whoever lists this machine's processes sees the password in --redis;"
+            f" give the address in ${REDIS_VARIABLE} instead.\n"
+        )
     name = options.name or machine.hostname()
     workdir = os.path.abspath(options.workdir or _default_workdir(name))
     try:

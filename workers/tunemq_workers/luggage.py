@@ -10,6 +10,7 @@ longest unused go first.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -61,7 +62,7 @@ class Luggage:
     Args:
         disk: measures and removes.
         transfers: fetch.
-        folder: the node's.
+        folder: the node's; no other node uses it any more.
     """
 
     def __init__(self, disk: Disk, transfers: Transfers, folder: str) -> None:
@@ -72,10 +73,12 @@ class Luggage:
         #: By path, the longest unused first.
         self._sizes: dict[str, int] = {}
         self._limit = 0
+        # Now: later, what is half done may be what is being fetched.
+        self._leftovers = _leftovers(folder)
 
     def start(self) -> None:
         """Look what a node before this one has left."""
-        self._disk.run(partial(_take_over, self._folder), self._looked)
+        self._disk.run(partial(_take_over, self._folder, self._leftovers), self._looked)
 
     def find(self, start: HostStart) -> HostStart | None:
         """The order in terms of this node, if all that it needs is here."""
@@ -205,16 +208,35 @@ def _is_there(path: str, need: _Need) -> bool:
 # --- on the disk ----------------------------------------------------------------------------------
 
 
-def _take_over(folder: str) -> _Left:
-    """Remove what is half done, and say what is there."""
+def _leftovers(folder: str) -> list[str]:
+    """What a node before this one has left half done."""
+    found: list[str] = []
+    for name in (BLOBS, CODE):
+        with contextlib.suppress(FileNotFoundError):
+            entries = os.scandir(os.path.join(folder, name))
+            found += (entry.path for entry in entries if _is_half_done(entry))
+    return found
+
+
+def _is_half_done(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".")
+
+
+def _take_over(folder: str, leftovers: list[str]) -> _Left:
+    """Remove what a node before this one has not finished, and say what is there."""
+    for path in leftovers:
+        try:
+            _delete(path)
+        except OSError as problem:
+            _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
     found: list[tuple[float, str]] = []
     for name in (BLOBS, CODE):
         os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
-        for entry in os.scandir(os.path.join(folder, name)):
-            if entry.name.startswith("."):
-                _delete(entry.path)
-            else:
-                found.append((entry.stat().st_mtime, entry.path))
+        found += (
+            (entry.stat().st_mtime, entry.path)
+            for entry in os.scandir(os.path.join(folder, name))
+            if not _is_half_done(entry)
+        )
     sizes = {path: _size_of(path) for _, path in sorted(found)}
     return _Left(sizes, shutil.disk_usage(folder).total)
 

@@ -235,7 +235,7 @@ def snapshot(runner: RunnerState) -> bytes:
     return m.encode(
         (
             live,
-            list(runner.finished.items()),
+            sorted(runner.finished.items()),  # nobody goes by their order
             sorted(runner.counts.items()),
             [(node, runner.accepted.get(node)) for node in sorted(runner.nodes)],
             [(*one, runner.slots.held_by(*one[:2]).devices) for one in runner.slots],

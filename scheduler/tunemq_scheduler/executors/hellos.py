@@ -10,6 +10,7 @@ import msgspec
 from tunemq_shared.errors import WireError
 from tunemq_shared.introductions import NodeHello, decode_hello
 from tunemq_shared.messages import PROTOCOL_VERSION, NodeJoined
+from tunemq_shared.undecodable import UNDECODABLE
 
 
 def read_hello(data: bytes) -> NodeHello:
@@ -21,7 +22,7 @@ def read_hello(data: bytes) -> NodeHello:
     """
     try:
         hello = decode_hello(data)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise WireError(_why_unreadable(data, error)) from error
     if hello.protocol != PROTOCOL_VERSION:
         raise WireError(
@@ -57,6 +58,6 @@ def _why_unreadable(data: bytes, error: Exception) -> str:
     try:
         fields = msgspec.msgpack.decode(data)
         protocol, node = int(fields[1]), str(fields[2])
-    except (msgspec.DecodeError, TypeError, ValueError, LookupError):
+    except (*UNDECODABLE, TypeError, ValueError, LookupError, OverflowError):
         return f"A node's introduction cannot be read ({error}); it is ignored."
     return _mismatch(node, "TuneMQ's protocol", protocol, PROTOCOL_VERSION)

@@ -22,10 +22,13 @@ from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
 from tunemq_shared.introductions import decode_header
+from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_shared.vitals import NodeVitals, decode_vitals
 
 #: A lost incarnation that is not heard for so long will not be heard again.
 _AWAY_AT_MOST_S: Final = float(wire.REPLY_TTL_S)
+#: So many dead incarnations are remembered, the newest.
+_BURIED_AT_MOST: Final = 10_000
 
 
 class Node(msgspec.Struct):
@@ -131,7 +134,7 @@ class Roster:
         """
         try:
             header = decode_header(fields.get(wire.HEADER, b""))
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             self.news.append(f"A batch of events cannot be read ({error}); it is ignored.")
             return "", 0
         incarnation = header.incarnation
@@ -142,7 +145,7 @@ class Roster:
             return "", 0
         try:
             events = m.decode_node_events(fields.get(wire.EVENTS, b""))
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             self.lose(incarnation, f"its events cannot be read ({error})", is_dead=True)
             return "", 0
         last = header.first + len(events) - 1
@@ -185,7 +188,7 @@ class Roster:
         """Take note of what nodes say of their machines; what cannot be read matters to nobody."""
         for node, value in zip(self.nodes.values(), values, strict=True):
             if value is not None:
-                with contextlib.suppress(msgspec.DecodeError):
+                with contextlib.suppress(*UNDECODABLE):
                     node.vitals = decode_vitals(value)
 
     def silence_s(self, incarnation: str) -> float:
@@ -261,8 +264,10 @@ class Roster:
         for tenant in self.tenants.values():
             tenant.stakes.pop(incarnation, None)
         self._buried[incarnation] = reason
+        if len(self._buried) > _BURIED_AT_MOST:
+            del self._buried[next(iter(self._buried))]
         self._leases.forget(incarnation)
-        self._fence(incarnation, self._buried[incarnation])
+        self._fence(incarnation, reason)
         self.commands.append(("DEL", wire.queue(incarnation)))
         if node.entry_id:
             self.commands.append(("XDEL", wire.NODES, node.entry_id))

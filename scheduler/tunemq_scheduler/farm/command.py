@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from typing import Final
+from urllib.parse import parse_qs, urlsplit
 
 from tunemq_shared.errors import ConfigError
 
@@ -40,7 +42,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help=f"where Redis is, such as redis://:password@host:6379/0; default: ${REDIS_VARIABLE}",
+        help=f"where Redis is, such as redis://host:6379/0; default: ${REDIS_VARIABLE},"
+        " which is the place for one with a password",
     )
     parser.add_argument(
         "--results",
@@ -102,6 +105,11 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
         )
+    if options.redis and _has_password(url):
+        sys.stderr.write(
+            "tunemq scheduler: whoever lists this machine's processes sees the password in"
+            f" --redis; give the address in ${REDIS_VARIABLE} instead.\n"
+        )
     if options.script is None:
         return _serve(options, url)
     _refuse(
@@ -135,6 +143,14 @@ def _serve(options: argparse.Namespace, url: str) -> int:
         metrics=options.metrics,
     )
     return serve_farm(service)
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False  # whoever connects there says what is wrong with it
+    return bool(parts.password or "password" in parse_qs(parts.query))
 
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:

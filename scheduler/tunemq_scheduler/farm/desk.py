@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -12,10 +13,14 @@ from tunemq_scheduler.farm.handler import Caller, Deferred
 from tunemq_scheduler.farm.log_pages import read_page
 from tunemq_scheduler.farm.names import unknown_name
 from tunemq_scheduler.farm.queue import ExperimentQueue, check_name
+from tunemq_scheduler.farm.settings_check import check_settings
 from tunemq_shared import answers as a
 from tunemq_shared import requests as r
 from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.errors import ConfigError, RequestRefused
+
+#: So many rows of trials are in one answer at most.
+_MOST_TRIALS: Final = 1000
 
 
 class Counts(NamedTuple):
@@ -74,11 +79,18 @@ class FarmNodes(Protocol):
     def rows(self) -> tuple[a.NodeRow, ...]:
         """One for each, those that left a short while ago too."""
 
+    def asked(self) -> Collection[str]:
+        """The names of the nodes that are to get nothing, there or not."""
+
     def drain(self, incarnation: str, reason: str) -> str:
         """Place nothing new there, have what runs go elsewhere; what happens now, in words."""
 
     def resume(self, incarnation: str) -> str:
-        """Place trials there again; what happens now, in words."""
+        """Place trials there again; what happens now, in words.
+
+        Args:
+            incarnation: or a name that was `asked`, where there is no such node now.
+        """
 
     def retire(self, incarnation: str, reason: str) -> str:
         """Drain it and have it end; what happens now, in words."""
@@ -105,6 +117,7 @@ class Desk:
         """Queue it."""
         entry = self._queue.submitted_by(caller.request)
         if entry is None:
+            check_settings(request.settings)
             entry = self._queue.add(
                 self._free_name(request),
                 owner=caller.owner,
@@ -137,7 +150,7 @@ class Desk:
         """Its row here, and what its process knows."""
         del caller
         name = self._entry(request.name).name
-        found = self._experiments.detail(name, request.trials)
+        found = self._experiments.detail(name, max(0, min(request.trials, _MOST_TRIALS)))
 
         def with_row(detail: a.ExperimentDetail) -> a.ExperimentDetail:
             entry = self._entry(name)
@@ -261,7 +274,7 @@ class Desk:
     def resume_node(self, request: r.ResumeNode, caller: Caller) -> a.Done:
         """Use it again."""
         del caller
-        return a.Done(text=self._nodes.resume(self._node(request.node)))
+        return a.Done(text=self._nodes.resume(self._node(request.node, self._nodes.asked())))
 
     def retire(self, request: r.Retire, caller: Caller) -> a.Done:
         """Retire it."""
@@ -293,13 +306,20 @@ class Desk:
             raise unknown_name("experiment", name, (one.name for one in self._queue.all()))
         return entry
 
-    def _node(self, name: str) -> str:
-        """The incarnation of a node that is meant by its name, or by the incarnation's."""
+    def _node(self, name: str, others: Collection[str] = ()) -> str:
+        """The incarnation of a node that is meant by its name, or by the incarnation's.
+
+        Of several of one name it is the newest that is heard. Names among ``others`` need no node.
+        """
         rows = self._nodes.rows()
-        for row in rows:
-            if name == row.incarnation or (name == row.node and row.state != "gone"):
-                return row.incarnation
-        raise unknown_name("node", name, (row.node for row in rows if row.state != "gone"))
+        if any(name == row.incarnation for row in rows):
+            return name
+        there = [row for row in rows if row.state != "gone"]
+        if named := [row for row in there if name == row.node]:
+            return max(named, key=lambda row: (row.state != "silent", row.since)).incarnation
+        if name in others:
+            return name
+        raise unknown_name("node", name, (*(row.node for row in there), *others))
 
     def _free_name(self, request: r.Submit) -> str:
         check_name(request.name)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
 
 from tunemq_shared.answers import ExperimentDetail
+from tunemq_shared.undecodable import UNDECODABLE
 
 
 class Details:
@@ -24,19 +26,21 @@ class Details:
         """Keep what it said, in place of what it said before."""
         path = self._path(name)
         beside = path.with_suffix(".new")
-        beside.write_bytes(detail)
-        beside.replace(path)
+        with contextlib.suppress(OSError):
+            beside.write_bytes(detail)
+            beside.replace(path)
 
     def read(self, name: str) -> ExperimentDetail | None:
         """What it said last; None where nobody knows."""
         try:
             return msgspec.msgpack.decode(self._path(name).read_bytes(), type=ExperimentDetail)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNDECODABLE):
             return None
 
     def forget(self, name: str) -> None:
         """Keep nothing of it."""
-        self._path(name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._path(name).unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.msgpack"

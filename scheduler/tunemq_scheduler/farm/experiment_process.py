@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from tunemq_scheduler.farm.exits import EXIT_FAILED, exit_code
+from tunemq_scheduler.farm.exits import EXIT_FAILED, process_exit_code
 from tunemq_scheduler.farm.experiment import Run
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.preparing import named, place_of, run_on_farm
@@ -57,15 +57,15 @@ def main() -> int:
         return EXIT_FAILED
     except TuneError as problem:
         _tell(str(problem))
-        return exit_code(problem)
+        return process_exit_code(problem)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as error:
         _tell(f"the experiment's own code ended its process: sys.exit({error.code!r}).")
         return EXIT_FAILED
-    except Exception:  # noqa: BLE001  what the user's script raises is told as Python does
+    except Exception as problem:  # noqa: BLE001  what a script raises is told as Python does
         traceback.print_exc()
-        return EXIT_FAILED
+        return process_exit_code(problem)
     finally:
         line.close()
     return 0

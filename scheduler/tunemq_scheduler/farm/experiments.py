@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,7 +20,8 @@ from tunemq_scheduler.farm.pace import Pace
 from tunemq_scheduler.farm.queue import ExperimentQueue
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
-from tunemq_scheduler.farm.relay.process import OUTPUT
+from tunemq_scheduler.farm.results_folders import ResultsFolders
+from tunemq_scheduler.farm.streams import Streams
 from tunemq_shared import answers as a
 from tunemq_shared.allotments import Usage
 from tunemq_shared.answers import ExperimentState as State
@@ -36,9 +35,11 @@ _DEATHS_AT_MOST: Final = 5
 _STEADY_S: Final = 60.0
 #: How long a process that is to end gets for it.
 _END_GRACE_S: Final = 30.0
+#: Trials save, files are copied and callbacks hear of the end within so long, or never.
+_STOP_WITHIN_S: Final = 180.0
 #: Nodes end what is not wanted within so long: only then is its place somebody else's.
 _FREED_AFTER_S: Final = 10.0
-#: Beside the queue: what each experiment has printed, and where its events go.
+#: Beside the queue: where each experiment's events go.
 STREAMS: Final = "streams.json"
 
 StartLink = Callable[[Entry, str], ExperimentLink]
@@ -49,22 +50,25 @@ class _Running:
     """An experiment that has a process, or had one until a moment ago and will have one again.
 
     Attributes:
-        deaths: of its processes in a row, soon after they began.
+        ends, deaths: of its processes in a row, soon after they began; those that were deaths.
         began_at: when the newest of them was started; None before the first.
         restart_at: when the next process is started; None while there is one.
         ends_for: which state it is to be in when it has ended, and ``because`` of what; None while
             it is to go on. It ends when its trials have given back what they hold, saved.
+        end_by: it is killed if it has not ended then: its code may hang.
         usage: what it said last of what it was offered; the allotter knows that, as ``pace`` says.
     """
 
     name: str
     link: ExperimentLink | None = None
+    ends: int = 0
     deaths: int = 0
     began_at: float | None = None
     restart_at: float = 0.0
     ends_for: State | None = None
     because: str = ""
     is_told_to_end: bool = False
+    end_by: float | None = None
     usage: Usage | None = None
     pace: Pace = field(default_factory=Pace)
 
@@ -79,7 +83,7 @@ class Experiments:
         start_link: starts the process of an entry; the second argument is the key of the stream of
             its run before, empty where there is none.
         end_hosts: has nodes end all that they host for such a key.
-        results: the folder of all experiments.
+        folders: those of the experiments.
         max_running: so many have a process at once.
         pause_grace_s: how long trials get to save when their experiment is paused.
         news: shows a line to people.
@@ -93,15 +97,15 @@ class Experiments:
         start_link: StartLink,
         *,
         end_hosts: Callable[[str], None],
-        results: Path,
+        folders: ResultsFolders,
         max_running: int,
         pause_grace_s: float,
         news: Callable[[str], None],
     ) -> None:
         self._queue, self._allotter, self._start_link = queue, allotter, start_link
         self._end_hosts, self._pause_grace_s = end_hosts, pause_grace_s
-        self._results, self._max_running, self._news = results, max_running, news
-        self._streams = _Streams(folder / STREAMS)
+        self._folders, self._max_running, self._news = folders, max_running, news
+        self._streams = Streams(folder / STREAMS)
         self._running: dict[str, _Running] = {}
         #: Those that are over, and whose hosts may be there until then.
         self._leaving: dict[str, float] = {}
@@ -135,9 +139,17 @@ class Experiments:
         """Go on with what ran when the supervisor before this one ended."""
         for entry in self._queue.in_state(State.RUNNING, State.STOPPING):
             self._start(entry, is_known=True)
-        for name in [one for one in self._streams.keys if one not in self._running]:
-            self._end_hosts(self._streams.keys[name])
-            self._streams.drop(name)
+        for name, key in list(self._streams.keys.items()):
+            known = self._queue.get(name)
+            if known is not None and known.state is State.PAUSED:
+                self._start(known, is_known=True)  # its trials have still to save
+                self._end(self._running[name], State.PAUSED, known.reason)
+            elif name not in self._running:
+                self._end_hosts(key)
+                self._streams.drop(name)
+                self._allotter.experiment_added(name, "", 0, 0)
+                self._allotter.expect(name)  # nobody gets a place before these hosts are gone
+                self._leaving[name] = time.monotonic() + _FREED_AFTER_S
 
     def links(self) -> Iterator[ExperimentLink]:
         """The processes there are."""
@@ -154,6 +166,7 @@ class Experiments:
         for name, due in list(self._leaving.items()):
             if now >= due:
                 del self._leaving[name]
+                self._looked_at = None
                 self._allotter.experiment_gone(name)
         self._start_waiting()
 
@@ -188,15 +201,13 @@ class Experiments:
         if self._queue.changes == self._looked_at:
             return  # of a thousand that wait none can begin
         while (entry := self._next()) is not None:
-            if entry.name in self._leaving:
-                del self._leaving[entry.name]
-                self._allotter.experiment_gone(entry.name)
             self._start(self._queue.move(entry.name, State.RUNNING))
         self._looked_at = self._queue.changes
 
     def _next(self) -> Entry | None:
         """Who is started now: the highest priority first, then whose owner has the fewest."""
-        waiting = [one for one in self._queue.waiting() if one.name not in self._running]
+        busy = self._running.keys() | self._leaving.keys()
+        waiting = [one for one in self._queue.waiting() if one.name not in busy]
         if not waiting:
             return None
         first = waiting[0].priority
@@ -240,7 +251,7 @@ class Experiments:
             return
         if one.began_at is not None:
             self._allotter.experiment_restarted(one.name)
-        one.began_at = time.monotonic()
+        one.began_at, one.is_told_to_end = time.monotonic(), False
         if entry.state is State.STOPPING:
             one.link.ask(r.StopSearch(entry.reason))
 
@@ -261,6 +272,8 @@ class Experiments:
             self._results_before += link.results
             one.link = None
             self._ended(one, link.ending)
+        elif one.end_by is not None and time.monotonic() > one.end_by:
+            link.kill()
         elif one.ends_for is not None and not one.is_told_to_end and not _holds(one):
             one.is_told_to_end = True
             link.stop(r.Interrupt(one.because), _END_GRACE_S)
@@ -269,10 +282,13 @@ class Experiments:
 
     def _end(self, one: _Running, state: State, because: str) -> None:
         one.ends_for, one.because = state, because
-        if one.link is None:
+        if one.link is None and one.name not in self._streams.keys:
             self._finish(one, state, because)
-        else:
-            self._allotter.experiment_paused(one.name, self._pause_grace_s)
+            return
+        # One whose process has just died is started again for it: its trials have to save.
+        one.restart_at = 0.0
+        one.end_by = time.monotonic() + self._pause_grace_s + 2 * _END_GRACE_S
+        self._allotter.experiment_paused(one.name, self._pause_grace_s)
 
     def _keep(self, name: str, link: ExperimentLink) -> None:
         """Keep what its process said last, for those who ask when there is none."""
@@ -286,14 +302,16 @@ class Experiments:
         is_over = ending.outcome in {Outcome.FINISHED, Outcome.FAILED}
         if ending.outcome in {Outcome.FINISHED, Outcome.INTERRUPTED}:
             self._streams.drop(one.name)  # it has said goodbye to its nodes
+        is_late = one.end_by is not None and time.monotonic() > one.end_by
         if entry is None:
             self._forget(one)
-        elif entry.state is State.STOPPING and is_over:
-            self._finish(one, State.STOPPED, entry.reason)
+        elif entry.state is State.STOPPING and (is_over or is_late):
+            late = "; its process did not end by itself, and was killed" if is_late else ""
+            self._finish(one, State.STOPPED, f"{entry.reason}{late}")
         elif is_over:
             is_good = ending.outcome is Outcome.FINISHED
             self._finish(one, State.FINISHED if is_good else State.FAILED, ending.text)
-        elif one.ends_for is not None:
+        elif one.ends_for is not None and (ending.outcome is Outcome.INTERRUPTED or is_late):
             self._finish(one, one.ends_for, one.because)
         else:
             self._try_again(one, ending)
@@ -301,12 +319,13 @@ class Experiments:
     def _try_again(self, one: _Running, ending: Ending) -> None:
         now = time.monotonic()
         if one.began_at is not None and now >= one.began_at + _STEADY_S:
-            one.deaths = 0
+            one.ends = one.deaths = 0
+        one.ends += 1
         one.deaths += ending.outcome is Outcome.DIED
         if one.deaths >= _DEATHS_AT_MOST:
             self._finish(one, State.FAILED, f"died {one.deaths} times in a row: {ending.text}")
             return
-        pause = min(_RESTART_S[0] * 2**one.deaths, _RESTART_S[1])
+        pause = min(_RESTART_S[0] * 2 ** min(one.ends, 10), _RESTART_S[1])
         self._news(f"{one.name}: {ending.text}; it is started again in {pause:g} s.")
         one.restart_at = now + pause
 
@@ -325,7 +344,7 @@ class Experiments:
         if key := self._streams.keys.get(one.name):
             self._end_hosts(key)
             self._streams.drop(one.name)
-        if one.usage is not None and one.usage.held:
+        if key or _holds(one):
             self._leaving[one.name] = time.monotonic() + _FREED_AFTER_S
         else:
             self._allotter.experiment_gone(one.name)
@@ -361,6 +380,7 @@ class Experiments:
         """Have it stop."""
         one = self._running[name]
         one.ends_for = None
+        one.end_by = time.monotonic() + _STOP_WITHIN_S
         if one.link is not None:
             one.link.ask(r.StopSearch(reason))
 
@@ -374,7 +394,7 @@ class Experiments:
         if one.is_told_to_end:
             one.ends_for, one.because = State.QUEUED, "resumed"
         else:
-            one.ends_for = None
+            one.ends_for = one.end_by = None
             self._allotter.experiment_resumed(name)
 
     def stop_trial(self, name: str, trial: str, reason: str) -> Deferred[a.Done]:
@@ -406,21 +426,13 @@ class Experiments:
 
     def log(self, name: str, trial: str) -> Path | None:
         """Where a log of it is."""
-        folder = self._results / name
-        if not trial:
-            path = folder / OUTPUT
-            return path if path.exists() else None
-        found = [one for one in _folders(folder) if _is_of(one, trial)]
-        if not found:
-            raise ConfigError(f"experiment {name} has no trial {trial}.")
-        path = found[0] / "stdout"
-        return path if path.exists() else None
+        return self._folders.log(name, trial)
 
     def forget(self, name: str, *, with_files: bool) -> None:
         """It was removed."""
         self._details.forget(name)
         if with_files:
-            shutil.rmtree(self._results / name, ignore_errors=True)
+            self._folders.remove(name)
 
     def _link(self, name: str) -> ExperimentLink:
         link = self._running[name].link
@@ -445,40 +457,3 @@ def _ask(link: ExperimentLink, request: r.Request) -> Deferred[Any]:
 
     link.ask(request, take)
     return deferred
-
-
-def _folders(folder: Path) -> Iterator[Path]:
-    try:
-        return (Path(one.path) for one in os.scandir(folder) if one.is_dir())
-    except OSError:
-        return iter(())
-
-
-def _is_of(folder: Path, trial: str) -> bool:
-    """Whether a folder is that of the trial of this id or name."""
-    return folder.name == trial or f"_{trial}" in f"_{folder.name}"
-
-
-class _Streams:
-    """Which stream each experiment's events go to; outlives this process, and Redis."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self.keys = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-        except (FileNotFoundError, msgspec.DecodeError):
-            self.keys = {}  # nodes then end what they host, and it goes on from its checkpoints
-
-    def put(self, name: str, key: str) -> None:
-        if self.keys.get(name) != key:
-            self.keys[name] = key
-            self._write()
-
-    def drop(self, name: str) -> None:
-        if self.keys.pop(name, None) is not None:
-            self._write()
-
-    def _write(self) -> None:
-        beside = self._path.with_suffix(".new")
-        beside.write_bytes(msgspec.json.encode(self.keys))
-        beside.replace(self._path)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tunemq_scheduler.farm.plain_files import open_plain
 from tunemq_shared.errors import StoreError
 from tunemq_shared.requests import MAX_PAGE_BYTES
 
@@ -22,8 +23,11 @@ class Page(NamedTuple):
     size: int
 
 
+_NOTHING: Final = Page(b"", 0, 0, 0)
+
+
 def read_page(path: Path | None, offset: int, limit: int = MAX_PAGE_BYTES) -> Page:
-    """A page of a file; an empty one where there is no file yet.
+    """A page of a file; an empty one where there is no file yet, or something that is none.
 
     Args:
         path: of the file; None where nobody knows of one.
@@ -35,9 +39,12 @@ def read_page(path: Path | None, offset: int, limit: int = MAX_PAGE_BYTES) -> Pa
         StoreError: the file cannot be read.
     """
     if path is None:
-        return Page(b"", 0, 0, 0)
+        return _NOTHING
     try:
-        with open(path, "rb") as file:
+        descriptor = open_plain(path, os.O_RDONLY)
+        if descriptor is None:
+            return _NOTHING
+        with open(descriptor, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             begin = max(0, size + offset) if offset < 0 else offset
             if begin > size:
@@ -45,7 +52,7 @@ def read_page(path: Path | None, offset: int, limit: int = MAX_PAGE_BYTES) -> Pa
             file.seek(begin)
             data = file.read(max(1, min(limit, MAX_PAGE_BYTES)))
     except FileNotFoundError:
-        return Page(b"", 0, 0, 0)
+        return _NOTHING
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
     if offset < 0 and begin:  # it begins within a line, maybe within a character

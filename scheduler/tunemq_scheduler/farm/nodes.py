@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,6 +22,7 @@ from tunemq_shared import messages as m
 from tunemq_shared import wire as names
 from tunemq_shared.answers import GpuRow, NodeRow
 from tunemq_shared.errors import JournalError
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: The stream of the farm itself, into which no node ever writes.
 EVENTS_KEY: Final = names.events("farm")
@@ -83,6 +85,10 @@ class Nodes:
         rows = [self._row(one) for one in self._allotter.snapshot()]
         return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
 
+    def asked(self) -> Collection[str]:
+        """The names of the nodes that are to get nothing, there or not."""
+        return tuple(self._asked)
+
     def states(self) -> tuple[NodeState, ...]:
         """All nodes, and what they say of their machines."""
         return tuple(
@@ -109,6 +115,9 @@ class Nodes:
     def resume(self, incarnation: str) -> str:
         """Place trials on a node again.
 
+        Args:
+            incarnation: or a name that was `asked`, where there is no such node now.
+
         Raises:
             JournalError: that it was asked cannot be kept; nothing was done.
         """
@@ -116,6 +125,8 @@ class Nodes:
         if node not in self._asked:
             return f"{node} takes trials already"
         self._keep({name: reason for name, reason in self._asked.items() if name != node})
+        if incarnation not in self._nodes:
+            return f"{node} is not there now; it takes trials when it comes"
         self._allotter.node_resumed(incarnation)
         return f"{node} takes trials again"
 
@@ -191,5 +202,5 @@ def _read(path: Path) -> dict[str, str]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise JournalError(f"{path} cannot be read: {error}.") from error

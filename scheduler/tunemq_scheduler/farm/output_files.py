@@ -11,12 +11,12 @@ import os
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from tunemq_scheduler.executors.redis_line import Command
+from tunemq_scheduler.farm.plain_files import open_plain
 from tunemq_shared import wire
 from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.output_pieces import OutputPiece, decode
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: A file that has become longer gets no more: its node keeps the newest, and the store has it.
 LIMIT_BYTES: Final = 64 * 2**20
@@ -25,6 +25,8 @@ _AT_ONCE: Final = 100
 _NAMES: Final = frozenset({"stdout", "stderr"})
 #: In the experiment's folder: up to which entry of the stream its files have everything.
 _CURSOR: Final = ".output-cursor"
+#: Two numbers of 64 bits are shorter.
+_CURSOR_LENGTH: Final = 64
 
 
 class OutputFiles:
@@ -57,7 +59,7 @@ class OutputFiles:
             self._cursor = entry.decode()
             try:
                 piece = decode(fields[1])
-            except msgspec.DecodeError:
+            except UNDECODABLE:
                 continue
             self._add(piece)
         if entries:
@@ -75,7 +77,10 @@ class OutputFiles:
         self._known[piece.trial, piece.epoch, piece.name] = end
         path = self._folder / piece.folder / piece.name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
+        descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if descriptor is None:
+            return  # the trial's own code put something else there
+        with open(descriptor, "ab") as file:
             if file.tell() >= LIMIT_BYTES:
                 return
             if known < piece.offset:
@@ -84,7 +89,11 @@ class OutputFiles:
 
     def _kept_cursor(self) -> str:
         try:
-            kept = (self._folder / _CURSOR).read_text(encoding="ascii")
+            descriptor = open_plain(self._folder / _CURSOR, os.O_RDONLY)
+            if descriptor is None:
+                return "0-0"
+            with open(descriptor, encoding="ascii") as file:
+                kept = file.read(_CURSOR_LENGTH)
         except (OSError, ValueError):
             return "0-0"
         return kept if all(part.isdecimal() for part in kept.split("-")) else "0-0"

@@ -14,11 +14,13 @@ from typing import Final
 
 from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_scheduler.farm.output_files import OutputFiles
-from tunemq_shared.errors import WireError
+from tunemq_shared.errors import WireError, WireUnavailable
 
 _EVERY_S: Final = 0.5
 #: Nodes send the last lines within so long after a host has ended.
 _AFTER_S: Final = 5.0
+#: So long is waited for a disk or a Redis that does not go on, when all is to end.
+_CLOSE_WITHIN_S: Final = 5.0
 
 
 class OutputReader:
@@ -38,7 +40,8 @@ class OutputReader:
         self._until: dict[str, float] = {}
         self._changed = threading.Event()
         self._is_closed = False
-        self._has_told = False
+        #: Of which experiments people know that something is wrong.
+        self._told: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
 
     def start(self) -> None:
@@ -50,12 +53,13 @@ class OutputReader:
         self._wanted = streams
 
     def close(self) -> None:
-        """Read what there is, and no more."""
+        """Read what there is, and no more; does not wait for long."""
         self._is_closed = True
         self._changed.set()
         if self._thread.is_alive():
-            self._thread.join()
-        self._line.close()
+            self._thread.join(_CLOSE_WITHIN_S)
+        if not self._thread.is_alive():
+            self._line.close()
 
     def _run(self) -> None:
         is_last = False
@@ -63,12 +67,8 @@ class OutputReader:
             is_last = self._changed.wait(_EVERY_S) and self._is_closed
             try:
                 self._look()
-            except WireError:
+            except WireUnavailable:
                 self._line.close()  # the supervisor says that Redis is away
-            except OSError as error:
-                if not self._has_told:
-                    self._has_told = True
-                    self._news(f"What trials print cannot be written down: {error}.")
 
     def _look(self) -> None:
         wanted, now = self._wanted, time.monotonic()
@@ -78,10 +78,21 @@ class OutputReader:
             self._until[name] = now + _AFTER_S
         if self._files:
             self._line.connect()
-        for files in self._files.values():
-            more = True
-            while more:
-                (reply,) = self._line.ask([files.asks()])
-                more = files.answered(reply)
+        for name, files in self._files.items():
+            try:
+                self._bring(files)
+            except WireUnavailable:
+                raise
+            except (WireError, OSError) as error:  # the others' output comes all the same
+                if name not in self._told:
+                    self._told.add(name)
+                    self._news(f"What trials of {name} print cannot be written down: {error}")
         for name in [one for one, until in self._until.items() if now > until]:
             del self._files[name], self._until[name]
+            self._told.discard(name)
+
+    def _bring(self, files: OutputFiles) -> None:
+        more = True
+        while more:
+            (reply,) = self._line.ask([files.asks()])
+            more = files.answered(reply)

@@ -34,6 +34,11 @@ class Pace:
         if _is_more(resources, before):
             self._idle_since.setdefault(incarnation, now)
 
+    def forget(self, incarnation: str) -> None:
+        """This one is dead."""
+        self._offered.pop(incarnation, None)
+        self._idle_since.pop(incarnation, None)
+
     def heard(self, usage: Usage, now: float) -> Usage:
         """What it says, with what it is to get now for what it wants."""
         for incarnation, resources in self._offered.items():

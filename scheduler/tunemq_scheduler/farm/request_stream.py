@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_shared import wire
-from tunemq_shared.errors import SchedulerSuperseded, WireUnavailable
+from tunemq_shared.errors import SchedulerSuperseded, WireError, WireUnavailable
 
 #: So many in one go, so that a flood of requests does not hold the scheduler up.
 COUNT: Final = 16
@@ -55,6 +55,7 @@ class RequestStream:
 
         Raises:
             SchedulerSuperseded: there is a scheduler with a greater term.
+            WireError: Redis refused it; all is asked again after this.
             WireUnavailable: Redis cannot be reached; nothing that was claimed is lost but to a
                 client that asks again.
         """
@@ -68,7 +69,7 @@ class RequestStream:
             entries: list[Any] = answer[0][1] if answer else []
             claimed = self._claim(term, [entry[0] for entry in entries])
             self._ask()
-        except WireUnavailable:
+        except WireError:
             self.close()
             raise
         return [

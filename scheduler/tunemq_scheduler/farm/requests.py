@@ -19,7 +19,7 @@ from tunemq_scheduler.farm.request_stream import RequestStream
 from tunemq_shared import requests as r
 from tunemq_shared import wire
 from tunemq_shared.answers import Answer, Refusal, Reply
-from tunemq_shared.errors import JournalError, TuneError, UserError, WireUnavailable
+from tunemq_shared.errors import JournalError, TuneError, UserError, WireError, WireUnavailable
 from tunemq_shared.failpoints import failpoint
 
 #: Who is asked about a request has so long to answer.
@@ -59,6 +59,7 @@ class RequestServer:
         self._pending: dict[str, _Pending] = {}
         self._unsent: dict[str, bytes] = {}
         self._not_before = 0.0
+        self._has_told = False
         self._tunemq = importlib.metadata.version("tunemq")
 
     def fileno(self) -> int | None:
@@ -69,7 +70,7 @@ class RequestServer:
         """Do what was asked for since the last turn; waits for nobody. How many it were.
 
         Raises:
-            WireUnavailable: Redis cannot be reached; the next turns look for it again.
+            WireUnavailable: Redis cannot be reached, or refuses; the next turns try again.
             SchedulerSuperseded: there is a scheduler with a greater term.
             JournalError: what was done cannot be remembered.
         """
@@ -81,15 +82,26 @@ class RequestServer:
                 self._take(fields)
             self._settle()
             self._send()
-        except WireUnavailable:
+        except WireError as problem:
             self._stream.close()
             self._not_before = time.monotonic() + _RETRY_S
-            raise
+            if isinstance(problem, WireUnavailable):
+                raise
+            self._tell(problem)
+            raise WireUnavailable(str(problem)) from problem
+        self._has_told = False
         return len(entries)
 
     def close(self) -> None:
         """Close the connections; who waits for an answer asks the next scheduler."""
         self._stream.close()
+
+    def _tell(self, problem: WireError) -> None:
+        """Say once what Redis refuses: an operator has to mend it, and nothing else may say so."""
+        if not self._has_told:
+            self._has_told = True
+            sys.stderr.write(f"tunemq scheduler: requests wait: {problem}\n")
+            sys.stderr.flush()
 
     # --- one request ------------------------------------------------------------------------------
 

@@ -30,10 +30,11 @@ from tunemq_scheduler.farm.queue import ExperimentQueue
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.link import ExperimentLink
 from tunemq_scheduler.farm.requests import RequestServer
+from tunemq_scheduler.farm.results_folders import ResultsFolders
 from tunemq_scheduler.farm.settings import FarmSettings
 from tunemq_scheduler.farm.snapshot import FarmSnapshot, TurnTimes
 from tunemq_shared.answers import ExperimentState
-from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.store_address import is_remote, join
 
 #: The farm's own folder, in that of all experiments.
@@ -95,7 +96,7 @@ class Supervisor:
             self._allotter,
             self._start_link,
             end_hosts=self._end_hosts,
-            results=Path(farm.results),
+            folders=ResultsFolders(Path(farm.results), folder / "trash", farm.store, tell),
             max_running=farm.settings.max_running,
             pause_grace_s=farm.settings.preempt_grace_s,
             news=tell,
@@ -186,7 +187,7 @@ class Supervisor:
             results = Path(self._farm.results)
             streams = self._experiments.streams.items()
             self._output.follow({name: (results / name, key) for name, key in streams})
-        with contextlib.suppress(WireUnavailable):
+        with contextlib.suppress(WireError):
             self._wire.announce(self._announcement)
         if self._publish is not None:
             self._publish(self._snapshot())

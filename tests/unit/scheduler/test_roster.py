@@ -154,14 +154,17 @@ def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
 
     assert roster.read_batch(mine(roster), b"1-1", {}) == ("", 0)
     assert roster.read_batch(mine(roster), b"1-2", {wire.HEADER: b"\xff"}) == ("", 0)
-    assert len(roster.news) == 2
+    no_utf8 = {wire.HEADER: b"\x92\x01\xa1\xff"}
+    assert roster.read_batch(mine(roster), b"1-2", no_utf8) == ("", 0)
+    assert len(roster.news) == 3
     assert roster.read_batch(mine(roster), b"1-3", batch(FINISHED)) == ("inc1", 1)
 
 
-def test_a_node_whose_events_are_unreadable_is_lost():
+@pytest.mark.parametrize("events", [b"\xc1", m.encode([FINISHED]).replace(b"t1", b"t\xff")])
+def test_a_node_whose_events_are_unreadable_is_lost(events):
     roster = joined_roster()
 
-    assert roster.read_batch(mine(roster), b"1-1", {**batch(FINISHED), wire.EVENTS: b"\xc1"}) == (
+    assert roster.read_batch(mine(roster), b"1-1", {**batch(FINISHED), wire.EVENTS: events}) == (
         "",
         0,
     )
@@ -267,3 +270,22 @@ def test_the_silence_of_a_node_counts_from_its_last_sign_of_life():
     roster.read_leases(9.0, [b"2:0:0"])
     assert roster.silence_s("inc1") == 0.0
     assert roster.silence_s("nobody") == 0.0
+
+
+def test_an_introduction_that_is_no_utf8_is_ignored_with_a_note():
+    roster = roster_of()
+
+    assert roster.read_hello(b"1-0", m.encode(HELLO).replace(b"inc1", b"inc\xff")) == []
+    assert "cannot be read" in roster.news[0]
+
+
+def test_the_newest_of_very_many_dead_incarnations_are_fenced_should_they_come_back(monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.executors.roster._BURIED_AT_MOST", 2)
+    roster = roster_of()
+    for name in ("inc1", "inc2", "inc3"):
+        introduce(roster, name)
+        roster.bury(name, "it is dead")
+
+    introduce(roster, "inc3")
+    introduce(roster, "inc1")
+    assert list(roster.nodes) == ["inc1"]

@@ -186,6 +186,20 @@ def test_what_an_earlier_node_left_counts_and_what_it_did_not_finish_goes(tmp_pa
     assert world.started == ["a"], "nothing is fetched again"
 
 
+def test_what_is_being_fetched_is_no_leftover_of_a_node_before(tmp_path):
+    for name in ("blobs", "code"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".old").write_bytes(b"x")
+    disk = FakeDisk()
+    taken = Luggage(disk, FakeFetcher(), str(tmp_path))
+    taken.start()
+    for name in ("blobs", "code"):
+        (tmp_path / name / ".new").write_bytes(b"x")
+    disk.settle()
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == [".new", ".new"]
+    assert taken._sizes == {}
+
+
 def test_a_file_that_is_cut_short_is_fetched_again(world):
     with open(f"{world.folder}/blobs/c", "wb"):
         pass

@@ -16,7 +16,13 @@ from typing import Final, NamedTuple, Protocol
 import msgspec
 
 from tunemq_scheduler.executors.wire_client import WireClient
-from tunemq_scheduler.farm.exits import EXIT_FAILED, EXIT_SUPERSEDED, EXIT_UNAVAILABLE, EXIT_USE
+from tunemq_scheduler.farm.exits import (
+    EXIT_AGAIN,
+    EXIT_FAILED,
+    EXIT_SUPERSEDED,
+    EXIT_UNAVAILABLE,
+    EXIT_USE,
+)
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.carrying_out import carry_out
 from tunemq_scheduler.farm.relay.frames import FrameSocket
@@ -25,7 +31,8 @@ from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.allotments import Usage
 from tunemq_shared.answers import Done, ExperimentDetail, Refusal
-from tunemq_shared.errors import BugError, WireError
+from tunemq_shared.errors import BugError, ConfigError, WireError
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: So much waits for an experiment that does not read, before it is given no more.
 MOST_WAITING: Final = 8 * 2**20
@@ -101,6 +108,9 @@ class ExperimentLink:
         folder: for what its process prints.
         cwd: where its process begins.
         begin: starts that, as an `ExperimentProcess` does.
+
+    Raises:
+        ConfigError: its process cannot be started; says why.
     """
 
     def __init__(
@@ -134,7 +144,12 @@ class ExperimentLink:
         self._last_id = 0
         self._kill_at: float | None = None
         self._trespass = ""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ConfigError(
+                f"there is no socket for the experiment's process: {error}."
+            ) from error
         self._frames = FrameSocket(ours)
         try:
             self._process = begin(
@@ -176,7 +191,7 @@ class ExperimentLink:
         try:
             for payload in self._frames.receive():
                 self._do(r.decode_for_supervisor(payload))
-        except (msgspec.DecodeError, WireError, RecursionError) as error:
+        except (*UNDECODABLE, WireError) as error:
             self._trespassed(f"it sent what cannot be read ({error})")
 
     def on_writable(self) -> None:
@@ -321,11 +336,12 @@ class ExperimentLink:
                 carry_out(order, self._client)
 
     def _answer(self, message: r.Answered) -> None:
-        then = self._asked.pop(message.id, None)
         kind = self._kinds.pop(message.id, Done)
+        # First: who asked is told of its end, too, if it sends what cannot be read.
+        reply = message.refusal or msgspec.msgpack.decode(message.answer, type=kind)
+        then = self._asked.pop(message.id, None)
         if then is not None:
-            refusal = message.refusal
-            then(refusal or msgspec.msgpack.decode(message.answer, type=kind))
+            then(reply)
 
     def _trespassed(self, what: str) -> None:
         """It is broken, or hostile: nothing more of it counts."""
@@ -361,10 +377,10 @@ class ExperimentLink:
         if self._goodbye is not None and self._goodbye.is_interrupted:
             goodbye = self._goodbye
             return Ending(Outcome.INTERRUPTED, returncode, goodbye.outcome, goodbye.detail)
-        if returncode == 0:
+        if returncode == 0 and (self._goodbye is not None or not self.events_key):
             goodbye = self._goodbye or r.Goodbye("is over")
             return Ending(Outcome.FINISHED, returncode, goodbye.outcome, goodbye.detail)
-        if returncode in {EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
+        if returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
             return Ending(Outcome.LEFT, returncode, words)
         if returncode in {EXIT_FAILED, EXIT_USE}:
             return Ending(Outcome.FAILED, returncode, words)
@@ -373,6 +389,8 @@ class ExperimentLink:
             if returncode < 0
             else f"ended with exit code {returncode}"
         )
+        if returncode == 0:
+            how += " without saying that the search is over"
         said = f"; the last that it wrote:\n{words}" if words else ""
         return Ending(Outcome.DIED, returncode, f"its process {how}{said}")
 

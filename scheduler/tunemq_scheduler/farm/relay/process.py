@@ -55,12 +55,10 @@ class ExperimentProcess:
         program = python or sys.executable
         line = ["--fd", str(sock.fileno()), "--supervisor", str(os.getpid())]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with (
-                sock,
-                open(folder / OUTPUT, "ab") as output,
-                open(self._errors, "ab") as errors,
-            ):
+            with sock, contextlib.ExitStack() as files:
+                folder.mkdir(parents=True, exist_ok=True)
+                output = files.enter_context(open(folder / OUTPUT, "ab"))
+                errors = files.enter_context(open(self._errors, "ab"))
                 self._errors_begin = errors.tell()
                 self._process = subprocess.Popen(
                     [program, "-P", "-m", _MODULE, *line],
@@ -72,13 +70,22 @@ class ExperimentProcess:
                     start_new_session=True,
                     pass_fds=[sock.fileno()],
                 )
-        except OSError as error:
+            #: Readable once it has ended.
+            self.pidfd = self._watched(self._process)
+        except (OSError, ValueError) as error:  # a variable with "=" in its name, a NUL
             raise ConfigError(
                 f"the experiment's process cannot be started with {program}: {error}."
             ) from error
         self.pid = self._process.pid
-        #: Readable once it has ended.
-        self.pidfd = os.pidfd_open(self.pid)
+
+    @staticmethod
+    def _watched(process: subprocess.Popen[bytes]) -> int:
+        try:
+            return os.pidfd_open(process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
 
     def returncode(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs. Never waits.

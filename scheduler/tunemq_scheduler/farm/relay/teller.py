@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -26,10 +27,17 @@ from tunemq_shared.answers import (
     TrialRow,
 )
 from tunemq_shared.conditions import lookup
-from tunemq_shared.errors import ConfigError, SchedulerSuperseded, TuneError
+from tunemq_shared.errors import ConfigError, RequestRefused, SchedulerSuperseded, TuneError
 
-#: So many trials are told of when the search ends.
-_TOLD_AT_THE_END: Final = 1000
+#: So many trials are told of, by request or when the search ends.
+_TOLD_AT_MOST: Final = 1000
+#: When the search ends, so many where that cannot be told.
+_TOLD_ELSE: Final = (100, 10, 0)
+#: An answer is no longer, nor is a configuration: they go through the farm's Redis.
+_ANSWER_BYTES: Final = 2**24
+_CONFIG_BYTES: Final = 2**20
+#: What msgpack cannot hold: integers beyond 64 bits, lone surrogates, deep nesting.
+_UNTELLABLE: Final = (OverflowError, UnicodeEncodeError, RecursionError)
 
 _encode: Final = msgspec.msgpack.Encoder(enc_hook=repr).encode
 
@@ -63,7 +71,7 @@ class Teller:
             metric=view.metric or "",
             mode=view.mode or "",
             best=None if best is None else best[:2],
-            best_config={} if best is None else to_plain(best[2]),
+            best_config={} if best is None else _told_config(best[2]),
             used=dict(view.resources_used),
             notes=tuple(view.notes),
         )
@@ -71,8 +79,13 @@ class Teller:
     def goodbye(self) -> r.Goodbye:
         """How it ended."""
         interrupted = bool(self._loop.runner.interrupted) or self._search.is_killed
-        detail = _encode(self._detail(_TOLD_AT_THE_END))
-        return r.Goodbye(self._view.outcome, interrupted, detail)
+        return r.Goodbye(self._view.outcome, interrupted, self._last_detail())
+
+    def _last_detail(self) -> bytes:
+        for most in (_TOLD_AT_MOST, *_TOLD_ELSE):
+            with contextlib.suppress(RequestRefused):
+                return _encoded(self._detail(most))
+        return b""
 
     # --- asked ------------------------------------------------------------------------------------
 
@@ -83,9 +96,11 @@ class Teller:
             SchedulerSuperseded: this process is to end at once, and leave everything as it is.
         """
         try:
-            return r.Answered(asked.id, msgspec.Raw(_encode(self._do(asked.request))))
+            return r.Answered(asked.id, msgspec.Raw(_encoded(self._do(asked.request))))
         except SchedulerSuperseded:
             raise
+        except RequestRefused as error:
+            return r.Answered(asked.id, refusal=Refusal(text=str(error)))
         except TuneError as error:
             return r.Answered(asked.id, refusal=Refusal(text=str(error), is_wrong_use=True))
 
@@ -104,7 +119,7 @@ class Teller:
             case r.RetryTrial():
                 return self._retry(request.trial)
             case r.ShowTrials():
-                return self._detail(request.trials)
+                return self._detail(min(request.trials, _TOLD_AT_MOST))
             case r.WhyTrial():
                 return self._why(request.trial)
 
@@ -197,7 +212,6 @@ class Teller:
     def _row(self, view: TrialView) -> TrialRow:
         newest, metric = view.newest, self._view.metric
         value: Any = lookup(view.full_result(newest), metric) if newest and metric else None
-        config: Any = to_plain(view.config)
         runner, trial = self._loop.runner, view.trial_id
         known = runner.live.get(trial) or runner.summary(trial)
         return TrialRow(
@@ -207,7 +221,7 @@ class Teller:
             node=view.hostname,
             step=newest.step if newest is not None else 0,
             metric=float(value) if isinstance(value, int | float) else None,
-            config=config,
+            config=_told_config(view.config),
             time_total_s=newest.time_total_s if newest is not None else 0.0,
             failures=view.num_failures,
             preemptions=known.preemptions,
@@ -255,3 +269,29 @@ class Teller:
         why = runner.placement.why_never(trial.resources)
         if why:
             yield f"no node of today could hold it: {why}"
+
+
+def _encoded(answer: Done | ExperimentDetail | r.Reasons) -> bytes:
+    """An answer that can be sent.
+
+    Raises:
+        RequestRefused: it cannot.
+    """
+    try:
+        data = _encode(answer)
+    except _UNTELLABLE as error:
+        raise RequestRefused(f"the answer cannot be sent: {error}.") from error
+    if len(data) > _ANSWER_BYTES:
+        raise RequestRefused(
+            f"the answer has {len(data)} bytes; {_ANSWER_BYTES} can be sent: ask for fewer trials."
+        )
+    return data
+
+
+def _told_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration for people; empty where it cannot be sent."""
+    try:
+        plain: dict[str, Any] = to_plain(config)
+        return plain if len(_encode(plain)) <= _CONFIG_BYTES else {}
+    except Exception:  # noqa: BLE001  it has the user's objects in it, whose repr may raise anything
+        return {}

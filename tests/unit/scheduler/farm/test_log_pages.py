@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from tunemq_scheduler.farm.log_pages import read_page
 
 
@@ -54,3 +58,16 @@ def test_a_file_that_was_cut_is_read_from_its_beginning(tmp_path):
 
 def test_a_file_that_is_not_there_yet_is_empty(tmp_path):
     assert read_page(tmp_path / "none", 5) == read_page(None, 0) == (b"", 0, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "link", "folder"])
+def test_what_is_no_file_is_empty_and_holds_nobody_up(tmp_path, kind):
+    path = tmp_path / "log"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "link":
+        (tmp_path / "other").write_text("secret")
+        path.symlink_to(tmp_path / "other")
+    else:
+        path.mkdir()
+    assert read_page(path, 0) == (b"", 0, 0, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tunemq_scheduler.farm import output_files
@@ -104,3 +106,34 @@ def test_a_file_does_not_grow_for_ever(printed, monkeypatch):
 def test_what_no_node_of_ours_says_is_left_out(printed, tmp_path, bad):
     printed.come(bad)
     assert [path.name for path in tmp_path.iterdir()] == [".output-cursor"]
+
+
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_a_fifo_in_the_place_of_a_file_holds_nobody_up(printed, tmp_path, has_reader):
+    folder = tmp_path / "train_a"
+    folder.mkdir()
+    os.mkfifo(folder / "stdout")
+    reader = os.open(folder / "stdout", os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
+    printed.come(piece(0, b"one\n"), piece(0, b"oh\n", name="stderr"))
+    assert printed.read("stderr") == b"oh\n"
+    if reader is not None:
+        assert os.read(reader, 10) == b""
+        os.close(reader)
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(printed, tmp_path):
+    (tmp_path / "train_a").mkdir()
+    (tmp_path / "other").write_bytes(b"mine\n")
+    (tmp_path / "train_a" / "stdout").symlink_to(tmp_path / "other")
+    printed.come(piece(0, b"one\n"))
+    assert (tmp_path / "other").read_bytes() == b"mine\n"
+
+
+def test_a_fifo_in_the_place_of_the_cursor_is_as_if_there_were_none(tmp_path):
+    os.mkfifo(tmp_path / ".output-cursor")
+    assert OutputFiles(tmp_path, "events").asks()[-1] == "0-0"
+
+
+def test_a_piece_that_is_no_utf8_is_passed_over(printed):
+    printed.come(encode(piece(0, b"")).replace(b"train_a", b"train_\xff"), piece(0, b"text"))
+    assert printed.read() == b"text"

@@ -50,3 +50,12 @@ def test_a_slot_that_became_empty_counts_from_then_on():
     assert _counts(pace.heard(_usage(2.0), 100.1)) == [9]
     pace.heard(_usage(1.0), 200.0)
     assert _counts(pace.heard(_usage(2.0), 260.0)) == [1]
+
+
+def test_a_dead_node_counts_no_more():
+    pace = Pace()
+    pace.heard(_usage(), 0.0)
+    pace.offered("one", _CPU, 0.1)
+    pace.forget("one")
+    pace.forget("one")
+    assert _counts(pace.heard(_usage(1.0), 0.2)) == [1]

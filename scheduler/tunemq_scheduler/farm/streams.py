@@ -1,0 +1,60 @@
+"""`Streams`: where the events of each experiment go, of which nodes may host something."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from tunemq_shared.errors import JournalError
+
+
+class Streams:
+    """The keys of streams by experiment, in a file: they outlive this process, and Redis.
+
+    Raises:
+        JournalError: the file cannot be read. Without it all nodes would end what they host.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self.keys = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        except FileNotFoundError:
+            self.keys = {}
+        except (OSError, ValueError) as error:  # the latter is what msgspec raises, all of it
+            raise JournalError(
+                f"{path} cannot be read ({error}). It says which searches run on the farm's nodes:"
+                " put it back from a copy, or remove it; then they go on from their checkpoints."
+            ) from error
+
+    def put(self, name: str, key: str) -> None:
+        """An experiment's events go there.
+
+        Raises:
+            JournalError: it cannot be kept.
+        """
+        if self.keys.get(name) != key:
+            self._write({**self.keys, name: key})
+
+    def drop(self, name: str) -> None:
+        """No node hosts anything of it any more.
+
+        Raises:
+            JournalError: it cannot be kept.
+        """
+        if name in self.keys:
+            self._write({one: key for one, key in self.keys.items() if one != name})
+
+    def _write(self, keys: dict[str, str]) -> None:
+        beside = self._path.with_suffix(".new")
+        try:
+            with open(beside, "wb") as file:
+                file.write(msgspec.json.encode(keys))
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(self._path)
+        except OSError as error:
+            raise JournalError(f"{self._path} cannot be written: {error.strerror}.") from error
+        self.keys = keys

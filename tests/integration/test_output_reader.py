@@ -1,0 +1,40 @@
+"""What trials print is brought from a real Redis, whatever is wrong with one experiment."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.support import eventually
+from tunemq_scheduler.farm.output_reader import OutputReader
+from tunemq_shared import wire
+from tunemq_shared.output_pieces import OutputPiece, encode
+
+__all__ = ["server"]
+
+pytestmark = pytest.mark.integration
+
+
+def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    news = []
+    reader = OutputReader(server.url, news.append)
+    names = ("file", "stream", "good")
+    reader.follow({name: (tmp_path / name, name) for name in names})
+    piece = encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
+    server.client.xadd(wire.output("file"), {"o": piece})
+    server.client.set(wire.output("stream"), "no stream")
+    server.client.xadd(wire.output("good"), {"o": piece})
+    reader.start()
+    try:
+        path = tmp_path / "good" / "train_a" / "stdout"
+        eventually(lambda: path.exists() and path.read_bytes() == b"one\n")
+        server.client.xadd(wire.output("file"), {"o": piece})
+        server.client.xadd(
+            wire.output("good"), {"o": encode(OutputPiece("a", 1, "train_a", "stdout", 4, b"two"))}
+        )
+        eventually(lambda: path.read_bytes() == b"one\ntwo")
+    finally:
+        reader.close()
+    assert [line.split()[3] for line in news] == ["file", "stream"], "each is told once"

@@ -1,0 +1,141 @@
+"""What a supervisor makes of an experiment's process that ends, or says what it may not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunemq_scheduler.executors.wire_client import WireClient
+from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_FAILED
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.frames import FrameSocket
+from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
+from tunemq_shared import wire
+from tunemq_shared.answers import Refusal
+
+
+class Nodes:
+    """A part of the wire on which there is no node."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self.became = ""
+
+    def add(self, _events_key: str) -> WireClient:
+        return self  # type: ignore[return-value]
+
+    def take(self) -> list[object]:
+        return []
+
+    def close(self) -> None:
+        self.became = "closed"
+
+    def leave(self) -> None:
+        self.became = "left"
+
+
+class Experiment:
+    """An experiment's process, which is none, and its supervisor's link."""
+
+    pid = pidfd = -1
+
+    def __init__(self, folder: Path) -> None:
+        self.nodes = Nodes()
+        self.code: int | None = None
+        job = r.Job(name="x", results=str(folder), code="x.py", term=1, prefix="x")
+        self.link = ExperimentLink(job, self.nodes, folder=folder, begin=self._begin)
+
+    def _begin(self, _folder: Path, sock: socket.socket, **_options: object) -> Experiment:
+        self.frames = FrameSocket(sock)
+        return self
+
+    def returncode(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -9
+
+    def close(self) -> None:
+        self.frames.close()
+
+    def last_words(self) -> str:
+        return "its last words"
+
+    def attach(self) -> None:
+        self.say(r.encode(r.Attach(wire.events("x1"))))
+
+    def say(self, payload: bytes) -> None:
+        self.frames.put(payload)
+        self.frames.flush()
+        self.link.on_readable()
+
+    def ends(self, code: int) -> Ending:
+        self.code = code
+        self.link.attend()
+        assert self.link.ending is not None
+        return self.link.ending
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Iterator[Experiment]:
+    made = Experiment(tmp_path)
+    yield made
+    if made.link.ending is None:
+        made.ends(-9)
+
+
+def test_a_disk_or_store_that_failed_it_leaves_its_trials_for_the_next_one(experiment):
+    experiment.attach()
+    assert experiment.ends(EXIT_AGAIN) == (Outcome.LEFT, EXIT_AGAIN, "its last words", b"")
+    assert experiment.nodes.became == "left"
+
+
+def test_code_of_its_own_that_raises_fails_it(experiment):
+    assert experiment.ends(EXIT_FAILED).outcome is Outcome.FAILED
+
+
+def test_one_that_ends_well_without_saying_that_the_search_is_over_has_died(experiment):
+    experiment.attach()
+    ending = experiment.ends(0)
+    assert ending.outcome is Outcome.DIED
+    assert "exit code 0 without saying that the search is over" in ending.text
+    assert experiment.nodes.became == "left"
+
+
+def test_one_that_had_nothing_to_do_need_not_say_so(experiment):
+    assert experiment.ends(0).outcome is Outcome.FINISHED
+
+
+def test_one_that_says_goodbye_is_over(experiment):
+    experiment.attach()
+    experiment.say(r.encode(r.Goodbye("is over")))
+    assert experiment.ends(0) == (Outcome.FINISHED, 0, "is over", b"")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"\xc1",
+        r.encode(r.News(("text",))).replace(b"text", b"tex\xff"),
+        r.encode(r.Status(counts={}))[:-1] + b"\x91" * 100_000,
+    ],
+)
+def test_one_that_sends_what_cannot_be_read_is_killed(experiment, payload):
+    experiment.attach()
+    experiment.say(payload)
+    ending = experiment.ends(-9)
+    assert ending.outcome is Outcome.FAILED
+    assert "cannot be read" in ending.text
+
+
+def test_who_asked_hears_of_an_answer_that_cannot_be_read(experiment):
+    replies: list[Reply] = []
+    experiment.attach()
+    experiment.link.ask(r.WhyTrial("a"), replies.append)
+    experiment.say(r.encode(r.Answered(1)))
+    experiment.ends(-9)
+    assert [type(reply) for reply in replies] == [Refusal]
