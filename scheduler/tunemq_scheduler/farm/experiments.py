@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -177,6 +177,12 @@ class Experiments:
             if one is not None and one.link is not None:
                 one.link.offer(offered)
                 one.pace.offered(offered.incarnation, offered.resources, time.monotonic())
+
+    def forget_nodes(self, dead: Iterable[str]) -> None:
+        """These incarnations will not come back."""
+        for incarnation in dead:
+            for one in self._running.values():
+                one.pace.forget(incarnation)
 
     def beat(self, at: float) -> None:
         """At this time the farm was certainly ours."""

@@ -57,8 +57,9 @@ class Nodes:
         #: The nodes that are to get nothing, and why, by name.
         self._asked = _read(path)
 
-    def turn(self) -> None:
-        """Take note of who came and went."""
+    def turn(self) -> list[str]:
+        """Take note of who came and went; returns the incarnations that will not come back."""
+        dead = []
         for fact in self._client.take():
             match fact:
                 case m.NodeJoined():
@@ -68,12 +69,14 @@ class Nodes:
                 case m.NodeLost():
                     if fact.is_dead:
                         self._nodes.pop(fact.incarnation, None)
+                        dead.append(fact.incarnation)
                     self._allotter.node_lost(fact.incarnation, is_dead=fact.is_dead)
                 case m.NodeReturned():
                     self._allotter.node_returned(fact.incarnation)
                 case _:
                     pass  # nobody reports to the farm itself
         self._client.settle()
+        return dead
 
     def name_of(self, incarnation: str) -> str:
         """The name of the node; the incarnation where it is not known any more."""

@@ -160,7 +160,7 @@ class Supervisor:
                     key.data.on_readable()
         now = time.monotonic()
         self._allotter.advance(now)
-        self._nodes.turn()
+        self._experiments.forget_nodes(self._nodes.turn())
         with contextlib.suppress(WireUnavailable):  # the wire says so, and so does whoever asks
             self._server.turn()
         self._experiments.turn()
