@@ -185,7 +185,7 @@ class HttpClient:
             self._asking(method, target, doing, body=body) as response,
             self._watched(doing),
         ):
-            told = msgspec.json.decode(response.read(MAX_ANSWER), type=kind)
+            told = msgspec.json.decode(_whole(response), type=kind)
             response.read()
             return told
 
@@ -248,6 +248,18 @@ class HttpClient:
         except msgspec.DecodeError:
             problem = Problem(Code.FAILED, f"HTTP status {status}")
         raise http_errors.refused(self._address, doing, status, problem)
+
+
+def _whole(response: Response) -> bytes:
+    """An answer's body.
+
+    Raises:
+        ConnectionResetError: the server ended in the middle of it.
+    """
+    data = response.read(MAX_ANSWER)
+    if response.length and len(data) < MAX_ANSWER:
+        raise ConnectionResetError("the connection ended in the middle of the answer")
+    return data
 
 
 def _target(name: str, **query: str) -> str:

@@ -75,6 +75,7 @@ def test_a_second_run_chooses_the_same_configuration(demo, tmp_path):
     assert run_demo(tmp_path).chosen == demo.chosen
 
 
+@pytest.mark.soak
 def test_in_no_order_of_arrival_would_asha_stop_the_chosen_configuration(demo):
     """ASHA stops what is behind another at a rung; the chosen one is never behind."""
     digits = runpy.run_path(str(SCRIPT))

@@ -334,7 +334,7 @@ def test_what_cannot_be_done_now_is_refused_and_says_why(farm):
 
 
 def test_a_farm_without_scheduler_or_redis_is_told_from_one_that_answers(farm):
-    commands = (("ls",), ("nodes", "drain", "one"), ("logs", "exp"), ("stop", "exp"))
+    commands = (("ls",), ("nodes", "drain", "one"))
     farm.kill_scheduler()
     script = str(farm.write(Search(name="exp")))
     for command in (*commands, ("submit", script, "--detach")):

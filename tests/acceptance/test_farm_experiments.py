@@ -253,6 +253,7 @@ def test_one_whose_trials_end_while_its_process_crashes_is_finished_and_knows_ho
     farm.check_steps("crasher")
 
 
+@pytest.mark.soak
 def test_an_experiment_whose_process_crashes_again_and_again_fails_and_says_why(farm):
     farm.submit(Search(name="crasher", steps=1000, code=_CRASHER, run="callbacks=[Crasher()],"))
 

@@ -444,6 +444,7 @@ def measure(config):
     report({"size": len(config["large"])})
 
 
+@pytest.mark.soak
 def test_a_hundred_starts_before_the_forkserver_is_ready_are_not_lost(serve):
     server = serve(preload=["sklearn.svm"])
     hosts = [server.start(count_to_three, number) for number in range(100)]

@@ -71,7 +71,7 @@ def small() -> Found:
 
 
 @pytest.mark.parametrize(
-    "size", [pytest.param(MANY_NODES, marks=pytest.mark.slow), MANY_EXPERIMENTS]
+    "size", [pytest.param(MANY_NODES, marks=pytest.mark.soak), MANY_EXPERIMENTS]
 )
 def test_a_result_and_an_offer_cost_the_same_on_a_farm_ten_times_as_large(
     small: Found, size: tuple[int, int]

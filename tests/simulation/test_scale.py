@@ -45,7 +45,7 @@ def turn_until_finished(run: Search, trials: int) -> None:
         run.loop.step()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_f25_ten_thousand_trials_on_a_thousand_nodes_are_each_counted_once() -> None:
     run = search(trials=10_000, nodes=1_000).run()
 
