@@ -63,7 +63,7 @@ def main() -> int:
     except SystemExit as error:
         _tell(f"the experiment's own code ended its process: sys.exit({error.code!r}).")
         return EXIT_FAILED
-    except Exception as problem:  # noqa: BLE001  what a script raises is told as Python does
+    except Exception as problem:  # noqa: BLE001  the script's own; its traceback is written here
         traceback.print_exc()
         return process_exit_code(problem)
     finally:

@@ -6,7 +6,6 @@ the scheduler: it is kept in a file, by the node's name.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 from tunemq_scheduler.executors.node_wire import NodeWire
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.allotting.words import NodeAllotment
+from tunemq_scheduler.farm.small_files import replace_file
 from tunemq_scheduler.farm.snapshot import NodeState
 from tunemq_shared import messages as m
 from tunemq_shared import wire as names
@@ -188,15 +188,7 @@ class Nodes:
             self._allotter.node_drained(joined.incarnation, self._grace_s)
 
     def _keep(self, asked: dict[str, str]) -> None:
-        beside = self._path.with_suffix(".new")
-        try:
-            with open(beside, "wb") as file:
-                file.write(msgspec.json.encode(asked))
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._path)
-        except OSError as error:
-            raise JournalError(f"{self._path} cannot be written: {error.strerror}.") from error
+        replace_file(self._path, msgspec.json.encode(asked))
         self._asked = asked
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
+from tunemq_scheduler.farm.small_files import replace_file
 from tunemq_shared.errors import JournalError
 
 
@@ -48,13 +48,5 @@ class Streams:
             self._write({one: key for one, key in self.keys.items() if one != name})
 
     def _write(self, keys: dict[str, str]) -> None:
-        beside = self._path.with_suffix(".new")
-        try:
-            with open(beside, "wb") as file:
-                file.write(msgspec.json.encode(keys))
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(self._path)
-        except OSError as error:
-            raise JournalError(f"{self._path} cannot be written: {error.strerror}.") from error
+        replace_file(self._path, msgspec.json.encode(keys))
         self.keys = keys

@@ -155,7 +155,7 @@ class ExperimentLink:
             self._process = begin(
                 folder, theirs, python=job.python, variables=job.variables, cwd=cwd
             )
-        except BaseException:  # passed on
+        except BaseException:  # passed on: the supervisor tells it
             ours.close()
             raise
         self._send(job)

@@ -293,5 +293,5 @@ def _told_config(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = to_plain(config)
         return plain if len(_encode(plain)) <= _CONFIG_BYTES else {}
-    except Exception:  # noqa: BLE001  it has the user's objects in it, whose repr may raise anything
+    except Exception:  # noqa: BLE001  not recorded: only not shown; a repr of the user's may raise
         return {}
