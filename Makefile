@@ -15,6 +15,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := pyproject.toml constraints.txt
 
+# Tests start thousands of interpreters. Where this is set each compiles anew what it imports of ours.
+unexport PYTHONDONTWRITEBYTECODE
+
 export TUNEMQ_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/tunemq
 # The last version that there will be; there are no binaries of it.
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c

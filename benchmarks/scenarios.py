@@ -210,6 +210,21 @@ def scale(bench: Bench) -> Iterator[Row]:
         yield row
 
 
+def gpu(bench: Bench) -> Iterator[Row]:
+    """On a real GPU: how soon CUDA is there, and what of a trial is left when the next begins."""
+    soon = Row("fork to the first CUDA call, torch preloaded; floor: a fresh interpreter", "s")
+    left = Row("GPU memory that a trial finds taken by the one before, at most", "MiB", goal=300)
+    for _ in range(bench.runs):
+        found = bench.ours.measure("gpu.py", until="why_not").figures
+        if found["why_not"]:
+            print(f"    left out: {found['why_not']}")
+            return
+        soon.add("tunemq", found["cuda_s"])
+        soon.add("floor", found["fresh_s"])
+        left.add("tunemq", found["left_mib"])
+    yield from (soon, left)
+
+
 def floors(bench: Bench) -> Iterator[Row]:
     """What the parts cost by themselves."""
     figures = _floors(bench.ours).figures
@@ -245,5 +260,6 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "queue": farm_queue,
     "neighbours": farm_neighbours,
     "scale": scale,
+    "gpu": gpu,
     "floors": floors,
 }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
-import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+
+from tests.warm_commands import WarmCommands
 
 #: Runs the command with arguments; see `run_tunemq`.
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -21,14 +24,15 @@ def run_tunemq(
         said: what the person answers.
         columns: how wide the terminal is.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "tunemq", *map(str, arguments)],
-        cwd=folder,
-        input=said,
-        env={**os.environ, "COLUMNS": str(columns)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environ = {**os.environ, "COLUMNS": str(columns)}
+    done = _commands().run([*map(str, arguments)], environ, folder, said=said)
     assert done.returncode == code, done
     return done
+
+
+@cache
+def _commands() -> WarmCommands:
+    """Those of all tests of this process."""
+    commands = WarmCommands(os.environ)
+    atexit.register(commands.close)
+    return commands

@@ -21,7 +21,7 @@ from typing import Final
 import psutil
 
 from tunemq_shared import defences
-from tunemq_workers.prctl import adopt_orphans
+from tunemq_shared.prctl import adopt_orphans
 
 ROOT: Final = Path(__file__).parent.parent
 

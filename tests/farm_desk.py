@@ -130,7 +130,18 @@ class ToldNodes:
                 version="0.1",
                 since=time.time() - 60,
             ),
-            a.NodeRow(node="beta", incarnation="beta-1", state="draining", total={"cpu": 4}),
+            a.NodeRow(
+                node="beta",
+                incarnation="beta-1",
+                state="draining",
+                health="1 of 3 GPUs set aside",
+                total={"cpu": 4},
+                gpus=(
+                    a.GpuRow(uuid="GPU-2", model="T4", withheld="XID 79"),
+                    a.GpuRow(uuid="GPU-3", model="T4", foreign="process 12 (python) holds 1 GiB"),
+                    a.GpuRow(uuid="MIG-4", model="H100 MIG 1g.10gb"),
+                ),
+            ),
         )
 
     def asked(self) -> tuple[str, ...]:

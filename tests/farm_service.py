@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -28,6 +29,7 @@ from tests.farm_processes import TcpRedis
 from tests.hosts import Hosts
 from tests.integration.farm_support import family_of, is_alive
 from tests.support import eventually
+from tests.warm_commands import WarmCommands
 from tunemq_scheduler.client.requests import FarmClient
 from tunemq_scheduler.embedded.redis_server import find_redis_server
 from tunemq_shared import answers as a
@@ -96,10 +98,8 @@ class Machine(Protocol):
     ) -> subprocess.Popen[bytes]:
         """Start a program; what it says goes to ``log``."""
 
-    def run(
-        self, command: Sequence[str], environ: Mapping[str, str], *, cwd: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end."""
+    def commands(self, environ: Mapping[str, str]) -> WarmCommands:
+        """What runs `tunemq` commands there, if it is given this environment."""
 
     def kill(self) -> None:
         """Kill all that was started."""
@@ -133,20 +133,9 @@ class Here:
         self.processes.append(process)
         return process
 
-    def run(
-        self, command: Sequence[str], environ: Mapping[str, str], *, cwd: Path | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end."""
-        return subprocess.run(
-            [*self._before, *command],
-            env=dict(environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+    def commands(self, environ: Mapping[str, str]) -> WarmCommands:
+        """What runs `tunemq` commands here, if it is given this environment."""
+        return WarmCommands(environ, self._before)
 
     def kill(self) -> None:
         """Kill all that was started, with all that it has started."""
@@ -243,7 +232,11 @@ class FarmService:
     ) -> subprocess.CompletedProcess[str]:
         """A command of a user, to its end."""
         environ = self.environ("laptop", variables)
-        return self.laptop.run(self.command(*arguments), environ, cwd=self.folder / "laptop")
+        return self._commands.run(arguments, environ, self.folder / "laptop")
+
+    @cached_property
+    def _commands(self) -> WarmCommands:
+        return self.laptop.commands(self.environ("laptop"))
 
     def tunemq(self, *arguments: str) -> str:
         """What a command prints that has to do what it says."""
@@ -393,6 +386,8 @@ class FarmService:
 
     def close(self) -> None:
         """End all of it, whatever became of it."""
+        if "_commands" in vars(self):
+            self._commands.close()
         for machine in self._machines:
             machine.kill()
 

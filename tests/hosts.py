@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 
 from tests.integration.farm_support import family_of, is_alive
 from tests.support import eventually, need
+from tests.warm_commands import WarmCommands
 
 _NET: Final = "10.0.0"
 
@@ -71,25 +72,9 @@ class Host:
         self.processes.append(process)
         return process
 
-    def run(
-        self,
-        command: Sequence[str],
-        environ: Mapping[str, str],
-        *,
-        cwd: Path | None = None,
-        timeout: float = 60.0,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a program there to its end."""
-        return subprocess.run(
-            ["ip", "netns", "exec", self._space, *command],
-            env=dict(environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    def commands(self, environ: Mapping[str, str]) -> WarmCommands:
+        """What runs `tunemq` commands there, if it is given this environment."""
+        return WarmCommands(environ, ["ip", "netns", "exec", self._space])
 
     def unplug(self) -> None:
         """Pull its cable: packets are lost, and nobody is told."""

@@ -53,12 +53,20 @@ class AsksAtEveryResult(tune.Stopper):
 class NodeProcess:
     """A node's process; started again it is another incarnation."""
 
-    def __init__(self, url: str, name: str, folder: Path, cpus: int, variables: Mapping[str, str]):
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        folder: Path,
+        cpus: int,
+        variables: Mapping[str, str],
+        *options: str,
+    ):
         self.folder = folder
         folder.mkdir()
         self._command = [
             *(sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", url, "--name", name),
-            *("--workdir", str(folder), "--cpus", str(cpus)),
+            *("--workdir", str(folder), "--cpus", str(cpus), *options),
         ]
         self._variables = dict(variables)
         self.start()
@@ -95,6 +103,7 @@ class OwnFarm:
             all of them) and ``to_scheduler``.
         redis: options of redis-server.
         variables: for the nodes' environment.
+        options: further ones of theirs.
     """
 
     def __init__(
@@ -105,6 +114,7 @@ class OwnFarm:
         proxies: bool = False,
         redis: tuple[str, ...] = (),
         variables: Mapping[str, str] | None = None,
+        options: tuple[str, ...] = (),
     ) -> None:
         self.folder = tempfile.mkdtemp(prefix="tq-", dir="/tmp")  # short, for the socket
         self._over: str | None = None
@@ -113,7 +123,7 @@ class OwnFarm:
         self.to_scheduler = TcpProxy(self.server.path) if proxies else None
         self._node_url = self.to_nodes.url if self.to_nodes else self.server.url
         self.url = self.to_scheduler.url if self.to_scheduler else self.server.url
-        self._cpus, self._variables = cpus, dict(variables or {})
+        self._cpus, self._variables, self._options = cpus, dict(variables or {}), options
         self.nodes: list[NodeProcess] = []
         for _ in range(nodes):
             self.add_node()
@@ -122,7 +132,8 @@ class OwnFarm:
         """Start one more node."""
         name = f"n{len(self.nodes)}"
         folder = Path(self.folder, name)
-        self.nodes.append(NodeProcess(self._node_url, name, folder, self._cpus, self._variables))
+        given = (self._cpus, self._variables, *self._options)
+        self.nodes.append(NodeProcess(self._node_url, name, folder, *given))
         return self.nodes[-1]
 
     # --- what a search asks of it ---------------------------------------------------------------

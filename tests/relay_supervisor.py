@@ -19,6 +19,7 @@ from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.lease import SchedulerLease
 from tunemq_scheduler.farm.record import read_record
 from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.forkservers import Forkservers
 from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Reply
 from tunemq_shared import messages as m
 from tunemq_shared import wire
@@ -42,6 +43,7 @@ class RelaySupervisor:
         self.nodes: dict[str, m.NodeJoined] = {}
         self.wire.open()
         self.link: ExperimentLink | None = None
+        self._forkservers = Forkservers("")
         #: Nothing is offered while this is so, and all is taken back.
         self.is_stingy = False
         self._offered = 0
@@ -51,7 +53,7 @@ class RelaySupervisor:
         """Start the experiment's process."""
         job = msgspec.structs.replace(job, term=self.lease.term)
         self._offered = 0
-        self.link = ExperimentLink(job, self.wire, folder=folder)
+        self.link = ExperimentLink(job, self.wire, folder=folder, begin=self._forkservers.start)
         return self.link
 
     def turn(self, pause: float = 0.05) -> None:
@@ -59,7 +61,7 @@ class RelaySupervisor:
         link = self.link
         with selectors.EpollSelector() as ready:
             if link is not None and link.ending is None:
-                ready.register(link.pidfd, selectors.EVENT_READ)
+                ready.register(link.watched, selectors.EVENT_READ)
                 if link.is_readable:
                     ready.register(link, selectors.EVENT_READ)
             self.wire.poll(pause, also=(ready.fileno(),))
@@ -125,6 +127,7 @@ class RelaySupervisor:
         if self.link is not None and self.link.ending is None:
             self.link.kill()
             self.ends()
+        self._forkservers.close()
         self.wire.close(now=True)
         self.lease.close()
 

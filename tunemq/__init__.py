@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tunemq_scheduler.callback import Callback
     from tunemq_scheduler.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
     from tunemq_scheduler.limits import TrialLimits
+    from tunemq_scheduler.log_policy import LogPolicy
     from tunemq_scheduler.result import Result
     from tunemq_scheduler.result_grid import ResultGrid
     from tunemq_scheduler.run import run
@@ -52,6 +53,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "tunemq_scheduler.callback": ("Callback",),
     "tunemq_scheduler.config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
     "tunemq_scheduler.limits": ("TrialLimits",),
+    "tunemq_scheduler.log_policy": ("LogPolicy",),
     "tunemq_scheduler.result": ("Result",),
     "tunemq_scheduler.result_grid": ("ResultGrid",),
     "tunemq_scheduler.run": ("run",),
@@ -106,6 +108,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "FailureConfig",
+    "LogPolicy",
     "PlacementGroupFactory",
     "Result",
     "ResultGrid",

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from tunemq_scheduler.core.settings import ALONE
 from tunemq_scheduler.limits import TrialLimits
+from tunemq_scheduler.log_policy import LogPolicy, check_policies
 from tunemq_scheduler.syncing.config import SyncConfig
 from tunemq_shared.byte_sizes import parse_bytes
 from tunemq_shared.checkpoint import Checkpoint
@@ -167,17 +169,25 @@ class FailureConfig:
             could not be kept; and likewise when it could not be restored; -1 is for ever.
         max_node_losses: how often in a row after its node was lost; one that takes still another
             node with it is *poison* and in ERROR. -1 is for ever.
-        retry_cuda_memory: whether one that ran out of a GPU's memory is tried again, as a failure
-            of ``max_failures``; it would need as much again.
+        retry_cuda_memory: whether one that ran out of a GPU's memory is tried again. True: as a
+            failure of ``max_failures``; it would need as much again. ``"alone"``: one that asked
+            for a part of a GPU once more, with a whole one to itself from then on, which does not
+            count as a failure; any other not.
         fail_fast: True ends the search with the first trial in ERROR; ``"raise"`` also raises its
             error from ``fit``.
+        log_policies: what a line that a trial prints means, should the trial fail (`LogPolicy`);
+            where several match, the first of those that say ``"do_not_retry"`` counts.
+        max_excluded_nodes: how often a failure after which a trial is kept away from its node, by a
+            log policy, does not count as its own; -1 is always.
     """
 
     max_failures: int = 0
     fail_fast: bool | Literal["raise"] = False
     max_storage_failures: int = 3
     max_node_losses: int = 2
-    retry_cuda_memory: bool = False
+    retry_cuda_memory: bool | Literal["alone"] = False
+    log_policies: Sequence[LogPolicy] = ()
+    max_excluded_nodes: int = 2
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -185,12 +195,16 @@ class FailureConfig:
         Raises:
             ConfigError: naming the field, its value and what it may be.
         """
-        for name in ("max_failures", "max_storage_failures", "max_node_losses"):
+        limits = ("max_failures", "max_storage_failures", "max_node_losses", "max_excluded_nodes")
+        for name in limits:
             limit = getattr(self, name)
             if not _is_int(limit) or limit < -1:
                 fix = "give a whole number from 0, or -1 to try for ever"
                 raise _bad("FailureConfig", name, limit, fix)
-        _check_flag("FailureConfig", "retry_cuda_memory", self.retry_cuda_memory)
+        if self.retry_cuda_memory not in (True, False, ALONE) or _is_int(self.retry_cuda_memory):
+            fix = f"give True, False or {ALONE!r}"
+            raise _bad("FailureConfig", "retry_cuda_memory", self.retry_cuda_memory, fix)
+        check_policies(self.log_policies)
         if self.fail_fast not in (True, False, "raise"):
             raise _bad("FailureConfig", "fail_fast", self.fail_fast, "give True, False or 'raise'")
         if self.fail_fast and self.max_failures != 0:

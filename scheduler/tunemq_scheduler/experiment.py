@@ -16,6 +16,7 @@ import msgspec
 from tunemq_scheduler.adopting import adopt_written
 from tunemq_scheduler.carrying import Carriage, carry, environment_of
 from tunemq_scheduler.copies import copier_of
+from tunemq_scheduler.core.asking import ask_of
 from tunemq_scheduler.embedded.warm import embedded_farm
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.executors.in_process import InProcessExecutor
@@ -92,7 +93,8 @@ class Experiment:
             return self._run_on_own_farm(opened)
 
     def _run_on_own_farm(self, opened: Opened) -> ResultGrid:
-        with embedded_farm(prewarm=environment_of(self.prepared)) as farm:
+        prewarm, gpus = environment_of(self.prepared), self._may_ask_for_gpus(opened)
+        with embedded_farm(prewarm=prewarm, gpus=gpus) as farm:
             # Celery takes 0.1 s to import: meanwhile the farm starts.
             with installed_packages_first("celery", "kombu", "redis"):
                 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
@@ -119,6 +121,12 @@ class Experiment:
                 finally:
                     executor.close(now=search.is_killed)
             return search.results()
+
+    def _may_ask_for_gpus(self, opened: Opened) -> bool:
+        """Whether some trial may, new or restored; what depends on configurations may be any."""
+        restored = [trial.resources for trial in opened.runner.live.values()]
+        asked = [self._settings.request, *restored]
+        return any(request is None or ask_of(request).names_device for request in asked)
 
     def run_here(self) -> ResultGrid:
         """Run its first trial in this process and thread, for debuggers."""
@@ -224,6 +232,7 @@ class Experiment:
             sync_timeout_s=sync.sync_timeout,
             uploads_waiting=sync.uploads_waiting,
             limits=prepared.run.trial_limits.for_hosts(),
+            log_patterns=tuple(one.pattern for one in prepared.run.failure_config.log_policies),
         )
         return self._outlined
 

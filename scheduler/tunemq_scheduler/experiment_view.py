@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
-from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING
+from tunemq_scheduler.core.placement_words import device_set_aside
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, awaited
 from tunemq_scheduler.failures import FailureGroup
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.prepare import Prepared
@@ -96,7 +97,7 @@ class ExperimentView:
     @property
     def notes(self) -> Sequence[str]:
         """See `SearchView`."""
-        notes = *self._loop.executor.notes(), *self._set_aside(), *self._waits()
+        notes = *self._loop.executor.notes(), *self._set_aside(), *self._withheld(), *self._waits()
         return [*notes, *filter(None, [self.uploads])]
 
     def _set_aside(self) -> Iterator[str]:
@@ -110,13 +111,30 @@ class ExperimentView:
                 f"{left:.0f} s more: {runner.health[node.node].reason}"
             )
 
+    def _withheld(self) -> Iterator[str]:
+        """Which devices trials wait for; of those of a farm that is shared its scheduler tells."""
+        runner = self._loop.runner
+        if not any(node.withheld and not node.is_shared for node in runner.nodes.values()):
+            return
+        requests = [trial.resources for trial, _ in runner.queue.lines(PENDING)]
+        if not runner.exhausted and runner.settings.request is not None:
+            requests.append(runner.settings.request)
+        found = {
+            device_set_aside(runner.nodes[node].node, uuid, why): None
+            for request in requests
+            if runner.placement.fit(request) is None
+            for node, uuid, why in runner.placement.withheld_from(request)
+        }
+        for told in islice(found, _NODES_TOLD):
+            yield f"trials wait, for {told}"
+
     def _waits(self) -> Iterator[str]:
-        """Why trials wait for the store, in one line, however many do."""
+        """Why trials wait for the store, or for GPUs, in one line, however many do."""
         waiting = [trial for trial in islice(self.live, _LOOKED_AT) if trial.waits[0]]
         if waiting:
             first, others = waiting[0], len(waiting) - 1
             who = f"trial {first.trial_id}" + (f" and {others} more wait" if others else " waits")
-            yield f"{who} for the store: {first.waits[1]}"
+            yield f"{who} for {awaited(first.waits[0])}: {first.waits[1]}"
 
     @property
     def uploads(self) -> str:

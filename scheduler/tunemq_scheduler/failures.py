@@ -22,6 +22,7 @@ KINDS: Final = (
     "metric",
     "load",
     "memory",
+    "processes",
     "cuda_memory",
     "time_limit",
     "stalled",
@@ -62,6 +63,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         file: where it is written down, if it could be.
         is_final: whether the trial ended in ERROR with it, or is tried again.
         verdict: which failure of how many it is, or why the trial is not tried again.
+        output: the end of what it printed.
     """
 
     trial: str
@@ -74,6 +76,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None
     is_final: bool = True
     verdict: str = ""
+    output: str = ""
 
     @property
     def consequence(self) -> str:
@@ -179,6 +182,7 @@ def failure_of(
         number=number,
         is_final=not retried,
         verdict=verdict,
+        output="" if isinstance(fact, NodeLost) else fact.output,
     )
 
 
@@ -206,7 +210,7 @@ def write_failure(folder: str, failure: Failure) -> str:
     where = f" on {failure.hostname}" if failure.hostname else ""
     told = failure.traceback.rstrip() or failure.error
     then = f"({failure.consequence})\n" if failure.consequence else ""
-    text = f"Failure # {failure.number} (occurred at {when}{where})\n{told}\n{then}"
+    text = f"Failure # {failure.number} (occurred at {when}{where})\n{told}\n{then}{failure.output}"
     try:
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
@@ -237,6 +241,8 @@ def describe_death(signal_number: int | None, exit_code: int | None, cause: str 
     """Why a trial's process ended without a word, for people; see `HostDied`."""
     if cause == "memory":
         return "the trial's process was killed because the machine had no memory left for it"
+    if cause == "cuda_memory":
+        return "the trial's process died when it had printed that a GPU's memory ran out"
     if signal_number is None:
         return f"the trial's process exited by itself with code {exit_code}"
     try:

@@ -7,7 +7,8 @@ own, which are simple enough to be seen to be right. What it checks:
 * **I2** a step of a trial is recorded once in its lineage; a node's event is journalled once;
 * **I3** recorded steps follow one another without a gap;
 * **I4** nothing that an older incarnation says is recorded;
-* **I5** a trial has one current incarnation; nobody holds more of a node than that has;
+* **I5** a trial has one current incarnation; nobody holds more of a node than that has, and
+  nothing begins on a device that is withheld, nor on a node that a trial is kept away from;
 * **I7** what is kept stands in the store, and what is to be removed is kept by nobody;
 * **I8** the journal gives the state, and the orders, of the runner that wrote it.
 
@@ -17,7 +18,6 @@ their ends. I9 is about Redis.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -26,7 +26,7 @@ import msgspec
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING
+from tunemq_scheduler.core.trial import FINISHED, PAUSED, PENDING, RUNNING
 from tunemq_shared import messages as m
 from tunemq_shared.errors import InvariantBroken
 
@@ -226,6 +226,15 @@ class Auditor:
         if command.last_step != book.step:
             told = f"it is told that {command.last_step} is its last step, {book.step} is"
             self._broken("I3", command.trial, told)
+        node = self.runner.nodes[command.incarnation].node
+        if node in self.runner.live[command.trial].excluded:
+            self._broken("I5", command.trial, f"it begins on {node}, which it is kept away from")
+        withheld = self.runner.nodes[command.incarnation].withheld
+        if command.devices.keys() & withheld:
+            told = f"it begins on {command.devices} of {command.incarnation}: {withheld}"
+            self._broken("I5", command.trial, told)
+        if len(command.devices) > 1 and any(uuid.startswith("MIG-") for uuid in command.devices):
+            self._broken("I5", command.trial, f"it has several with parts: {command.devices}")
         for ref in command.restore:
             if self._store is not None and ref.sha256 and not self._store.has(ref.key):
                 self._broken("I7", command.trial, f"it is to go on from {ref.key}, which is gone")
@@ -251,18 +260,20 @@ class Auditor:
         if not known == runner.suggested == len(books) == sum(counts.values()):
             told = f"{len(books)} were suggested, {known} are known, {dict(counts)} are counted"
             self._broken("I1", None, told)
-        tally: Counter[str] = Counter()
+        # After every event of every simulated search: what is asked of each trial is asked at once.
+        tally, finished, nodes = dict.fromkeys(counts, 0), runner.finished, runner.nodes
+        node_at = runner.slots.node_at
         for trial_id, trial in runner.live.items():
-            tally[trial.status] += 1
-            book = books[trial_id]
-            if trial_id in runner.finished or trial.is_finished != book.is_over:
-                self._broken("I1", trial_id, f"it is {trial.status}, and over: {book.is_over}")
+            status, book = trial.status, books[trial_id]
+            tally[status] += 1
+            if trial_id in finished or (status in FINISHED) != book.is_over:
+                self._broken("I1", trial_id, f"it is {status}, and over: {book.is_over}")
             if trial.last_step != book.step or trial.epoch != book.epoch:
                 told = f"it is at epoch {trial.epoch} and step {trial.last_step}, not at {book}"
                 self._broken("I3", trial_id, told)
-            if trial.status == RUNNING:
-                node = runner.slots.node_at(trial_id, trial.epoch)
-                if node not in runner.nodes:
+            if status == RUNNING:
+                node = node_at(trial_id, trial.epoch)
+                if node not in nodes:
                     self._broken("I5", trial_id, f"it is RUNNING on {node}, which is not there")
         for status in (PENDING, RUNNING, PAUSED):
             if tally[status] != counts[status]:
@@ -278,8 +289,10 @@ class Auditor:
             if node not in held or not 0 < epoch <= self._books[trial].epoch:
                 self._broken("I5", trial, f"epoch {epoch} holds a slot of {node}")
             on_node, slot = held[node], runner.slots.held_by(trial, epoch)
-            gpus = {"gpu": sum(slot.devices.values())} if slot.devices else {}
-            for name, amount in {**slot.resources, **gpus}.items():
+            resources = slot.resources
+            if slot.devices:
+                resources = {**resources, "gpu": sum(slot.devices.values())}
+            for name, amount in resources.items():
                 on_node[name] = on_node.get(name, 0.0) + amount
             for uuid, share in slot.devices.items():
                 shares[node, uuid] = shares.get((node, uuid), 0.0) + share
@@ -290,12 +303,17 @@ class Auditor:
                 self._broken("I5", None, f"{share:g} of the GPU {uuid} of {node} are held")
         left: dict[str, float] = {}
         for node, joined in runner.nodes.items():
-            gpus = {"gpu": float(len(joined.gpus))} if joined.gpus else {}
-            for name, amount in {**joined.resources, **gpus}.items():
-                taken = held[node].get(name, 0.0)
+            total, on_node = joined.resources, held[node]
+            if joined.gpus:
+                total = {**total, "gpu": float(len(joined.gpus))}
+            for name, amount in total.items():
+                taken = on_node.get(name, 0.0)
                 if taken > amount + _SLACK:
                     self._broken("I5", None, f"{taken:g} {name} of {node} are held")
                 left[name] = left.get(name, 0.0) + amount - taken
+            if joined.withheld:
+                for uuid in joined.withheld.keys() & {gpu.uuid for gpu in joined.gpus}:
+                    left["gpu"] -= 1 - shares.get((node, uuid), 0.0)
         free = runner.placement.free
         for name, amount in left.items():
             if abs(free[name] - amount) > _SLACK:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import datetime as dt
 import math
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from tunemq_shared import trial_limits
 from tunemq_shared.byte_sizes import parse_bytes
 from tunemq_shared.errors import ConfigError
 
 _TIMES = ("step_s", "trial_s", "stall_s")
+#: What Python and TuneMQ need themselves, and a little.
+_LEAST_FILES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +44,22 @@ class TrialLimits:
             together, swapped out or not; files that they have mapped do not count. Pages that they
             share count once. It is looked at up to 50 times a second, the closer the oftener; one
             that takes memory faster may exceed it for a moment.
+        processes: how many the trial's process and all that it started may be together. It is
+            looked at as memory is: a family that forks as fast as it can may be more for a moment.
+        open_files: how many descriptors each of the trial's processes may have. None is as many as
+            the worker's own have; more than those could have (``ulimit -Hn``) there never are.
+        core_bytes: how large a core file of each of the trial's processes may be, a number of bytes
+            or a text such as ``"2GiB"``. None is none at all: where a machine writes core files,
+            one trial that crashes again and again would fill its disk.
     """
 
     step_s: float | dt.timedelta | None = None
     trial_s: float | dt.timedelta | None = None
     stall_s: float | dt.timedelta | None = None
     memory: int | str | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    core_bytes: int | str | None = None
 
     def __post_init__(self) -> None:
         """Check every field.
@@ -58,14 +71,31 @@ class TrialLimits:
             given = getattr(self, name)
             if given is not None and not 0 < _seconds(given) < math.inf:
                 raise _bad(name, given, "give seconds above 0, or None for no limit")
-        if self.memory is not None and _bytes(self.memory) < 1:
-            fix = 'give bytes above 0 or a text such as "2GiB", or None for no limit'
-            raise _bad("memory", self.memory, fix)
+        for name, otherwise in (("memory", "no limit"), ("core_bytes", "none")):
+            given = getattr(self, name)
+            if given is not None and _bytes(given) < 1:
+                fix = f'give bytes above 0 or a text such as "2GiB", or None for {otherwise}'
+                raise _bad(name, given, fix)
+        for name, least, otherwise in (
+            ("processes", 1, "no limit"),
+            ("open_files", _LEAST_FILES, "the worker's own"),
+        ):
+            given = getattr(self, name)
+            if given is not None and not (_is_int(given) and given >= least):
+                raise _bad(name, given, f"give a number from {least} on, or None for {otherwise}")
 
     def for_hosts(self) -> trial_limits.TrialLimits:
         """The same as nodes are told it."""
         step_s, trial_s, stall_s = (_seconds(getattr(self, name)) for name in _TIMES)
-        return trial_limits.TrialLimits(step_s, trial_s, stall_s, _bytes(self.memory))
+        return trial_limits.TrialLimits(
+            step_s,
+            trial_s,
+            stall_s,
+            memory=_bytes(self.memory),
+            processes=self.processes or 0,
+            open_files=self.open_files or 0,
+            core_bytes=_bytes(self.core_bytes),
+        )
 
 
 def _seconds(given: object) -> float:
@@ -81,7 +111,11 @@ def _bytes(given: object) -> int:
     """The number of bytes; 0 for none, and for what is no number of bytes."""
     if isinstance(given, str):
         return parse_bytes(given) or 0
-    return given if isinstance(given, int) and not isinstance(given, bool) else 0
+    return given if _is_int(given) else 0
+
+
+def _is_int(given: object) -> TypeGuard[int]:
+    return isinstance(given, int) and not isinstance(given, bool)
 
 
 def _bad(name: str, value: object, fix: str) -> ConfigError:

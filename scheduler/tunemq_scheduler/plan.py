@@ -22,7 +22,8 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
         folder: its results folder.
         store: the address of the store of its checkpoints; empty where that is its folder.
         cache: where this machine keeps copies of checkpoints; empty leaves it to each node.
-        sync_timeout_s, uploads_waiting, limits, bundle, blobs: see `HostStart`.
+        sync_timeout_s, uploads_waiting, limits, bundle, blobs, log_patterns: see
+            `HostStart`.
         is_apart: whether nodes read and write nothing in its folder, but have trials in their own.
         trainable_name: the first part of every trial's name.
     """
@@ -50,6 +51,7 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
     bundle: BlobRef | None = None
     blobs: tuple[BlobRef, ...] = ()
     is_apart: bool = False
+    log_patterns: tuple[str, ...] = ()
 
     @property
     def store_address(self) -> str:
@@ -100,4 +102,5 @@ class ExperimentPlan(msgspec.Struct, frozen=True, kw_only=True):
             devices=order.devices,
             bundle=self.bundle,
             blobs=self.blobs,
+            log_patterns=self.log_patterns,
         )

@@ -12,7 +12,7 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.callback import Callback
 from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
-from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.settings import LogRule, RunnerSettings
 from tunemq_scheduler.folders import safe_name
 from tunemq_scheduler.schedulers import TrialScheduler, make_scheduler
 from tunemq_scheduler.search import SearchAlgorithm, SearchSetup, make_search_algorithm
@@ -110,6 +110,11 @@ def prepare(
             max_storage_failures=run.failure_config.max_storage_failures,
             max_node_losses=run.failure_config.max_node_losses,
             retry_cuda_memory=run.failure_config.retry_cuda_memory,
+            log_rules=tuple(
+                LogRule(one.pattern, one.action) for one in run.failure_config.log_policies
+            ),
+            max_excluded_nodes=run.failure_config.max_excluded_nodes,
+            nodes_may_come=False,
             keep=KeepRule(
                 num_to_keep=run.checkpoint_config.num_to_keep,
                 score_attribute=run.checkpoint_config.checkpoint_score_attribute,

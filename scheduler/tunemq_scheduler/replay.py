@@ -73,6 +73,14 @@ class Outcome(msgspec.Struct):
     ends: list[tuple[str, str]] = msgspec.field(default_factory=list)
     suggestions: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
 
+    def note_turn(self, entries: Iterable[m.Entry], commands: Iterable[c.Command]) -> None:
+        """Take in a turn of the journal, and what it orders."""
+        for entry in entries:
+            if isinstance(entry.event, m.ConfigSuggested):
+                self.suggestions.append((entry.event.trial, entry.event.config))
+            self.note(entry.answers, ())
+        self.note((), commands)
+
     def note(self, entry_answers: Iterable[m.Answer], commands: Iterable[c.Command]) -> None:
         """Take in what one event led to."""
         for answer in entry_answers:
@@ -100,9 +108,7 @@ def outcome(settings: RunnerSettings, entries: Iterable[m.Entry]) -> Outcome:
     """What the run that wrote these entries came to."""
     runner, seen = TrialRunner(settings), Outcome()
     for entry in entries:
-        if isinstance(entry.event, m.ConfigSuggested):
-            seen.suggestions.append((entry.event.trial, entry.event.config))
-        seen.note(entry.answers, runner.handle(entry.event, entry.answers))
+        seen.note_turn((entry,), runner.handle(entry.event, entry.answers))
     return seen
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from tunemq_shared.checkpoint import Checkpoint
+    from tunemq_shared.device_use import DeviceUse
 
 _decode = msgspec.json.Decoder().decode
 
@@ -36,6 +37,10 @@ class Result:
         path: its folder.
         trial_id, trial_name, status: who it was, and its state when this was made.
         best_checkpoints: its kept checkpoints, each with the result it belongs to.
+        devices_used: what it used of each GPU that it had, all its tries together (`DeviceUse`:
+            seconds, part of the time in which the device was busy, bytes, joules); empty where the
+            node does not know its GPUs one by one. Trials of less than a few seconds may not be
+            seen to use anything.
     """
 
     metrics: dict[str, Any]
@@ -46,6 +51,7 @@ class Result:
     trial_name: str = ""
     status: str = "TERMINATED"
     best_checkpoints: Sequence[tuple[Checkpoint, dict[str, Any]]] = ()
+    devices_used: Sequence[DeviceUse] = ()
     trial_config: dict[str, Any] | None = field(default=None, repr=False)
 
     @classmethod

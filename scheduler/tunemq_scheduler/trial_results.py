@@ -87,6 +87,7 @@ class TrialResults(Sequence[Result]):
             status=summary.status,
             best_checkpoints=_Checkpoints(self._place, view.local_path, kept),
             trial_config=view.config,
+            devices_used=summary.devices_used,
         )
 
 

@@ -121,6 +121,7 @@ class TrialView:
         self.lineage = trial.lineage
         self.num_failures = trial.num_failures
         self.waits = trial.waits
+        self.resources = trial.resources
 
     def learn(self, fact: c.RecordCommand, trial: Trial | None) -> None:
         """Take over a fact.

@@ -19,12 +19,14 @@ class Amounts(msgspec.Struct, frozen=True, array_like=True):
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
     """So many slots for the same request would be used at once; best on the ``preferred`` node.
 
-    ``preferred`` is an incarnation, empty where any node is as good.
+    ``preferred`` is an incarnation, empty where any node is as good. ``excluded`` are those of
+    which it would make no use.
     """
 
     request: dict[str, float]
     count: int
     preferred: str = ""
+    excluded: tuple[str, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

@@ -80,6 +80,18 @@ class ExperimentList(Answer, frozen=True, kw_only=True):
     experiments: tuple[ExperimentRow, ...]
 
 
+class DeviceUseRow(Answer, frozen=True, kw_only=True):
+    """What a trial used of a GPU; see `tunemq_shared.device_use.DeviceUse`."""
+
+    uuid: str
+    model: str = ""
+    seconds: float = 0.0
+    share: float = 1.0
+    utilisation: float | None = None
+    memory_peak: float | None = None
+    energy_j: float | None = None
+
+
 class TrialRow(Answer, frozen=True, kw_only=True):
     """A trial in a table.
 
@@ -89,6 +101,7 @@ class TrialRow(Answer, frozen=True, kw_only=True):
         preemptions: how often it gave way to others that came first.
         repeated: how many steps it did again that were done before it was stopped or lost.
         note: why it waits, or the last line of its error.
+        devices_used: what it used of each GPU, without what it does now.
     """
 
     trial: str
@@ -103,6 +116,7 @@ class TrialRow(Answer, frozen=True, kw_only=True):
     preemptions: int = 0
     repeated: int = 0
     note: str = ""
+    devices_used: tuple[DeviceUseRow, ...] = ()
 
 
 class ExperimentDetail(Answer, frozen=True, kw_only=True):
@@ -165,12 +179,18 @@ class Why(Answer, frozen=True, kw_only=True):
 
 
 class GpuRow(Answer, frozen=True, kw_only=True):
-    """A GPU of a node; ``used`` is the share of it that trials have, ``memory`` in bytes."""
+    """A GPU of a node; ``used`` is the share of it that trials have, ``memory`` in bytes.
+
+    ``withheld``: why no trial begins on it now; None where it is used as always. ``foreign``: what
+    processes that are not of the farm hold of it.
+    """
 
     uuid: str
     model: str = ""
     memory: int = 0
     used: float = 0.0
+    withheld: str | None = None
+    foreign: str = ""
 
 
 class NodeRow(Answer, frozen=True, kw_only=True):
@@ -179,7 +199,8 @@ class NodeRow(Answer, frozen=True, kw_only=True):
     Attributes:
         state: ready, draining, drained, silent or gone.
         health: "ok", or what is wrong with it.
-        total, used: cpu, gpu, memory and custom resources.
+        total, used: cpu, gpu, memory and custom resources; a GPU that is withheld counts while a
+            trial has it.
         trials: how many it hosts.
         version: of TuneMQ there.
         since: when this incarnation introduced itself.

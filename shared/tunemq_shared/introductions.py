@@ -10,7 +10,9 @@ from tunemq_shared.messages import Gpu, Message
 class NodeHello(Message, frozen=True):
     """A node incarnation introduces itself on the nodes' stream.
 
-    ``gpus``: those that it offers, where it knows them one by one.
+    ``gpus``: those that it offers, where it knows them one by one. ``withheld``: of these, the
+    UUIDs of all on which nothing may begin now, and why, for people. A node says hello again
+    whenever that changes.
     """
 
     protocol: int
@@ -23,6 +25,7 @@ class NodeHello(Message, frozen=True):
     python: str
     cloudpickle: str
     gpus: tuple[Gpu, ...] = ()
+    withheld: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class BatchHeader(Message, frozen=True):

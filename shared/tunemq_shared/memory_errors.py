@@ -26,14 +26,37 @@ _NAMES_THE_DEVICE: Final = ("tensorflow", "ResourceExhaustedError")
 _OF_THE_DEVICE: Final = (
     "CUDA out of memory",
     "HIP out of memory",
+    "XPU out of memory",
     "CUDA error: out of memory",
+    "HIP error: out of memory",
+    "cudaMalloc failed: out of memory",
+    "Cuda failure 'out of memory'",
+    "Cuda failure 2 'out of memory'",
+    "out_of_memory: CUDA error",
     "cudaErrorMemoryAllocation",
+    "hipErrorOutOfMemory",
     "CUDA_ERROR_OUT_OF_MEMORY",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 #: What XLA says, of a GPU's memory and of the machine's alike.
-_OF_EITHER: Final = "RESOURCE_EXHAUSTED: Out of memory"
+_OF_EITHER: Final = (
+    "RESOURCE_EXHAUSTED: Out of memory",
+    "RESOURCE_EXHAUSTED: Failed to allocate request",
+)
+#: What TensorFlow says, with the name of the device behind it.
+_OF_A_NAMED_ONE: Final = ("OOM when allocating tensor", "device:GPU")
+#: What those raise who have started a process that has failed: subprocess, concurrent.futures,
+#: torch.multiprocessing, torchrun, DataLoaders, and TuneMQ of a trial that is a program.
+_OF_A_CHILD: Final = (
+    "CalledProcessError",
+    "BrokenProcessPool",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+    "ChildFailedError",
+    "DataLoader worker",
+    "ExecutableFailed",
+)
 #: PyTorch's of the machine's.
 _OF_THE_MACHINE: Final = "DefaultCPUAllocator: can't allocate memory"
 
@@ -44,6 +67,29 @@ def kind_of(error: BaseException) -> str:
         if kind := _kind_of_one(one):
             return kind
     return ""
+
+
+def says_cuda_memory(printed: str) -> bool:
+    """Whether one of these lines says that the memory of a GPU ran out.
+
+    They are of a trial that has a GPU; a child of its process printed them, such as a rank of
+    torchrun or a worker of a DataLoader, for else the trial's own error would say so.
+    """
+    return any(
+        _says_device(line)
+        or any(words in line for words in _OF_EITHER)
+        or all(words in line for words in _OF_A_NAMED_ONE)
+        for line in printed.splitlines()
+    )
+
+
+def is_of_a_child(error: str) -> bool:
+    """Whether an error, in one line, says no more than that a child of the process has failed."""
+    return any(words in error for words in _OF_A_CHILD)
+
+
+def _says_device(text: str) -> bool:
+    return any(words in text for words in _OF_THE_DEVICE)
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -64,7 +110,7 @@ def _kind_of_one(error: BaseException) -> str:
     if _is_of_the_device(error):
         return CUDA_MEMORY
     said = _said(error)
-    if _OF_EITHER in said:
+    if any(words in said for words in _OF_EITHER):
         return CUDA_MEMORY if os.environ.get("CUDA_VISIBLE_DEVICES") != "" else MEMORY
     if _NAMES_THE_DEVICE in _names(error):
         return CUDA_MEMORY if "device:GPU" in said else MEMORY
@@ -74,8 +120,7 @@ def _kind_of_one(error: BaseException) -> str:
 def _is_of_the_device(error: Exception) -> bool:
     if _names(error) & _CLASSES:
         return True
-    said = _said(error)
-    return any(words in said for words in _OF_THE_DEVICE)
+    return _says_device(_said(error))
 
 
 def _names(error: Exception) -> set[tuple[str, str]]:

@@ -18,6 +18,7 @@ import msgspec
 
 from tunemq_shared import node_orders
 from tunemq_shared.conditions import Horizon
+from tunemq_shared.device_use import DeviceUse
 
 #: Stands in every batch, assignment and journal; a difference is refused, both versions named.
 PROTOCOL_VERSION = 1
@@ -31,7 +32,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrialStarted(Message, frozen=True, tag="started"):
-    """A host exists and begins to run the trial's code."""
+    """A host exists and begins to run the trial's code.
+
+    ``printed``: how long stdout and stderr in the trial's folder are, before it prints anything.
+    """
 
     trial: str
     epoch: int
@@ -40,6 +44,7 @@ class TrialStarted(Message, frozen=True, tag="started"):
     node_ip: str
     at: float
     gpus: tuple[str, ...] = ()
+    printed: tuple[int, int] = (0, 0)
 
 
 class ResultReported(Message, frozen=True, tag="result"):
@@ -124,9 +129,10 @@ class CheckpointDamaged(Message, frozen=True, tag="damaged"):
 
 
 class TrialWaits(Message, frozen=True, tag="waits"):
-    """A trial waits for the store.
+    """A trial waits for the store, or for a GPU.
 
-    ``what`` is ``save``, ``restore``, ``code`` before its host starts, or empty when it goes on.
+    ``what`` is ``save``, ``restore``, before its host starts ``code`` or ``device``, or empty when
+    it goes on.
     """
 
     trial: str
@@ -156,8 +162,9 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     parameters could not be read), ``start`` (its node could not start a process for it),
     ``restore`` (its checkpoints are damaged), ``storage`` (a checkpoint could not be kept, or the
     store that has it is away), ``memory`` (more than its limit, or the machine's), ``cuda_memory``
-    (a GPU's), ``time_limit`` (a step took longer than it may), ``trial_limit`` (the trial's own
-    time is used up), ``stalled`` (no report for longer than it may).
+    (a GPU's), ``processes`` (more than it may have), ``time_limit`` (a step took longer than it
+    may), ``trial_limit`` (the trial's own time is used up), ``stalled`` (no report for longer than
+    it may). ``output`` is the end of what it printed, for people.
     """
 
     trial: str
@@ -166,12 +173,14 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     error: str
     traceback: str
     at: float
+    output: str = ""
 
 
 class HostDied(Message, frozen=True, tag="died"):
     """The host ended without saying that the trial had: by a signal, or by an exit of its own.
 
-    ``cause`` is ``memory`` where the machine had none left for it, else empty.
+    ``cause`` is ``memory`` where the machine had none left for it, ``cuda_memory`` where a GPU had
+    none, by what was printed last, else empty. ``output`` is the end of that, for people.
     """
 
     trial: str
@@ -181,6 +190,7 @@ class HostDied(Message, frozen=True, tag="died"):
     exit_code: int | None
     at: float
     cause: str = ""
+    output: str = ""
 
 
 class HostFreed(Message, frozen=True, tag="freed"):
@@ -188,6 +198,28 @@ class HostFreed(Message, frozen=True, tag="freed"):
 
     trial: str
     epoch: int
+
+
+class DevicesUsed(Message, frozen=True, tag="used"):
+    """What an incarnation used of each GPU that it had; told before its HostFreed."""
+
+    trial: str
+    epoch: int
+    devices: tuple[DeviceUse, ...]
+
+
+class LogMatched(Message, frozen=True, tag="logged"):
+    """A line that the trial, or what it started, printed matches a log policy's ``pattern``.
+
+    Told once of each pattern and incarnation, and before the TrialFailed or HostDied of that: what
+    follows from it follows from the failure. ``line`` is its beginning, without control characters.
+    """
+
+    trial: str
+    epoch: int
+    pattern: str
+    line: str
+    at: float
 
 
 class NodeWarned(Message, frozen=True, tag="warned"):
@@ -213,6 +245,8 @@ NodeEvent = (
     | TrialFailed
     | HostDied
     | HostFreed
+    | DevicesUsed
+    | LogMatched
     | NodeWarned
 )
 
@@ -238,6 +272,7 @@ class NodeJoined(Message, frozen=True, tag="joined"):
 
     ``gpus``: its devices, where they are known one by one. ``is_shared``: other experiments use the
     node, too; of it this one has nothing until it is offered something (`NodeOffered`).
+    ``withheld``: of the devices those that nobody is to use now, see `DevicesWithheld`.
     """
 
     incarnation: str
@@ -247,6 +282,7 @@ class NodeJoined(Message, frozen=True, tag="joined"):
     resources: dict[str, float]
     gpus: tuple[Gpu, ...] = ()
     is_shared: bool = False
+    withheld: dict[str, str] = {}
 
 
 class NodeOffered(Message, frozen=True, tag="offered"):
@@ -280,6 +316,16 @@ class NodeReturned(Message, frozen=True, tag="returned"):
     """A lost incarnation is heard again: what nobody took over from it is its own as before."""
 
     incarnation: str
+
+
+class DevicesWithheld(Message, frozen=True, tag="withheld"):
+    """On these devices of a node nothing begins from now on, on all others it may (again).
+
+    ``devices``: their UUIDs, and why, for people. What has one goes on with it.
+    """
+
+    incarnation: str
+    devices: dict[str, str]
 
 
 class ExperimentResumed(Message, frozen=True, tag="resumed"):
@@ -363,6 +409,7 @@ Event = (
     | NodeOffered
     | NodeLost
     | NodeReturned
+    | DevicesWithheld
     | ExperimentResumed
     | BatchRead
     | ConfigSuggested

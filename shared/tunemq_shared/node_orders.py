@@ -68,7 +68,8 @@ class HostStart(Order, frozen=True):
     ``devices`` are the GPUs that it may see, by UUID, and its share of each; empty where it has
     none, or where its node's GPUs are known by their number only. ``bundle`` is the folder of code
     that comes first where it imports from, ``blobs`` is what ``code`` needs beside itself. A
-    ``folder`` that is relative is one below the node's own.
+    ``folder`` that is relative is one below the node's own. ``log_patterns`` are regular
+    expressions that the lines of its output are compared with (`LogMatched`).
     """
 
     experiment: str
@@ -99,6 +100,7 @@ class HostStart(Order, frozen=True):
     devices: dict[str, float] = {}
     bundle: BlobRef | None = None
     blobs: tuple[BlobRef, ...] = ()
+    log_patterns: tuple[str, ...] = ()
 
 
 class HostOrder(Order, frozen=True):

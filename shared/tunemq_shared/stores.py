@@ -6,6 +6,7 @@ the node do not: what they need of an address is in `tunemq_shared.store_address
 
 from __future__ import annotations
 
+import importlib
 import os
 
 from tunemq_shared.errors import ConfigError
@@ -16,7 +17,14 @@ from tunemq_shared.s3_address import parse_address
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import canonical_address, is_http, is_remote, join
 
-__all__ = ["canonical_address", "is_remote", "join", "open_objects", "open_store"]
+__all__ = [
+    "canonical_address",
+    "import_client",
+    "is_remote",
+    "join",
+    "open_objects",
+    "open_store",
+]
 
 
 def open_store(address: str) -> Store:
@@ -52,3 +60,11 @@ def open_objects(address: str) -> ObjectStore:
     from tunemq_shared.s3_objects import S3Objects
 
     return S3Objects(parse_address(address, os.environ), os.environ)
+
+
+def import_client(address: str) -> None:
+    """Import what `open_objects` needs for an address: processes that are forked then have it."""
+    if is_http(address):
+        importlib.import_module("tunemq_shared.http_objects")
+    elif is_remote(address):
+        importlib.import_module("tunemq_shared.s3_objects")

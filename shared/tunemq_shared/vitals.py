@@ -11,12 +11,14 @@ class GpuVitals(Message, frozen=True):
     """What a GPU does now.
 
     ``busy`` is the part of the time in which it did something, from 0 to 1, ``memory_used`` in
-    bytes, by whomever; None where its driver does not say.
+    bytes, by whomever; None where its driver does not say. ``foreign``: what processes that are not
+    of the farm hold of it, for people.
     """
 
     uuid: str
     busy: float | None = None
     memory_used: float | None = None
+    foreign: str = ""
 
 
 class NodeVitals(Message, frozen=True):

@@ -71,6 +71,7 @@ def test_each_of_the_24_trials_leaves_its_files(demo):
         assert len(results) in RUNGS
 
 
+@pytest.mark.soak
 def test_a_second_run_chooses_the_same_configuration(demo, tmp_path):
     assert run_demo(tmp_path).chosen == demo.chosen
 

@@ -163,6 +163,7 @@ class Crasher(tune.Callback):
 _READER = """
 import json
 import os
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -173,12 +174,14 @@ class Reader(tune.Callback):
 
     def on_trial_result(self, iteration, trials, trial, result, **info):
         found = {"own environ": repr(dict(os.environ))}
-        parent = Path("/proc", str(os.getppid()))
-        for name in ("environ", "cmdline", "maps", "mem", "fd"):
+        # What it was forked from, and the supervisor.
+        parents = psutil.Process().parents()[:2]
+        for parent, name in product(parents, ("environ", "cmdline", "maps", "mem", "fd")):
+            whose = "supervisor" if parent == parents[1] else "forkserver"
             try:
-                found[name] = self.read(parent / name)
+                found[f"{name} of {whose}"] = self.read(Path("/proc", str(parent.pid), name))
             except OSError as error:
-                found[name] = f"refused: {error.strerror}"
+                found[f"{name} of {whose}"] = f"refused: {error.strerror}"
         connections = psutil.Process().net_connections("all")
         found["own sockets"] = repr([one.raddr for one in connections])
         Path(OPTIONS["executed"]).parent.joinpath("found.json").write_text(json.dumps(found))
@@ -236,7 +239,9 @@ def test_an_experiment_does_not_notice_that_others_sleep_crash_and_look_for_keys
     assert _PASSWORD not in json.dumps(found)
     assert str(urlsplit(farm.url).port) not in found["own sockets"]
     assert {name for name, text in found.items() if text.startswith("refused")} >= {
-        *("environ", "mem", "fd")
+        f"{name} of {whose}"
+        for name in ("environ", "mem", "fd")
+        for whose in ("forkserver", "supervisor")
     }
 
 

@@ -8,9 +8,11 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from tests.chain import executed, expected, open_gate
 from tests.hosts import Host, Hosts
 from tests.object_servers import minio_program
 from tests.support import eventually, need
+from tests.warm_commands import WarmCommands
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
 
@@ -115,15 +118,21 @@ class _Page:
 
     def tunemq(self, *arguments: str, code: int = 0) -> str:
         """What a command on the laptop prints."""
-        done = self.laptop.run(
-            ["tunemq", *arguments],
-            self.environ("laptop", self.variables),
-            cwd=self.folder / "laptop",
-        )
+        done = self.run(*arguments)
         assert done.returncode == code, (
             f"{arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
         )
         return done.stdout if code == 0 else done.stderr
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command on the laptop."""
+        environ = self.environ("laptop", self.variables)
+        return self.commands.run(arguments, environ, self.folder / "laptop")
+
+    @cached_property
+    def commands(self) -> WarmCommands:
+        """What runs commands on the laptop."""
+        return self.laptop.commands(self.environ("laptop", self.variables))
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self.tunemq(*arguments, "--json"))
@@ -168,7 +177,10 @@ def page(tmp_path: Path) -> Iterator[_Page]:
         chain = (_ROOT / "tests" / "chain.py").read_text()
         (laptop / "work.py").write_text(f"{chain}\n\nrun = chain\n")
         page.start()
-        yield page
+        try:
+            yield page
+        finally:
+            page.commands.close()
 
 
 def test_the_farm_page_works_and_machines_may_go_and_come(page):
@@ -229,8 +241,7 @@ def test_the_farm_page_works_and_machines_may_go_and_come(page):
 
 
 def _answers(page: _Page) -> bool:
-    done = page.laptop.run(["tunemq", "ls"], page.environ("laptop", page.variables))
-    return done.returncode == 0
+    return page.run("ls").returncode == 0
 
 
 def _check_results(page: _Page) -> None:

@@ -86,7 +86,7 @@ def prints(number):
         if printed % 32 == 0:
             tune.report({"x": printed})
     # What is printed in the moment of a cut may be lost, so the last words come after it.
-    while os.fstat(sys.stdout.fileno()).st_size > outputs.LIMIT_BYTES:
+    while not 0 < os.fstat(sys.stdout.fileno()).st_size <= outputs.LIMIT_BYTES:
         time.sleep(0.1)
         tune.report({"x": 1024})
     print("the last line")

@@ -75,6 +75,63 @@ def test_a_host_that_is_killed_on_order_takes_its_family_along_and_no_other(serv
     assert not server.said(HostExited, other.name)
 
 
+def hold_shared_memory(config):
+    """A block in shared memory, and a process of the same group that has it, too."""
+    import os
+    import time
+    from multiprocessing.shared_memory import SharedMemory
+
+    from tunemq_shared.session import report
+
+    block = SharedMemory(create=True, size=1 << 20)
+    os.fork()
+    if os.getpid() == os.getpgrp():
+        report({"block": block.name})
+    while True:
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_what_a_killed_trial_has_in_shared_memory_is_removed(serve, is_ours):
+    server = serve()
+    host = server.start(hold_shared_memory)
+    block = Path("/dev/shm", host.result()["block"])  # where Python has it
+    assert block.exists()
+
+    if is_ours:
+        server.client.kill(host.name)
+    else:
+        os.kill(host.pid, signal.SIGKILL)
+    host.gone(within=SOON)
+
+    assert not block.exists()
+
+
+def pretend_to_clean_up(config):
+    """A child that looks as if it removed what is in shared memory, and does not end."""
+    import subprocess
+    import sys
+    import time
+
+    from tunemq_shared.session import report
+
+    child = subprocess.Popen(
+        [sys.executable, "-c", "while True: pass", "multiprocessing.resource_tracker"]
+    )
+    report({"child": child.pid})
+    time.sleep(60)
+
+
+def test_who_only_looks_as_if_it_cleaned_up_is_killed_a_moment_later(serve):
+    host = serve().start(pretend_to_clean_up)
+    child = host.result()["child"]
+
+    os.kill(host.pid, signal.SIGKILL)
+    host.gone(within=SOON)
+
+    assert not alive(child)
+
+
 def leave_a_daemon(config):
     """Daemonise: forked twice, a session of its own, every descriptor closed, the mark gone."""
     import os

@@ -46,13 +46,16 @@ _VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME",
 class RedisServer:
     """A redis-server on a unix socket that keeps nothing on disk, unless ``options`` say so."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, password: str = "") -> None:
         beside = Path(sysconfig.get_path("scripts"), "redis-server")
         self._program = str(beside) if beside.exists() else shutil.which("redis-server")
         need("redis-server", self._program)
         self._folder, self._options = folder, options
         self.path = str(folder / "redis.sock")
-        self.url = f"unix://{self.path}"
+        self.credentials = f":{password}@" if password else ""
+        self.url = f"unix://{self.credentials}{self.path}"
+        if password:
+            self._options += ("--requirepass", password)
         self.process: subprocess.Popen[bytes] | None = None
         #: What is connected to it, to be closed before it ends.
         self.users: list[Celery] = []
@@ -64,7 +67,7 @@ class RedisServer:
         log = ["--loglevel", "warning", "--logfile", "redis.log"]
         command = [str(self._program), *options, *log, *self._options]
         self.process = subprocess.Popen(command, cwd=self._folder)
-        self.client = redis.Redis(unix_socket_path=self.path, socket_timeout=5)
+        self.client = redis.Redis.from_url(self.url, socket_timeout=5)
         eventually(self.answers, message="redis-server does not answer")
 
     def add_options(self, *options: str) -> None:
@@ -100,7 +103,7 @@ class Scheduler:
         self.key = wire.events(experiment)
         self._app = Celery("scheduler", set_as_current=False, fixups=[])
         self._app.conf.update(
-            broker_url=f"redis+socket://{server.path}",
+            broker_url=f"redis+socket://{server.credentials}{server.path}",
             task_ignore_result=True,
             broker_transport_options={"priority_steps": [0]},
         )

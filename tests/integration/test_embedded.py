@@ -230,6 +230,35 @@ def test_a_farm_whose_keeper_died_is_replaced(stand_in):
     eventually(lambda: not os.path.exists(first.folder))
 
 
+def test_a_search_that_may_ask_for_gpus_has_a_farm_that_offers_those_of_its_script(monkeypatch):
+    warm.stop_all()
+
+    def search(*, gpus: bool) -> EmbeddedFarm:
+        with embedded_farm(1, gpus=gpus) as farm:
+            return farm
+
+    def is_node(farm: EmbeddedFarm, *gpus: str) -> bool:
+        """Whether it has a node that was started with these options about GPUs."""
+        pid = pid_of(farm, layout.NODE)
+        line = psutil.Process(pid).cmdline() if pid else []
+        found = line[line.index("--gpus") :][:2] if "--gpus" in line else []
+        return "tunemq_workers.node" in line and found == list(gpus)
+
+    try:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        plain = search(gpus=False)
+        eventually(lambda: is_node(plain, "--gpus", "0"))
+        with_gpus = search(gpus=True)
+        eventually(lambda: is_node(with_gpus))
+        again = search(gpus=False)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        of_second = search(gpus=True)
+    finally:
+        warm.stop_all()
+    assert again is with_gpus
+    assert len({plain, with_gpus, of_second}) == 3
+
+
 def test_searches_side_by_side_have_a_farm_each(stand_in):
     with embedded_farm(1) as first, embedded_farm(1) as second:
         assert first is not second

@@ -248,6 +248,12 @@ def test_nodes_are_listed_drained_taken_back_and_retired(desk, tunemq):
     assert "cpu 3/8  gpu 0.5/1" in lines[2]
     assert "1 x H100" in lines[2]
     assert told[0]["gpus"][0]["used"] == 0.5
+    assert "1 of 2 x T4, 1 x H100 MIG 1g.10gb" in lines[3]
+    assert lines[4:] == [
+        "GPU GPU-2 of node beta is set aside: XID 79",
+        "GPU GPU-3 of node beta is used by others: process 12 (python) holds 1 GiB",
+    ]
+    assert [gpu["withheld"] for gpu in told[1]["gpus"]] == ["XID 79", None, None]
     assert tunemq("nodes", "drain", "alpha") == "alpha-1 is drained\n"
     tunemq("nodes", "resume", "beta")
     tunemq("nodes", "retire", "beta-1")

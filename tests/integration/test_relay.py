@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from tests.farm_processes import SCRIPT, Farm, farms, m
@@ -168,6 +169,25 @@ def test_a_killed_process_is_followed_by_one_that_repeats_no_step(farm, supervis
     assert supervisor.ends().outcome is Outcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 30)
     assert all(steps == list(range(1, 31)) for steps in farm.steps().values())
+
+
+def test_a_search_goes_on_when_what_it_was_forked_from_is_killed(farm, supervisor):
+    farm.worker("a")
+    wanted = job(farm, trials=2, steps=20, gate=5)
+    link = supervisor.start(wanted, farm.results / "search")
+    supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
+    forkserver = psutil.Process(link.pid).ppid()
+    assert forkserver != os.getpid()
+    os.kill(forkserver, signal.SIGKILL)
+    ending = supervisor.ends()
+    assert ending.outcome is Outcome.LEFT  # nothing is wrong with the search
+    assert "SIGKILL" in ending.text
+    farm.open_gate(20)
+    again = msgspec.structs.replace(wanted, events_key=link.events_key)
+    supervisor.start(again, farm.results / "search")
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    farm.nothing_is_missing_or_doubled(2, 20)
+    assert all(steps == list(range(1, 21)) for steps in farm.steps().values())
 
 
 def test_a_killed_supervisor_is_followed_by_one_that_repeats_no_step(farm):

@@ -69,6 +69,53 @@ def test_max_failures_counts_and_error_txt_holds_each_failure():
     assert len(results_of(result)) == 1
 
 
+def hangs_with_a_child(config):
+    """As a trial does whose DataLoader waits for a worker."""
+    import multiprocessing
+    import time
+
+    def waits_in_a_child():
+        time.sleep(60)
+
+    child = multiprocessing.get_context("fork").Process(target=waits_in_a_child)
+    child.start()
+    child.join()
+
+
+def raises(config):
+    raise ValueError("no luck")
+
+
+def exits(config):
+    os._exit(3)
+
+
+DEEDS = [raises, exits, hangs_with_a_child]
+
+
+def test_error_txt_ends_with_the_last_lines_of_output_and_of_a_hang_with_the_stacks():
+    def train(config):
+        print("\n".join(f"line {n}" for n in range(100)))
+        os.write(2, b"\x1b[31mwarned\xff\n 10%\r100%\n")
+        tune.report({"x": 1})
+        DEEDS[config["n"]](config)
+
+    limits = tune.TrialLimits(stall_s=4)
+    results = fit(train, {"n": tune.grid_search([0, 1, 2])}, trial_limits=limits)
+
+    written = [Path(result.path, "error.txt").read_text() for result in results]
+    assert "ValueError: no luck" in written[0]
+    assert "exited by itself with code 3" in written[1]
+    for text in written:
+        shown = "\n".join(f"line {n}" for n in range(80, 100))
+        assert f"\nThe last lines of stdout:\n{shown}\n" in text
+        assert "\nThe last lines of stderr:\n\ufffd[31mwarned\ufffd\n100%\n" in text
+    assert "has not reported for" in written[2]
+    stacks = written[2].partition("What its threads were doing:\n")[2]
+    assert "in hangs_with_a_child\n" in stacks
+    assert "in waits_in_a_child\n" in stacks
+
+
 def test_a_trial_that_is_killed_names_the_signal():
     def train(config):
         tune.report({"x": 1})

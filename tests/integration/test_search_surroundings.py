@@ -152,6 +152,57 @@ def test_a_stopped_trial_that_swallows_everything_is_gone_soon():
     eventually(lambda: not psutil.pid_exists(result.metrics["pid"]))
 
 
+def test_a_trial_finds_the_limits_the_variables_and_the_folder_that_it_was_given(monkeypatch):
+    def train(config):
+        import resource
+        import subprocess
+
+        def soft(kind):
+            return resource.getrlimit(kind)[0]
+
+        mask = os.umask(0)
+        os.umask(mask)
+        shown = subprocess.run(["env", "-0"], capture_output=True, text=True, check=True).stdout
+        variables = dict(line.split("=", 1) for line in shown.split("\0") if line)
+        tune.report(
+            {
+                "files": soft(resource.RLIMIT_NOFILE),
+                "core": soft(resource.RLIMIT_CORE),
+                "mask": mask,
+                "folder": os.getcwd(),
+                "given": variables.get("GIVEN"),
+                "ours": sorted(name for name in variables if name.startswith("TUNEMQ_")),
+            }
+        )
+
+    monkeypatch.setenv("TUNEMQ_STORE_TOKEN", "not for trials")
+    limits = tune.TrialLimits(open_files=200)
+    (result,) = fit(train, trial_limits=limits, env_vars={"GIVEN": "a b"})
+
+    assert result.error is None
+    found = {name: result.metrics[name] for name in ("files", "core", "given", "ours")}
+    assert found == {"files": 200, "core": 0, "given": "a b", "ours": ["TUNEMQ_HOST"]}
+    assert result.metrics["folder"] == result.path
+    mask = os.umask(0)
+    os.umask(mask)
+    assert result.metrics["mask"] == mask
+
+
+def test_a_trial_may_leave_a_core_file_where_that_is_asked_for():
+    def train(config):
+        import resource
+
+        tune.report({"core": resource.getrlimit(resource.RLIMIT_CORE)})
+
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    most = 2**20 if hard == resource.RLIM_INFINITY else min(2**20, hard)
+    (result,) = fit(train, trial_limits=tune.TrialLimits(core_bytes="1MiB"))
+
+    assert result.metrics["core"] == [most, most]
+
+
 def test_children_that_a_trial_forgets_are_gone_when_it_is_over():
     def train(config):
         import subprocess

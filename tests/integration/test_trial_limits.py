@@ -291,7 +291,56 @@ def maps_a_file(config):
     os.unlink("data")
 
 
-@pytest.mark.parametrize("trainable", [shares_what_it_holds, maps_a_file])
+def shares_what_is_loaded(config):
+    """Four children fill a block of shared memory together, as workers of a DataLoader do."""
+    import multiprocessing
+    import time
+    from multiprocessing.shared_memory import SharedMemory
+
+    from tunemq_shared.session import report
+
+    block = SharedMemory(create=True, size=120 << 20)
+
+    def load(number):
+        for at in range(0, block.size, 1 << 20):
+            block.buf[at : at + (1 << 20)] = bytes([number]) * (1 << 20)
+        time.sleep(60)
+
+    context = multiprocessing.get_context("fork")
+    for number in range(4):
+        context.Process(target=load, args=(number,), daemon=True).start()
+    for _ in range(30):
+        time.sleep(0.05)
+        report({"x": block.buf[0]})
+    block.unlink()
+
+
+def multiplies(config):
+    """Children that fork children, in sessions of their own, sixty in all."""
+    import os
+    import time
+
+    from tunemq_shared.session import report
+
+    report({"x": 1})
+    for _ in range(6):
+        if os.fork() == 0:
+            os.setsid()
+            for _ in range(9):
+                if os.fork() == 0:
+                    os.setsid()
+                    break
+            break
+    time.sleep(60)
+
+
+def test_a_family_of_too_many_processes_ends_by_the_name_of_its_limit(node, scheduler):
+    failed = run(node, scheduler, multiplies, limits=TrialLimits(processes=40))
+    assert failed.kind == "processes"
+    assert "processes, and its limit is 40 (TrialLimits(processes=...))" in failed.error
+
+
+@pytest.mark.parametrize("trainable", [shares_what_it_holds, shares_what_is_loaded, maps_a_file])
 def test_pages_that_are_shared_count_once_and_those_of_files_not_at_all(node, scheduler, trainable):
     start = scheduler.start(trainable, limits=TrialLimits(memory=200 * MIB))
     scheduler.assign(node.incarnation, order("t1", start))

@@ -140,6 +140,7 @@ def test_ctrl_c_ends_an_idle_worker_at_once_and_says_goodbye(worker, scheduler):
     assert scheduler.goodbyes() == [incarnation]
     assert scheduler.lease(incarnation) == []
     assert "Ended" in worker.said
+    assert ("Trials run as root" in worker.said) == (os.geteuid() == 0)
     eventually(lambda: not any(map(is_alive, family)))
 
 

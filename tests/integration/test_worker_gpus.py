@@ -172,7 +172,7 @@ def test_a_second_worker_on_a_gpu_is_refused_until_the_first_is_gone(worker, sch
     first.hello(scheduler)
     refused = worker("two", "--gpus", f"{uuids[1]},{uuids[1]}-other")
     assert refused.ends() == 64
-    assert f"GPU {uuids[1]} is offered by another worker already" in refused.said
+    assert f"GPU {uuids[1]} is taken already" in refused.said
     assert f"process {first.process.pid} (worker one)" in refused.said
     first.kill()
     worker("three", "--gpus", f"{uuids[1]},").hello(scheduler)

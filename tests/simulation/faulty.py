@@ -22,7 +22,7 @@ from tunemq_scheduler.executors.simulated_faults import FaultSettings
 from tunemq_scheduler.executors.simulated_uploads import UploadSettings
 from tunemq_scheduler.invariants import Auditor
 from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.replay import Outcome, outcome, replay_lock_step
+from tunemq_scheduler.replay import Outcome, replay_lock_step
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_shared import defences
@@ -63,6 +63,7 @@ class FaultySearch:
         errored: what a scheduler that takes up the search does with trials in ERROR.
         clock_jumps: how often the scheduler's clock goes forward by an hour.
         snapshots: behind what share of turns the journal's snapshot is renewed.
+        gpus, request: of each node, and what a trial asks for where that is not one CPU.
         every: after how many events the whole state is looked at.
     """
 
@@ -82,6 +83,8 @@ class FaultySearch:
         max_t: int = 9,
         nodes: int = 3,
         cpus: float = 2.0,
+        gpus: tuple[tuple[m.Gpu, ...], ...] = (),
+        request: dict[str, float] | None = None,
         uploads: UploadSettings = LOCAL,
         keep: KeepRule = TWO_AND_NEWEST,
         max_failures: int = -1,
@@ -94,7 +97,7 @@ class FaultySearch:
         self._errored, self._snapshots = errored, snapshots
         self.settings = RunnerSettings(
             keep=keep,
-            request={"cpu": 1.0},
+            request=request or {"cpu": 1.0},
             max_failures=max_failures,
             max_node_losses=max_node_losses,
             max_storage_failures=max_storage_failures,
@@ -102,7 +105,7 @@ class FaultySearch:
         )
         self.problem = Problem(make_scheduler, seed=seed, trials=trials, max_t=max_t)
         simulation = SimulationSettings(
-            nodes=nodes, resources={"cpu": cpus}, seed=seed, uploads=uploads
+            nodes=nodes, resources={"cpu": cpus}, gpus=gpus, seed=seed, uploads=uploads
         )
         self.farm = SimulatedFarm(
             simulation,
@@ -114,6 +117,7 @@ class FaultySearch:
         self.turns: list[bytes] = []
         self.records = CountedRecords()
         self.auditor = Auditor(self.settings, said=self._said, store=self.farm.store, every=every)
+        self._outcome = Outcome()
         self._started: dict[tuple[str, int], str] = {}
         self.rng = rng = random.Random(f"{seed}/schedulers")
         until_s = faults.until_s
@@ -237,7 +241,7 @@ class FaultySearch:
             executor=_Mortal(self),
             journal=self,
             records=self.records,
-            resources_for=lambda _config: {"cpu": 1.0},
+            resources_for=lambda _config: dict(self.settings.request or {}),
             trial_prefix="t",
             clock=lambda: before + self.farm.time.now + self._jumped_s - began,
             discard=self.farm.store.discard,
@@ -262,7 +266,9 @@ class FaultySearch:
         self.die_at(POWER_CUT)
         self.turns.append(m.encode(entries))
         self.events += sum(type(entry.event) is not m.Tick for entry in entries)
-        commands = self.auditor.turn(m.decode_entries(self.turns[-1]))
+        turn = m.decode_entries(self.turns[-1])
+        commands = self.auditor.turn(turn)
+        self._outcome.note_turn(turn, commands)
         is_failing = sys.exc_info()[0] is not None  # then only records are kept of its commands
         if commands != self.loop._commands and not is_failing:
             raise InvariantBroken(f"I8: {commands} are ordered, not {self.loop._commands}")
@@ -281,7 +287,8 @@ class FaultySearch:
     # --- what came of it --------------------------------------------------------------------------
 
     def outcome(self) -> Outcome:
-        return outcome(self.settings, self.entries())
+        """What its journal comes to; the auditor has replayed it as it grew."""
+        return self._outcome
 
     def outcome_in_lock_step(self) -> Outcome:
         algorithms = self.problem.algorithms(lock_step=True)
@@ -316,6 +323,8 @@ class FaultySearch:
                 f"and was on {self._started[key]}"
             )
         self._started[key] = order.incarnation
+        if order.devices.keys() & self.farm.nodes[order.incarnation].withheld:
+            raise InvariantBroken(f"I5: trial {order.trial} begins on a device that is withheld")
         wanted = sum(one.resources["cpu"] for one in (order, *held))
         if wanted > self.farm.settings.resources["cpu"]:
             hosts = [(one.trial, one.epoch) for one in held]

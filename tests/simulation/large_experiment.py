@@ -40,7 +40,7 @@ class _NoProcess:
     """The process of an experiment that runs in ours."""
 
     pid = 0
-    pidfd = -1
+    watched = -1
 
     def __init__(self, _folder: Path, sock: socket.socket, **_options: object) -> None:
         self.socket = sock

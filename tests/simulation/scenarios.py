@@ -16,6 +16,7 @@ from tunemq_scheduler.executors.simulated_faults import FaultSettings
 from tunemq_scheduler.executors.simulated_uploads import UploadSettings
 from tunemq_scheduler.replay import compare
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition
 
 MAX_T: Final = 9
@@ -129,6 +130,19 @@ def f22_poison(seed: int) -> FaultySearch:
     )
 
 
+def f23_bad_devices(seed: int) -> FaultySearch:
+    """GPUs are withheld, and used again, while nodes and schedulers come and go."""
+    faults = FaultSettings(
+        bad_devices=12, node_deaths=2, cut_offs=3, late=0.2, linger_s=0.5, until_s=25.0
+    )
+    gpus = tuple(
+        tuple(m.Gpu(f"{kind}{node}-{place}", "A100", 80e9) for place in range(2))
+        for node, kind in enumerate(("GPU-", "MIG-", "GPU-"))
+    )
+    request = {"cpu": 1.0, "gpu": (0.5, 1.0, 2.0)[seed // 3 % 3]}
+    return _search(seed, faults, gpus=gpus, request=request, cpus=4.0, scheduler_deaths=2)
+
+
 def everything(seed: int) -> FaultySearch:
     """All at once, more of this or of that; of a FIFO search nothing is stopped or given up."""
     rng = random.Random(f"{seed}/everything")
@@ -184,6 +198,7 @@ SCENARIOS: Final[dict[str, Callable[[int], FaultySearch]]] = {
         f14_behind_the_end,
         f15_clocks,
         f22_poison,
+        f23_bad_devices,
         everything,
     )
 }

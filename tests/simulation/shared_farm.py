@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from tunemq_scheduler.core.placement import Placement
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
@@ -76,6 +78,7 @@ class SharingExperiment:
 
     def join(self, joined: NodeJoined) -> None:
         self.placement.add_node(joined.incarnation, joined.resources, joined.gpus)
+        self.placement.withhold(joined.incarnation, joined.withheld)
         self.placement.offer(joined.incarnation, Amounts())
         self.seen[joined.incarnation] = self.numbers.get(joined.incarnation, 0)
 
@@ -134,6 +137,10 @@ class SharingExperiment:
             self.placement.give_back(trial.node, trial.request, trial.devices)
             if left > 0:
                 self.back.append((trial.request, left))
+
+    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+        if incarnation in self.seen:
+            self.placement.withhold(incarnation, devices)
 
     def usage(self) -> Usage:
         held = {one: self.placement.held(one) for one in self.seen}
@@ -257,6 +264,14 @@ class SharedFarm:
         for name in self.experiments:
             self._send("offer", name, lambda name=name: self._joined(name, joined))
 
+    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+        """A machine withholds these of its GPUs from now on, and no others."""
+        self.nodes[incarnation] = replace(self.nodes[incarnation], withheld=dict(devices))
+        self.allotter.advance(self.now)
+        self.allotter.devices_withheld(incarnation, devices)
+        for name in self.experiments:
+            self._send("offer", name, lambda name=name: self._withheld(name, incarnation, devices))
+
     def restart(self) -> None:
         """Another supervisor takes over; what was under way is lost."""
         self._generation += 1
@@ -339,6 +354,11 @@ class SharedFarm:
                     killed = self.now + self.random.uniform(0.1, 5.0)
                     self.at(killed, lambda trial=trial: self._killed(experiment, trial))
             self._turn(experiment)
+
+    def _withheld(self, name: str, incarnation: str, devices: Mapping[str, str]) -> None:
+        if name in self.experiments:
+            self.experiments[name].withhold(incarnation, devices)
+            self._turn(self.experiments[name])
 
     def _killed(self, experiment: SharingExperiment, trial: Running) -> None:
         if trial in experiment.running:

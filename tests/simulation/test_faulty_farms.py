@@ -128,6 +128,13 @@ def test_f22_trials_that_fail_too_often_end_and_go_on_if_that_is_wanted() -> Non
     )
 
 
+def test_f23_on_devices_that_are_withheld_nothing_begins_and_what_is_there_goes_on() -> None:
+    found = searches("f23_bad_devices")
+    assert seen(found)["DevicesWithheld"] > 5 * SEEDS
+    placements = [search._runner.placement for search in found]
+    assert all(placement.free == placement.total for placement in placements)
+
+
 def test_a_failing_seed_is_told_with_the_command_that_runs_it_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -148,7 +155,9 @@ class _Empty:
 
 
 def test_the_simulation_has_seen_every_event_that_there_is() -> None:
-    found = [check("everything", seed) for seed in range(30)] + searches("f22_poison")
+    found = [check("everything", seed) for seed in range(30)]
+    found += searches("f22_poison") + searches("f23_bad_devices")
     expected = {kind.__name__ for kind in m.Event.__args__}
-    # Offers are drawn in `test_machine`.
-    assert expected - set(seen(found)) == {"NodeWarned", "CheckpointsForgotten", "NodeOffered"}
+    # Offers are drawn in `test_machine`, what is printed and used on GPUs in `test_gpu_farm`.
+    elsewhere = {"NodeOffered", "LogMatched", "DevicesUsed"}
+    assert expected - set(seen(found)) == {"NodeWarned", "CheckpointsForgotten", *elsewhere}

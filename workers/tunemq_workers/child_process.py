@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from tunemq_shared.prctl import is_memory_private
+from tunemq_workers.account import own_files
+from tunemq_workers.credentials import send_keys, split
+
 
 class ChildProcess(NamedTuple):
     """A running child, and the node's end of the socket pair."""
@@ -30,13 +34,17 @@ def start_child(
     """Run ``module``; call it in the thread whose end shall be the process's end.
 
     The child gets ``--fd`` with its end of the pair and ``--node-pid`` besides ``arguments``, no
-    input, and ``log_path`` for what it prints. ``variables`` are added to its environment.
+    input, and ``log_path`` for what it prints. ``variables`` are added to its environment. It has
+    to begin with `tunemq_workers.credentials.take_keys`.
 
     Raises:
         OSError: no process or no socket is to be had, or the log cannot be written.
     """
     ours, theirs = socket.socketpair()
-    with theirs:
+    shown, keys, is_hidden = {**os.environ, **variables}, dict[str, str](), is_memory_private()
+    if is_hidden:
+        shown, keys = split(shown)
+    with theirs, own_files():
         theirs.set_inheritable(True)
         line = ["--fd", str(theirs.fileno()), "--node-pid", str(os.getpid())]
         writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -44,7 +52,7 @@ def start_child(
             pid = os.posix_spawn(
                 sys.executable,
                 [sys.executable, "-P", "-m", module, *arguments, *line],
-                {**os.environ, **variables},
+                shown,
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, log_path, writing, 0o600),
@@ -56,4 +64,5 @@ def start_child(
         except OSError:
             ours.close()
             raise
+    send_keys(ours, keys, is_hidden=is_hidden)
     return ChildProcess(pid, ours)

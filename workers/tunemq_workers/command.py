@@ -15,13 +15,17 @@ import time
 from typing import Final, NoReturn
 
 from tunemq_shared.errors import ConfigError, WireUnavailable
+from tunemq_shared.prctl import keep_memory_private
 from tunemq_workers import machine, node
+from tunemq_workers.account import find_account
 from tunemq_workers.endings import EXIT_UNAVAILABLE
 from tunemq_workers.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 
 #: So long a Redis that does not answer may take to come: machines of a farm start side by side.
 _PATIENCE_S: Final = 10.0
 _RETRY_S: Final = 0.2
+#: Where machines keep what can be made again.
+_SHARED: Final = "/var/cache"
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
 
 
@@ -52,7 +56,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--workdir",
         metavar="DIR",
         help="for logs, copies of checkpoints and what spills; on a disk of this machine;"
-        " default: ~/.cache/tunemq/<name>",
+        f" default: ~/.cache/tunemq/<name>; with --trial-user, {_SHARED}/tunemq/<name>",
     )
     node.add_options(parser)
     parser.set_defaults(run=run)
@@ -76,11 +80,14 @@ def run(options: argparse.Namespace) -> int:
             f" give the address in ${REDIS_VARIABLE} instead.\n"
         )
     name = options.name or machine.hostname()
-    workdir = os.path.abspath(options.workdir or _default_workdir(name))
+    if options.trial_user:
+        find_account(options.trial_user)
+    workdir = os.path.abspath(options.workdir or _default_workdir(name, options.trial_user))
     try:
         os.makedirs(workdir, mode=0o700, exist_ok=True)
     except OSError as problem:
         raise ConfigError(f"--workdir {workdir} cannot be made: {problem.strerror}.") from problem
+    keep_memory_private()
     try:
         _find_redis(address)
     except WireUnavailable as problem:
@@ -130,6 +137,8 @@ def _find_redis(address: RedisAddress) -> None:
             return
 
 
-def _default_workdir(name: str) -> str:
+def _default_workdir(name: str, trial_user: str | None) -> str:
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if trial_user is not None:  # who may not go into this user's
+        caches = _SHARED
     return os.path.join(caches, "tunemq", _UNSAFE.sub("_", name).lstrip(".") or "node")

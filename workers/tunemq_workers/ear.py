@@ -44,9 +44,10 @@ from kombu import Exchange, Queue  # noqa: E402
 from tunemq_shared import wire  # noqa: E402
 from tunemq_shared.errors import WireUnavailable  # noqa: E402
 from tunemq_shared.failpoints import failpoint  # noqa: E402
+from tunemq_shared.prctl import die_with_parent, set_name  # noqa: E402
+from tunemq_workers.credentials import take_keys  # noqa: E402
 from tunemq_workers.ear_process import MAIL, READY, next_socket  # noqa: E402
 from tunemq_workers.frames import frame  # noqa: E402
-from tunemq_workers.prctl import die_with_parent, set_name  # noqa: E402
 from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
 from tunemq_workers.redis_client import RedisClient, Refused  # noqa: E402
 
@@ -84,7 +85,6 @@ _EXIT_DEAF: Final = 70
 def main() -> None:
     """Fork ears for the node incarnation named on the command line, one whenever it wants one."""
     parser = argparse.ArgumentParser(prog="tunemq_workers.ear")
-    parser.add_argument("--redis", default=os.environ.get(REDIS_VARIABLE))
     parser.add_argument("--incarnation", required=True)
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
@@ -92,6 +92,7 @@ def main() -> None:
     die_with_parent(options.node_pid)
     forkserver, ear = os.getpid(), 0
     with socket.socket(fileno=options.fd) as node:
+        take_keys(node)
         while True:
             wanted = next_socket(node)
             if ear:  # it was not waited for: the pid is its own
@@ -104,7 +105,7 @@ def main() -> None:
                 break
             wanted.close()
     die_with_parent(forkserver)
-    _listen(options.redis, options.incarnation, wanted)
+    _listen(os.environ[REDIS_VARIABLE], options.incarnation, wanted)
 
 
 def _listen(redis_url: str, incarnation: str, node: socket.socket) -> None:

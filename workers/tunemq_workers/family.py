@@ -7,6 +7,14 @@ child of the forkserver that is not a living host belonged to a dead one*. It is
 children become the forkserver's in turn; the last round finds nobody. Only children that were not
 waited for yet are signalled, so no pid can have been reused.
 
+Families that fork without end are a race. So who was told to end is not told again, who an orphan
+belonged to is asked after it was killed, and where this process may, it comes before all others
+while it sweeps: an orphan that has just been forked is killed before it gets to fork another.
+
+One kind of orphan is left a moment: Python's resource tracker, which removes what a process has in
+shared memory when that process, killed, cannot. What it does not remove takes the machine's memory
+until that is started again. It ends by itself when all others of its family have ended.
+
 A host is *gone* when none of its orphans is left. An orphan is its host's when its process group
 or session is the host's, or the host's mark stands in its environment; one that shows neither
 counts for every host that was dying when it turned up.
@@ -16,8 +24,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from types import FrameType
 from typing import Final
 
 from tunemq_shared import defences
@@ -25,6 +36,14 @@ from tunemq_workers.forkserver_messages import FamilyGone, HostExited, Report, W
 
 #: A host's name stands in this variable of its environment, and of whatever it executes.
 MARK: Final = "TUNEMQ_HOST"
+
+#: The lowest of those that come before all that is scheduled as usual.
+_PRIORITY: Final = 1
+
+#: What stands on a resource tracker's command line, and how long it may take.
+_TRACKER: Final = b"multiprocessing.resource_tracker"
+_TRACKERS_GRACE_S: Final = 0.5
+_PYTHON: Final = os.path.basename(sys.executable).encode()[:15]
 
 
 def children_of(pid: int, proc: str = "/proc") -> list[int]:
@@ -39,7 +58,7 @@ def children_of(pid: int, proc: str = "/proc") -> list[int]:
             with open(f"{proc}/{pid}/task/{thread}/children", "rb") as file:
                 children += map(int, file.read().split())
     except FileNotFoundError:
-        return [child for child in _all_pids(proc) if _parent_of(child, proc) == pid]
+        return [child for child in _all_pids(proc) if parent_of(child, proc) == pid]
     return children
 
 
@@ -47,7 +66,8 @@ def _all_pids(proc: str) -> Iterator[int]:
     return (int(name) for name in os.listdir(proc) if name.isdigit())
 
 
-def _parent_of(pid: int, proc: str) -> int | None:
+def parent_of(pid: int, proc: str = "/proc") -> int | None:
+    """The parent of a process; None if it is not there."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:
             # The name, in parentheses, may hold anything.
@@ -66,6 +86,23 @@ def _mark_of(pid: int) -> str | None:
     return next((v[len(prefix) :].decode() for v in variables if v.startswith(prefix)), None)
 
 
+def _trackers_of(pid: int) -> set[int]:
+    return {child for child in children_of(pid) if _is_tracker(child)}
+
+
+def _is_tracker(pid: int) -> bool:
+    try:
+        # A command line is in a process's memory, and who reads it waits for one that is forking
+        # and has no processor. What just forks has the name of its trial.
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            if file.read().rstrip(b"\n") != _PYTHON:
+                return False
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return _TRACKER in file.read(4096)
+    except OSError:  # ended, or not ours to read
+        return False
+
+
 class Families:
     """The living hosts below this process, and the remains of dead ones.
 
@@ -80,6 +117,11 @@ class Families:
         self._dying: dict[str, int] = {}
         self._orphans: dict[int, frozenset[str]] = {}
         self._immune: set[int] = set()
+        self._trackers: set[int] = set()
+        #: Groups of dead hosts that trackers are members of.
+        self._guarded: set[int] = set()
+        self._trackers_deadline: float | None = None
+        self._is_hurried = False
 
     def __bool__(self) -> bool:
         """Whether anything of any host is left."""
@@ -96,11 +138,10 @@ class Families:
             signal_group(pid, signal.SIGTERM)
 
     def kill(self, host: str) -> None:
-        """Kill the host and its process group, if it lives; `reap` does the rest of the family."""
+        """Kill the host, if it lives; `reap` does the rest of the family."""
         if (pid := self._pids.get(host)) is not None:
+            self._hurry()
             os.kill(pid, signal.SIGKILL)
-            if defences.FAMILY_KILL:
-                signal_group(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
         """Kill every host."""
@@ -118,6 +159,7 @@ class Families:
                 self._bury(ended, reports)
             if not self._dying:
                 return reports
+            self._hurry()
             if defences.FAMILY_KILL:
                 self._sweep(reports)
             # Whoever ended during the sweep may have left orphans that it did not see.
@@ -127,18 +169,43 @@ class Families:
         for host in [host for host in self._dying if host not in remaining]:
             del self._dying[host]
             reports.append(FamilyGone(host))
+        if not self._trackers:
+            self._trackers_deadline = None
+        if not self._dying:
+            self._guarded.clear()
+            self._calm_down()
         return reports
+
+    def _hurry(self) -> None:
+        """Come before every process that is scheduled as usual; not everybody may.
+
+        A host that is forked meanwhile does not: see `leave_the_forkserver`.
+        """
+        if not self._is_hurried:
+            self._is_hurried = True
+            with suppress(OSError):
+                os.sched_setscheduler(
+                    0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY)
+                )
+
+    def _calm_down(self) -> None:
+        self._is_hurried = False
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
     def _bury(self, ended: os.waitid_result, reports: list[Report]) -> None:
         pid = ended.si_pid
         host = self._hosts.pop(pid, None)
         if host is not None and defences.FAMILY_KILL:
+            # Only its children are looked at: while a family flees there is no time for more.
+            self._trackers |= _trackers_of(os.getpid()) - self._own - self._orphans.keys()
             # Until it is waited for, its pid, and so its group's, is nobody else's.
-            signal_group(pid, signal.SIGKILL)
+            self._kill_group(pid)
         os.waitpid(pid, 0)
         self._own.discard(pid)
         self._orphans.pop(pid, None)
         self._immune.discard(pid)
+        self._trackers.discard(pid)
         if host is None:
             return
         del self._pids[host]
@@ -150,24 +217,52 @@ class Families:
             reports.append(HostExited(host, pid, status, None))
 
     def _sweep(self, reports: list[Report]) -> None:
-        """Kill every child that is not a living host."""
-        spared = {os.getpgrp(), *self._hosts}
+        """Kill every child that is not a living host, nor was told before, nor may clean up."""
+        for pid in self._trackers - self._orphans.keys():
+            self._orphans[pid] = self._hosts_of(pid)
+        self._kill_late_trackers()
+        spared = {os.getpgrp(), *self._hosts, *self._guarded}
         for pid in children_of(os.getpid()):
             if pid in self._hosts or pid in self._own:
                 continue
-            if pid not in self._orphans:
-                self._orphans[pid] = self._hosts_of(pid)
+            if pid in self._orphans and pid not in self._immune:
+                continue
             try:
                 os.kill(pid, signal.SIGKILL)
             except PermissionError:
+                self._orphans[pid] = self._hosts_of(pid)
                 self._say_immune(pid, reports)
                 continue
             # Its group too: what it has just forked need not wait for the next round.
             if (group := os.getpgid(pid)) not in spared:
                 signal_group(group, signal.SIGKILL)
+            self._orphans[pid] = self._hosts_of(pid)
+
+    def _kill_group(self, host: int) -> None:
+        """Kill a host's group; where somebody has to clean up it is killed one by one instead."""
+        if host in map(os.getpgid, self._trackers):
+            self._guarded.add(host)
+        else:
+            signal_group(host, signal.SIGKILL)
+
+    def _kill_late_trackers(self) -> None:
+        """Have the trackers that had their time killed as all others."""
+        if not self._trackers:
+            return
+        if self._trackers_deadline is None:
+            self._trackers_deadline = time.monotonic() + _TRACKERS_GRACE_S
+            # Wakes this process, should nobody end before.
+            signal.signal(signal.SIGALRM, _only_wake)
+            signal.setitimer(signal.ITIMER_REAL, 1.02 * _TRACKERS_GRACE_S)
+        elif time.monotonic() > self._trackers_deadline:
+            for pid in self._trackers:
+                del self._orphans[pid]
+            self._trackers.clear()
 
     def _hosts_of(self, orphan: int) -> frozenset[str]:
         """The dying hosts that this orphan may have come from."""
+        if len(self._dying) == 1:
+            return frozenset(self._dying)
         leaders = {os.getpgid(orphan), os.getsid(orphan)}
         for host, pid in self._dying.items():
             if pid in leaders:
@@ -185,6 +280,10 @@ class Families:
                     "its slot stays taken until it ends."
                 )
             )
+
+
+def _only_wake(_signal: int, _frame: FrameType | None) -> None:
+    """The signal's byte in the wakeup socket says all."""
 
 
 def _ended_child() -> os.waitid_result | None:

@@ -21,6 +21,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import Final
 
+import msgspec
+
+from tunemq_shared.prctl import adopt_orphans, die_with_parent, no_new_privileges, set_name
 from tunemq_workers import host, outputs
 from tunemq_workers.family import Families, children_of
 from tunemq_workers.forkserver_messages import (
@@ -43,7 +46,6 @@ from tunemq_workers.forkserver_messages import (
     encode,
     encode_boot,
 )
-from tunemq_workers.prctl import adopt_orphans, die_with_parent, set_name
 from tunemq_workers.preload import PreloadRefused, preload
 from tunemq_workers.surroundings import Surroundings, changed_variables
 from tunemq_workers.threads import LoadedLibraries
@@ -195,7 +197,7 @@ def _preloaded(boot: Boot, control: socket.socket) -> tuple[str, ...]:
                 "Each trial imports it by itself, which takes longer."
             ),
         )
-        again = Boot(boot.node, boot.preload, boot.sys_path, (*boot.without, refused.module))
+        again = msgspec.structs.replace(boot, without=(*boot.without, refused.module))
         os.set_inheritable(control.fileno(), True)
         os.execve(  # noqa: S606 - this program, with arguments of ours
             sys.executable,
@@ -212,6 +214,8 @@ def main() -> None:
     # Until there are hosts to kill, the kernel may end this process however it is stuck.
     die_with_parent(boot.node)
     adopt_orphans()
+    if boot.confined:
+        no_new_privileges()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Until a host has a handler for it, this must not end it.
     signal.signal(DUMP_SIGNAL, signal.SIG_IGN)

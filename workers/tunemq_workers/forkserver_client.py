@@ -24,8 +24,8 @@ from typing import Final
 from tunemq_shared import defences, failpoints
 from tunemq_shared.messages import Environment, HostOrder
 from tunemq_workers import interpreters, threads
+from tunemq_workers.account import Account, own_files
 from tunemq_workers.forkserver_messages import (
-    DUMP_SIGNAL,
     MAX_PACKET_BYTES,
     Boot,
     Command,
@@ -43,6 +43,7 @@ from tunemq_workers.forkserver_messages import (
     encode,
     encode_boot,
 )
+from tunemq_workers.stacks import have_stacks_written
 
 #: What tests may have set for a node and all its processes.
 _OF_TESTS: Final = frozenset({failpoints.VARIABLE, defences.VARIABLE})
@@ -75,9 +76,18 @@ class ForkserverClient:
         log: The file that its own output is appended to.
         hostname: This machine's name, which trials report.
         node_ip: This machine's address, likewise.
+        account: Whom it and its hosts run as; by default the node's own user.
     """
 
-    def __init__(self, environment: Environment, *, log: str, hostname: str, node_ip: str) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        log: str,
+        hostname: str,
+        node_ip: str,
+        account: Account | None = None,
+    ) -> None:
         self.environment = environment
         self.is_ready = False
         self._hostname, self._node_ip = hostname, node_ip
@@ -91,9 +101,16 @@ class ForkserverClient:
         self._preloading: str | None = None
         #: It said something: its interpreter has all that it needs.
         self._has_begun = False
-        boot = Boot(os.getpid(), environment.preload, environment.sys_path)
+        boot = Boot(
+            os.getpid(),
+            environment.preload,
+            environment.sys_path,
+            confined=account is not None,
+        )
         first = interpreters.command(environment.python)
-        with theirs, open(log, "ab") as output:
+        with own_files():
+            output = open(log, "ab", opener=_private)  # noqa: SIM115  closed below
+        with theirs, output:
             self._log_began_at = output.tell()
             try:
                 self._process = subprocess.Popen(
@@ -105,6 +122,9 @@ class ForkserverClient:
                     stderr=output,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
+                    user=account and account.uid,
+                    group=account and account.gid,
+                    extra_groups=account and account.groups,
                 )
             except OSError:
                 self._control.close()
@@ -152,8 +172,7 @@ class ForkserverClient:
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
         pidfd = self._pidfds.get(host)
         if pidfd is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
+            have_stacks_written(pidfd)
 
     def read(self) -> list[Report]:
         """What the forkserver has said since the last call.
@@ -256,6 +275,11 @@ class ForkserverClient:
         self._waiting.clear()
         self._hosts.clear()
         self._control.close()
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a log that is the node's alone."""
+    return os.open(path, flags, 0o600)
 
 
 def _variables(given: Mapping[str, str]) -> dict[str, str]:

@@ -22,12 +22,15 @@ class Boot(msgspec.Struct, frozen=True):
 
     ``without``: modules that are not preloaded after all, because a forkserver before this one
     (the same process, which executed itself again) found that its children cannot run with them.
+    ``confined``: it runs as another user than the node, and no program that a trial executes is to
+    have more rights than that.
     """
 
     node: int
     preload: tuple[str, ...]
     sys_path: tuple[str, ...]
     without: tuple[str, ...] = ()
+    confined: bool = False
 
 
 class HostSpec(msgspec.Struct, frozen=True, array_like=True):

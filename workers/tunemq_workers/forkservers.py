@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tunemq_shared.messages import Environment, HostOrder
+from tunemq_workers.account import Account
 from tunemq_workers.forkserver_client import ForkserverClient, ForkserverLost
 from tunemq_workers.forkserver_messages import (
     FamilyGone,
@@ -72,6 +73,7 @@ class ForkserverPool:
         node_ip: its address, likewise.
         has_gpus: whether the devices that trials are given are GPUs that this node knows; else
             trials see what there is.
+        account: whom trials run as; by default the node's own user.
     """
 
     def __init__(
@@ -83,13 +85,14 @@ class ForkserverPool:
         hostname: str,
         node_ip: str,
         has_gpus: bool = False,
+        account: Account | None = None,
     ) -> None:
         #: Takes (events stream, text).
         self.on_warning: Callable[[str, str], object] = _nobody_is_told
         self._reactor, self._children = reactor, children
         self._orphans = Orphans(reactor, children)
         self._folder, self._hostname, self._node_ip = folder, hostname, node_ip
-        self._has_gpus = has_gpus
+        self._has_gpus, self._account = has_gpus, account
         self._servers: dict[ForkserverClient, _Warnings] = {}
         self._hosted: dict[str, _Hosted] = {}
         self._started = 0
@@ -150,6 +153,7 @@ class ForkserverPool:
             log=forkserver_log(self._folder, self._started),
             hostname=self._hostname,
             node_ip=self._node_ip,
+            account=self._account,
         )
         _log.info("forkserver.started pid=%d preload=%s", server.pid, ",".join(environment.preload))
         self._servers[server] = _Warnings()

@@ -10,12 +10,10 @@ from typing import Final
 
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import Gpu
-from tunemq_workers.gpu_drivers import Driver
+from tunemq_workers.gpu_drivers import Driver, PhysicalGpu
 
 #: What CUDA programs may see; a node keeps to it, too.
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-#: A part of a GPU. The driver does not list them, and whoever names one is believed.
-_PART: Final = "MIG-"
 _NAME: Final = re.compile(r"\d+|[A-Za-z][\w./-]*")
 #: More are a slip of the hand.
 _MOST: Final = 64
@@ -52,19 +50,19 @@ def offered_gpus(
         ConfigError: the option is of no use here; says what there is.
     """
     wanted = None if option is None else _wanted(option)
-    if wanted == 0:
+    if wanted == 0 or (wanted is None and visible is not None and not visible.strip()):
         return OfferedGpus()
     driver = open_driver()
     there = _all(driver)
     seen = there if visible is None else _visible(visible, there)
     if wanted is None:
-        chosen = seen
+        chosen = _devices(seen)
     elif isinstance(wanted, int):
         if not there:
             return OfferedGpus(number=wanted)
-        if wanted > len(seen):
+        if wanted > len(_devices(seen)):
             raise ConfigError(f"--gpus is {wanted}, and {_listed(seen)}.")
-        chosen = seen[:wanted]
+        chosen = _devices(seen)[:wanted]
     elif not there:  # nobody knows better
         chosen = [Gpu(name) for name in wanted]
     else:
@@ -92,44 +90,68 @@ def _wanted(option: str) -> int | list[str]:
     return names
 
 
-def _all(driver: Driver | None) -> list[Gpu]:
+def _all(driver: Driver | None) -> list[PhysicalGpu]:
     if driver is None:
         return []
     try:
-        return driver.gpus()
+        return driver.physical()
     except OSError as problem:
         _log.warning("gpus.not_found problem=%r", str(problem))
         return []
 
 
-def _visible(text: str, there: Sequence[Gpu]) -> list[Gpu]:
+def _visible(text: str, there: Sequence[PhysicalGpu]) -> list[PhysicalGpu]:
     """Those that CUDA would show; as there, an entry that names none ends the list."""
-    found: list[Gpu] = []
+    found: list[PhysicalGpu] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         gpu = _find(entry, there)
         if gpu is None:
             break
+        _refuse_split(VISIBLE, gpu)
         found.append(gpu)
     return found
 
 
-def _named(name: str, seen: Sequence[Gpu]) -> Gpu:
-    gpu = _find(name, seen)
-    if gpu is None:
+def _named(name: str, seen: Sequence[PhysicalGpu]) -> Gpu:
+    found = _find(name, seen)
+    if found is None:
         raise ConfigError(f"--gpus names {name}, and {_listed(seen)}.")
-    return gpu
+    _refuse_split("--gpus", found)
+    return found.gpu
 
 
-def _find(name: str, among: Sequence[Gpu]) -> Gpu | None:
-    """By its index, or by its UUID or the beginning of that."""
-    if name.startswith(_PART):
-        return Gpu(name)
+def _refuse_split(who: str, found: PhysicalGpu) -> None:
+    if found.parts is None:
+        return
+    if not found.parts:
+        advice = "and has no MIG devices: make some (nvidia-smi mig), or end the mode"
+    else:
+        parts = ", ".join(_text(part) for part in found.parts)
+        advice = f"where nothing can use it as a whole; name MIG devices of it: {parts}"
+    raise ConfigError(f"{who} names {found.gpu.uuid}, which is in MIG mode, {advice}.")
+
+
+def _find(name: str, among: Sequence[PhysicalGpu]) -> PhysicalGpu | None:
+    """By its index, or by its UUID or the beginning of that; a part of one stands for itself.
+
+    Indices are those of whole GPUs, as nvidia-smi counts them, or of what may be seen.
+    """
     if name.isascii() and name.isdecimal():
         return among[int(name)] if int(name) < len(among) else None
-    matches = [gpu for gpu in among if gpu.uuid.startswith(name)]
+    parts = [PhysicalGpu(part) for gpu in among for part in gpu.parts or ()]
+    matches = [one for one in (*among, *parts) if one.gpu.uuid.startswith(name)]
     return matches[0] if len(matches) == 1 else None
 
 
-def _listed(gpus: Iterable[Gpu]) -> str:
-    listed = ", ".join(f"{gpu.uuid} ({gpu.model})" for gpu in gpus)
+def _devices(gpus: Iterable[PhysicalGpu]) -> list[Gpu]:
+    """What of them can be used."""
+    return [device for gpu in gpus for device in gpu.usable]
+
+
+def _listed(gpus: Iterable[PhysicalGpu]) -> str:
+    listed = ", ".join(_text(device) for device in _devices(gpus))
     return f"there are: {listed}" if listed else f"there is none (see {VISIBLE})"
+
+
+def _text(gpu: Gpu) -> str:
+    return f"{gpu.uuid} ({gpu.model})"

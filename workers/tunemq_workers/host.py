@@ -32,6 +32,7 @@ from tunemq_workers import outputs
 from tunemq_workers.cache_sink import CacheSink
 from tunemq_workers.forkserver_messages import HostSpec, decode_host_spec
 from tunemq_workers.host_channel import HostChannel
+from tunemq_workers.spawned import end_children
 from tunemq_workers.surroundings import Surroundings, leave_the_forkserver
 
 #: How long handlers registered with `atexit` may take together.
@@ -85,13 +86,14 @@ class _Host:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(EXIT_GRACE_S)
         self._program.close()
+        end_children()
         atexit._run_exitfuncs()  # noqa: SLF001 - what else runs them without ending Python
 
     def _run_trial(self, order: HostOrder) -> bool:
         """Run one trial to its end; whether another one may follow."""
         if order.start is None:
             raise ValueError(f"the order for {order.trial} lacks its start")
-        self._channel.send(self._started(order))
+        self._channel.send(self._started(order, order.start))
         session = self._prepared(order)
         if session is None:
             return False
@@ -99,7 +101,7 @@ class _Host:
         outputs.flush()
         return order.start.reuse and not self._channel.has_failed
 
-    def _started(self, order: HostOrder) -> TrialStarted:
+    def _started(self, order: HostOrder, start: HostStart) -> TrialStarted:
         spec = self._spec
         return TrialStarted(
             order.trial,
@@ -109,6 +111,7 @@ class _Host:
             spec.node_ip,
             time.time(),
             spec.gpus,
+            outputs.sizes(start.folder),
         )
 
     def _prepared(self, order: HostOrder) -> TrialSession | None:

@@ -1,4 +1,4 @@
-"""What hosts are killed for: steps and trials that take too long, silence, too much memory.
+"""What hosts are killed for: time, silence, too much memory, too many processes.
 
 A host's clock runs while its trial has to do something, and stands still while it waits for the
 node: for an answer that it asked for, for an order at its horizon, for an outbox that is full.
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
-from tunemq_shared.byte_sizes import show_bytes
 from tunemq_shared.trial_limits import TrialLimits
 from tunemq_workers import outputs
 from tunemq_workers.checkpoint_contracts import Timers
+from tunemq_workers.family_watch import FamilyWatch
 from tunemq_workers.frames import ASK_ROOM, AWAIT_ORDER, FETCH, FETCHED, NEXT, ORDER, ROOM
 from tunemq_workers.host_contracts import Host
-from tunemq_workers.memory_watch import MemoryWatch
 
 #: Clocks are read so often while the shortest limit runs out, and at least and at most so seldom.
 _READINGS: Final = 20
@@ -99,7 +98,7 @@ class HostLimits:
 
     Args:
         timers: for reading the clocks.
-        memory: looks at what families hold.
+        families: looks at what they hold, and how many they are.
         dump: has a host write the stacks of its threads to its log.
         exceeded: takes a host that exceeded a limit, and which; told once of each.
         now: the monotonic clock.
@@ -108,15 +107,15 @@ class HostLimits:
     def __init__(
         self,
         timers: Timers,
-        memory: MemoryWatch,
+        families: FamilyWatch,
         *,
         dump: Callable[[str], object],
         exceeded: Callable[[Host, Excess], object],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._timers, self._memory, self._dump, self._now = timers, memory, dump, now
+        self._timers, self._families, self._dump, self._now = timers, families, dump, now
         self._exceeded = exceeded
-        memory.on_exceeded = self._holds_too_much
+        families.on_exceeded = self._has_too_much
         self._clocks: dict[str, _Clock] = {}
         self._held: dict[str, Host] = {}
         self._period_s = _PERIODS_S[1]
@@ -144,9 +143,10 @@ class HostLimits:
         if (clock := self._clocks.get(host.name)) is not None:
             clock.read_at, clock.is_running = self._now(), True
             self._read_often()
-        if limit := host.start.limits.memory:
+        limits = host.start.limits
+        if limits.memory or limits.processes:
             self._held[host.name] = host
-            self._memory.watch(host.name, host.pid, limit)
+            self._families.watch(host.name, host.pid, limits)
 
     def heard(self, name: str, kind: int, payload: bytes) -> None:
         """A frame came from a host that is no plain event."""
@@ -171,7 +171,7 @@ class HostLimits:
         if self._clocks.pop(host.name, None) is not None:
             host.link.on_sent = _nothing
         if self._held.pop(host.name, None) is not None:
-            self._memory.leave(host.name)
+            self._families.leave(host.name)
 
     def _sent(self, clock: _Clock, kind: int) -> None:
         if kind == ORDER:
@@ -218,16 +218,11 @@ class HostLimits:
             self.leave(clock.host)
             self._exceeded(clock.host, excess)
 
-    def _holds_too_much(self, name: str, used: int) -> None:
+    def _has_too_much(self, name: str, kind: str, error: str) -> None:
         host = self._held.get(name)
         if host is not None:
             self.leave(host)
-            limit = show_bytes(host.start.limits.memory)
-            error = (
-                f"the trial's processes held {show_bytes(used)} of memory, and its limit is "
-                f"{limit} (TrialLimits(memory=...))."
-            )
-            self._exceeded(host, Excess("memory", error, is_urgent=True))
+            self._exceeded(host, Excess(kind, error, is_urgent=True))
 
 
 def _took_too_long(host: Host, kind: str, field: str, limit: float, measured: float) -> Excess:

@@ -20,17 +20,11 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.errors import WireError
-from tunemq_shared.messages import (
-    HostDied,
-    HostFreed,
-    HostOrder,
-    HostStart,
-    TrialFailed,
-    TrialWaits,
-    encode,
-)
+from tunemq_shared.messages import HostOrder, HostStart, encode
 from tunemq_workers.checkpoint_contracts import TrialKey, trial_of
 from tunemq_workers.checkpoints import Checkpoints
+from tunemq_workers.device_gate import DeviceGate
+from tunemq_workers.family_watch import FamilyWatch
 from tunemq_workers.frames import (
     ASK_ROOM,
     AWAIT_ORDER,
@@ -42,10 +36,12 @@ from tunemq_workers.frames import (
     ORDER,
     WRITTEN,
 )
+from tunemq_workers.gpu_keeper import GpuKeeper
+from tunemq_workers.gpu_meter import GpuMeter
 from tunemq_workers.host_contracts import Forkservers, Host, Key, how_far, leaving
 from tunemq_workers.host_limits import Excess, HostLimits
+from tunemq_workers.host_news import HostNews
 from tunemq_workers.luggage import Luggage
-from tunemq_workers.memory_watch import MemoryWatch
 from tunemq_workers.oom_kills import OomKills
 from tunemq_workers.reactor import Reactor
 
@@ -68,6 +64,8 @@ class Hosts:
         luggage: gets what hosts need to start.
         emit: takes (events stream, encoded event).
         now: the monotonic clock.
+        keeper: knows the GPUs, where this node knows them one by one.
+        meter: adds up what is used of them.
     """
 
     def __init__(
@@ -78,18 +76,21 @@ class Hosts:
         luggage: Luggage,
         emit: Callable[[str, bytes], object],
         now: Callable[[], float] = time.monotonic,
+        keeper: GpuKeeper | None = None,
+        meter: GpuMeter | None = None,
     ) -> None:
         #: Takes the folder of a trial whose host ended otherwise than by its own word.
         self.on_cut_off: Callable[[str], object] = _nobody_looks
         #: Takes a trial that its host has left, and what that was started with.
         self.on_left: Callable[[Key, HostStart], object] = _nobody_looks
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
+        self._news = HostNews(emit)
         self._checkpoints, self._luggage = checkpoints, luggage
         checkpoints.on_given_up = self._fail
         luggage.in_use = self._starts_in_use
         self._limits = HostLimits(
             reactor,
-            MemoryWatch(reactor.post),
+            FamilyWatch(reactor.post),
             dump=forkservers.dump,
             exceeded=self._exceeded,
             now=now,
@@ -101,6 +102,10 @@ class Hosts:
         self._wanted: dict[Key, HostOrder] = {}
         self._starts: dict[Key, HostStart] = {}
         self._over: set[Key] = set()
+        self._gate = DeviceGate(keeper, reactor, self._news, self._will_not_start)
+        self._meter = meter or GpuMeter(())
+        if keeper is not None:
+            keeper.on_change = self._start_missing
         self._names = 0
         self._is_held = False
         self._is_closed = self._has_given_up = False
@@ -130,7 +135,8 @@ class Hosts:
             if key in self._hosting:
                 self._tell(self._hosting[key], order)
         self._start_missing()
-        self._luggage.forget_all_but(self._wanted.keys() - self._over)
+        for waits in (self._luggage, self._gate):
+            waits.forget_all_but(self._wanted.keys() - self._over)
         if not self._wanted:
             self._dismiss_parked()
 
@@ -238,7 +244,7 @@ class Hosts:
         host.link.close()
         self._set_timer(host, None)
         if not host.is_given_up:
-            self._say_not_started(host.key, host.start, reason)
+            self._news.not_started(host.key, host.start.events_key, reason)
 
     def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
         """A host ended."""
@@ -248,10 +254,7 @@ class Hosts:
         self._set_timer(host, None)
         self._limits.leave(host)
         if not (host.has_ended or host.is_given_up or host.is_parked):
-            trial, epoch = host.key
-            cause = self._cause_of_death(host, signal)
-            died = HostDied(trial, epoch, host.pid, signal, exit_code, time.time(), cause)
-            self._emit(host.start.events_key, encode(died))
+            self._news.died(host, signal, exit_code, self._cause_of_death(host, signal))
         self._over.add(host.key)
 
     def gone(self, name: str) -> None:
@@ -259,6 +262,7 @@ class Hosts:
         host = self._hosts.pop(name)
         self._limits.leave(host)
         self._checkpoints.host_gone(name)
+        self._gate.gone(name)
         if host.is_killed or host.is_condemned or not host.has_ended:
             self.on_cut_off(host.start.folder)
         if not host.is_parked:
@@ -317,8 +321,7 @@ class Hosts:
         host.link.on_event = _ignore
         host.has_ended = host.is_given_up = host.is_condemned = True
         self._over.add(host.key)
-        failed = TrialFailed(*host.key, kind, reason, "", time.time())
-        self._emit(host.start.events_key, encode(failed))
+        self._news.failed(host, kind, reason)
 
     def _cause_of_death(self, host: Host, number: int | None) -> str:
         """``memory`` for a host that the kernel has killed, as far as that can be known."""
@@ -362,22 +365,13 @@ class Hosts:
     def _free(self, host: Host) -> None:
         self._hosting.pop(host.key, None)
         self._over.add(host.key)
+        if (used := self._meter.left(host)) is not None:
+            self._emit(host.start.events_key, encode(used))
         if not self._is_closed or host.has_ended or host.order.stop:
             # Else it went with its node, which the scheduler learns from the node's goodbye.
-            self._say_freed(host.key, host.start.events_key)
+            self._news.freed(host.key, host.start.events_key)
         self.on_left(host.key, host.start)
         _log.debug("trial.left trial=%s epoch=%d", *host.key)
-
-    def _say_freed(self, key: Key, events_key: str) -> None:
-        self._emit(events_key, encode(HostFreed(*key)))
-
-    def _say_not_started(
-        self, key: Key, start: HostStart, reason: str, kind: str = "start"
-    ) -> None:
-        _log.error("host.not_started trial=%s reason=%r", key[0], reason)
-        error = f"The trial's process could not start: {reason}"
-        failed = TrialFailed(*key, kind, error, "", time.time())
-        self._emit(start.events_key, encode(failed))
 
     def _starts_in_use(self) -> list[HostStart]:
         """What trials are hosted, or wait to be."""
@@ -407,7 +401,7 @@ class Hosts:
         start = self._starts[key]
         if order.stop or order.kill:  # it is over before it began, and somebody waits for its slot
             self._over.add(key)
-            self._say_freed(key, start.events_key)
+            self._news.freed(key, start.events_key)
             return True
         local = self._luggage.find(start)
         if local is None:
@@ -415,8 +409,8 @@ class Hosts:
             return True
         start = local
         host = next((host for host in self._parked() if host.could_run(start)), None)
-        if host is None:
-            return False
+        if host is None or self._gate.is_withheld(start):
+            return self._gate.is_shut(key, start)
         host.order, host.start = order, start
         host.has_ended = host.is_given_up = host.is_parked = False
         self._enter(host)
@@ -429,15 +423,17 @@ class Hosts:
         """Get what is missing for a trial; its host comes when all is there."""
 
         def failed(kind: str, reason: str) -> None:
-            self._over.add(key)
-            self._say_not_started(key, start, reason, kind)
-            self._say_freed(key, start.events_key)
+            self._will_not_start(key)
+            self._news.not_started(key, start.events_key, reason, kind)
+            self._news.freed(key, start.events_key)
 
         def has_trouble(reason: str) -> None:
-            waits = TrialWaits(*key, "code" if reason else "", reason)
-            self._emit(start.events_key, encode(waits))
+            self._news.waits(key, start.events_key, "code", reason)
 
         self._luggage.fetch(key, start, self._start_missing, failed, has_trouble)
+
+    def _will_not_start(self, key: Key) -> None:
+        self._over.add(key)
 
     def _fork(self, order: HostOrder) -> None:
         key = order.trial, order.epoch
@@ -450,17 +446,19 @@ class Hosts:
             full = msgspec.structs.replace(order, start=start)
             link = self._forkservers.start(name, full, self)
         except OSError as problem:
-            self._over.add(key)
+            self._will_not_start(key)
             reason = f"its environment cannot be started: {problem}; see RunConfig(python=...)"
-            self._say_not_started(key, start, reason)
-            self._say_freed(key, start.events_key)
+            self._news.not_started(key, start.events_key, reason)
+            self._news.freed(key, start.events_key)
             return
         link.hold(self._is_held)
         self._hosts[name] = self._hosting[key] = host = Host(name, order, start, link)
+        self._gate.took(host)
         self._enter(host)
 
     def _enter(self, host: Host) -> None:
         self._limits.enter(host, partial(self._emit, host.start.events_key))
+        self._meter.began(host)
 
     def _parked(self) -> list[Host]:
         return [

@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Final
 
+from tunemq_workers.account import own_files
 from tunemq_workers.forkserver_messages import COMMAND
 
 #: What another interpreter runs first; any Python understands it.
@@ -56,7 +57,7 @@ def our_version() -> str:
 
 def _last_line(log: str, since: int) -> str:
     try:
-        with open(log, "rb") as file:
+        with own_files(), open(log, "rb") as file:
             file.seek(max(since, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:

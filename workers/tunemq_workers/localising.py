@@ -9,19 +9,23 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.messages import BlobRef, Environment, HostStart
+from tunemq_workers.account import Account
+from tunemq_workers.credentials import is_for_trials
 
 #: The folders in a node's.
 BLOBS: Final = "blobs"
 CODE: Final = "code"
 TRIALS: Final = "trials"
 
-#: What a node needs for itself and trials must not have: the farm's keys.
-_OURS: Final = "TUNEMQ_"
-_KEYS: Final = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"})
 
+def localised(start: HostStart, folder: str, account: Account | None = None) -> HostStart:
+    """The order as the host gets it.
 
-def localised(start: HostStart, folder: str) -> HostStart:
-    """The order as the host gets it; ``folder`` is the node's, where all that it needs is."""
+    Args:
+        start: the order as the scheduler has sent it.
+        folder: the node's, where all that the host needs is.
+        account: whom trials run as; by default the node's own user.
+    """
     bundle = "" if start.bundle is None else os.path.join(folder, CODE, start.bundle.sha256)
     trials = os.path.join(folder, TRIALS)
     return msgspec.structs.replace(
@@ -30,7 +34,7 @@ def localised(start: HostStart, folder: str) -> HostStart:
         folder=os.path.join(trials, start.folder),
         code=_here(start.code, folder),
         blobs=tuple(_here(ref, folder) for ref in start.blobs),
-        environment=_environment(start.environment, bundle),
+        environment=_environment(start.environment, bundle, account),
     )
 
 
@@ -40,10 +44,10 @@ def _here(ref: BlobRef, folder: str) -> BlobRef:
     return BlobRef(ref.sha256, ref.size, os.path.join(folder, BLOBS, ref.sha256))
 
 
-def _environment(given: Environment, bundle: str) -> Environment:
+def _environment(given: Environment, bundle: str, account: Account | None) -> Environment:
     variables = given.variables
     if given.inherits:
-        variables = own_variables() | variables
+        variables = _own_variables(account) | variables
     return Environment(
         python=given.python or sys.executable,
         preload=given.preload,
@@ -54,10 +58,7 @@ def _environment(given: Environment, bundle: str) -> Environment:
     )
 
 
-def own_variables() -> dict[str, str]:
+def _own_variables(account: Account | None) -> dict[str, str]:
     """The variables of this process that trials may have."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(_OURS) and name not in _KEYS
-    }
+    own = {name: value for name, value in os.environ.items() if is_for_trials(name)}
+    return own if account is None else account.variables(own)

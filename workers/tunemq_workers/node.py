@@ -20,6 +20,8 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.prctl import keep_memory_private
+from tunemq_workers.account import Account, find_account
 from tunemq_workers.ear_process import start_forkserver
 from tunemq_workers.endings import EXIT_FENCED, EXIT_USAGE, GRACE_S
 from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address
@@ -35,6 +37,7 @@ _GIVEN: Final = (
     "cache",
     "cache_bytes",
     "uploads_bytes",
+    "trial_user",
 )
 
 
@@ -42,12 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a node until it is told to stop; the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = _parser().parse_args(given)
+    if options.farm:
+        keep_memory_private()
     try:
         parse_address(options.redis)
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
+        account = find_account(options.trial_user) if options.trial_user else None
         os.makedirs(options.workdir, mode=0o700, exist_ok=True)
         if options.farm:
             _take_workdir(options.workdir)
+        if account is not None:
+            _give_folders(account, options)
     except ConfigError as problem:
         sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE
@@ -61,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tunemq_workers.node_setup import run_node
 
     try:
-        code = run_node(options, incarnation, start_ears, ears, watched)
+        code = run_node(options, incarnation, start_ears, ears, watched, account)
     except ConfigError as problem:
         sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE
@@ -117,6 +125,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="trials wait before they write another checkpoint while so much is not uploaded yet;"
         " default: a tenth of the disk",
     )
+    parser.add_argument(
+        "--trial-user",
+        metavar="USER",
+        help="the user that trials run as, if root starts this: a name, or UID:GID; default: the"
+        " worker's own. Who runs as the worker's user may read its keys",
+    )
 
 
 def given_options(options: argparse.Namespace) -> list[str]:
@@ -127,6 +141,13 @@ def given_options(options: argparse.Namespace) -> list[str]:
         if value is not None:
             line += [f"--{name.replace('_', '-')}", str(value)]
     return line
+
+
+def _give_folders(account: Account, options: argparse.Namespace) -> None:
+    from tunemq_workers.account_folders import give_folders
+    from tunemq_workers.workdir import OF_TRIALS
+
+    give_folders(account, os.path.abspath(options.workdir), OF_TRIALS, options.cache)
 
 
 def _take_workdir(folder: str) -> None:

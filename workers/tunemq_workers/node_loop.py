@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from tunemq_shared import defences
 from tunemq_shared.failpoints import failpoint
-from tunemq_shared.introductions import BatchHeader
+from tunemq_shared.introductions import BatchHeader, NodeHello
 from tunemq_shared.messages import PROTOCOL_VERSION, NodeWarned, encode
 from tunemq_shared.wire import STARTED_AGAIN
 from tunemq_workers.checkpoint_contracts import Emit
@@ -25,8 +27,12 @@ from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.ear_link import EarLink
 from tunemq_workers.endings import EXIT_FENCED, EXIT_REPLACED
+from tunemq_workers.gpu_keeper import GpuKeeper
+from tunemq_workers.gpu_meter import GpuMeter
 from tunemq_workers.host_contracts import Forkservers
 from tunemq_workers.hosts import Hosts
+from tunemq_workers.last_words import LastWords
+from tunemq_workers.log_watch import LogWatch
 from tunemq_workers.luggage import Luggage
 from tunemq_workers.machine_watch import MachineWatch
 from tunemq_workers.mail import Mailbox
@@ -64,6 +70,13 @@ _GOODBYE_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
+class _Introduction(NamedTuple):
+    """In which generation of Redis a node said what of itself."""
+
+    generation: bytes
+    hello: NodeHello
+
+
 @dataclass(slots=True)
 class _Wire:
     """What is known of Redis."""
@@ -72,9 +85,9 @@ class _Wire:
     generation: bytes | None = None
     #: Since when the generation is what it is, by the monotonic clock.
     since: float = field(default_factory=time.monotonic)
-    #: The generations in which this node was, or is being, introduced.
-    introduced: bytes | None = None
-    introducing: bytes | None = None
+    #: How this node was introduced last, and is being.
+    introduced: _Introduction | None = None
+    introducing: _Introduction | None = None
 
 
 class NodeLoop:
@@ -82,7 +95,7 @@ class NodeLoop:
 
     Args:
         incarnation: this node's.
-        hello: its encoded NodeHello.
+        hello: as which it is introduced.
         redis: where Redis is.
         reactor: not running yet.
         room: for what is not journalled yet.
@@ -91,19 +104,22 @@ class NodeLoop:
         luggage: gets what hosts need to start.
         make_files: makes what cares for their folders; takes what takes its events, and its pieces
             of output, and what says whether these may be sent.
+        make_logs: makes what looks at what they print; takes what takes its events, and warnings.
         children: the pids of the node's own children; the ears' forkserver's is kept there.
         start_ears: starts a forkserver of ears.
         ears: one that was started already.
         lost_after_s: hosts save and end when no scheduler was heard for so long.
         grace_s: how long they get to do so when somebody has the node retire.
         watch: says how the machine is, where somebody may want to know.
+        keeper: knows the GPUs, where this node knows them one by one.
+        meter: adds up what is used of them.
     """
 
     def __init__(
         self,
         *,
         incarnation: str,
-        hello: bytes,
+        hello: NodeHello,
         redis: RedisAddress,
         reactor: Reactor,
         room: Room,
@@ -111,12 +127,15 @@ class NodeLoop:
         make_checkpoints: Callable[[Emit], Checkpoints],
         luggage: Luggage,
         make_files: Callable[[Emit, Callable[[SendOutput], None], Callable[[], bool]], TrialFiles],
+        make_logs: Callable[[Emit, Callable[[str, str], None]], LogWatch],
         children: set[int],
         start_ears: Callable[[], ChildProcess],
         ears: ChildProcess,
         lost_after_s: float,
         grace_s: float,
         watch: MachineWatch | None = None,
+        keeper: GpuKeeper | None = None,
+        meter: GpuMeter | None = None,
     ) -> None:
         self._incarnation, self._hello = incarnation, hello
         self._reactor, self._forkservers = reactor, forkservers
@@ -131,7 +150,15 @@ class NodeLoop:
         self._checkpoints = make_checkpoints(self._outboxes.add)
         self._luggage = luggage
         self._files = make_files(self._outboxes.add, self._pump.order, self._has_time)
-        self._hosts = Hosts(reactor, forkservers, self._checkpoints, luggage, self._outboxes.add)
+        self._logs = make_logs(self._outboxes.add, self._warn)
+        self._words = LastWords(self._logs.emit)
+        emit = self._words.emit
+        self._hosts = Hosts(
+            reactor, forkservers, self._checkpoints, luggage, emit, keeper=keeper, meter=meter
+        )
+        self._logs.hosted = self._words.hosted = self._hosts.hosted
+        if keeper is not None:
+            keeper.on_withheld, keeper.on_warning = self._withhold, self._warn
         self._files.hosted, self._files.expected = self._hosts.hosted, self._hosts.expected
         self._hosts.on_left = self._files.left
         forkservers.on_warning = self._warn
@@ -170,6 +197,8 @@ class NodeLoop:
         self._files.start()
         self._reactor.run(self._after_round)
         self._ear.close()
+        self._logs.close()
+        self._words.close()
         self._checkpoints.close()
         if self._ending is not None:
             self._forkservers.close()
@@ -220,6 +249,11 @@ class NodeLoop:
             self._pump.join(_GOODBYE_S)
             _log.info("node.ended")
             self._reactor.stop()
+
+    def _withhold(self, devices: dict[str, str]) -> None:
+        """These are not to be used now."""
+        self._hello = msgspec.structs.replace(self._hello, withheld=devices)
+        self._introduce()
 
     def _warn(self, events_key: str, text: str) -> None:
         self._outboxes.add(events_key, encode(NodeWarned(text)))
@@ -279,7 +313,9 @@ class NodeLoop:
                 self._seen(fact)
             case HelloSaid():
                 wire.introduced, wire.introducing = wire.introducing, None
-                _log.info("node.introduced generation=%s", wire.introduced)
+                if wire.introduced is not None:
+                    _log.info("node.introduced generation=%s", wire.introduced.generation)
+                self._introduce()
             case HelloRefused():
                 wire.introducing = None  # the next look tries again
             case Appended(key):
@@ -355,16 +391,15 @@ class NodeLoop:
             self._hosts.give_up()
 
     def _introduce(self) -> None:
-        """Say hello, once a generation, when the answer can be heard."""
+        """Say hello, when the answer can be heard: once a generation, and when it has changed."""
         wire = self._wire
-        if (
-            self._has_heard
-            and wire.is_up
-            and wire.generation is not None
-            and wire.generation not in {wire.introduced, wire.introducing}
-        ):
-            wire.introducing = wire.generation
-            self._pump.order(SayHello(self._hello))
+        if not (self._has_heard and wire.is_up and wire.generation is not None):
+            return
+        under_way, due = wire.introducing, _Introduction(wire.generation, self._hello)
+        is_under_way = under_way is not None and under_way.generation == due.generation
+        if wire.introduced != due and not is_under_way:  # one after the other
+            wire.introducing = due
+            self._pump.order(SayHello(encode(self._hello)))
 
     # --- after each round -----------------------------------------------------------------------
 
@@ -385,7 +420,7 @@ class NodeLoop:
             self._pump.order(LookNow())
         is_settled = outboxes.is_settled or not wire.is_up
         unsettled = self._checkpoints.unsettled() | self._files.unsettled()
-        is_alone = not self._hosts and not unsettled
+        is_alone = not self._hosts and not unsettled and not self._logs.is_holding
         if self._ending is not None and is_alone and is_settled:
             self._ending.cancel()
             self._say_goodbye()
@@ -393,9 +428,9 @@ class NodeLoop:
     def _send(self) -> None:
         """Hand the outboxes' news to the pump if Redis would take them."""
         wire = self._wire
-        generation = wire.generation
-        if wire.is_up and generation is not None and wire.introduced == generation:
-            self._outboxes.send(generation)
+        introduced = wire.introduced
+        if wire.is_up and introduced is not None and introduced.generation == wire.generation:
+            self._outboxes.send(introduced.generation)
 
     def _show(self, watch: MachineWatch) -> None:
         watch.hosts, watch.outbox = len(self._hosts), self._outboxes.size

@@ -18,23 +18,31 @@ import msgspec
 from tunemq_shared.byte_sizes import parse_bytes
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.introductions import NodeHello
-from tunemq_shared.messages import PROTOCOL_VERSION, Environment, Gpu, encode
+from tunemq_shared.messages import PROTOCOL_VERSION, Environment, Gpu
+from tunemq_shared.prctl import adopt_orphans, set_name
+from tunemq_shared.vitals import GpuVitals
 from tunemq_workers import interpreters, machine, workdir
+from tunemq_workers.account import Account, act_for
 from tunemq_workers.cache_disk import CacheDisk
 from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.child_process import ChildProcess, start_child
 from tunemq_workers.endings import EXIT_BROKEN, GRACE_S, LOST_AFTER_S
+from tunemq_workers.family import parent_of
 from tunemq_workers.forkservers import ForkserverPool
 from tunemq_workers.gpu_drivers import open_driver
-from tunemq_workers.gpu_locks import take_gpus
+from tunemq_workers.gpu_keeper import GpuKeeper
+from tunemq_workers.gpu_locks import GpuLocks, take_gpus
+from tunemq_workers.gpu_looks import Look
+from tunemq_workers.gpu_meter import GpuMeter
+from tunemq_workers.gpu_watch import GpuWatch
 from tunemq_workers.gpus import VISIBLE, OfferedGpus, offered_gpus
+from tunemq_workers.log_watch import LogWatch
 from tunemq_workers.luggage import Luggage
 from tunemq_workers.machine_watch import MachineWatch
 from tunemq_workers.node_loop import NodeLoop
 from tunemq_workers.outbox_room import Room
-from tunemq_workers.prctl import adopt_orphans, set_name
 from tunemq_workers.pump_messages import SendOutput
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.redis_address import parse_address
@@ -53,6 +61,7 @@ def run_node(
     start_ears: Callable[[], ChildProcess],
     ears: ChildProcess,
     watched: int | None,
+    account: Account | None = None,
 ) -> int:
     """Run a node with the options of `tunemq_workers.node`; the exit code.
 
@@ -62,6 +71,7 @@ def run_node(
         start_ears: starts a forkserver of ears.
         ears: the first one.
         watched: a pidfd; when its process ends the node ends at once.
+        account: whom trials run as; by default this process's own user.
 
     Raises:
         ConfigError: an option has a value that is not usable.
@@ -76,12 +86,13 @@ def run_node(
         _bytes("--cache-bytes", options.cache_bytes),
         _bytes("--uploads-bytes", options.uploads_bytes),
     )
-    take_gpus(gpus.gpus, f"worker {options.name}")
+    locks = _lock(options, gpus)
     set_name("tunemq-node")
     adopt_orphans()
     workdir.remove_leftovers(options.workdir)
     _open_log(options.workdir)
     terminal = open_terminal() if options.farm else None
+    _take_rights(options, account)
     redis = parse_address(options.redis)
     hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
     hello = NodeHello(
@@ -105,10 +116,10 @@ def run_node(
         hostname=hostname,
         node_ip=node_ip,
         has_gpus=bool(gpus.gpus),
+        account=account,
     )
 
-    log = os.path.join(options.workdir, "transfers.log")
-    start = partial(start_child, "tunemq_workers.transfers.process", (), log)
+    start = partial(_start, options, "tunemq_workers.transfers.process", "transfers.log")
     transfers = Transfers(reactor, start=start, children=children)
     folder = os.path.abspath(options.workdir)
 
@@ -122,26 +133,31 @@ def run_node(
             reactor, disk, transfers, emit, send=send, may_send=may_send, folder=folder
         )
 
+    meter = GpuMeter(gpus.gpus)
+    keeper, gpu_vitals = _keep(gpus, reactor, meter, locks)
     watch = None
     if options.farm:
-        watch = MachineWatch(interpreters.our_version(), folder, gpus.gpus, gpus.driver)
+        watch = MachineWatch(interpreters.our_version(), folder, gpu_vitals)
         watch.start()
     loop = NodeLoop(
         incarnation=incarnation,
-        hello=encode(hello),
+        hello=hello,
         redis=redis,
         reactor=reactor,
         room=Room(Spool(options.workdir)),
         forkservers=pool,
         make_checkpoints=make_checkpoints,
-        luggage=Luggage(disk, transfers, folder),
+        luggage=Luggage(disk, transfers, folder, account),
         make_files=make_files,
+        make_logs=partial(_watch_logs, options, reactor, children),
         children=children,
         start_ears=start_ears,
         ears=ears,
         lost_after_s=lost_after_s,
         grace_s=grace_s,
         watch=watch,
+        keeper=keeper,
+        meter=meter,
     )
     _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)
     _log.info("node.offers resources=%s gpus=%s", _listed(resources), _named(gpus.gpus))
@@ -196,6 +212,31 @@ def _prewarm(pool: ForkserverPool, environment: Environment) -> None:
         _log.error("forkserver.not_prewarmed problem=%r", str(problem))
 
 
+def _watch_logs(
+    options: argparse.Namespace,
+    reactor: Reactor,
+    children: set[int],
+    emit: Emit,
+    warn: Callable[[str, str], None],
+) -> LogWatch:
+    start = partial(_start, options, "tunemq_workers.log_scanner", "log_scanner.log")
+    return LogWatch(reactor, start=start, children=children, emit=emit, warn=warn)
+
+
+def _start(options: argparse.Namespace, module: str, log: str) -> ChildProcess:
+    """Start a process that works on trials' files, with the rights that trials have."""
+    rights = ("--trial-user", options.trial_user) if options.trial_user else ()
+    return start_child(module, rights, os.path.join(options.workdir, log))
+
+
+def _take_rights(options: argparse.Namespace, account: Account | None) -> None:
+    """Have no more rights on files than trials have; say so where trials have all."""
+    if account is not None:
+        act_for(account)
+    elif options.farm and os.geteuid() == 0:
+        _log.warning("node.trials_as_root")
+
+
 def _open_log(folder: str) -> None:
     logging.basicConfig(
         filename=os.path.join(folder, "node.log"),
@@ -203,6 +244,7 @@ def _open_log(folder: str) -> None:
         format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
         datefmt="%Y-%m-%dT%H:%M:%S",
     )
+    os.chmod(os.path.join(folder, "node.log"), 0o600)
 
 
 def _offered(options: argparse.Namespace) -> tuple[dict[str, float], OfferedGpus]:
@@ -221,9 +263,45 @@ def _gpus(options: argparse.Namespace, others: dict[str, float]) -> OfferedGpus:
                 " one of them."
             )
         return OfferedGpus()
-    # What an embedded node offers is its script's business.
-    option = options.gpus if options.farm else options.gpus or "0"
-    return offered_gpus(option, os.environ.get(VISIBLE), open_driver)
+    return offered_gpus(options.gpus, os.environ.get(VISIBLE), open_driver)
+
+
+def _lock(options: argparse.Namespace, gpus: OfferedGpus) -> GpuLocks | None:
+    """Keep other nodes away from what a farm's worker offers.
+
+    A script offers all that it sees, beside others: what its trials use is locked while they do.
+    Its process, which people know, is the parent of the one that has started this.
+    """
+    if options.farm or gpus.driver is None:
+        take_gpus(gpus.gpus, f"worker {options.name}")
+        return None
+    return GpuLocks(f"search of process {parent_of(os.getppid()) or os.getppid()}")
+
+
+def _keep(
+    gpus: OfferedGpus, reactor: Reactor, meter: GpuMeter, locks: GpuLocks | None
+) -> tuple[GpuKeeper | None, Callable[[], tuple[GpuVitals, ...]]]:
+    """What knows the GPUs, where they are known one by one; and what says what they do."""
+    if gpus.driver is None or not gpus.gpus:
+        return None, tuple
+    watch = GpuWatch(gpus.driver, gpus.gpus, reactor.post)
+    keeper = GpuKeeper(gpus.gpus, reactor, watch.look_in, locks=locks)
+
+    def on_look(look: Look) -> None:
+        meter.seen(look, watch.vitals)
+        keeper.seen(look)
+
+    watch.on_look = on_look
+    watch.start()
+    return keeper, partial(_gpu_vitals, watch, keeper)
+
+
+def _gpu_vitals(watch: GpuWatch, keeper: GpuKeeper) -> tuple[GpuVitals, ...]:
+    """What GPUs do, and who else uses them."""
+    foreign = keeper.foreign
+    return tuple(
+        msgspec.structs.replace(one, foreign=foreign.get(one.uuid, "")) for one in watch.vitals
+    )
 
 
 def _listed(resources: dict[str, float]) -> str:

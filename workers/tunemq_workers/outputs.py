@@ -19,6 +19,15 @@ STDERR: Final = "stderr"
 LIMIT_BYTES: Final = 64 * 2**20
 
 
+def sizes(folder: str) -> tuple[int, int]:
+    """How long the two files in ``folder`` are; 0 where there is none."""
+    found = [0, 0]
+    for place, name in enumerate((STDOUT, STDERR)):
+        with suppress(OSError):
+            found[place] = os.stat(os.path.join(folder, name)).st_size
+    return found[0], found[1]
+
+
 def redirect(folder: str) -> None:
     """Append what this process and its children print to the two files in ``folder``, line by line.
 
@@ -77,7 +86,8 @@ def cap(path: str, limit: int = LIMIT_BYTES) -> None:
         newest = file.read()
         newest += file.read()
         out.truncate(0)
-        out.write(b"[%d bytes of older output dropped]\n" % dropped)
-        rest = memoryview(newest)
+        # In one piece: who looks at the file meanwhile finds it empty or whole.
+        first = b"[%d bytes of older output dropped]\n" % dropped
+        rest = memoryview(newest)[os.writev(out.fileno(), [first, newest]) - len(first) :]
         while rest:
             rest = rest[out.write(rest) :]

@@ -18,8 +18,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from tunemq_shared.prctl import die_with_parent
 from tunemq_workers import threads
-from tunemq_workers.prctl import die_with_parent
 
 #: A probe that takes longer hangs.
 PROBE_DEADLINE_S: Final = 5.0

@@ -22,6 +22,7 @@ from typing import Final
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.failpoints import failpoint
+from tunemq_workers.account import own_files
 from tunemq_workers.pump_messages import (
     Append,
     Appended,
@@ -110,6 +111,10 @@ class Pump:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        with own_files():  # the socket of Redis, perhaps, and the certificates that are trusted
+            self._pump()
+
+    def _pump(self) -> None:
         order: Order | None = None
         while not isinstance(order, SayGoodbye):
             try:

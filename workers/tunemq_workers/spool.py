@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Final
 
+from tunemq_workers.account import own_files
+
 _SEGMENT_BYTES: Final = 8 * 2**20
 _PREFIX: Final = ".outbox-"
 
@@ -101,6 +103,7 @@ def is_spool(name: str) -> bool:
 
 def _nameless_file(folder: str) -> int:
     path = os.path.join(folder, f"{_PREFIX}{os.urandom(8).hex()}")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    os.unlink(path)
+    with own_files():
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.unlink(path)
     return fd

@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import faulthandler
 import os
+import resource
 import signal
 import sys
 from collections.abc import Mapping
@@ -15,10 +16,12 @@ from types import FrameType, ModuleType
 from tunemq_shared import failpoints
 from tunemq_shared.checkpoint_folders import remove_leftovers
 from tunemq_shared.messages import HostStart
+from tunemq_shared.prctl import adopt_orphans, die_with_parent, set_name
+from tunemq_shared.trial_limits import TrialLimits
 from tunemq_workers import outputs, seeding, threads
 from tunemq_workers.family import MARK
 from tunemq_workers.forkserver_messages import DUMP_SIGNAL
-from tunemq_workers.prctl import adopt_orphans, die_with_parent, set_name
+from tunemq_workers.spawned import give_scripts_objects_by_value
 
 
 def leave_the_forkserver(forkserver: int) -> None:
@@ -27,11 +30,14 @@ def leave_the_forkserver(forkserver: int) -> None:
         os.setpgid(0, 0)
     adopt_orphans()
     die_with_parent(forkserver)
+    # A forkserver that is sweeping forks processes of the usual priority, whatever its own was.
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, forkserver))
     # Short of memory, the kernel is to take a trial, and neither the forkserver nor the node.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
         file.write(b"500")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     # Ctrl-C is for the script. A handler that does nothing, and not SIG_IGN, because programs
     # that the trial executes would inherit that.
     signal.signal(signal.SIGINT, _ignore)
@@ -39,6 +45,7 @@ def leave_the_forkserver(forkserver: int) -> None:
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
+    give_scripts_objects_by_value()
 
 
 def _ignore(_signal: int, _frame: FrameType | None) -> None:
@@ -84,6 +91,7 @@ class Surroundings:
         sys.path[:] = self.sys_path
         sys.argv[:] = [start.trial_name]
         set_name(start.trial_name)
+        _set_limits(start.limits)
         self.libraries.limit(limit, given)
         seeding.seed_trial(start.seed, start.trial_number)
 
@@ -99,6 +107,20 @@ class Surroundings:
         elif not start.resources.get("gpu"):
             variables["CUDA_VISIBLE_DEVICES"] = ""
         return variables
+
+
+def _set_limits(limits: TrialLimits) -> None:
+    """Have the kernel hold what it counts for each process; what is executed inherits it."""
+    _limit(resource.RLIMIT_CORE, limits.core_bytes)
+    if limits.open_files:
+        _limit(resource.RLIMIT_NOFILE, limits.open_files)
+
+
+def _limit(kind: int, most: int) -> None:
+    """Allow so much, as far as this process may allow itself."""
+    _, hard = resource.getrlimit(kind)
+    allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (allowed, allowed))
 
 
 def changed_variables(before: Mapping[str, str]) -> dict[str, str]:

@@ -23,6 +23,8 @@ _FIELD: Final = re.compile(r"(\w+)=%\w")
 _TOLD: Final = {
     "node.started": "Worker {name} (incarnation {incarnation}) starts; Redis is at {redis}.",
     "node.offers": "It offers {resources}; GPUs: {gpus}.",
+    "node.trials_as_root": "Trials run as root, who may read this worker's keys; --trial-user USER"
+    " has them run as somebody else.",
     "node.introduced": "Ready: schedulers know of this worker.",
     "node.stopping": "Stopping ({reason}). Trials here: {hosts}; they may save for {grace} s.",
     "node.ending": "Killing what is left (trials: {hosts}).",

@@ -16,6 +16,7 @@ from typing import Final
 
 from tunemq_shared.messages import HostStart, NodeWarned, encode
 from tunemq_shared.store_address import is_remote
+from tunemq_workers.account import own_files
 from tunemq_workers.checkpoint_contracts import Disk, Emit, Timers, Transfers
 from tunemq_workers.host_contracts import Key
 from tunemq_workers.localising import TRIALS
@@ -27,7 +28,7 @@ from tunemq_workers.transfers.messages import SendFiles
 _PATIENCE_S: Final = 600.0
 
 #: What the names of folders begin with that are being removed.
-_TRASH: Final = ".trials-trash-"
+_TRASH: Final = ".trash-"
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +65,9 @@ class TrialFiles:
 
     def start(self) -> None:
         """Begin; what a node before this one has left goes: nobody knows for which store it was."""
-        if os.path.isdir(self._root):
-            self._discard(self._root)
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self._root):
+                self._discard(os.path.join(self._root, name))
         self._news.start()
 
     def close(self) -> None:
@@ -118,12 +120,15 @@ class TrialFiles:
 
     def _discard(self, folder: str) -> None:
         """Remove it at once from where a host may begin, then from the disk."""
-        trash = os.path.join(os.path.dirname(self._root), f"{_TRASH}{os.urandom(6).hex()}")
+        trash = os.path.join(self._root, f"{_TRASH}{os.urandom(6).hex()}")
         try:
             os.rename(folder, trash)
         except FileNotFoundError:  # nothing was ever written
             return
-        self._disk.run(partial(shutil.rmtree, trash, ignore_errors=True), _ignore)
+        except OSError as problem:  # its code may have made it unusable
+            _log.warning("files.not_removed folder=%s problem=%r", folder, str(problem))
+            return
+        self._disk.run(partial(_remove, trash), _ignore)
 
     def _printing(self) -> Iterator[Printing]:
         for trial, start in self.hosted():
@@ -132,6 +137,12 @@ class TrialFiles:
 
     def _is_ours(self, folder: str) -> bool:
         return folder.startswith(f"{self._root}/")
+
+
+def _remove(trash: str) -> None:
+    """Remove a folder, whatever its code has made of the permissions in it; follows no link."""
+    with own_files():
+        shutil.rmtree(trash, ignore_errors=True)
 
 
 def _ignore(_: None) -> None:

@@ -1,7 +1,7 @@
 """A node's working folder: what a dead node left in it goes, and logs stay below a size.
 
     lock                    who works here (a node of a farm)
-    node.log, ear.log, transfers.log, forkserver-N.log
+    node.log, ear.log, transfers.log, log_scanner.log, forkserver-N.log
     cache/                  copies of checkpoints; `cache_folders` looks after it
     blobs/, code/           code, parameters and bundles; `luggage` looks after them
     trials/                 the folders of trials that have none that the scheduler can read
@@ -22,11 +22,14 @@ from functools import partial
 from typing import Final
 
 from tunemq_workers import outputs
+from tunemq_workers.account import own_files
 from tunemq_workers.checkpoint_contracts import Disk, Timers
 from tunemq_workers.spool import is_spool
 
 #: Above this size a log is shortened to its newest half.
 LIMIT_BYTES: Final = 16 * 2**20
+#: The folders in it that trials read and write.
+OF_TRIALS: Final = ("cache", "blobs", "code", "trials")
 #: Forkservers share so many logs.
 FORKSERVER_LOGS: Final = 8
 #: Between two looks.
@@ -87,7 +90,8 @@ def cap_logs(folder: str, limit_bytes: int = LIMIT_BYTES) -> None:
     Raises:
         OSError: one of them cannot be read or written.
     """
-    for name in os.listdir(folder):
-        if name.endswith(_SUFFIX):
-            with suppress(FileNotFoundError):  # somebody has cleaned up
-                outputs.cap(os.path.join(folder, name), limit_bytes)
+    with own_files():
+        for name in os.listdir(folder):
+            if name.endswith(_SUFFIX):
+                with suppress(FileNotFoundError):  # somebody has cleaned up
+                    outputs.cap(os.path.join(folder, name), limit_bytes)

@@ -2,7 +2,8 @@
 
 A whole GPU is one that nobody has anything of; a fraction is a share of one device, never of two.
 ``gpu_memory`` is bytes of a device: beside ``gpu`` each device must have so much in all, without it
-that share of one device is taken. ``accelerator_type:<MODEL>``: only such devices will do.
+that share of one device is taken. ``accelerator_type:<MODEL>``: only such devices will do. Who asks
+for several gets no parts of GPUs (MIG): a process of CUDA's can use one of those at a time.
 """
 
 from __future__ import annotations
@@ -19,16 +20,22 @@ from tunemq_shared.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
 TOLERANCE: Final = 1e-9
 #: Shares are whole multiples of this, so that giving back leaves nothing behind.
 _DIGITS: Final = 9
+#: Less than anybody may ask for, if it is nothing.
+WITHHELD: Final = -1.0
 #: So many requests are kept in the form in which they are compared.
 _REMEMBERED: Final = 4096
 
 
 class Device(NamedTuple):
-    """A GPU of a node; ``share`` is how much of it is free."""
+    """A GPU of a node; ``share`` is how much of it is free, `WITHHELD` where it is not to be used.
+
+    ``is_part``: it is a MIG device, which is no GPU's whole.
+    """
 
     model: str
     memory: float
     share: float
+    is_part: bool = False
 
 
 class Ask(NamedTuple):
@@ -54,6 +61,8 @@ class Ask(NamedTuple):
 
     def will_do(self, device: Device) -> bool:
         """Whether a device, were it free, is such a one."""
+        if device.is_part and self.gpus > 1:
+            return False
         return device.memory + TOLERANCE >= self.memory and is_model(device.model, self.model)
 
     def part_of(self, device: Device) -> float:
@@ -103,7 +112,7 @@ def choose(devices: Sequence[Device], ask: Ask) -> dict[int, float] | None:
     they do not suffice.
     """
     # Most requests take any device: nothing is called for each of them.
-    needs_check = bool(ask.memory or ask.model)
+    needs_check = bool(ask.memory or ask.model or ask.gpus > 1)
     least = 1.0 if ask.gpus else ask.share
     able = [
         (device.share, device.memory, place)

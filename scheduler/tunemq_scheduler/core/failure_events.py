@@ -6,15 +6,31 @@ What a failure means is in `tunemq_scheduler.core.failure_policy`, which nodes a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from tunemq_scheduler.core.commands import Command, RecordFailure, TellOfNode
-from tunemq_scheduler.core.failure_policy import FailureClass, Verdict, classify, judge
+from tunemq_scheduler.core.failure_policy import (
+    FailureClass,
+    Match,
+    Verdict,
+    classify,
+    judge,
+    match_of,
+    whole_gpus,
+)
 from tunemq_scheduler.core.node_health import TRIALS_IN_A_ROW
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trial import Trial
-from tunemq_shared.messages import HostDied, NodeLost, ResultReported, TrialFailed
+from tunemq_scheduler.core.settings import ALONE, DO_NOT_RETRY, EXCLUDE_NODE
+from tunemq_scheduler.core.trial import RUNNING, Trial
+from tunemq_shared.byte_sizes import show_bytes
+from tunemq_shared.messages import HostDied, LogMatched, NodeLost, ResultReported, TrialFailed
+from tunemq_shared.resource_names import GPU, GPU_MEMORY
+
+#: So much is kept of a line that matches a log policy; nodes send no more of it, either.
+LINE_LENGTH: Final = 300
 
 
 class Endings(NamedTuple):
@@ -22,6 +38,16 @@ class Endings(NamedTuple):
 
     try_again: Callable[[Trial], None]
     end_in_error: Callable[[Trial, str, list[Command]], None]
+
+
+class _Shunned(NamedTuple):
+    """A node that a trial is kept away from, and for what."""
+
+    node: str
+    match: Match
+
+    def __str__(self) -> str:
+        return f"it is not placed on node {self.node} any more, for {self.match}"
 
 
 class FailureEvents:
@@ -34,10 +60,21 @@ class FailureEvents:
     def failed(self, trial: Trial, event: TrialFailed | HostDied, commands: list[Command]) -> None:
         """The host of a trial said that it failed, or died."""
         failure = classify(event)
-        trial.count_failure(failure.kind)
-        if failure.blames_node:
+        shunned = self._shun_node(trial, failure)
+        if failure.blames_node or shunned is not None:
             self._blame_node(trial, event, failure, commands)
-        self._follow(trial, event, failure, judge(failure, trial, self._state.settings), commands)
+        self._follow(trial, event, failure, self._judge(trial, failure, shunned), commands)
+
+    def matched(self, event: LogMatched) -> list[Command]:
+        """A trial printed what a log policy is about: something follows from it once it fails."""
+        state, trial = self._state, self._state.live.get(event.trial)
+        if trial is None or not state.is_epoch(trial, event.epoch) or trial.status != RUNNING:
+            state.stale += 1
+        elif state.settings.action_of(event.pattern):
+            shown = replace(event, line=event.line[:LINE_LENGTH])
+            trial.matched.setdefault(shown.pattern, shown.line)
+            trial.story.append(shown)
+        return []
 
     def lost_its_node(self, trial: Trial, event: NodeLost, commands: list[Command]) -> None:
         """The node of a trial was lost; a trial that takes node after node with it is poison."""
@@ -66,6 +103,52 @@ class FailureEvents:
                 self._state.review_nodes()
         trial.got_on()
 
+    # --- what follows -----------------------------------------------------------------------------
+
+    def _judge(self, trial: Trial, failure: FailureClass, shunned: _Shunned | None) -> Verdict:
+        settings = self._state.settings
+        match = match_of(trial, settings, DO_NOT_RETRY)
+        if match is not None:
+            trial.count_failure(failure.kind)
+            return Verdict(is_retried=False, told=f"not tried again, for {match}")
+        if failure.kind == "cuda_memory" and settings.retry_cuda_memory == ALONE:
+            before, whole = trial.resources, whole_gpus(trial.resources)
+            if whole is not None and self._state.placement.could_hold(whole):
+                trial.excuse_failure()
+                trial.resources, trial.is_alone = whole, True
+                told = f"it shared a GPU ({_part_of(before)}), and has a whole one from now on"
+                return Verdict(is_retried=True, told=told)
+        if shunned is not None:
+            return self._judge_shunned(trial, failure, shunned)
+        trial.count_failure(failure.kind)
+        return judge(failure, trial, settings)
+
+    def _judge_shunned(self, trial: Trial, failure: FailureClass, shunned: _Shunned) -> Verdict:
+        settings, limit = self._state.settings, self._state.settings.max_excluded_nodes
+        if not settings.nodes_may_come and self._state.shuns_all(trial):
+            trial.count_failure(failure.kind)
+            told = f"{shunned}, and there is no other node that could hold it"
+            return Verdict(is_retried=False, told=told)
+        if 0 <= limit <= trial.excused:
+            trial.count_failure(failure.kind)
+            judged = judge(failure, trial, settings)
+            return Verdict(judged.is_retried, f"{judged.told}; {shunned}")
+        trial.excuse_failure()
+        trial.excused += 1
+        of_how_many = f" of at most {limit}" if limit > 0 else ""
+        told = f"{shunned} (excluded node {trial.excused}{of_how_many})"
+        return Verdict(is_retried=True, told=told)
+
+    def _shun_node(self, trial: Trial, failure: FailureClass) -> _Shunned | None:
+        """Keep a trial away from its node from now on, where what it printed there says so."""
+        match = match_of(trial, self._state.settings, EXCLUDE_NODE)
+        if match is None or failure.kind == "trial_limit":  # which it has used up wherever it is
+            return None
+        joined = self._state.nodes[self._state.slots.node_of(trial)]
+        if joined.node not in trial.excluded:
+            trial.excluded.append(joined.node)
+        return _Shunned(joined.node, match)
+
     def _follow(
         self,
         trial: Trial,
@@ -83,7 +166,9 @@ class FailureEvents:
         if is_retried:
             self._endings.try_again(trial)
         else:
-            trial.failure, trial.failed_on = event, hostname
+            # What it printed stands in its error file, and is not to be kept for each trial.
+            kept = event if isinstance(event, NodeLost) else replace(event, output="")
+            trial.failure, trial.failed_on = kept, hostname
             reason = f"{failure.words}: {verdict.told}"
             self._endings.end_in_error(trial, reason, commands)
 
@@ -117,3 +202,9 @@ class FailureEvents:
         if node is not None:
             return node.hostname
         return trial.started.hostname if trial.started is not None else ""
+
+
+def _part_of(request: Mapping[str, float]) -> str:
+    """What of a GPU a request for less than a whole one asks for."""
+    share = request.get(GPU)
+    return f"gpu={share:g}" if share else f"gpu_memory={show_bytes(round(request[GPU_MEMORY]))}"

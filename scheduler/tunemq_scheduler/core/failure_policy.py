@@ -8,19 +8,27 @@ A class of failures belongs to one of four budgets:
 * `NODES`: losses of the node, which are no failures of the trial until it is found to be *poison*;
 * `NEVER`: a further try would end in the same way.
 
+Two things come before these: a line of its output that, by a log policy, means that a trial is not
+tried again, or not on that node; and a GPU's memory that was too little while others had parts of
+it, too, where that is to be tried once without them. Such a failure is of no budget
+(`tunemq_scheduler.core.failure_events`).
+
 Whatever is tried again is tried at once the first time, and then after growing pauses until a new
 result comes (`tunemq_scheduler.core.trial.Trial.back_off`).
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 import msgspec
 
+from tunemq_scheduler.core.asking import TOLERANCE
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.trial import Trial
 from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
+from tunemq_shared.resource_names import GPU, GPU_MEMORY
 
 FAILURES: Final = "failures"
 IN_A_ROW: Final = "in a row"
@@ -58,6 +66,7 @@ _ALL: Final = (
     FailureClass("start", FAILURES, "no process on its node", blames_node=True),
     FailureClass("died", FAILURES, "death of its process", blames_node=True),
     FailureClass("memory", FAILURES, "out of memory", _MEMORY_FIX),
+    FailureClass("processes", FAILURES, "too many processes", "raise TrialLimits(processes=...)"),
     FailureClass("time_limit", FAILURES, "step too long", "raise TrialLimits(step_s=...)"),
     FailureClass("stalled", FAILURES, "stalled", "raise TrialLimits(stall_s=...)"),
     FailureClass(
@@ -81,6 +90,16 @@ _ALL: Final = (
 CLASSES: Final = {one.kind: one for one in _ALL}
 
 
+class Match(NamedTuple):
+    """A line that a trial printed, and the pattern of a log policy that it matches."""
+
+    pattern: str
+    line: str
+
+    def __str__(self) -> str:
+        return f"it printed {self.line!r}, which matches {self.pattern!r}"
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """What follows from a failure.
 
@@ -98,14 +117,14 @@ def classify(fact: TrialFailed | HostDied | NodeLost) -> FailureClass:
     if isinstance(fact, NodeLost):
         return CLASSES["node"]
     if isinstance(fact, HostDied):
-        return CLASSES["memory" if fact.cause == "memory" else "died"]
+        return CLASSES[fact.cause if fact.cause in {"memory", "cuda_memory"} else "died"]
     return CLASSES.get(fact.kind, CLASSES["user"])
 
 
 def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Verdict:
     """What follows from a failure that the trial has counted (`Trial.count_failure`)."""
     budget = failure.budget
-    if failure.kind == "cuda_memory" and settings.retry_cuda_memory:
+    if failure.kind == "cuda_memory" and settings.retry_cuda_memory is True:
         budget = FAILURES
     if budget == NEVER:
         return Verdict(is_retried=False, told="not tried again, for that would change nothing")
@@ -119,6 +138,24 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Verd
     number = trial.in_a_row[failure.kind]
     what = f"{failure.kind} failure"
     return _within(what, number, settings.max_storage_failures, " in a row")
+
+
+def match_of(trial: Trial, settings: RunnerSettings, action: str) -> Match | None:
+    """The first thing that the trial's newest incarnation printed for which this action follows."""
+    for pattern, line in trial.matched.items():
+        if settings.action_of(pattern) == action:
+            return Match(pattern, line)
+    return None
+
+
+def whole_gpus(request: Mapping[str, float]) -> dict[str, float] | None:
+    """The request, with a whole GPU instead of the part that it asks for; None if it asks for none.
+
+    ``gpu_memory`` beside a whole one means how large it has to be, and stays.
+    """
+    share = request.get(GPU, 0.0)
+    is_part = 0 < share < 1 - TOLERANCE or (not share and request.get(GPU_MEMORY))
+    return {**request, GPU: 1.0} if is_part else None
 
 
 def _within(what: str, number: int, limit: int, how: str) -> Verdict:

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from msgspec.structs import replace
+
 from tunemq_scheduler.core.away import AWAY_UPLOADS_S, AwayNode, Doing
 from tunemq_scheduler.core.commands import Command, DropNode, ReattachTrial, StartTrial
 from tunemq_scheduler.core.offers import OfferEvents
@@ -62,9 +64,24 @@ class NodeEvents:
         if event.incarnation not in self._state.nodes:
             self._state.nodes[event.incarnation] = event
             self._slots.add_node(event.incarnation, event.resources, event.gpus)
+            if event.withheld:
+                self._state.placement.withhold(event.incarnation, event.withheld)
             self._offers.joined(event)
             self._state.queue.review(event.incarnation)
             self._state.review_nodes()
+        return []
+
+    def withheld(self, event: m.DevicesWithheld) -> list[Command]:
+        """On some of a node's devices nothing is to begin, for now."""
+        state, node = self._state, event.incarnation
+        if node in state.nodes:
+            state.nodes[node] = replace(state.nodes[node], withheld=event.devices)
+            state.placement.withhold(node, event.devices)
+            state.review_nodes()
+        elif node in state.away:
+            away = state.away[node]
+            joined = replace(away.joined, withheld=event.devices)
+            state.away[node] = replace(away, joined=joined)
         return []
 
     def lost(self, event: m.NodeLost) -> list[Command]:

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.placement import could_hold
+from tunemq_scheduler.core.placement import holds_when_empty
 from tunemq_scheduler.core.trial import Trial
 from tunemq_shared.messages import NodeJoined
 
@@ -173,7 +173,5 @@ class _Spare:
         """Whether one of them, were it empty, could hold a request."""
         key = tuple(request.items())
         if key not in self._known:
-            self._known[key] = any(
-                could_hold(one.resources, request, one.gpus) for one in self._nodes
-            )
+            self._known[key] = any(holds_when_empty(one, request) for one in self._nodes)
         return self._known[key]

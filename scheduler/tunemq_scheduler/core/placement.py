@@ -12,7 +12,7 @@ from tunemq_scheduler.core.placement_node import Node
 from tunemq_scheduler.core.placement_words import why_never, why_not_now
 from tunemq_shared.allotments import Amounts
 from tunemq_shared.errors import InvariantBroken
-from tunemq_shared.messages import Gpu
+from tunemq_shared.messages import Gpu, NodeJoined
 
 #: A request in one form: its names in order.
 _Request = tuple[tuple[str, float], ...]
@@ -29,6 +29,7 @@ class NodeState(msgspec.Struct, array_like=True):
     gpus: tuple[Gpu, ...]
     shares: dict[str, float]
     offered: Amounts | None
+    withheld: dict[str, str] = {}
 
 
 class PlacementState(msgspec.Struct, array_like=True):
@@ -81,8 +82,8 @@ class Placement:
 
     @property
     def total(self) -> dict[str, float]:
-        """All nodes' resources together."""
-        return _sums(node.total for node in self._nodes.values())
+        """All nodes' resources together, but for devices that are withheld and nobody holds."""
+        return _sums(node.there() for node in self._nodes.values())
 
     @property
     def free(self) -> dict[str, float]:
@@ -116,11 +117,17 @@ class Placement:
         self._out_of_bucket(incarnation)
         self._nodes[incarnation].offer(amounts)
         self._into_bucket(incarnation)
-        request = self._reserved.get(incarnation)
-        if request is not None and not self._nodes[incarnation].may_ever_hold(
-            ask_of(dict(request))
-        ):
-            self._unreserve_node(incarnation)
+        self._review_reserved(incarnation)
+
+    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+        """Nothing new is placed on these GPUs of a node from now on, for the reasons given.
+
+        All others may be had (again); who has one that is withheld keeps it.
+        """
+        self._out_of_bucket(incarnation)
+        self._nodes[incarnation].withhold(devices)
+        self._into_bucket(incarnation)
+        self._review_reserved(incarnation)
 
     def set_aside(self, incarnations: Iterable[str]) -> None:
         """From now on nothing is placed on these nodes; all others are as always."""
@@ -282,6 +289,16 @@ class Placement:
         usable = [self._nodes[one] for one in self._in_bucket]
         return why_not_now(self._nodes.values(), usable, request)
 
+    def withheld_from(self, request: Mapping[str, float]) -> list[tuple[str, str, str]]:
+        """The GPUs that would do for a request, were they not withheld: node, UUID, and why."""
+        ask = ask_of(request)
+        return [
+            (incarnation, uuid, why)
+            for incarnation, node in self._nodes.items()
+            if node.withheld
+            for uuid, why in node.withheld_from(ask).items()
+        ]
+
     # --- written down -----------------------------------------------------------------------------
 
     def dumped(self) -> PlacementState:
@@ -289,7 +306,7 @@ class Placement:
         nodes = [(name, node.total, node.free) for name, node in self._nodes.items()]
         buckets = [list(bucket.nodes) for bucket in self._buckets.values()]
         details = {
-            name: NodeState(node.gpus, node.shares, node.offered)
+            name: NodeState(node.gpus, node.shares, node.offered, node.withheld)
             for name, node in self._nodes.items()
             if node.gpus or node.offered is not None
         }
@@ -302,6 +319,8 @@ class Placement:
             node = self._nodes[name] = Node(total, details.gpus if details is not None else ())
             if details is not None and details.offered is not None:
                 node.offer(details.offered)
+            if details is not None:
+                node.withhold(details.withheld)
             node.take_back(free, details.shares if details is not None else None)
             self._touched[name] = None
         self._could_hold.clear()
@@ -341,6 +360,14 @@ class Placement:
             if not bucket.nodes:
                 del self._buckets[key]
 
+    def _review_reserved(self, incarnation: str) -> None:
+        """No node is kept for what it may not hold any more."""
+        request = self._reserved.get(incarnation)
+        if request is not None and not self._nodes[incarnation].may_ever_hold(
+            ask_of(dict(request))
+        ):
+            self._unreserve_node(incarnation)
+
     def _unreserve_node(self, incarnation: str) -> None:
         request = self._reserved.pop(incarnation, None)
         if request is not None:
@@ -348,11 +375,16 @@ class Placement:
             self._into_bucket(incarnation)
 
 
-def could_hold(
-    resources: Mapping[str, float], request: Mapping[str, float], gpus: Sequence[Gpu] = ()
-) -> bool:
-    """Whether a node with these resources, were it empty, could hold the request."""
-    return Node(resources, gpus).can_hold(ask_of(request))
+def could_hold(joined: NodeJoined, request: Mapping[str, float]) -> bool:
+    """Whether a node, were it empty and nothing of it withheld, could hold the request."""
+    return Node(joined.resources, joined.gpus).could_hold(ask_of(request))
+
+
+def holds_when_empty(joined: NodeJoined, request: Mapping[str, float]) -> bool:
+    """Whether a node, were it empty, could hold the request with what is not withheld now."""
+    node = Node(joined.resources, joined.gpus)
+    node.withhold(joined.withheld)
+    return node.can_hold(ask_of(request))
 
 
 def _left_over(free: Mapping[str, float], devices: Sequence[Device], ask: Ask) -> _Left | None:

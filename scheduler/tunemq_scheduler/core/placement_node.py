@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunemq_scheduler.core.asking import TOLERANCE, Ask, Device, choose
+from tunemq_scheduler.core.asking import TOLERANCE, WITHHELD, Ask, Device, choose
 from tunemq_shared.allotments import Amounts
 from tunemq_shared.messages import Gpu
 from tunemq_shared.resource_names import GPU
 
 _DIGITS = 9
+#: What the UUIDs of parts of GPUs begin with.
+_PART = "MIG-"
 
 
 class Node:
@@ -21,9 +23,10 @@ class Node:
         gpus: those that it listed; where it listed none there are as many without a name as
             ``total`` says, "0", "1" and so on.
         offered: what may be held of it, where that is not all.
+        withheld: the GPUs on which nothing new is placed, and why; who has one may keep it.
         free: what may be held of it and is not; below 0 where more is held than is offered.
-        shares: likewise of each GPU.
-        devices: likewise, in the order of the GPUs.
+        shares: likewise of each GPU, withheld or not.
+        devices: likewise, in the order of the GPUs; nothing fits on those that are withheld.
     """
 
     __slots__ = (
@@ -37,6 +40,7 @@ class Node:
         "offered",
         "shares",
         "total",
+        "withheld",
     )
 
     def __init__(self, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()) -> None:
@@ -48,6 +52,7 @@ class Node:
         self._places = {uuid: place for place, uuid in enumerate(self._whole)}
         self.devices = self.all_devices()
         self.offered: Amounts | None = None
+        self.withheld: dict[str, str] = {}
         self._cap: Mapping[str, float] = self.total
         self._cap_shares = {uuid: device.share for uuid, device in self._whole.items()}
         self.free = dict(self.total)
@@ -70,6 +75,11 @@ class Node:
             uuid: round(share - held.devices.get(uuid, 0.0), _DIGITS)
             for uuid, share in self._cap_shares.items()
         }
+        self._see_gpus(self._whole)
+
+    def withhold(self, devices: Mapping[str, str]) -> None:
+        """Have nothing new placed on these from now on, and on all others again."""
+        self.withheld = {uuid: why for uuid, why in devices.items() if uuid in self._whole}
         self._see_gpus(self._whole)
 
     def take_back(self, free: Mapping[str, float], shares: Mapping[str, float] | None) -> None:
@@ -100,15 +110,17 @@ class Node:
         return list(self._whole.values())
 
     def is_open(self) -> bool:
-        """Whether no more is held of it than is offered."""
+        """Whether no more is held of it than is offered; what is withheld is not to be had."""
         return min(self.free.values(), default=0.0) > -TOLERANCE and (
-            min(self.shares.values(), default=0.0) > -TOLERANCE
+            min(self._usable_shares(), default=0.0) > -TOLERANCE
         )
 
     def held(self) -> Amounts:
         """What is taken of it; only what is more than nothing."""
         taken = {name: _left(self._cap, name, free) for name, free in self.free.items()}
         shares = {uuid: _left(self._cap_shares, uuid, one) for uuid, one in self.shares.items()}
+        if self.withheld:  # of these nothing is free, held or not
+            taken[GPU] = round(sum(shares.values()), _DIGITS)
         return Amounts(_some(taken), _some(shares))
 
     def excess(self) -> Amounts:
@@ -116,14 +128,22 @@ class Node:
         free = {name: -amount for name, amount in self.free.items() if name != GPU}
         return Amounts(_some(free), _some({uuid: -share for uuid, share in self.shares.items()}))
 
+    def there(self) -> dict[str, float]:
+        """All that it has, but for what is withheld and nobody holds."""
+        if not self.withheld:
+            return self.total
+        held = self.held().devices
+        idle = sum(self._whole[uuid].share - held.get(uuid, 0.0) for uuid in self.withheld)
+        return {**self.total, GPU: round(self.total[GPU] - idle, _DIGITS)}
+
     def not_held(self) -> dict[str, float]:
-        """What of all that it has is not taken."""
+        """What of all that is there is not taken."""
         if self.offered is None:
             return self.free
         held = self.held().resources
         return {
             name: round(amount - held.get(name, 0.0), _DIGITS)
-            for name, amount in self.total.items()
+            for name, amount in self.there().items()
         }
 
     # --- requests ---------------------------------------------------------------------------------
@@ -147,13 +167,13 @@ class Node:
         return self.has_amounts(ask) and self.devices_for(ask) is not None
 
     def could_hold(self, ask: Ask) -> bool:
-        """Whether it has enough, were it empty, and all of it offered."""
+        """Whether it has enough, were it empty, all of it offered and nothing withheld."""
         if not _has(self.total, ask):
             return False
         return not ask.names_device or choose(self.all_devices(), ask) is not None
 
     def may_ever_hold(self, ask: Ask) -> bool:
-        """Whether what is offered would do, were nothing of it held."""
+        """Whether what is offered, and not withheld, would do, were nothing of it held."""
         return _has(self._cap, ask) and (
             not ask.names_device or choose(self._offered_devices(), ask) is not None
         )
@@ -168,6 +188,12 @@ class Node:
             and held.get(uuid, 0.0) + share <= self._whole[uuid].share + TOLERANCE
             for uuid, share in devices.items()
         )
+
+    def withheld_from(self, ask: Ask) -> dict[str, str]:
+        """The GPUs that would do for a request, were they not withheld, and why they are."""
+        if not (self.withheld and ask.names_device and self.could_hold(ask)):
+            return {}
+        return {uuid: why for uuid, why in self.withheld.items() if ask.will_do(self._whole[uuid])}
 
     def missing(self, ask: Ask) -> float:
         """How much has to be given back before a request fits, of what it asks; inf: never does."""
@@ -186,16 +212,24 @@ class Node:
         return missing
 
     def _offered_devices(self) -> list[Device]:
-        shares = self._cap_shares
-        return [Device(one.model, one.memory, shares[uuid]) for uuid, one in self._whole.items()]
+        return [self._device(uuid, self._cap_shares[uuid]) for uuid in self._whole]
+
+    def _usable_shares(self) -> Iterable[float]:
+        if not self.withheld:
+            return self.shares.values()
+        return [share for uuid, share in self.shares.items() if uuid not in self.withheld]
+
+    def _device(self, uuid: str, share: float) -> Device:
+        whole = self._whole[uuid]
+        share = WITHHELD if uuid in self.withheld else share
+        return Device(whole.model, whole.memory, share, whole.is_part)
 
     def _see_gpus(self, changed: Iterable[str]) -> None:
         """The shares of these changed; what is free of GPUs is what is free of each."""
         for uuid in changed:
-            whole = self._whole[uuid]
-            self.devices[self._places[uuid]] = Device(whole.model, whole.memory, self.shares[uuid])
+            self.devices[self._places[uuid]] = self._device(uuid, self.shares[uuid])
         if self.shares:
-            self.free[GPU] = round(sum(self.shares.values()), _DIGITS)
+            self.free[GPU] = round(sum(self._usable_shares()), _DIGITS)
             if self.offered is not None:
                 self._cap = {**self._cap, GPU: round(sum(self._cap_shares.values()), _DIGITS)}
 
@@ -203,7 +237,9 @@ class Node:
 def _devices(total: Mapping[str, float], gpus: Sequence[Gpu]) -> dict[str, Device]:
     """The GPUs of a node, by UUID or number."""
     if gpus:
-        return {gpu.uuid: Device(gpu.model, gpu.memory, 1.0) for gpu in gpus}
+        return {
+            gpu.uuid: Device(gpu.model, gpu.memory, 1.0, gpu.uuid.startswith(_PART)) for gpu in gpus
+        }
     amount = total.get(GPU, 0.0)
     whole = {str(place): Device("", 0.0, 1.0) for place in range(math.floor(amount + TOLERANCE))}
     rest = round(amount - len(whole), _DIGITS)

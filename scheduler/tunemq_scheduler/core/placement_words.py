@@ -37,7 +37,7 @@ def why_never(nodes: Iterable[Node], request: Mapping[str, float]) -> str | None
         if part.amount > most + TOLERANCE:
             return (
                 f"a trial asks for {part.name}={part.show(part.amount)}, the most that any node "
-                f"has is {part.show(most)}"
+                f"has is {part.show(most)}{_about_parts(nodes, ask)}"
             )
     return f"a trial asks for {_listed(ask)}, and no single node has all of it"
 
@@ -56,12 +56,25 @@ def why_not_now(nodes: Iterable[Node], usable: Sequence[Node], request: Mapping[
             return (
                 f"a trial asks for {part.name}={part.show(part.amount)}, the most that is free on "
                 f"any node is {part.show(max(0.0, most))}, of {part.show(there)} at most"
+                f"{_about_parts(nodes, ask)}"
             )
     return f"a trial asks for {_listed(ask)}, and no single node has all of it free"
 
 
+def device_set_aside(node: str, uuid: str, why: str) -> str:
+    """That a GPU is withheld, as people read it."""
+    return f"GPU {uuid} of node {node} is set aside" + (f": {why}" if why else "")
+
+
 def _there(part: _Part, node: Node) -> float:
     return part.largest(node.total, node.all_devices())
+
+
+def _about_parts(nodes: Iterable[Node], ask: Ask) -> str:
+    """Why who asks for several GPUs does not get those that are there."""
+    if ask.gpus > 1 and any(one.is_part for node in nodes for one in node.all_devices()):
+        return " (MIG parts of GPUs are not counted: a trial can use no more than one of them)"
+    return ""
 
 
 def _parts(ask: Ask) -> list[_Part]:
@@ -109,7 +122,7 @@ def _fraction(name: str, ask: Ask) -> _Part:
 
 
 def _suitable(devices: Sequence[Device], ask: Ask) -> float:
-    return float(sum(ask.will_do(one) for one in devices))
+    return float(sum(ask.will_do(one) and one.share > -TOLERANCE for one in devices))
 
 
 def _whole(devices: Sequence[Device], ask: Ask) -> float:

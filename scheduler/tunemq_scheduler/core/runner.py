@@ -54,6 +54,7 @@ from tunemq_scheduler.core.values import reaches
 from tunemq_shared import messages as m
 from tunemq_shared.allotments import Usage
 from tunemq_shared.conditions import next_result
+from tunemq_shared.device_use import add_up
 from tunemq_shared.errors import BugError
 
 
@@ -84,6 +85,8 @@ class TrialRunner(RunnerState):
             m.HostDied: self._incarnation_failed,
             m.TrialPaused: self._trial_paused,
             m.HostFreed: self._host_freed,
+            m.DevicesUsed: self._devices_used,
+            m.LogMatched: self._failures.matched,
             m.NodeWarned: lambda _event: [],
             m.Tick: self._tick,
             m.BatchRead: self._batch_read,
@@ -91,6 +94,7 @@ class TrialRunner(RunnerState):
             m.NodeOffered: self._offers.offered,
             m.NodeLost: self._nodes.lost,
             m.NodeReturned: self._nodes.returned,
+            m.DevicesWithheld: self._nodes.withheld,
             m.SearchExhausted: self._search_exhausted,
             m.TrialChosen: self._trial_chosen,
             m.StopRequested: self._stop_requested,
@@ -222,6 +226,7 @@ class TrialRunner(RunnerState):
         trial.epoch = max(trial.epoch, self.epochs_from) + 1
         # It may have been told to pause, or been at its end, when its search was interrupted.
         trial.ending = trial.pausing = ""
+        trial.matched = {}
         slot = self.slots.take(trial, self.avoided(trial))
         self.queue.served(trial)
         self._move(trial, RUNNING)
@@ -346,6 +351,12 @@ class TrialRunner(RunnerState):
         else:
             raise BugError(f"the host of trial {event.trial} is gone and nothing said how it ended")
         return commands
+
+    def _devices_used(self, event: m.DevicesUsed) -> list[Command]:
+        """Of whichever incarnation: what one used that was given up was used all the same."""
+        if (trial := self.live.get(event.trial)) is not None:
+            trial.devices_used = add_up(trial.devices_used, event.devices)
+        return []
 
     def _end(
         self,

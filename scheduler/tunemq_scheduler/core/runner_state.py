@@ -12,6 +12,7 @@ import msgspec
 from tunemq_scheduler.core.away import AwayNode
 from tunemq_scheduler.core.checkpoint_book import CheckpointBook
 from tunemq_scheduler.core.node_health import NodeHealth
+from tunemq_scheduler.core.placement import could_hold
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.slots import Slots
@@ -134,7 +135,7 @@ class RunnerState:
         if ends or not self.nodes:
             return False
         # Who waits for a slot comes first; who waits before the next try keeps nobody waiting.
-        if self.queue.has_pending(self.elapsed):
+        if self.queue.keeps_others_waiting(self.elapsed):
             return False
         unfinished = self.counts[PENDING] + self.counts[RUNNING] + self.counts[PAUSED]
         if 0 < self.settings.max_concurrent <= unfinished:
@@ -158,9 +159,25 @@ class RunnerState:
         """The nodes that must not host a trial, whatever room they have.
 
         Of trials that may be poison each node gets one: else nobody could tell which it was that
-        took the node with it, and all of them would end for it.
+        took the node with it, and all of them would end for it. And a trial may shun nodes.
         """
-        return _Suspected(self) if self._may_be_poison(trial) else ()
+        may_be_poison = self._may_be_poison(trial)
+        if not (may_be_poison or trial.excluded):
+            return ()
+        return _Avoided(self, trial.excluded, may_be_poison=may_be_poison)
+
+    def shunned_by(self, trial: Trial) -> list[str]:
+        """The nodes, by incarnation, that a trial is not placed on any more."""
+        if not trial.excluded:
+            return []
+        return [one for one, joined in self.nodes.items() if joined.node in trial.excluded]
+
+    def shuns_all(self, trial: Trial) -> bool:
+        """Whether a trial shuns every node that could hold it, be it away for the time being."""
+        nodes = [*self.nodes.values(), *(away.joined for away in self.away.values())]
+        return bool(trial.excluded) and not any(
+            one.node not in trial.excluded and could_hold(one, trial.resources) for one in nodes
+        )
 
     def hosts_suspect(self, node: str) -> bool:
         """Whether a node has a trial that may be poison."""
@@ -283,14 +300,25 @@ class RunnerState:
         )
 
 
-class _Suspected:
-    """The nodes that have a trial which may be poison; looks only at those it is asked about."""
+class _Avoided:
+    """The nodes that a trial must not be placed on; looks only at those it is asked about.
 
-    def __init__(self, state: RunnerState) -> None:
-        self._state = state
+    Args:
+        excluded: their names.
+        may_be_poison: likewise those which have another trial that may be poison.
+    """
+
+    def __init__(
+        self, state: RunnerState, excluded: Container[str], *, may_be_poison: bool
+    ) -> None:
+        self._state, self._excluded, self._may_be_poison = state, excluded, may_be_poison
 
     def __contains__(self, node: object) -> bool:
-        return isinstance(node, str) and self._state.hosts_suspect(node)
+        if not isinstance(node, str) or node not in self._state.nodes:
+            return False
+        if self._state.nodes[node].node in self._excluded:
+            return True
+        return self._may_be_poison and self._state.hosts_suspect(node)
 
 
 _unpack_summary = msgspec.msgpack.Decoder(TrialSummary).decode

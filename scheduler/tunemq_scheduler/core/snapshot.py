@@ -23,6 +23,7 @@ from tunemq_scheduler.core.trial import Trial
 from tunemq_scheduler.core.waiting import PassedOver
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Horizon
+from tunemq_shared.device_use import DeviceUse
 from tunemq_shared.errors import JournalError
 
 #: Of what `dump` writes; another one is refused.
@@ -61,6 +62,11 @@ class TrialState(msgspec.Struct, kw_only=True):
     waits: tuple[str, str]
     story: list[m.Event]
     preemptions: int = 0
+    matched: dict[str, str] = {}
+    excluded: list[str] = []
+    excused: int = 0
+    is_alone: bool = False
+    devices_used: tuple[DeviceUse, ...] = ()
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -228,6 +234,7 @@ def snapshot(runner: RunnerState) -> bytes:
             trial.repeated,
             (trial.fruitless, trial.not_before, trial.in_a_row, trial.fell_with),
             (trial.ending, trial.stop_ordered),
+            (trial.matched, trial.excused, trial.is_alone),
             (trial.pausing, trial.restoring, trial.waits, runner.giving_way.get(trial.trial_id)),
         )
         for trial in runner.live.values()
@@ -237,7 +244,10 @@ def snapshot(runner: RunnerState) -> bytes:
             live,
             sorted(runner.finished.items()),  # nobody goes by their order
             sorted(runner.counts.items()),
-            [(node, runner.accepted.get(node)) for node in sorted(runner.nodes)],
+            [
+                (node, runner.accepted.get(node), sorted(runner.nodes[node].withheld.items()))
+                for node in sorted(runner.nodes)
+            ],
             [(*one, runner.slots.held_by(*one[:2]).devices) for one in runner.slots],
             sorted((node, offer.n) for node, offer in runner.offers.items()),
             (runner.queue.freed, runner.placement.reserved),

@@ -9,6 +9,7 @@ import msgspec
 
 from tunemq_scheduler.core.kept_checkpoints import KeptCheckpoints
 from tunemq_shared.conditions import TO_THE_END, Horizon
+from tunemq_shared.device_use import DeviceUse
 from tunemq_shared.errors import IllegalTransition
 from tunemq_shared.messages import (
     CheckpointCommitted,
@@ -75,6 +76,15 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     failures: dict[str, int] = {}
     preemptions: int = 0
     repeated: int = 0
+    #: The names of the nodes that it was not placed on any more.
+    excluded: tuple[str, ...] = ()
+    #: What it used of each GPU that it had.
+    devices_used: tuple[DeviceUse, ...] = ()
+
+
+def awaited(what: str) -> str:
+    """What a trial waits for, for people; ``what`` as in `TrialWaits`."""
+    return "its GPU" if what == "device" else "the store"
 
 
 class Trial:
@@ -102,21 +112,32 @@ class Trial:
         restoring: the key of the checkpoint that its host begins from, until it has.
         waits: for what of the store it waits, ``save`` or ``restore``, and why; two empty texts
             while it does not.
+        matched: the log policies' patterns that its newest incarnation printed a match of, and
+            what it printed.
+        excluded: the names of the nodes that it is not placed on any more; ``excused``: how many
+            failures were not counted as its own for that.
+        devices_used: what its incarnations that are over used of each GPU, all together.
+        is_alone: it has whole GPUs to itself now, for a part of one had too little memory.
     """
 
     __slots__ = (
         "checkpoints",
         "config",
+        "devices_used",
         "ending",
         "epoch",
+        "excluded",
+        "excused",
         "failed_on",
         "failure",
         "failures",
         "fell_with",
         "fruitless",
         "in_a_row",
+        "is_alone",
         "last_result",
         "lineage",
+        "matched",
         "not_before",
         "num_failures",
         "number",
@@ -174,6 +195,11 @@ class Trial:
         self.pausing = ""
         self.restoring = ""
         self.waits = NO_WAIT
+        self.matched: dict[str, str] = {}
+        self.excluded: list[str] = []
+        self.excused = 0
+        self.is_alone = False
+        self.devices_used: tuple[DeviceUse, ...] = ()
         self.story: deque[Message] = deque(maxlen=STORY_LENGTH)
 
     @property
@@ -225,6 +251,10 @@ class Trial:
         for counts in (self.failures, self.in_a_row):
             counts[kind] = counts.get(kind, 0) + 1
 
+    def excuse_failure(self) -> None:
+        """It failed, which is of none of its budgets."""
+        self.num_failures += 1
+
     def got_on(self) -> None:
         """It reported a new result: what went wrong before is not what is wrong with it."""
         if self.fruitless or self.in_a_row or self.fell_with:
@@ -260,4 +290,6 @@ class Trial:
             failures=dict(self.failures),
             preemptions=self.preemptions,
             repeated=self.repeated,
+            excluded=tuple(self.excluded),
+            devices_used=self.devices_used,
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_shared.allotments import Amounts, Usage, Wanted
 
 #: How many trials a search without a limit would have at once.
@@ -57,7 +57,7 @@ def _wants(state: RunnerState, configurations: int) -> Iterator[Wanted]:
     if state.interrupted:
         return
     for trial, count in state.queue.lines(PENDING):
-        yield Wanted(trial.resources, count, trial.checkpoints.node)
+        yield Wanted(trial.resources, count, trial.checkpoints.node, _excluded(state, trial))
     request = state.settings.request
     if request is not None and not (state.exhausted or state.stopping):
         unfinished = state.counts[PENDING] + state.counts[RUNNING] + state.counts[PAUSED]
@@ -68,4 +68,8 @@ def _wants(state: RunnerState, configurations: int) -> Iterator[Wanted]:
     # Which of the paused go on, and when, is up to the trial scheduler; it is asked where one has a
     # place, so that one place for each request is all that is known to be of use.
     for trial, _ in state.queue.lines(PAUSED):
-        yield Wanted(trial.resources, 1, trial.checkpoints.node)
+        yield Wanted(trial.resources, 1, trial.checkpoints.node, _excluded(state, trial))
+
+
+def _excluded(state: RunnerState, trial: Trial) -> tuple[str, ...]:
+    return tuple(state.shunned_by(trial))

@@ -35,11 +35,13 @@ class _Kind(NamedTuple):
 
     Attributes:
         is_apart: they must not share a node with others of whom that is true, too.
+        excluded: the nodes, by name, that they must not be placed on.
     """
 
     status: str
     request: tuple[tuple[str, float], ...]
     is_apart: bool
+    excluded: tuple[str, ...] = ()
 
 
 class _Line:
@@ -92,11 +94,13 @@ class PassedOver(msgspec.Struct, frozen=True, array_like=True):
         freed: how many slots were given back.
         due: when somebody has to look, in these.
         since: of each line of PENDING trials, by what they ask for and whether they are apart.
+        since_excluded: likewise of those that shun nodes, by which, too.
     """
 
     freed: int = 0
     due: int = PATIENCE
     since: list[tuple[tuple[tuple[str, float], ...], bool, int]] = []
+    since_excluded: list[tuple[tuple[tuple[str, float], ...], bool, tuple[str, ...], int]] = []
 
 
 class WaitingTrials:
@@ -163,8 +167,15 @@ class WaitingTrials:
     def passed_over(self) -> PassedOver:
         """How long each line was."""
         lines = self._lines[PENDING].items()
-        since = [(kind.request, kind.is_apart, line.since) for kind, line in lines]
-        return PassedOver(self.freed, self._due, since)
+        since = [
+            (kind.request, kind.is_apart, line.since) for kind, line in lines if not kind.excluded
+        ]
+        since_excluded = [
+            (kind.request, kind.is_apart, kind.excluded, line.since)
+            for kind, line in lines
+            if kind.excluded
+        ]
+        return PassedOver(self.freed, self._due, since, since_excluded)
 
     def take_back(
         self,
@@ -178,8 +189,9 @@ class WaitingTrials:
         self.wake(elapsed)
         for trial in (*pending, *paused):
             self.follow(trial)
-        for request, is_apart, since in passed_over.since:
-            line = self._lines[PENDING].get(_Kind(PENDING, request, is_apart))
+        plain = ((request, is_apart, (), since) for request, is_apart, since in passed_over.since)
+        for request, is_apart, excluded, since in (*plain, *passed_over.since_excluded):
+            line = self._lines[PENDING].get(_Kind(PENDING, request, is_apart, excluded))
             if line is not None:
                 line.since = since
 
@@ -197,6 +209,11 @@ class WaitingTrials:
         """Whether one waits for nothing but a slot."""
         self.wake(elapsed)
         return bool(self._lines[PENDING])
+
+    def keeps_others_waiting(self, elapsed: float) -> bool:
+        """Likewise; who shuns nodes does not, for those may have room for others."""
+        self.wake(elapsed)
+        return any(not kind.excluded for kind in self._lines[PENDING])
 
     def placeable(self, elapsed: float, has_place: Callable[[Trial], bool]) -> Iterator[Trial]:
         """Those that could be placed now; the first costs as much as there are lines.
@@ -226,7 +243,8 @@ class WaitingTrials:
         """One that waits is placed now: who waits for the same was not passed over."""
         request = tuple(sorted(trial.resources.items()))
         for is_apart in (False, True):
-            line = self._lines[PENDING].get(_Kind(PENDING, request, is_apart))
+            kind = _Kind(PENDING, request, is_apart, _excluded(trial))
+            line = self._lines[PENDING].get(kind)
             if line is not None:
                 line.since = self.freed
         self._line_is_over(trial.resources)
@@ -237,10 +255,11 @@ class WaitingTrials:
         if self.freed < self._due:
             return
         trials, lines = self._trials[PENDING], self._lines[PENDING].values()
-        for line in lines:
-            if self.freed >= line.since + PATIENCE:
-                line.since = self.freed
-                keep_node(trials[line.first()[1]])
+        passed_over = [line for line in lines if self.freed >= line.since + PATIENCE]
+        # Not as the lines came to be, of which nothing is written down.
+        for line in sorted(passed_over, key=_Line.first):
+            line.since = self.freed
+            keep_node(trials[line.first()[1]])
         self._due = min((line.since for line in lines), default=self.freed) + PATIENCE
 
     # --- who comes later --------------------------------------------------------------------------
@@ -270,7 +289,7 @@ class WaitingTrials:
         """Wait for nothing but a slot."""
         place = self._places[trial.trial_id]
         request = tuple(sorted(trial.resources.items()))
-        kind = _Kind(trial.status, request, self._is_apart(trial))
+        kind = _Kind(trial.status, request, self._is_apart(trial), _excluded(trial))
         self._places[trial.trial_id] = place._replace(kind=kind)
         lines = self._lines[trial.status]
         if kind not in lines:
@@ -305,3 +324,7 @@ class WaitingTrials:
         _, ticket, trial = entry
         place = self._places.get(trial)
         return place is not None and place.kind is None and place.ticket == ticket
+
+
+def _excluded(trial: Trial) -> tuple[str, ...]:
+    return tuple(sorted(trial.excluded))

@@ -32,15 +32,24 @@ def keeper_command(
 
 
 def node_command(
-    url: str, workdir: str, keeper: str, cpus: int, prewarm: str | None = None
+    url: str,
+    workdir: str,
+    keeper: str,
+    cpus: int,
+    prewarm: str | None = None,
+    *,
+    gpus: bool = False,
 ) -> list[str]:
     """How an embedded node is started; ``keeper`` is the pid that it watches.
 
     ``prewarm`` is a file with an environment that it gets ready for before a trial asks for it.
+    ``gpus``: it offers those that the script may see. Else it asks no driver, which may take long.
     """
     command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", url]
     command += ["--name", "local", "--workdir", workdir]
     command += ["--watch-pid", keeper, "--cpus", str(cpus)]
+    if not gpus:
+        command += ["--gpus", "0"]
     if prewarm is not None:
         command += ["--prewarm", prewarm]
     return command

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -65,6 +66,7 @@ class EmbeddedFarm:
         cpus: what the node offers; by default ``$TUNEMQ_CPUS``, else what this process may use.
         prewarm: what the first trials will need; the node gets ready for it at once. It holds
             all environment variables, so it travels in the private folder and on no command line.
+        gpus: whether the node offers the GPUs that this script may see.
         make_node_command: how the node is started.
 
     Raises:
@@ -76,12 +78,16 @@ class EmbeddedFarm:
         cpus: int | None = None,
         *,
         prewarm: Environment | None = None,
-        make_node_command: NodeCommand = node_command,
+        gpus: bool = False,
+        make_node_command: NodeCommand | None = None,
     ) -> None:
         self.cpus = cpus if cpus is not None else default_cpus()
         binary, environ = find_redis_server(), environment()
         #: What its node knows about stores.
         self.about_store = about_store()
+        #: Which GPUs its node may see, by ``CUDA_VISIBLE_DEVICES``; empty where it offers none.
+        self.visible_gpus = visible_gpus() if gpus else ""
+        make_node_command = make_node_command or partial(node_command, gpus=gpus)
         self.folder = make_runtime_folder()
         self._socket_path = os.path.join(self.folder, layout.SOCKET)
         #: Where its Redis is, as redis-py spells it.
@@ -258,6 +264,11 @@ class EmbeddedFarm:
 def about_store() -> dict[str, str]:
     """What the script's environment says about stores and their keys."""
     return {name: value for name, value in os.environ.items() if name.startswith(_ABOUT_STORE)}
+
+
+def visible_gpus() -> str | None:
+    """What the script's environment says about GPUs; None: it may see all."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def _write_private(path: str, content: bytes) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tunemq_scheduler.embedded.command_lines import default_cpus
-from tunemq_scheduler.embedded.farm import EmbeddedFarm, about_store
+from tunemq_scheduler.embedded.farm import EmbeddedFarm, about_store, visible_gpus
 from tunemq_shared.messages import Environment
 
 _lock = threading.Lock()
@@ -19,7 +19,7 @@ _busy: list[EmbeddedFarm] = []
 
 @contextmanager
 def embedded_farm(
-    cpus: int | None = None, *, prewarm: Environment | None = None
+    cpus: int | None = None, *, prewarm: Environment | None = None, gpus: bool = False
 ) -> Iterator[EmbeddedFarm]:
     """This script's farm for the length of one experiment: the warm one, or a new one.
 
@@ -32,27 +32,29 @@ def embedded_farm(
         cpus: what the node offers; see `EmbeddedFarm`.
         prewarm: what the first trials will need; a new farm gets ready for it meanwhile, a warm
             one takes no notice.
+        gpus: whether trials may ask for GPUs.
 
     Raises:
         ConfigError: see `EmbeddedFarm`.
     """
-    farm = _take(cpus if cpus is not None else default_cpus(), prewarm)
+    farm = _take(cpus if cpus is not None else default_cpus(), prewarm, gpus)
     try:
         yield farm
     finally:
         _give_back(farm)
 
 
-def _take(cpus: int, prewarm: Environment | None) -> EmbeddedFarm:
+def _take(cpus: int, prewarm: Environment | None, gpus: bool) -> EmbeddedFarm:
     with _lock:
         while _idle:
             farm = _idle.pop()
             fits = farm.cpus == cpus and farm.about_store == about_store()
-            if fits and farm.is_usable:
+            has_gpus = not gpus or farm.visible_gpus == visible_gpus()
+            if fits and has_gpus and farm.is_usable:
                 break
             farm.stop()
         else:
-            farm = EmbeddedFarm(cpus, prewarm=prewarm)
+            farm = EmbeddedFarm(cpus, prewarm=prewarm, gpus=gpus)
         _busy.append(farm)
         return farm
 

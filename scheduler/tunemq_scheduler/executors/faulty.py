@@ -33,6 +33,7 @@ class _Watched(msgspec.Struct):
         is_away: whether it is lost, and may come back.
         journalled: the number of its last event that stands in the journal.
         is_overdue: whether it had not taken its newest orders when it was looked at last.
+        withheld: the devices that the runner takes for withheld.
         is_new: whether the runner has not handled yet that it is there: it may know of trials that
             the node hosts, which orders without them would kill.
     """
@@ -43,6 +44,7 @@ class _Watched(msgspec.Struct):
     journalled: int = 0
     is_overdue: bool = False
     is_new: bool = True
+    withheld: Mapping[str, str] = {}
 
     @property
     def takes_orders(self) -> bool:
@@ -89,9 +91,9 @@ class FaultyTrialExecutor(MailedOrders):
     ) -> None:
         """Expect these nodes, which a scheduler before this one knew."""
         for joined in nodes:
-            self._nodes[joined.incarnation] = self._watched(joined.incarnation)
+            self._nodes[joined.incarnation] = self._watched(joined)
         for joined in away:
-            self._nodes[joined.incarnation] = self._watched(joined.incarnation)
+            self._nodes[joined.incarnation] = self._watched(joined)
             self._nodes[joined.incarnation].is_away = True
         for incarnation, last in accepted.items():
             if incarnation in self._nodes:
@@ -225,6 +227,10 @@ class FaultyTrialExecutor(MailedOrders):
             watched.is_new = True
             self._newcomers.append(watched)
             self._facts.append(m.NodeReturned(incarnation))
+        withheld = self._farm.nodes[incarnation].withheld
+        if withheld != watched.withheld:
+            watched.withheld = withheld
+            self._facts.append(m.DevicesWithheld(incarnation, dict(withheld)))
 
     def _introduced(self, incarnation: str) -> _Watched | None:
         """A node is new here, unless it is dead; its incarnation before is dead now."""
@@ -237,14 +243,15 @@ class FaultyTrialExecutor(MailedOrders):
                 self._dead.add(other)
                 dead = m.NodeLost(other, "its node was started again", is_dead=True)
                 self._facts.append(dead)
-        watched = self._nodes[incarnation] = self._watched(incarnation)
-        resources = self._farm.settings.resources
-        self._facts.append(m.NodeJoined(incarnation, node.node, node.node, "127.0.0.1", resources))
+        joined = self._farm.settings.joined(incarnation, node.node, node.withheld)
+        watched = self._nodes[incarnation] = self._watched(joined)
+        self._facts.append(joined)
         return watched
 
-    def _watched(self, incarnation: str) -> _Watched:
+    def _watched(self, joined: m.NodeJoined) -> _Watched:
+        incarnation = joined.incarnation
         mailbox = Mailbox(incarnation, self._term, self._farm.nodes[incarnation].taken[1])
         mailbox.is_changed = self._farm.nodes[incarnation].taken[0] > 0
-        watched = _Watched(mailbox)
+        watched = _Watched(mailbox, withheld=joined.withheld)
         self._newcomers.append(watched)
         return watched

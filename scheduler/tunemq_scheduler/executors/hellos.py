@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Final
 
 import cloudpickle
 import msgspec
 
+from tunemq_scheduler.core.placement_words import device_set_aside
 from tunemq_shared.errors import WireError
 from tunemq_shared.introductions import NodeHello, decode_hello
 from tunemq_shared.messages import PROTOCOL_VERSION, NodeJoined
 from tunemq_shared.undecodable import UNDECODABLE
+
+#: So much is kept of what a node says of its devices, and stands in every journal; it may lie.
+_MOST_WITHHELD: Final = 64
+_LONGEST_REASON: Final = 200
 
 
 def read_hello(data: bytes) -> NodeHello:
@@ -42,8 +49,36 @@ def read_hello(data: bytes) -> NodeHello:
 def joined(hello: NodeHello) -> NodeJoined:
     """The introduction as a fact for the runner."""
     return NodeJoined(
-        hello.incarnation, hello.node, hello.hostname, hello.node_ip, hello.resources, hello.gpus
+        hello.incarnation,
+        hello.node,
+        hello.hostname,
+        hello.node_ip,
+        hello.resources,
+        hello.gpus,
+        withheld=_withheld(hello),
     )
+
+
+def told_of_withheld(node: NodeJoined, before: Mapping[str, str]) -> list[str]:
+    """What is new about the devices that it withholds, in lines for people."""
+    told = [
+        f"{device_set_aside(node.node, uuid, why)}."
+        for uuid, why in node.withheld.items()
+        if before.get(uuid) != why
+    ]
+    back = [uuid for uuid in before if uuid not in node.withheld]
+    return [*told, *(f"GPU {uuid} of node {node.node} may be used again." for uuid in back)]
+
+
+def _withheld(hello: NodeHello) -> dict[str, str]:
+    """Those of its devices that it withholds, each with one short line."""
+    uuids = [gpu.uuid for gpu in hello.gpus if gpu.uuid in hello.withheld]
+    return {uuid: _short(hello.withheld[uuid]) for uuid in uuids[:_MOST_WITHHELD]}
+
+
+def _short(reason: str) -> str:
+    line = " ".join(reason[: 4 * _LONGEST_REASON].split())
+    return "".join(letter for letter in line if letter.isprintable())[:_LONGEST_REASON]
 
 
 def _mismatch(node: str, what: str, theirs: object, ours: object) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.executors.departures import place_of
-from tunemq_scheduler.executors.hellos import joined, read_hello
+from tunemq_scheduler.executors.hellos import joined, read_hello, told_of_withheld
 from tunemq_scheduler.executors.lease_watch import LeaseWatch
 from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_scheduler.executors.redis_line import Command
@@ -111,9 +111,16 @@ class Roster:
             if known.entry_id and known.entry_id != entry_id:
                 self.commands.append(("XDEL", wire.NODES, known.entry_id))
             known.entry_id = entry_id
+            before, withheld = known.about.withheld, joined(hello).withheld
+            known.about = msgspec.structs.replace(known.about, withheld=withheld)
+            for tenant in self.tenants.values():
+                tenant.sees(known.about)
         else:
-            self.nodes[incarnation] = Node(joined(hello), entry_id, self._mailbox(incarnation))
+            before = {}
+            known = Node(joined(hello), entry_id, self._mailbox(incarnation))
+            self.nodes[incarnation] = known
             self._leases.watch(incarnation, None)
+        self.news += told_of_withheld(known.about, before)
         return [
             name
             for name, node in self.nodes.items()
@@ -293,7 +300,7 @@ class Roster:
         """Tell a new tenant of all nodes that are there, but for those that it knows."""
         for node in self.nodes.values():
             if node.is_heard:
-                tenant.hears(node.about, node.mailbox.orders(tenant.events_key))
+                self._tell_of(tenant, node)
 
     def expect(
         self,
@@ -322,11 +329,11 @@ class Roster:
                 self._leases.put_away(incarnation)
         node.is_joined = True
         orders = node.mailbox.orders(tenant.events_key)
-        tenant.knows(incarnation, orders, journalled, is_away=away_since is not None)
+        tenant.knows(about, orders, journalled, is_away=away_since is not None)
         if node.away_since is not None:
             tenant.lost(incarnation, "it is not heard", is_dead=False)
         elif node.is_heard:
-            tenant.hears(node.about, orders)
+            self._tell_of(tenant, node)
 
     def journalled(self, tenant: Tenant, accepted: Mapping[str, int]) -> None:
         """Tell nodes how far their events, by incarnation, are journalled."""
@@ -385,7 +392,13 @@ class Roster:
             node.mailbox.is_changed = True
         node.is_heard = True
         for tenant in self.tenants.values():
-            tenant.hears(node.about, node.mailbox.orders(tenant.events_key))
+            self._tell_of(tenant, node)
+
+    def _tell_of(self, tenant: Tenant, node: Node) -> None:
+        """A node is there; of what another tenant knew of it nothing is told before it says so."""
+        tenant.hears(node.about, node.mailbox.orders(tenant.events_key))
+        if node.entry_id:
+            tenant.sees(node.about)
 
     def _join(self, node: Node, taken: tuple[int, int]) -> None:
         term, version = taken

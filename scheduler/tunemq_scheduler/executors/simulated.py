@@ -7,7 +7,7 @@ wide. Nothing waits: the clock jumps to the next thing that happens.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -34,6 +34,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         nodes: how many there are at the start.
         resources: what each offers.
+        gpus: the GPUs of each, one node's after the other's.
         latency_s: from a host to the scheduler, and from the scheduler to a host.
         deaths: the share of nodes that die once, at a random time in ``death_window_s``; each comes
             back as a new incarnation after ``downtime_s``.
@@ -44,6 +45,7 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int = 1
     resources: dict[str, float] = msgspec.field(default_factory=lambda: {"cpu": 1.0})
+    gpus: tuple[tuple[m.Gpu, ...], ...] = ()
     latency_s: float = 0.0
     seed: int = 0
     deaths: float = 0.0
@@ -52,6 +54,25 @@ class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 6.0
     uploads: UploadSettings = UploadSettings()
     horizon_error: int = 0
+
+    def names(self) -> list[str]:
+        """Of the nodes."""
+        return [f"node-{number:05d}" for number in range(self.nodes)]
+
+    def joined(
+        self, incarnation: str, node: str, withheld: Mapping[str, str] | None = None
+    ) -> m.NodeJoined:
+        """What an incarnation of a node says of itself."""
+        gpus = dict(zip(self.names(), self.gpus, strict=True)) if self.gpus else {}
+        return m.NodeJoined(
+            incarnation,
+            node,
+            node,
+            "127.0.0.1",
+            self.resources,
+            gpus.get(node, ()),
+            withheld=dict(withheld or {}),
+        )
 
 
 class SimulatedTrialExecutor(TrialExecutor):
@@ -76,8 +97,8 @@ class SimulatedTrialExecutor(TrialExecutor):
         """Let all nodes join at time 0, and plan the deaths."""
         self._hosts.open(plan)
         rng = random.Random(f"{self.settings.seed}/deaths")
-        for number in range(self.settings.nodes):
-            self._join(f"node-{number:05d}", 1)
+        for number, node in enumerate(self.settings.names()):
+            self._join(node, 1)
             if rng.random() < self.settings.deaths:
                 self._time.after(rng.uniform(0, self.settings.death_window_s), self._die, number)
 
@@ -152,8 +173,7 @@ class SimulatedTrialExecutor(TrialExecutor):
         if life > 1:
             dead = m.NodeLost(f"{node}.{life - 1}", "its node was started again", is_dead=True)
             self._arrived.append(dead)
-        joined = m.NodeJoined(incarnation, node, node, "127.0.0.1", self.settings.resources)
-        self._arrived.append(joined)
+        self._arrived.append(self.settings.joined(incarnation, node))
 
     def _die(self, number: int) -> None:
         node = f"node-{number:05d}"

@@ -79,7 +79,7 @@ class SimulatedFarm:
     def open(self, plan: ExperimentPlan) -> None:
         """Start all nodes, and plan what goes wrong."""
         self._hosts.open(plan)
-        names = [f"node-{number:05d}" for number in range(self.settings.nodes)]
+        names = self.settings.names()
         for name in names:
             self._boot(name)
         faults, rng = self.faults.settings, self.faults.rng
@@ -89,6 +89,7 @@ class SimulatedFarm:
             (faults.cut_offs, lambda: self._cut_off([rng.choice(names)], faults.cut_off_s)),
             (faults.outages, lambda: self._cut_off(names, faults.outage_s)),
             (faults.wipes, self.wipe),
+            (faults.bad_devices, self._a_device_goes_bad),
         ):
             for moment in self.faults.moments(count):
                 self.time.after(moment, happens)
@@ -188,6 +189,16 @@ class SimulatedFarm:
         self._hosts.node_died(incarnation)
         downtime = self.faults.settings.downtime_s * self.faults.rng.random()
         self.time.after(downtime, self._boot, node.node)
+
+    def _a_device_goes_bad(self) -> None:
+        incarnation = self.faults.rng.choice(list(self.current.values()))
+        node = self.nodes[incarnation]
+        gpus = self.settings.joined(incarnation, node.node).gpus
+        if gpus:
+            uuid = self.faults.rng.choice(gpus).uuid
+            node.withheld = {**node.withheld, uuid: "XID 79"}
+            seconds = self.faults.settings.bad_device_s * self.faults.rng.random()
+            self.time.after(seconds, node.use_again, uuid)
 
     def _a_host_dies(self) -> None:
         hosts = self._hosts.all()

@@ -17,11 +17,12 @@ class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
             twice (the second time ``late_s`` later at most), or take up to ``late_s`` more. What is
             lost is sent again, as by a real node and a real scheduler; a node's batches are never
             in another order than that in which it sent them, its orders are.
-        node_deaths, host_deaths, cut_offs, outages, wipes: how many of each happen at
+        node_deaths, host_deaths, cut_offs, outages, wipes, bad_devices: how many of each happen at
             random times before ``until_s``. A node that dies comes back as a new incarnation. One
             that is cut off comes back as it is, its hosts having gone on. In an outage all nodes
-            are cut off. A wipe takes away all that is under way.
-        downtime_s, cut_off_s, outage_s: the longest time that each lasts.
+            are cut off. A wipe takes away all that is under way. On a bad device its node begins
+            nothing; what has it goes on.
+        downtime_s, cut_off_s, outage_s, bad_device_s: the longest time that each lasts.
         lease_s: how long a node is silent before it is taken for lost.
         linger_s: how long something of a host is left after its end.
         skew_s: by how much nodes' clocks are wrong, this way or that.
@@ -38,9 +39,11 @@ class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
     cut_offs: int = 0
     outages: int = 0
     wipes: int = 0
+    bad_devices: int = 0
     downtime_s: float = 10.0
     cut_off_s: float = 15.0
     outage_s: float = 10.0
+    bad_device_s: float = 15.0
     lease_s: float = 6.0
     linger_s: float = 0.1
     skew_s: float = 0.0

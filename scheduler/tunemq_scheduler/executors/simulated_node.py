@@ -7,7 +7,7 @@ numbers what it states, and keeps every event until it is told that it stands in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -36,6 +36,7 @@ class SimulatedNode:
         is_alive: False once it has died.
         cuts: how many things keep it from the wire; none while it is reachable.
         taken: the newest assignment that it has obeyed, (term, version).
+        withheld: the devices on which it begins nothing, and why.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class SimulatedNode:
         self.cuts = 0
         self.skew = faults.skew()
         self.taken = (0, 0)
+        self.withheld: Mapping[str, str] = {}
         self._time, self._faults, self._hosts = time, faults, hosts
         self._append, self._on_start = append, on_start
         self._generation = generation
@@ -72,6 +74,10 @@ class SimulatedNode:
     def is_reachable(self) -> bool:
         """Whether it can be heard, and hears."""
         return self.is_alive and not self.cuts
+
+    def use_again(self, uuid: str) -> None:
+        """A device is not withheld any more."""
+        self.withheld = {one: why for one, why in self.withheld.items() if one != uuid}
 
     def said(self, number: int) -> m.NodeEvent | None:
         """An event that it stated; None if it has forgotten that, or not stated so many."""
@@ -115,6 +121,10 @@ class SimulatedNode:
         if order.stop:  # it is over before it began
             self._over.add((order.trial, order.epoch))
             self.state(m.HostFreed(order.trial, order.epoch))
+            return
+        if start.devices.keys() & self.withheld:  # the order crossed the news on its way
+            freed = m.HostFreed(order.trial, order.epoch)
+            self.state(m.TrialPaused(order.trial, order.epoch), freed)
             return
         begun = StartTrial(
             trial=order.trial,

@@ -6,6 +6,7 @@ Pure, as `Roster`, which tells all of them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ class Stake(msgspec.Struct):
         read: the number of the last event that was read; 0 before the first.
         gap_behind: what was read when events behind it were missing, and how often that was so.
         is_away: whether it was told that the node is lost.
+        withheld: the devices that it takes for withheld, and why.
     """
 
     orders: Orders
@@ -35,6 +37,7 @@ class Stake(msgspec.Struct):
     read: int = 0
     gap_behind: tuple[int, int] = (0, 0)
     is_away: bool = False
+    withheld: Mapping[str, str] = {}
 
 
 class Tenant:
@@ -74,15 +77,19 @@ class Tenant:
 
     # --- nodes ------------------------------------------------------------------------------------
 
-    def knows(self, incarnation: str, orders: Orders, journalled: int, *, is_away: bool) -> None:
+    def knows(self, about: m.NodeJoined, orders: Orders, journalled: int, *, is_away: bool) -> None:
         """It knows a node, and is about to say what that is to host.
 
         Args:
+            about: the node, as it takes it to be.
             journalled: how far the node's events are; it may not have been told.
             is_away: it takes the node for lost.
         """
+        incarnation = about.incarnation
         orders.start_over()
-        self.stakes[incarnation] = Stake(orders, journalled, read=journalled, is_away=is_away)
+        self.stakes[incarnation] = Stake(
+            orders, journalled, read=journalled, is_away=is_away, withheld=about.withheld
+        )
         self._unsettled[incarnation] = self.stated
 
     def hears(self, about: m.NodeJoined, orders: Orders) -> None:
@@ -90,7 +97,7 @@ class Tenant:
         incarnation = about.incarnation
         stake = self.stakes.get(incarnation)
         if stake is None:
-            self.stakes[incarnation] = Stake(orders)
+            self.stakes[incarnation] = Stake(orders, withheld=about.withheld)
             self.facts.append(about)
         elif stake.is_away:
             stake.is_away = False
@@ -100,6 +107,13 @@ class Tenant:
             return
         if orders.waits:
             self._unsettled[incarnation] = self.stated
+
+    def sees(self, about: m.NodeJoined) -> None:
+        """Which devices of a node are withheld, if that is news; of a lost one once it is back."""
+        stake = self.stakes.get(about.incarnation)
+        if stake is not None and not stake.is_away and stake.withheld != about.withheld:
+            stake.withheld = about.withheld
+            self.facts.append(m.DevicesWithheld(about.incarnation, dict(about.withheld)))
 
     def lost(self, incarnation: str, reason: str, *, is_dead: bool) -> None:
         """A node is lost, if it was ever told of it; once, and once more if it is dead."""

@@ -99,8 +99,17 @@ class FarmExecutor(FarmBackend, CeleryTrialExecutor):
 
 
 def _waiting(runner: TrialRunner) -> Iterator[str]:
-    """Which request no node can hold, if any."""
+    """Which trial no node can hold, or only those that it is not to be placed on."""
     for trial in runner.live.values():
-        if trial.status == "PENDING" and (why := runner.placement.why_never(trial.resources)):
+        if trial.status != "PENDING":
+            continue
+        if why := runner.placement.why_never(trial.resources):
             yield f"Trial {trial.trial_id} waits for a bigger worker: {why}."
+            return
+        if runner.shuns_all(trial):
+            nodes = ", ".join(trial.excluded)
+            yield (
+                f"Trial {trial.trial_id} waits for another worker: it is not placed on {nodes} any "
+                "more, for what it printed there (log policies)."
+            )
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -74,3 +75,11 @@ def _refusals(problem: BaseException) -> Iterator[OSError]:
         if isinstance(cause, OSError):
             yield cause
         cause = cause.__cause__
+
+
+def named_signal(number: int) -> str:
+    """A signal as people know it: ``SIGSEGV (Segmentation fault)``."""
+    try:
+        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
+    except ValueError:
+        return f"signal {number}"

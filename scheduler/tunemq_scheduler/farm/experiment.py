@@ -88,6 +88,7 @@ class FarmExperiment(Experiment):
         record: RunRecord | None,
     ) -> None:
         super().__init__(prepared, storage, resume, keep=keep)
+        self._settings = msgspec.structs.replace(self._settings, nodes_may_come=True)
         self._id = (how.prefix + self._id)[: len(self._id)]
         self._farm, self._how = on, how
         self._is_copy = is_copy

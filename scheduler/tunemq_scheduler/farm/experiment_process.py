@@ -1,15 +1,13 @@
 """The process of one experiment: runs its code, with no key of the farm and no way to its Redis.
 
-It is started by the farm's supervisor, with one end of a socket pair as its only way to anybody
-(`tunemq_scheduler.farm.relay`), and is killed when that ends, in whatever way.
+It is forked for the farm's supervisor (`tunemq_scheduler.farm.experiment_forkserver`), with one end
+of a socket pair as its only way to anybody (`tunemq_scheduler.farm.relay`), and is killed when that
+ends, in whatever way.
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import faulthandler
-import os
 import signal
 import socket
 import sys
@@ -18,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from tunemq_scheduler.client.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.farm.exits import EXIT_FAILED, process_exit_code
 from tunemq_scheduler.farm.experiment import Run
 from tunemq_scheduler.farm.holder import Holder
@@ -32,24 +31,18 @@ from tunemq_shared.blob_store import open_blobs
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.bundles import unpacked
 from tunemq_shared.errors import BugError, TuneError
+from tunemq_shared.prctl import set_name
 from tunemq_shared.requests import PickledCode, ScriptCode
 from tunemq_shared.store_address import is_remote
 
-_PR_SET_PDEATHSIG: Final = 1
 #: `Job.retry` for all trials in ERROR.
 _ALL: Final = "*"
 
 
-def main() -> int:
-    """Run what the supervisor says; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--supervisor", type=int, required=True)
-    options = parser.parse_args()
-    _die_with(options.supervisor)
-    os.set_inheritable(options.fd, False)
+def run(sock: socket.socket) -> int:
+    """Run what the supervisor says at the other end of this socket; the exit code."""
     faulthandler.enable()  # a segfault in the experiment's code is told with its place
-    line = SupervisorLine(socket.socket(fileno=options.fd))
+    line = SupervisorLine(sock)
     try:
         _run(line)
     except BugError:
@@ -75,6 +68,8 @@ def _run(line: SupervisorLine) -> None:
     job = line.first()
     if not isinstance(job, Job):
         raise BugError(f"the supervisor said {job!r} before it said what is to be run")
+    set_name(job.name)
+    sys.argv[:] = [job.name]  # until there is a script
     parts, how = _loaded(job)
     farm = RelayedFarm(line, Holder.this_process(job.name), job.term, job.events_key)
     place = place_of(
@@ -114,8 +109,6 @@ def _loaded(job: Job) -> tuple[TunerParts, Run]:
 
 
 def _unpickled(code: PickledCode, job: Job) -> TunerParts:
-    from tunemq_scheduler.client.pickled_tuner import load_tuner_parts
-
     ref = code.tuner
     if ref.store:
         with open_blobs(ref.store) as blobs:
@@ -135,18 +128,6 @@ def _in_surroundings(parts: TunerParts, job: Job) -> TunerParts:
     return parts._replace(run=replace(parts.run, **given))
 
 
-def _die_with(supervisor: int) -> None:
-    """Be killed when the supervisor's thread that started this process ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != supervisor:  # it died before the line above
-        os._exit(0)
-
-
 def _tell(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

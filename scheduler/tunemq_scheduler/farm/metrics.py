@@ -155,6 +155,12 @@ def _of_gpus(nodes: Mapping[str, NodeState]) -> Iterator[Metric]:
     yield _gauge("gpu_memory_bytes", "The memory of a GPU.", memory, *labels)
     about = "The part of the time in which a GPU does something."
     yield _gauge("gpu_busy_ratio", about, busy, *labels)
+    about = "GPUs of a node on which no trial begins, for something is wrong with them."
+    withheld = {
+        (name,): sum(gpu.withheld is not None for gpu in one.row.gpus)
+        for name, one in nodes.items()
+    }
+    yield _gauge("node_gpus_withheld", about, withheld, "node")
     about = "What is taken of the memory of a GPU, by whomever."
     yield _gauge("gpu_memory_used_bytes", about, used, *labels)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from tunemq_scheduler.executors.node_wire import NodeWire
 from tunemq_scheduler.farm.allotting.allotter import Allotter
+from tunemq_scheduler.farm.allotting.amounts import minus, plus
 from tunemq_scheduler.farm.allotting.words import NodeAllotment
 from tunemq_scheduler.farm.small_files import replace_file
 from tunemq_scheduler.farm.snapshot import NodeState
@@ -73,6 +74,8 @@ class Nodes:
                     self._allotter.node_lost(fact.incarnation, is_dead=fact.is_dead)
                 case m.NodeReturned():
                     self._allotter.node_returned(fact.incarnation)
+                case m.DevicesWithheld():
+                    self._allotter.devices_withheld(fact.incarnation, fact.devices)
                 case _:
                     pass  # nobody reports to the farm itself
         self._client.settle()
@@ -151,7 +154,10 @@ class Nodes:
     def _row(self, allotment: NodeAllotment) -> NodeRow:
         known = self._nodes.get(allotment.incarnation)
         gpus = known.about.gpus if known is not None else ()
-        free = allotment.free.devices
+        rest = plus(allotment.free, allotment.aside)
+        there = minus(allotment.total, allotment.aside).resources
+        vitals = self._wire.vitals(allotment.incarnation)
+        foreign = {gpu.uuid: gpu.foreign for gpu in vitals.gpus}
         is_idle = not allotment.held
         state = {"ready": "ready", "lost": "silent"}.get(allotment.state)
         return NodeRow(
@@ -159,9 +165,9 @@ class Nodes:
             incarnation=allotment.incarnation,
             state=state or ("drained" if is_idle else "draining"),
             health=self._health(allotment),
-            total=dict(allotment.total.resources),
+            total={name: there.get(name, 0.0) for name in allotment.total.resources},
             used={
-                name: round(amount - allotment.free.resources.get(name, 0.0), 6)
+                name: round(amount - rest.resources.get(name, 0.0), 6)
                 for name, amount in allotment.total.resources.items()
             },
             gpus=tuple(
@@ -169,19 +175,24 @@ class Nodes:
                     uuid=gpu.uuid,
                     model=gpu.model,
                     memory=int(gpu.memory),
-                    used=round(1.0 - free.get(gpu.uuid, 0.0), 6),
+                    used=round(1.0 - rest.devices.get(gpu.uuid, 0.0), 6),
+                    withheld=allotment.withheld.get(gpu.uuid),
+                    foreign=foreign.get(gpu.uuid, ""),
                 )
                 for gpu in gpus
             ),
             trials=self._wire.hosted(allotment.incarnation),
-            version=self._wire.vitals(allotment.incarnation).version,
+            version=vitals.version,
             since=known.since if known is not None else 0.0,
         )
 
     def _health(self, allotment: NodeAllotment) -> str:
         if allotment.state == "lost":
             return "not heard for longer than its lease"
-        return self._asked.get(allotment.node, "ok")
+        if allotment.node in self._asked or not allotment.withheld:
+            return self._asked.get(allotment.node, "ok")
+        all_, aside = len(allotment.total.devices), len(allotment.withheld)
+        return f"{aside} of {all_} GPUs set aside"
 
     def _ask_again(self, joined: m.NodeJoined) -> None:
         if joined.node in self._asked:

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_shared.allotments import Usage, Wanted
+from tunemq_shared.allotments import Usage
 
 #: Who begins a trial in a slot within so long gets all that it wants.
 _QUICK_S: Final = 2.0
@@ -49,7 +49,7 @@ class Pace:
                 self._is_quick = now - self._idle_since.pop(incarnation) <= _QUICK_S
         if self._is_quick:
             return usage
-        wants = (Wanted(one.request, min(one.count, 1), one.preferred) for one in usage.wants)
+        wants = (msgspec.structs.replace(one, count=min(one.count, 1)) for one in usage.wants)
         return msgspec.structs.replace(usage, wants=tuple(wants))
 
 

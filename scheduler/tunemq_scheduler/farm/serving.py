@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -19,11 +18,11 @@ from tunemq_scheduler.farm.settings import read_settings
 from tunemq_scheduler.folders import results_folder
 from tunemq_scheduler.installed_packages import installed_packages_first
 from tunemq_shared.errors import BugError, ConfigError, TuneError, UserError
+from tunemq_shared.prctl import keep_memory_private
 from tunemq_shared.store_address import canonical_address, is_remote
 from tunemq_shared.stores import open_objects
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_PR_SET_DUMPABLE: Final = 4
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +43,9 @@ def serve_farm(service: Service) -> int:
         UserError: something given is of no use; says what to do.
         BugError: ours.
     """
-    _hide_from_other_processes()
+    # Experiments' processes are its user's, too, and nothing else would keep the farm's keys from
+    # their code.
+    keep_memory_private()
     try:
         _serve(service)
     except (UserError, BugError):
@@ -131,15 +132,6 @@ def _store(given: str | None, results: str) -> str:
 def _without_password(url: str) -> str:
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-
-
-def _hide_from_other_processes() -> None:
-    """Have nobody but root read the memory, environment and files of this process.
-
-    Experiments' processes are its user's, too, and nothing else would keep the farm's keys from
-    their code.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _tell(text: str) -> None:

@@ -28,6 +28,7 @@ from tunemq_scheduler.farm.nodes import Nodes
 from tunemq_scheduler.farm.output_reader import OutputReader
 from tunemq_scheduler.farm.queue import ExperimentQueue
 from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.forkservers import Forkservers
 from tunemq_scheduler.farm.relay.link import ExperimentLink
 from tunemq_scheduler.farm.requests import RequestServer
 from tunemq_scheduler.farm.results_folders import ResultsFolders
@@ -90,6 +91,7 @@ class Supervisor:
         for line in self._queue.damaged:
             tell(line)
         self._allotter = Allotter(farm.settings.for_allotter())
+        self._forkservers = Forkservers(farm.store)
         self._experiments = Experiments(
             folder,
             self._queue,
@@ -134,6 +136,7 @@ class Supervisor:
         try:
             if self._output is not None:
                 self._output.start()
+            self._forkservers.prepare()
             self._experiments.take_up()
             self._tell_start()
             while not self._stop_reason:
@@ -150,7 +153,7 @@ class Supervisor:
                 if link.is_readable:
                     write = selectors.EVENT_WRITE if link.wants_write else 0
                     ready.register(link, selectors.EVENT_READ | write, link)
-                ready.register(link.pidfd, selectors.EVENT_READ)
+                ready.register(link.watched, selectors.EVENT_READ)
             if (requests := self._server.fileno()) is not None:
                 ready.register(requests, selectors.EVENT_READ)
             self._wire.poll(self._pause(), also=(ready.fileno(),))
@@ -180,6 +183,7 @@ class Supervisor:
     def _beat(self, now: float) -> None:
         self._beat_at = now
         self._experiments.beat(self._lease.proven_at)
+        self._forkservers.close_unused()
         notes = self._wire.notes()
         for link in self._experiments.links():
             link.tell(notes)
@@ -224,7 +228,8 @@ class Supervisor:
             retry=entry.retry,
             journal_release=farm.journal_release,
         )
-        return ExperimentLink(job, self._wire, folder=Path(farm.results, entry.name))
+        folder = Path(farm.results, entry.name)
+        return ExperimentLink(job, self._wire, folder=folder, begin=self._forkservers.start)
 
     def _end_hosts(self, events_key: str) -> None:
         self._wire.add(events_key).close()
@@ -244,9 +249,10 @@ class Supervisor:
         for link in list(self._experiments.links()):
             left = max(0.0, deadline - time.monotonic())
             with selectors.DefaultSelector() as ended:
-                ended.register(link.pidfd, selectors.EVENT_READ)
+                ended.register(link.watched, selectors.EVENT_READ)
                 if not ended.select(left):
                     link.kill()
+        self._forkservers.close()
         self._server.close()
         if self._output is not None:
             self._output.close()

@@ -26,7 +26,7 @@ _PER_SECOND: Final = 5.0
 _WIDTH: Final = 120
 #: Characters of something that happened; a reason may be long.
 _NEWS: Final = 500
-#: Seconds that a trial waits for the store before that is said: short waits are nothing unusual.
+#: Seconds that a trial waits before that is said: short waits are nothing unusual.
 _PATIENCE_S: Final = 2.0
 
 
@@ -75,8 +75,8 @@ class LineDisplay(Display):
         self._events = _Allowance(self._began)
         self._failures = _Allowance(self._began)
         self._left_out = 0
-        #: The trials of which it was said that they wait.
-        self._waiting: set[str] = set()
+        #: The trials of which it was said that they wait, and for what.
+        self._waiting: dict[str, str] = {}
         #: Those that wait of which it was not, and since when; the longest first.
         self._waits: dict[str, tuple[float, TrialView]] = {}
 
@@ -129,8 +129,9 @@ class LineDisplay(Display):
         if trial.waits[0]:
             if name not in self._waiting:
                 self._waits.setdefault(name, (self._now(), trial))
-        elif self._waits_no_more(trial):
-            self._say(f"trial {clean(name)} goes on: the store has answered")
+        elif what := self._waits_no_more(trial):
+            why = "its GPU is free" if what == "device" else "the store has answered"
+            self._say(f"trial {clean(name)} goes on: {why}")
 
     def news(self, text: str) -> None:
         """Say it at once."""
@@ -162,16 +163,14 @@ class LineDisplay(Display):
                 break
             del self._waits[name]
             if self._may(self._failures):
-                self._waiting.add(name)
                 what, reason = trial.waits
+                self._waiting[name] = what
                 self._say(f"trial {clean(name)} {waits_in_words(what)} ({clean(reason, _NEWS)})")
 
-    def _waits_no_more(self, trial: TrialView) -> bool:
-        """Forget that it waits; whether anybody was told of it."""
+    def _waits_no_more(self, trial: TrialView) -> str:
+        """Forget that it waits; for what, if anybody was told of it."""
         self._waits.pop(trial.trial_id, None)
-        was_told = trial.trial_id in self._waiting
-        self._waiting.discard(trial.trial_id)
-        return was_told
+        return self._waiting.pop(trial.trial_id, "")
 
     def _status(self, view: SearchView) -> str:
         counts = [f"{view.counts[state]} {state}" for state in STATES if view.counts.get(state)]

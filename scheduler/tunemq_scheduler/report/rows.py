@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from tunemq_scheduler.core.trial import awaited
 from tunemq_scheduler.loggers.csv_cells import flatten
 from tunemq_scheduler.loggers.encoding import is_finite, is_number
 from tunemq_scheduler.report.format import Column, clean, duration, value
@@ -89,9 +90,14 @@ def row_of(trial: TrialView) -> Row:
 
 
 def waits_in_words(what: str) -> str:
-    """What a trial does that waits for the store: to ``save``, ``restore``, or for its ``code``."""
-    known = {"save": "saving", "restore": "restoring", "code": "fetching its code"}
-    return f"{known.get(what, clean(what))}: waits for the store"
+    """What a trial does that waits; ``what`` is as in `TrialWaits`."""
+    known = {
+        "save": "saving",
+        "restore": "restoring",
+        "code": "fetching its code",
+        "device": "starting",
+    }
+    return f"{known.get(what, clean(what))}: waits for {awaited(what)}"
 
 
 def fair_share(groups: Mapping[str, Sequence[T]], limit: int) -> dict[str, int]:

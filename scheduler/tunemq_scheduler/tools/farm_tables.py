@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from tunemq_scheduler.core.placement_words import device_set_aside
 from tunemq_scheduler.report.format import (
     GAP,
     Column,
@@ -34,6 +35,7 @@ _STYLES: Final = {
 }
 #: Characters of a reason in a table.
 _REASON: Final = 60
+_J_PER_WH: Final = 3600.0
 
 
 def show_experiments(rows: Sequence[a.ExperimentRow], now: float | None = None) -> None:
@@ -82,6 +84,7 @@ def show_detail(detail: a.ExperimentDetail, now: float | None = None) -> None:
             _column("iter", (str(trial.step) for trial in trials), right=True, rank=1),
             _column(metric, (value(trial.metric) for trial in trials), right=True),
             _column("time", (duration(trial.time_total_s) for trial in trials), right=True, rank=2),
+            *_gpu_use(trials),
             _column("config", (parameters(trial.config) for trial in trials), rank=4),
             _column("", (clean(_trial_note(trial), _REASON) for trial in trials), rank=5),
         ]
@@ -106,6 +109,7 @@ def show_nodes(rows: Sequence[a.NodeRow], now: float | None = None) -> None:
             _column("here for", (_here(row, now) for row in rows), right=True, rank=5),
         ]
     )
+    write_lines(clean(line) for row in rows for gpu in row.gpus for line in _troubles(row, gpu))
 
 
 def show(columns: Sequence[Column]) -> None:
@@ -169,6 +173,27 @@ def _trial_note(trial: a.TrialRow) -> str:
     return ", ".join(told)
 
 
+def _gpu_use(trials: Sequence[a.TrialRow]) -> list[Column]:
+    """What they used of GPUs, where any used one: how busy these were, memory and energy."""
+    if not any(trial.devices_used for trial in trials):
+        return []
+    return [_column("gpu", (_used_of_gpus(trial.devices_used) for trial in trials), rank=3)]
+
+
+def _used_of_gpus(uses: Sequence[a.DeviceUseRow]) -> str:
+    """All that a trial used of GPUs in short, as far as it is known: ``87% 12.3 GB 40.1 Wh``."""
+    busy = [(one.utilisation, one.seconds) for one in uses if one.utilisation is not None]
+    seconds = sum(weight for _, weight in busy)
+    told = []
+    if seconds:
+        told.append(f"{sum(part * weight for part, weight in busy) / seconds:.0%}")
+    if peaks := [one.memory_peak for one in uses if one.memory_peak is not None]:
+        told.append(decimal(int(max(peaks))))
+    if energies := [one.energy_j for one in uses if one.energy_j is not None]:
+        told.append(f"{sum(energies) / _J_PER_WH:.1f} Wh")
+    return " ".join(told)
+
+
 def _best(detail: a.ExperimentDetail) -> str:
     best = detail.best
     if best is None:
@@ -183,10 +208,22 @@ def _memory(row: a.NodeRow) -> str:
 
 
 def _gpus(row: a.NodeRow) -> str:
-    counts: dict[str, int] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for gpu in row.gpus:
-        counts[gpu.model or "GPU"] = counts.get(gpu.model or "GPU", 0) + 1
-    return ", ".join(f"{count} x {model}" for model, count in counts.items())
+        usable, count = counts.get(gpu.model or "GPU", (0, 0))
+        counts[gpu.model or "GPU"] = usable + (gpu.withheld is None), count + 1
+    return ", ".join(
+        f"{count} x {model}" if usable == count else f"{usable} of {count} x {model}"
+        for model, (usable, count) in counts.items()
+    )
+
+
+def _troubles(row: a.NodeRow, gpu: a.GpuRow) -> Iterator[str]:
+    """What is the matter with a GPU, in lines."""
+    if gpu.withheld is not None:
+        yield device_set_aside(row.node, gpu.uuid, gpu.withheld)
+    if gpu.foreign and gpu.foreign not in (gpu.withheld or ""):
+        yield f"GPU {gpu.uuid} of node {row.node} is used by others: {gpu.foreign}"
 
 
 def _here(row: a.NodeRow, now: float) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.plans import PLAN
+from tests.unit.scheduler.stories import Story
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.experiment_view import ExperimentView, UploadNews
 from tunemq_shared import messages as m
@@ -24,12 +25,15 @@ class Search:
             uploading=0,
             counts={"PENDING": 0, "RUNNING": 0, "PAUSED": 0, "TERMINATED": 3},
             aside={},
+            nodes={},
         )
         self.trials: dict[str, Any] = {}
         address = "s3://bucket/x?endpoint=http://host:9000"
         plan = msgspec.structs.replace(PLAN, store=address)
         executor = SimpleNamespace(notes=lambda: ["Redis is away"])
-        loop = SimpleNamespace(runner=self.runner, plan=plan, trials=self.trials, executor=executor)
+        self.loop = loop = SimpleNamespace(
+            runner=self.runner, plan=plan, trials=self.trials, executor=executor
+        )
         tune = SimpleNamespace(metric=None, direction=None)
         prepared = SimpleNamespace(tune=tune, trials=3)
         self.view = ExperimentView(
@@ -48,6 +52,24 @@ def search() -> Search:
 
 def test_the_store_is_shown_without_its_settings(search):
     assert search.view.store == "s3://bucket/x"
+
+
+def test_f23_a_device_that_is_set_aside_is_a_note_while_trials_wait_for_it(search):
+    story = Story(cpus=0.0, request={"gpu": 2.0})
+    search.loop.runner = story.runner
+    gpus = (m.Gpu("GPU-a"), m.Gpu("GPU-b"))
+    resources = {"cpu": 1.0, "gpu": 2.0}
+    story.tell(m.NodeJoined("n.1", "n", "host", "127.0.0.1", resources, gpus))
+    assert search.view.notes == ["Redis is away"]
+    story.tell(m.DevicesWithheld("n.1", {"GPU-b": "XID 79"}))
+    told = "trials wait, for GPU GPU-b of node n is set aside: XID 79"
+    assert search.view.notes == ["Redis is away", told], "nothing is even asked for"
+    story.tell(m.SearchExhausted())
+    assert search.view.notes == ["Redis is away"]
+    story.tell(m.ConfigSuggested(0, "a", b"", "", {"gpu": 2.0}))
+    assert search.view.notes == ["Redis is away", told]
+    story.tell(m.DevicesWithheld("n.1", {}))
+    assert search.view.notes == ["Redis is away"]
 
 
 def test_f22_a_node_that_is_set_aside_is_a_note_while_trials_wait(search):

@@ -117,6 +117,7 @@ def test_deaths_name_the_signal_and_hint_at_memory():
     assert describe_death(11, None).endswith("killed by SIGSEGV")
     assert describe_death(63, None).endswith("killed by signal 63")
     assert describe_death(None, 3).endswith("exited by itself with code 3")
+    assert "printed that a GPU's memory ran out" in describe_death(None, 1, "cuda_memory")
 
 
 def test_what_nodes_report_becomes_a_failure():

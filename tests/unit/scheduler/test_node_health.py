@@ -18,7 +18,7 @@ from tunemq_scheduler.core.node_health import (
     NodeHealth,
     NodeTrouble,
 )
-from tunemq_scheduler.core.placement import could_hold
+from tunemq_scheduler.core.placement import holds_when_empty
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump, restore
 from tunemq_scheduler.replay import replay
@@ -211,7 +211,9 @@ def test_when_a_thousand_nodes_fail_a_look_at_them_costs_no_more_than_one_at_eac
     health.load((name, NodeTrouble(times=1, request={"cpu": 1.0})) for name in names)
     comparisons = []
     monkeypatch.setattr(
-        node_health, "could_hold", lambda *about: comparisons.append(about) or could_hold(*about)
+        node_health,
+        "holds_when_empty",
+        lambda *about: comparisons.append(about) or holds_when_empty(*about),
     )
     assert len(health.aside(nodes, 0.5)) == 1_000
     assert health.aside(nodes, LAST_NODE_PAUSE_S) == {}

@@ -140,3 +140,26 @@ def test_a_node_that_fits_and_that_nobody_chooses_is_not_kept_for_ever() -> None
         story.end(story.running[0])
     assert story.runner.placement.reserved == []
     story.check()
+
+
+def test_of_several_that_are_passed_over_the_longest_waiting_has_a_node_kept_first() -> None:
+    """Also for who reads what was written down, which is the order in which trials wait."""
+    story = Busy()
+    for trial, cpus in (("first", 4.0), ("other", 3.0), ("later", 4.0)):
+        story.add(trial, cpus=cpus)
+    # The line of the first goes on without it, and is older than the other line.
+    story.tell(m.StopRequested("first", "nobody wants it"))
+    again = TrialRunner.load(story.settings, dump(story.runner), dict(story.runner.finished))
+    small = list(story.running)
+    for runner in (story.runner, again):
+        running = list(small)
+        for n in range(PATIENCE):
+            oldest = running.pop(0)
+            runner.handle(m.TrialFinished(oldest, 1))
+            runner.handle(m.HostFreed(oldest, 1))
+            if n < PATIENCE - 1:
+                running.append(f"new{n}")
+                fields = (runner.suggested, running[-1], b"", "", {"cpu": 1.0})
+                runner.handle(m.ConfigSuggested(*fields))
+                runner.handle(m.TrialChosen(running[-1]))
+        assert runner.placement.reserved == [(NODE, (("cpu", 3.0),))]

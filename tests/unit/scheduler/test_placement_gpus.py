@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tunemq_scheduler.core.asking import is_model
-from tunemq_scheduler.core.placement import Placement, could_hold
+from tunemq_scheduler.core.placement import Placement, could_hold, holds_when_empty
 from tunemq_shared.allotments import Amounts
 from tunemq_shared.errors import InvariantBroken
-from tunemq_shared.messages import Gpu
+from tunemq_shared.messages import Gpu, NodeJoined
 
 GB = 1e9
 
@@ -260,7 +261,13 @@ def test_what_no_node_has_free_at_once_is_said_so() -> None:
 
 
 def test_what_a_node_could_hold_is_asked_with_its_gpus() -> None:
-    devices = gpus("n", 2)
-    assert could_hold({"cpu": 2.0}, {"gpu": 2.0, "gpu_memory": 40 * GB}, devices)
-    assert not could_hold({"cpu": 2.0}, {"gpu": 2.0, "gpu_memory": 40 * GB})
-    assert not could_hold({"cpu": 2.0}, {"gpu": 3.0}, devices)
+    devices = tuple(gpus("n", 2))
+    node = NodeJoined("a", "a", "a", "127.0.0.1", {"cpu": 2.0})
+    with_gpus = replace(node, gpus=devices)
+    assert could_hold(with_gpus, {"gpu": 2.0, "gpu_memory": 40 * GB})
+    assert not could_hold(node, {"gpu": 2.0, "gpu_memory": 40 * GB})
+    assert not could_hold(with_gpus, {"gpu": 3.0})
+    one = replace(with_gpus, withheld={devices[0].uuid: "XID 79"})
+    assert holds_when_empty(one, {"gpu": 1.0})
+    assert not holds_when_empty(one, {"gpu": 2.0})
+    assert could_hold(one, {"gpu": 2.0}), "it may come back"

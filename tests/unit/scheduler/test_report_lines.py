@@ -68,6 +68,20 @@ def test_that_a_trial_waits_for_the_store_for_long_is_told_and_that_it_goes_on(s
     assert shown.lines() == ["[00:00:02] trial ab12_00000 goes on: the store has answered"]
 
 
+def test_that_a_trial_waits_for_its_gpu_is_told_and_that_it_goes_on(shown):
+    trial = shown.search.trials[0]
+    trial.waits = ("device", "GPU A: memory not given back")
+    shown.display.trial_waits(trial)
+    shown.clock.now += 2
+    shown.display.update(shown.search)
+    trial.waits = ("", "")
+    shown.display.trial_waits(trial)
+    assert shown.lines() == [
+        "[00:00:02] trial ab12_00000 starting: waits for its GPU (GPU A: memory not given back)",
+        "[00:00:02] trial ab12_00000 goes on: its GPU is free",
+    ]
+
+
 def test_that_a_trial_waits_for_an_upload_for_a_moment_is_not_told(shown):
     trial = shown.search.trials[0]
     for waits in (("save", "1 of its checkpoints is not in the store yet"), ("", "")):

@@ -57,6 +57,18 @@ def test_a_paused_trial_goes_on_as_a_new_incarnation_up_to_its_next_horizon() ->
     assert kinds(story.report("a", 2, epoch=2)) == ["RecordResult"]
 
 
+def test_one_that_its_node_gives_back_before_it_began_waits_for_another_place() -> None:
+    story = Story(cpus=1.0)
+    story.start("a")
+    story.tell(m.TrialWaits("a", 1, "device", "GPU A: memory not given back"))
+    story.paused("a")
+    story.free("a")
+    assert status(story) == "PENDING"
+    trial = story.runner.live["a"]
+    assert (trial.num_failures, trial.failures, trial.waits) == (0, {}, ("", ""))
+    assert story.choose("a").epoch == 2
+
+
 @pytest.mark.parity(140)
 def test_a_result_in_flight_while_its_trial_pauses_is_recorded_and_nobody_decides_about_it() -> (
     None

@@ -8,7 +8,7 @@ import pytest
 
 from tunemq_scheduler.core.kept_checkpoints import KeepRule, KeptCheckpoints
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
-from tunemq_scheduler.core.waiting import WaitingTrials
+from tunemq_scheduler.core.waiting import PATIENCE, WaitingTrials
 from tunemq_scheduler.offered import Offered
 
 
@@ -54,34 +54,37 @@ class Model:
         if one.status != RUNNING:
             one.not_before = self.draw.choice([0.0, self.now, self.now + 2.0])
             one.fell_with = self.draw.choice([[], ["c"], ["a", "d"], ["c", "d"]])
+            one.excluded = self.draw.choice([[], [], ["a"], ["b", "a"], ["a", "b"]])
         self.waiting = [other for other in self.waiting if other is not one]
         if one.status != RUNNING:
             self.waiting.append(one)
         self.queue.follow(one)
 
-    def expected(self, cpus: float, *, together: bool) -> list[str]:
+    def expected(self, looks: Looks) -> list[str]:
         ordered = sorted(self.waiting, key=lambda one: one.status == PAUSED)
         return [
-            one.trial_id
-            for one in ordered
-            if one.not_before <= self.now
-            and one.resources["cpu"] <= cpus
-            and (together or not self.is_apart(one))
+            one.trial_id for one in ordered if one.not_before <= self.now and looks.has_place(one)
         ]
 
     def check(self) -> None:
-        for cpus, together in ((0.0, True), (1.0, False), (2.0, True), (4.0, False), (4.0, True)):
-            looks = Looks(self, cpus, together=together)
-            expected = self.expected(cpus, together=together)
+        for cpus, together, node in (
+            *((0.0, True, "b"), (1.0, False, "b"), (2.0, True, "c")),
+            *((4.0, False, "b"), (4.0, True, "c")),
+        ):
+            looks = Looks(self, cpus, together=together, node=node)
+            expected = self.expected(looks)
             first = next(self.queue.placeable(self.now, looks), None)
             assert (first.trial_id if first else None) == next(iter(expected), None)
-            assert looks.count <= 2 * 3 * 2, "one of each line"
+            assert looks.count <= 2 * 3 * 2 * 3, "one of each line"
             found = [one.trial_id for one in self.queue.placeable(self.now, looks)]
             assert found == expected
         pending = [one for one in self.waiting if one.status == PENDING]
         due = [one.not_before for one in self.waiting if one.not_before > self.now]
         assert self.queue.has_pending(self.now) == any(
             one.not_before <= self.now for one in pending
+        )
+        assert self.queue.keeps_others_waiting(self.now) == any(
+            one.not_before <= self.now and not one.excluded for one in pending
         )
         assert self.queue.next_try(self.now) == min(due, default=None)
         paused = [one for one in self.waiting if one.status == PAUSED]
@@ -95,13 +98,17 @@ class Model:
 class Looks:
     """Whether a trial has a place, and how often somebody wanted to know."""
 
-    def __init__(self, model: Model, cpus: float, *, together: bool) -> None:
-        self.model, self.cpus, self.together = model, cpus, together
+    def __init__(self, model: Model, cpus: float, *, together: bool, node: str) -> None:
+        self.model, self.cpus, self.together, self.node = model, cpus, together, node
         self.count = 0
 
     def __call__(self, one: Trial) -> bool:
         self.count += 1
-        return one.resources["cpu"] <= self.cpus and (self.together or not self.model.is_apart(one))
+        return self.has_place(one)
+
+    def has_place(self, one: Trial) -> bool:
+        is_alone = self.together or not self.model.is_apart(one)
+        return one.resources["cpu"] <= self.cpus and is_alone and self.node not in one.excluded
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -110,6 +117,25 @@ def test_the_order_is_that_of_waiting_whoever_stands_in_which_line(seed: int) ->
     for _ in range(150):
         model.step()
         model.check()
+
+
+def test_how_long_lines_were_passed_over_is_kept_apart_by_the_nodes_that_they_shun() -> None:
+    def looked_after(queue: WaitingTrials, times: int) -> list[str]:
+        found: list[str] = []
+        for _ in range(times):
+            queue.slot_freed(lambda one: found.append(one.trial_id))
+        return found
+
+    queue, (plain, shy) = WaitingTrials(lambda _one: False), (trial("a"), trial("b"))
+    shy.excluded = ["n"]
+    queue.follow(plain)
+    queue.follow(shy)
+    assert not looked_after(queue, PATIENCE - 1)
+    queue.served(plain)  # of whose line others still wait
+    again = WaitingTrials(lambda _one: False)
+    again.take_back([plain, shy], [], queue.passed_over())
+    assert again.passed_over() == queue.passed_over()
+    assert looked_after(queue, 1) == looked_after(again, 1) == ["b"]
 
 
 def test_trials_that_come_and_go_leave_nothing_behind() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunemq_shared.memory_errors import kind_of
+from tunemq_shared.memory_errors import is_of_a_child, kind_of, says_cuda_memory
 
 
 def a_class(module, name, *bases):
@@ -33,6 +33,10 @@ TensorFlowError = a_class(
         ValueError("[12:00] gpu: Memory allocation error: cudaErrorMemoryAllocation"),
         MemoryError("std::bad_alloc: CUDA error at: x.cu:1: cudaErrorMemoryAllocation out of"),
         TensorFlowError("OOM when allocating tensor on /job:localhost/device:GPU:0"),
+        RuntimeError("HIP error: out of memory"),
+        RuntimeError("ggml: cudaMalloc failed: out of memory"),
+        RuntimeError("NCCL error ... ncclUnhandledCudaError: Cuda failure 2 'out of memory'"),
+        MemoryError("std::bad_alloc: out_of_memory: CUDA error at: /rmm/mr/device.hpp"),
     ],
 )
 def test_a_gpu_whose_memory_ran_out_is_named(error):
@@ -55,8 +59,8 @@ def test_memory_of_the_machine_that_ran_out_is_named(error):
 @pytest.mark.parametrize(("devices", "kind"), [("0", "cuda_memory"), ("", "memory")])
 def test_what_xla_says_is_a_gpus_where_there_is_one(monkeypatch, devices, kind):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
-    error = XlaError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes.")
-    assert kind_of(error) == kind
+    for said in ("Out of memory while trying to allocate 8 bytes.", "Failed to allocate request"):
+        assert kind_of(XlaError(f"RESOURCE_EXHAUSTED: {said}")) == kind
 
 
 class Unreadable(Exception):
@@ -84,3 +88,44 @@ def test_what_an_error_was_raised_from_counts_and_what_was_handled_before_does_n
     circular = ValueError("a")
     circular.__cause__ = circular
     assert [kind_of(error) for error in (caused, later, circular)] == ["memory", "", ""]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.",
+        "RuntimeError: CUDA error: out of memory",
+        "thrust::system_error: parallel_for failed: cudaErrorMemoryAllocation: out of memory",
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying",
+        "ResourceExhaustedError: OOM when allocating tensor with shape[9] on /device:GPU:0 by",
+    ],
+)
+def test_a_line_that_says_so_is_found_among_others(line):
+    assert says_cuda_memory(f"step 1\n{line}\ntorchrun: a rank has failed\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "out of memory",
+        "GPU memory: 12 GiB",
+        "OOM when allocating tensor on /device:CPU:0",
+        "OOM when allocating tensor\nits device:GPU:0",
+    ],
+)
+def test_other_lines_do_not_say_so(line):
+    assert not says_cuda_memory(line)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        ("CalledProcessError: Command '['torchrun']' returned non-zero exit status 1.", True),
+        ("ChildFailedError: train.py FAILED", True),
+        ("RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 1.", True),
+        ("ValueError: shapes do not match", False),
+    ],
+)
+def test_an_error_that_says_no_more_than_that_a_child_failed_is_known(error, is_so):
+    assert is_of_a_child(error) is is_so

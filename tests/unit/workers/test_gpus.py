@@ -7,7 +7,6 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,7 @@ from tests.support import eventually
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import Gpu
 from tunemq_shared.vitals import GpuVitals, decode_vitals
-from tunemq_workers import gpu_drivers
-from tunemq_workers.gpu_drivers import NvidiaSmi, open_driver
+from tunemq_workers.gpu_drivers import PhysicalGpu
 from tunemq_workers.gpu_locks import take_gpus
 from tunemq_workers.gpus import offered_gpus
 from tunemq_workers.machine_watch import MachineWatch
@@ -24,21 +22,27 @@ from tunemq_workers.machine_watch import MachineWatch
 GPUS = [Gpu(f"GPU-{letter}0", "NVIDIA H200", 1e9) for letter in "abc"]
 
 
+PARTS = [Gpu(f"MIG-{digit}", "NVIDIA H100 MIG 1g.10gb", 1e9) for digit in "12"]
+
+
 class Driver:
-    period_s = 60.0
+    """As much of a driver as is asked what there is."""
 
-    def __init__(self, gpus: list[Gpu]) -> None:
-        self._gpus = gpus
+    def __init__(self, physical: list[PhysicalGpu]) -> None:
+        self._physical = physical
 
-    def gpus(self) -> list[Gpu]:
-        return self._gpus
-
-    def vitals(self) -> list[GpuVitals]:
-        return [GpuVitals(gpu.uuid, 0.5, 7.0) for gpu in self._gpus]
+    def physical(self) -> list[PhysicalGpu]:
+        return self._physical
 
 
 def with_gpus() -> Driver:
-    return Driver(GPUS)
+    return Driver([PhysicalGpu(gpu) for gpu in GPUS])
+
+
+def with_parts() -> Driver:
+    """The second GPU is in MIG mode."""
+    first, second, third = GPUS
+    return Driver([PhysicalGpu(first), PhysicalGpu(second, tuple(PARTS)), PhysicalGpu(third)])
 
 
 def without_gpus() -> None:
@@ -49,8 +53,10 @@ def nobody_asks() -> None:
     pytest.fail("the driver was asked")
 
 
-def uuids(option: str | None, visible: str | None = None) -> list[str]:
-    offered = offered_gpus(option, visible, with_gpus)
+def uuids(
+    option: str | None, visible: str | None = None, driver: Callable[[], Driver] = with_gpus
+) -> list[str]:
+    offered = offered_gpus(option, visible, driver)
     assert offered.number == len(offered.gpus)
     return [gpu.uuid for gpu in offered.gpus]
 
@@ -69,7 +75,7 @@ def test_all_gpus_are_offered_where_nothing_is_said():
         ("2,0", ["GPU-c0", "GPU-a0"]),
         ("GPU-b,GPU-a0", ["GPU-b0", "GPU-a0"]),
         ("1,7,0", ["GPU-b0"]),
-        ("MIG-x,1", ["MIG-x", "GPU-b0"]),
+        ("1,MIG-x,0", ["GPU-b0"]),
         ("GPU-", []),
     ],
 )
@@ -91,13 +97,13 @@ def test_a_number_where_nobody_knows_of_any_is_of_gpus_without_names():
 
 def test_none_are_offered_and_nobody_is_asked_where_none_are_wanted():
     assert offered_gpus("0", None, nobody_asks).number == 0
+    assert offered_gpus(None, " ", nobody_asks).number == 0
 
 
 def test_gpus_are_named_by_index_or_uuid_among_those_that_may_be_seen():
     assert uuids("2,GPU-a") == ["GPU-c0", "GPU-a0"]
     assert uuids("1,") == ["GPU-b0"]
     assert uuids("0,", "2") == ["GPU-c0"]
-    assert uuids("MIG-1/2/3") == ["MIG-1/2/3"]
     with pytest.raises(ConfigError, match="--gpus names GPU-a0, and there are: GPU-c0"):
         uuids("GPU-a0", "2")
     with pytest.raises(ConfigError, match="there is none"):
@@ -119,48 +125,43 @@ def test_a_gpu_that_is_named_twice_is_refused():
         uuids("0,GPU-a0")
 
 
-# --- nvidia-smi -----------------------------------------------------------------------------------
+# --- MIG ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Has another program be nvidia-smi."""
-
-    def be(script: str) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    return be
+def test_of_a_gpu_in_mig_mode_its_parts_are_offered_and_never_it_itself():
+    assert uuids(None, driver=with_parts) == ["GPU-a0", "MIG-1", "MIG-2", "GPU-c0"]
+    assert uuids("2", driver=with_parts) == ["GPU-a0", "MIG-1"]
 
 
-def test_nvidia_smi_is_asked_where_there_are_no_bindings(smi):
-    smi("""
-case "$1" in
-  *utilization*) echo "GPU-1, 37, 2048"; echo "GPU-2, [N/A], [N/A]";;
-  *) echo "GPU-1, NVIDIA H200, 143771"; echo "GPU-2, Tesla T4, 15360";;
-esac""")
-    driver = open_driver()
-    assert isinstance(driver, NvidiaSmi)
-    assert driver.gpus() == [
-        Gpu("GPU-1", "NVIDIA H200", 143771 * 2.0**20),
-        Gpu("GPU-2", "Tesla T4", 15360 * 2.0**20),
-    ]
-    assert driver.vitals() == [GpuVitals("GPU-1", 0.37, 2.0**31), GpuVitals("GPU-2")]
+def test_mig_devices_are_named_by_uuid_and_indices_count_gpus():
+    assert uuids("MIG-2,2", driver=with_parts) == ["MIG-2", "GPU-c0"]
+    assert uuids(None, "MIG-2,0", driver=with_parts) == ["MIG-2", "GPU-a0"]
+    assert uuids("MIG-2", "2,MIG-2", driver=with_parts) == ["MIG-2"]
 
 
-def test_a_driver_that_does_not_work_is_none(smi):
-    smi('echo "NVIDIA-SMI has failed because it could not communicate" >&2; exit 9')
-    assert open_driver() is None
+def test_a_mig_device_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"names MIG-9, and there are: GPU-a0 .*MIG-1 .*MIG-2"):
+        uuids("MIG-9", driver=with_parts)
+    with pytest.raises(ConfigError, match="names MIG-1, and there are: GPU-c0"):
+        uuids("MIG-1", "2", driver=with_parts)
 
 
-def test_a_driver_that_does_not_answer_is_told_of(smi, monkeypatch):
-    monkeypatch.setattr(gpu_drivers, "_ANSWERS_WITHIN_S", 0.2)
-    smi("exec sleep 30")
-    with pytest.raises(ConfigError, match=r"does not answer within 0\.2 s"):
-        open_driver()
+@pytest.mark.parametrize("name", ["1,", "GPU-b", "GPU-b0"])
+def test_a_gpu_in_mig_mode_that_is_named_as_a_whole_is_refused_and_its_parts_named(name):
+    parts = r"MIG-1 \(NVIDIA H100 MIG 1g\.10gb\), MIG-2"
+    with pytest.raises(ConfigError, match=rf"--gpus names GPU-b0, which is in MIG mode.*{parts}"):
+        uuids(name, driver=with_parts)
+    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES names GPU-b0, .*MIG mode"):
+        uuids(None, name, driver=with_parts)
+
+
+def test_a_gpu_in_mig_mode_without_parts_offers_nothing():
+    def unmade() -> Driver:
+        return Driver([PhysicalGpu(GPUS[0], ()), PhysicalGpu(GPUS[1])])
+
+    assert uuids(None, driver=unmade) == ["GPU-b0"]
+    with pytest.raises(ConfigError, match="GPU-a0, which is in MIG mode, and has no MIG devices"):
+        uuids("0,", driver=unmade)
 
 
 # --- locks ----------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_a_gpu_is_one_workers_until_its_process_is_gone(tmp_path):
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        who = rf"GPU-b is offered .*: process {holder.pid} \(worker other\)"
+        who = rf"GPU-b is taken already: process {holder.pid} \(worker other\)"
         with pytest.raises(ConfigError, match=who):
             take_gpus([Gpu("GPU-a"), Gpu("GPU-b")], "worker me", str(tmp_path))
         holder.kill()
@@ -206,16 +207,16 @@ def test_a_lock_follows_no_link_and_may_be_taken_by_other_users(tmp_path):
 
 
 def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
-    watch = MachineWatch("1.2", str(tmp_path), GPUS[:1], with_gpus())
+    gpus = (GpuVitals("GPU-a0", 0.5, 7.0),)
+    watch = MachineWatch("1.2", str(tmp_path), lambda: gpus)
     assert decode_vitals(watch.said()).load is None
     watch.start()
     watch.hosts, watch.outbox, watch.cache = 1, 2, 3
-    eventually(lambda: decode_vitals(watch.said()).gpus)
     eventually(lambda: decode_vitals(watch.said()).load is not None)
     watch.close()
     said = decode_vitals(watch.said())
     assert (said.version, said.hosts, said.outbox, said.cache) == ("1.2", 1, 2, 3)
-    assert said.gpus == (GpuVitals("GPU-a0", 0.5, 7.0),)
+    assert said.gpus == gpus
     assert said.memory_free is not None
     assert said.memory_free > 0
     assert said.disk_free is not None

@@ -19,15 +19,15 @@ from tunemq_workers.host_limits import DUMP_S, HostLimits
 LATE_S = 2 * 0.05 + DUMP_S + 0.05
 
 
-class FakeMemory:
+class FakeFamilies:
     """Watches what a test says that it sees."""
 
     def __init__(self):
         self.on_exceeded = None
         self.watched = {}
 
-    def watch(self, host, pid, limit):
-        self.watched[host] = (pid, limit)
+    def watch(self, host, pid, limits):
+        self.watched[host] = (pid, limits)
 
     def leave(self, host):
         self.watched.pop(host, None)
@@ -37,11 +37,11 @@ class World:
     """The limits, and a clock that goes in small steps."""
 
     def __init__(self):
-        self.clock, self.memory = Clock(), FakeMemory()
+        self.clock, self.families = Clock(), FakeFamilies()
         self.dumped, self.exceeded, self.events = [], [], []
         self.limits = HostLimits(
             self.clock,
-            self.memory,
+            self.families,
             dump=self.dumped.append,
             exceeded=lambda host, excess: self.exceeded.append((host.name, excess)),
             now=lambda: self.clock.now,
@@ -224,7 +224,7 @@ def test_a_host_that_left_is_not_watched(world):
     world.limits.leave(host)
     world.run(60)
     assert not world.exceeded
-    assert not world.memory.watched
+    assert not world.families.watched
     send(host, frames.ORDER)
 
 
@@ -245,16 +245,14 @@ def test_hosts_without_limits_are_left_alone(world):
     world.run(60)
     assert not world.clock.timers
     world.limits.heard("h1", frames.AWAIT_ORDER, count(0))
-    assert not world.memory.watched
+    assert not world.families.watched
 
 
-def test_a_family_that_holds_too_much_is_ended_at_once_and_told_what_it_held(world):
+def test_a_family_that_holds_too_much_is_ended_at_once_and_once(world):
     world.host(memory=2 * 2**30)
-    assert world.memory.watched == {"h1": (100, 2 * 2**30)}
-    world.memory.on_exceeded("h1", int(2.31 * 2**30))
-    world.memory.on_exceeded("h1", 3 * 2**30)
-    ((name, excess),) = world.exceeded
-    assert (name, excess.kind, excess.is_urgent) == ("h1", "memory", True)
-    assert "held 2.31 GiB of memory, and its limit is 2 GiB" in excess.error
-    assert not world.memory.watched
+    assert world.families.watched == {"h1": (100, TrialLimits(memory=2 * 2**30))}
+    world.families.on_exceeded("h1", "memory", "it held too much")
+    world.families.on_exceeded("h1", "memory", "it held more")
+    assert world.exceeded == [("h1", ("memory", "it held too much", True))]
+    assert not world.families.watched
     assert not world.dumped

@@ -50,8 +50,8 @@ class FakeForkservers:
 class Node:
     """The hosts of a node, and everything around them that a test moves."""
 
-    def __init__(self):
-        self.clock = Clock()
+    def __init__(self, clock=None, keeper=None):
+        self.clock = clock or Clock()
         self.forkservers = FakeForkservers()
         self.said = []
         disk, transfers = FakeDisk(), FakeTransfers()
@@ -66,6 +66,7 @@ class Node:
             self.luggage,
             self._emit,
             lambda: self.clock.now,
+            keeper,
         )
 
     def _emit(self, key, event):

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.transfers import Waiting, run_until
+from tunemq_workers.child_keeper import ChildKeeper
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.reactor import Reactor
-from tunemq_workers.transfers import keeper, link
+from tunemq_workers.transfers import link
 from tunemq_workers.transfers.link import Transfers
 from tunemq_workers.transfers.messages import Download, Upload, Uploaded
 
@@ -379,8 +380,9 @@ def test_pauses_between_deaths_grow(reactor, processes, children, monkeypatch):
     monkeypatch.setattr(reactor, "after", at_once)
     processes.refusals = 12
     ends: list[str] = []
-    held = keeper.ChildKeeper(
+    held = ChildKeeper(
         reactor,
+        "transfers",
         processes.start,
         children,
         on_up=lambda: None,

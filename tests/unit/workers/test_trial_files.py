@@ -210,9 +210,10 @@ def fields(begun):
 
 
 def test_what_an_earlier_node_left_goes(tmp_path):
-    (tmp_path / "trials/old").mkdir(parents=True)
+    for name in ("old", ".trash-1"):
+        (tmp_path / "trials" / name / "deep").mkdir(parents=True)
     World(tmp_path).disk.settle()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path / "trials") == []
 
 
 def test_nothing_is_waited_for_once_the_node_ends(world):

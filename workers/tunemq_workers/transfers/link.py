@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from tunemq_workers.child_keeper import ChildKeeper
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.reactor import Reactor, Timer
-from tunemq_workers.transfers.keeper import ChildKeeper
 from tunemq_workers.transfers.messages import (
     Abandon,
     Answer,
@@ -29,6 +29,8 @@ from tunemq_workers.transfers.messages import (
     Trouble,
     Upload,
     Uploaded,
+    decode_answer,
+    encode,
 )
 
 #: What the process may take to leave a transfer that is given up: a read from a store that answers
@@ -104,10 +106,11 @@ class Transfers:
         self._idle: Timer | None = None
         self._child = ChildKeeper(
             reactor,
+            "transfers",
             start,
             children,
             on_up=self._begin_all,
-            on_answer=self._answered,
+            on_answer=lambda answer: self._answered(decode_answer(answer)),
             on_end=self._child_ended,
         )
 
@@ -228,7 +231,7 @@ class Transfers:
         """Have the process do it; if there is none, it will be told when it is there."""
         if self._child.is_up:
             job.is_begun, job.is_abandoned = True, False
-            self._child.send(Begin(job.id, job.transfer))
+            self._child.send(encode(Begin(job.id, job.transfer)))
         else:
             self._child.start_if_none()
 
@@ -245,7 +248,7 @@ class Transfers:
             self._over(job)
         elif not job.is_abandoned:
             job.is_abandoned = True
-            self._child.send(Abandon(job.id))
+            self._child.send(encode(Abandon(job.id)))
 
     def _forget(self, job: _Job) -> None:
         del self._jobs[job.id]

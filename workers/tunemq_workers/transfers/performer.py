@@ -31,6 +31,7 @@ from tunemq_shared.object_store import MissingObject, ObjectStore
 from tunemq_shared.retrying import Cancel, StoreUnavailable, retried
 from tunemq_shared.stores import open_objects
 from tunemq_shared.trial_folders import send_folder
+from tunemq_workers.account import own_files
 from tunemq_workers.transfers.messages import (
     Abandon,
     Answer,
@@ -107,7 +108,8 @@ class _Store:
             self._objects.close()
 
     def _open(self) -> ObjectStore:
-        return open_objects(self._address)
+        with own_files():  # with keys, perhaps
+            return open_objects(self._address)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,6 @@
 """The transfers process: sends checkpoints to object stores and fetches them, for its node.
 
-    python -P -m tunemq_workers.transfers.process --fd FD --node-pid PID
+    python -P -m tunemq_workers.transfers.process --fd FD --node-pid PID [--trial-user USER]
 
 A process of its own, so that neither hashing nor a store's client slows the node's loop, and with a
 lower priority than training. It holds nothing that would be missed, so whatever breaks it, its node
@@ -17,8 +17,10 @@ import socket
 import threading
 from typing import Final
 
+from tunemq_shared.prctl import die_with_parent, set_name
+from tunemq_workers.account import act_for, find_account
+from tunemq_workers.credentials import take_keys
 from tunemq_workers.frames import FrameDecoder, frame
-from tunemq_workers.prctl import die_with_parent, set_name
 from tunemq_workers.transfers.messages import ANSWER, Answer, decode_order, encode
 from tunemq_workers.transfers.performer import Performer
 
@@ -36,7 +38,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="tunemq_workers.transfers.process")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
+    parser.add_argument("--trial-user", help="with whose rights it works on files")
     options = parser.parse_args()
+    node = socket.socket(fileno=options.fd)
+    take_keys(node)
+    if options.trial_user:
+        act_for(find_account(options.trial_user))
     die_with_parent(options.node_pid)
     set_name("tunemq-transfer")
     os.nice(_NICENESS)
@@ -50,7 +57,7 @@ def main() -> None:
     )
     code = 0
     try:
-        _serve(socket.socket(fileno=options.fd))
+        _serve(node)
     except BaseException:  # noqa: BLE001 - whoever started the process sees its exit code, this the log
         _log.critical("transfers.broken", exc_info=True)
         code = _EXIT_BROKEN

@@ -14,6 +14,7 @@ until it has confirmed a new offer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from tunemq_scheduler.farm.allotting.claims import Claims
@@ -95,6 +96,20 @@ class Allotter:
             part.say_again()
             self._ledger.changed(part)
         self._ledger.refresh(incarnation)
+        self._book_node(incarnation)
+
+    def devices_withheld(self, incarnation: str, devices: Mapping[str, str]) -> None:
+        """Nothing of these of a node's devices is given to anybody, for these reasons, for now.
+
+        Who has something of one keeps it until its trial has ended; all others may be given
+        (again).
+        """
+        node = self._ledger.nodes.get(incarnation)
+        if node is None:
+            return
+        self._ledger.withhold(incarnation, devices)
+        for part in list(node.parts.values()):
+            self._take_withheld(part)
         self._book_node(incarnation)
 
     def node_drained(self, incarnation: str, grace_s: float | None = None) -> None:
@@ -185,6 +200,8 @@ class Allotter:
                     self._claims.move(incarnation, kept.amounts, gone.amounts)
                 self._ledger.changed(part)
                 self._members.book_part(part, counts=True)
+            if node.withheld:
+                self._take_withheld(part)
             if part.is_over:
                 self._members.book_part(part, counts=False)
                 self._ledger.forget(part)
@@ -241,6 +258,10 @@ class Allotter:
         """What it neither holds nor wants is not offered any longer; the newest goes first."""
         if member.idle[()]:
             self._name_spare(member)
+        for grant in member.idle_grants():
+            if grant.part.incarnation in member.excluded.get(grant.request, ()):
+                self._ledger.remove(grant)  # it is to have the same elsewhere
+                self._book(grant.part)
         for request, idle in list(member.idle.items()):
             spare = idle - (0 if member.is_paused else member.wants.get(request, 0))
             if spare > 0:
@@ -259,6 +280,19 @@ class Allotter:
                         grant.request = request
                         self._book(grant.part)
                         break
+
+    def _take_withheld(self, part: Part) -> None:
+        """What is empty of devices that are withheld is of no use to whom it was given.
+
+        Only what the experiment knows and does not use, or does not know: of all else nobody can
+        say yet whether a trial is in it.
+        """
+        withheld = self._ledger.nodes[part.incarnation].withheld
+        for grant in list(part.grants):
+            is_empty = grant.idle_since is not None or not grant.n
+            if is_empty and grant.amounts.devices.keys() & withheld:
+                self._ledger.remove(grant)
+                self._book(part)
 
     def _empty(self, part: Part, grace_s: float | None) -> None:
         for grant in list(part.grants):

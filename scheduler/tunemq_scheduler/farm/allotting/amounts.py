@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tunemq_shared.allotments import Amounts
+from tunemq_shared.resource_names import GPU
 
 #: Sums of fractions such as 0.1 ten times must still fit into 1.
 TOLERANCE: Final = 1e-9
@@ -43,6 +44,12 @@ def total(parts: Iterable[Amounts]) -> Amounts:
         for uuid, share in part.devices.items():
             devices[uuid] = devices.get(uuid, 0.0) + share
     return Amounts(_rounded(resources), _rounded(devices))
+
+
+def of_devices(amounts: Amounts, devices: Iterable[str]) -> Amounts:
+    """What of it is of these devices."""
+    shares = {uuid: amounts.devices[uuid] for uuid in devices if amounts.devices.get(uuid)}
+    return Amounts({GPU: round(sum(shares.values()), 9)}, shares) if shares else NOTHING
 
 
 def covers(whole: Amounts, part: Amounts) -> bool:

@@ -75,7 +75,7 @@ class Granting:
         amounts = self._ledger.room.estimate(request)
         if amounts is None or self._members.quotas.hit(member.owner, amounts):
             return False
-        avoid = self._avoided_by(member)
+        avoid = self._avoided_by(member, request)
         asked, preferred = dict(request), member.preferred.get(request, "")
         node = self._ledger.room.fit(asked, preferred, avoid)
         if node is None:
@@ -102,11 +102,11 @@ class Granting:
         self._members.book_part(part, counts=True)
         self._members.review(member, now)
 
-    def _avoided_by(self, member: Member) -> set[str]:
+    def _avoided_by(self, member: Member, request: Request) -> set[str]:
         if member.name not in self._avoid:
             busy = {one for one, part in member.parts.items() if not part.may_grow}
             self._avoid[member.name] = busy | member.avoided.keys()
-        return self._avoid[member.name]
+        return self._avoid[member.name] | member.excluded.get(request, frozenset())
 
     def _block(self, request: Request) -> None:
         waiting = self._members.waiting.get(request, ())
@@ -172,7 +172,7 @@ class Granting:
 
     def _try_elsewhere(self, claim: Claim, now: float) -> bool:
         asked = dict(claim.request)
-        node = self._ledger.room.fit(asked, "", self._avoided_by(claim.member))
+        node = self._ledger.room.fit(asked, "", self._avoided_by(claim.member, claim.request))
         if node is None:
             return False
         devices = self._ledger.room.devices(node, asked, self._ledger.nodes[node].room)

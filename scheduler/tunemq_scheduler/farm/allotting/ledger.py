@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from tunemq_scheduler.farm.allotting.amounts import NOTHING, covers, minus, total
+from tunemq_scheduler.farm.allotting.amounts import NOTHING, covers, minus, of_devices, total
 from tunemq_scheduler.farm.allotting.parts import Grant, Part
 from tunemq_scheduler.farm.allotting.requests import Request, amounts_of
 from tunemq_scheduler.farm.allotting.room import Room
@@ -25,11 +26,13 @@ class Node:
         free: what nobody has of it, at worst; ``promised`` is what of it is kept for somebody, and
             ``room`` what may be given to anybody.
         not_offered: what is free once all that is leaving has left.
+        aside: what nobody has and nobody gets, of the devices that are ``withheld`` (and why).
         is_unknown: somebody may hold anything of it.
         version: grows whenever any of this changes.
     """
 
     __slots__ = (
+        "aside",
         "free",
         "is_draining",
         "is_lost",
@@ -41,12 +44,14 @@ class Node:
         "room",
         "total",
         "version",
+        "withheld",
     )
 
     def __init__(self, joined: NodeJoined, whole: Amounts) -> None:
         self.joined = joined
         self.total = whole
-        self.free = self.room = self.promised = self.not_offered = NOTHING
+        self.free = self.room = self.promised = self.not_offered = self.aside = NOTHING
+        self.withheld: Mapping[str, str] = joined.withheld
         self.parts: dict[str, Part] = {}
         self.is_lost = False
         self.is_draining = False
@@ -106,6 +111,12 @@ class Ledger:
             for part in node.parts.values():
                 self._stale.pop(part, None)
 
+    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+        """These of its devices are not to be given to anybody, all others may be (again)."""
+        self.nodes[incarnation].withheld = devices
+        self.room.withhold(incarnation, devices)
+        self.refresh(incarnation)
+
     def refresh(self, incarnation: str) -> None:
         """Something about a node or its parts changed: reckon anew what is free of it."""
         node = self.nodes.get(incarnation)
@@ -117,6 +128,10 @@ class Ledger:
         taken = total(part.taken for part in parts)
         node.free = NOTHING if node.is_unknown else minus(node.total, taken)
         node.not_offered = minus(node.total, total(part.offer for part in parts))
+        if node.withheld or node.aside is not NOTHING:
+            node.aside = of_devices(node.free, node.withheld)
+            node.free = minus(node.free, node.aside)
+            node.not_offered = minus(node.not_offered, of_devices(node.not_offered, node.withheld))
         before = node.room
         node.room = minus(node.free, node.promised) if node.state == READY else NOTHING
         if not covers(before, node.room):

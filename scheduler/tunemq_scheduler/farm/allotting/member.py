@@ -16,7 +16,8 @@ class Member:
     Attributes:
         order: experiments of one owner that have as much as each other take turns by it.
         wants: by request, how many slots it would use beside those that it holds.
-        preferred: by request, the node that it would like best.
+        preferred: by request, the node that it would like best; ``excluded``: those of which it
+            would make no use.
         slots: by request, the slots that it was given; ``idle`` are those that it has nothing in.
         claims: by request, the slots that are being cleared for it.
         since: by request, since when it waits.
@@ -36,6 +37,7 @@ class Member:
         self.order = order
         self.wants: dict[Request, int] = {}
         self.preferred: dict[Request, str] = {}
+        self.excluded: dict[Request, frozenset[str]] = {}
         self.slots: Counter[Request] = Counter()
         self.idle: Counter[Request] = Counter()
         self.claims: Counter[Request] = Counter()
@@ -53,10 +55,14 @@ class Member:
         """What it said that it wants."""
         self.wants.clear()
         self.preferred.clear()
+        self.excluded.clear()
         for wanted in usage.wants:
             request = request_of(wanted.request)
             self.wants[request] = self.wants.get(request, 0) + wanted.count
             self.preferred.setdefault(request, wanted.preferred)
+            # Who waits for the same may use what others shun.
+            others = self.excluded.get(request, frozenset(wanted.excluded))
+            self.excluded[request] = others.intersection(wanted.excluded)
 
     def missing(self, request: Request) -> int:
         """How many slots it still has to get for this request."""

@@ -113,6 +113,8 @@ class Planner:
         incarnation = node.joined.incarnation
         if node.state != READY or incarnation in self._member.avoided:
             return False
+        if incarnation in self._member.excluded.get(self._request, ()):
+            return False
         own = self._member.parts.get(incarnation)
         return not node.is_unknown and (own is None or own.may_grow)
 

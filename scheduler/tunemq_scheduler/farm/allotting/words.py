@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import msgspec
 
+from tunemq_scheduler.core.placement_words import device_set_aside
 from tunemq_scheduler.farm.allotting.amounts import NOTHING, is_nothing
 from tunemq_scheduler.farm.allotting.claims import Claims
 from tunemq_scheduler.farm.allotting.ledger import Ledger
@@ -13,6 +17,9 @@ from tunemq_scheduler.farm.allotting.members import Members
 from tunemq_scheduler.farm.allotting.requests import Request, in_words, request_of
 from tunemq_shared.allotments import Amounts
 
+#: So many slots or devices are named.
+_TOLD: Final = 8
+
 
 class NodeAllotment(msgspec.Struct, frozen=True):
     """A node and who has what of it.
@@ -21,6 +28,8 @@ class NodeAllotment(msgspec.Struct, frozen=True):
         state: ready, lost or draining.
         held: by experiment, what it may hold at worst.
         reserved_for: experiments for which slots are being cleared there.
+        withheld: the devices that are given to nobody, and why; ``aside`` is what nobody has of
+            them, and is not free.
     """
 
     incarnation: str
@@ -31,6 +40,8 @@ class NodeAllotment(msgspec.Struct, frozen=True):
     free: Amounts
     held: dict[str, Amounts]
     reserved_for: tuple[str, ...]
+    withheld: Mapping[str, str]
+    aside: Amounts
 
 
 class OwnerAccount(msgspec.Struct, frozen=True):
@@ -68,6 +79,8 @@ class Words:
                     node.free,
                     {name: amounts for name, amounts in held.items() if not is_nothing(amounts)},
                     tuple(claimed),
+                    node.withheld,
+                    node.aside,
                 )
             )
         return found
@@ -95,10 +108,13 @@ class Words:
             return [f"the scheduler was started again and first waits to hear from {others}"]
         reasons = [*self._quota(member, request), *self._claimed(member, request)]
         not_now = self._ledger.room.why_not_now(asked)
+        shunned = member.excluded.get(request)
+        if not_now is None and shunned and self._ledger.room.fit(asked, "", shunned) is None:
+            return [*reasons, f"only nodes that it is kept away from have {in_words(request)} free"]
         if not_now is None and not reasons:
             return [f"there is room for {in_words(request)}; it is offered next"]
         if not_now is not None:
-            reasons.append(not_now)
+            reasons += [not_now, *self._withheld(asked)]
         return [*reasons, *self._turn(member, request)]
 
     def _quota(self, member: Member, request: Request) -> list[str]:
@@ -109,6 +125,14 @@ class Words:
         most = self._members.quotas.of(member.owner)[resource]
         used = self._members.quotas.held.get(member.owner, {}).get(resource, 0.0)
         return [f"the quota of {member.owner} is {resource}={most:g}, and {used:g} of it is used"]
+
+    def _withheld(self, asked: dict[str, float]) -> list[str]:
+        found = self._ledger.room.withheld_from(asked)
+        nodes = self._ledger.nodes
+        told = [
+            device_set_aside(nodes[one].joined.node, uuid, why) for one, uuid, why in found[:_TOLD]
+        ]
+        return told if len(found) <= _TOLD else [*told, f"and {len(found) - _TOLD} GPUs more"]
 
     def _claimed(self, member: Member, request: Request) -> list[str]:
         found: list[str] = []
@@ -121,7 +145,7 @@ class Words:
             elif claim.member.priority >= member.priority:
                 what = in_words(claim.request)
                 found.append(f"{what} on {node} is reserved for {claim.member.name}{whose}")
-        return found[:8]
+        return found[:_TOLD]
 
     def _turn(self, member: Member, request: Request) -> list[str]:
         amounts = self._ledger.room.estimate(request) or NOTHING

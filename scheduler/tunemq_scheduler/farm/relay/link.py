@@ -22,11 +22,11 @@ from tunemq_scheduler.farm.exits import (
     EXIT_SUPERSEDED,
     EXIT_UNAVAILABLE,
     EXIT_USE,
+    named_signal,
 )
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.carrying_out import carry_out
 from tunemq_scheduler.farm.relay.frames import FrameSocket
-from tunemq_scheduler.farm.relay.process import ExperimentProcess, named_signal
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.allotments import Usage
@@ -83,8 +83,11 @@ class Wire(Protocol):
 class Process(Protocol):
     """What is used of `tunemq_scheduler.farm.relay.process.ExperimentProcess`."""
 
-    pid: int
-    pidfd: int
+    pid: int | None
+
+    @property
+    def watched(self) -> int:
+        """A descriptor that is readable when there may be an exit code."""
 
     def returncode(self) -> int | None:
         """Its exit code; None while it runs."""
@@ -106,8 +109,7 @@ class ExperimentLink:
         job: what it is to run.
         on: the wire.
         folder: for what its process prints.
-        cwd: where its process begins.
-        begin: starts that, as an `ExperimentProcess` does.
+        begin: starts that, as `tunemq_scheduler.farm.relay.forkservers.Forkservers` does.
 
     Raises:
         ConfigError: its process cannot be started; says why.
@@ -119,8 +121,7 @@ class ExperimentLink:
         on: Wire,
         *,
         folder: Path,
-        cwd: str | None = None,
-        begin: Callable[..., Process] = ExperimentProcess,
+        begin: Callable[..., Process],
     ) -> None:
         self.job, self.folder = job, folder
         #: The stream of its events; empty until it is open.
@@ -152,9 +153,7 @@ class ExperimentLink:
             ) from error
         self._frames = FrameSocket(ours)
         try:
-            self._process = begin(
-                folder, theirs, python=job.python, variables=job.variables, cwd=cwd
-            )
+            self._process = begin(folder, theirs, python=job.python, variables=job.variables)
         except BaseException:  # passed on: the supervisor tells it
             ours.close()
             raise
@@ -167,14 +166,14 @@ class ExperimentLink:
         return self._frames.fileno()
 
     @property
-    def pid(self) -> int:
-        """Of its process."""
+    def pid(self) -> int | None:
+        """Of its process; None until there is one."""
         return self._process.pid
 
     @property
-    def pidfd(self) -> int:
-        """Readable once the process has ended."""
-        return self._process.pidfd
+    def watched(self) -> int:
+        """Readable when something has become of the process, which `attend` sees to."""
+        return self._process.watched
 
     @property
     def wants_write(self) -> bool:

@@ -1,130 +1,172 @@
-"""Starting an experiment's process, and telling what became of it."""
+"""An experiment's process, as its supervisor has it: forked for it, watched, buried.
+
+Nothing here waits. What the forkserver does not answer for long is its end, and so that of all that
+it has forked: they are told to have ended, and are started again from another one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Mapping
+import time
 from pathlib import Path
 from typing import Final
 
-from tunemq_shared.errors import ConfigError
+from tunemq_scheduler.farm.exits import EXIT_AGAIN
+from tunemq_scheduler.farm.relay.forking import (
+    MAX_PACKET_BYTES,
+    REAP,
+    Answer,
+    Ended,
+    Forked,
+    NotForked,
+    decode,
+)
+from tunemq_scheduler.farm.relay.forkserver import Forkserver, tail
 
-#: Variables of the supervisor's environment that are the farm's own, and no experiment's.
-FARM_KEYS: Final = ("TUNEMQ_REDIS",)
 #: What an experiment prints, below the folder that is given.
 OUTPUT, ERRORS = "experiment.out", "experiment.err"
-#: So much of the end of what it wrote to stderr is told.
-_TOLD_BYTES: Final = 4000
-_TOLD_LINES: Final = 20
-_MODULE: Final = "tunemq_scheduler.farm.experiment_process"
+#: A forkserver answers within so long, or is killed. A new one imports first, maybe over a network.
+_ANSWER_S: Final = 60.0
 
 
 class ExperimentProcess:
     """A process that runs one experiment, in a session of its own.
 
-    Must be started by a thread that lives as long as the supervisor does: the kernel kills it when
-    that ends.
-
     Args:
+        server: what it is forked from.
         folder: for what it prints.
         sock: its end of the connection; closed here.
-        python: the interpreter; empty for this one.
-        variables: for its environment.
-        cwd: where it begins.
 
     Raises:
-        ConfigError: it cannot be started; says why.
+        OSError: there is no folder, file or descriptor for it.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        sock: socket.socket,
-        *,
-        python: str = "",
-        variables: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-    ) -> None:
-        self._errors = folder / ERRORS
-        inherited = {name: text for name, text in os.environ.items() if name not in FARM_KEYS}
-        program = python or sys.executable
-        line = ["--fd", str(sock.fileno()), "--supervisor", str(os.getpid())]
-        try:
-            with sock, contextlib.ExitStack() as files:
-                folder.mkdir(parents=True, exist_ok=True)
-                output = files.enter_context(open(folder / OUTPUT, "ab"))
-                errors = files.enter_context(open(self._errors, "ab"))
-                self._errors_begin = errors.tell()
-                self._process = subprocess.Popen(
-                    [program, "-P", "-m", _MODULE, *line],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=errors,
-                    env={**inherited, **(variables or {})},
-                    cwd=cwd,
-                    start_new_session=True,
-                    pass_fds=[sock.fileno()],
-                )
-            #: Readable once it has ended.
-            self.pidfd = self._watched(self._process)
-        except (OSError, ValueError) as error:  # a variable with "=" in its name, a NUL
-            raise ConfigError(
-                f"the experiment's process cannot be started with {program}: {error}."
-            ) from error
-        self.pid = self._process.pid
+    def __init__(self, server: Forkserver, folder: Path, sock: socket.socket) -> None:
+        #: None until it is forked.
+        self.pid: int | None = None
+        self._pidfd: int | None = None
+        self._server, self._errors = server, folder / ERRORS
+        self._returncode: int | None = None
+        self._is_over, self._why = False, ""
+        self._answer_by = time.monotonic() + _ANSWER_S
+        with sock, contextlib.ExitStack() as ends:
+            folder.mkdir(parents=True, exist_ok=True)
+            output = ends.enter_context(open(folder / OUTPUT, "ab"))
+            errors = ends.enter_context(open(self._errors, "ab"))
+            self._errors_begin = errors.tell()
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ends.enter_context(theirs)
+            self._channel.setblocking(False)
+            try:
+                server.start([end.fileno() for end in (theirs, sock, output, errors)])
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the server has just ended: so has the channel
+            except OSError as error:  # so many wait for it that there is no room for another one
+                self._give_up(EXIT_AGAIN, f"its process cannot be started: {error.strerror}")
+        server.uses += 1
 
-    @staticmethod
-    def _watched(process: subprocess.Popen[bytes]) -> int:
-        try:
-            return os.pidfd_open(process.pid)
-        except OSError:
-            process.kill()
-            process.wait()
-            raise
+    @property
+    def watched(self) -> int:
+        """A descriptor that is readable when `returncode` has something to look at."""
+        if self._pidfd is None or self._is_over:
+            return self._channel.fileno()
+        return self._pidfd
 
     def returncode(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs. Never waits.
 
         With it ends all of its session: nothing of an experiment outlives its process.
         """
-        if self._process.returncode is None:
-            how = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            if os.waitid(os.P_PIDFD, self.pidfd, how) is None:
-                return None
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)  # before it is reaped: the number is its own
-        return self._process.poll()
+        if self._returncode is None and self._pidfd is None:
+            self._listen()
+        if self._returncode is None and self._pidfd is not None and self._has_ended(self._pidfd):
+            self._listen()
+        return self._returncode
 
     def kill(self) -> None:
         """Kill it, with all of its session."""
-        if self.returncode() is None:
-            os.killpg(self.pid, signal.SIGKILL)
+        if self._returncode is not None:
+            return
+        if self.pid is None or self._pidfd is None:
+            self._give_up(-signal.SIGKILL, "")
+        elif not self._is_over:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._kill_session(self.pid)
 
     def close(self) -> None:
         """Let go of it; it has ended."""
-        os.close(self.pidfd)
+        self._channel.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        self._server.release()
 
     def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Why there is none any more, or the end of what it wrote to stderr."""
+        if self._why:
+            return self._why
         try:
             with open(self._errors, "rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(self._errors_begin, size - _TOLD_BYTES))
-                data = file.read(_TOLD_BYTES)
+                return tail(file.fileno(), self._errors_begin)
         except OSError:
             return ""
-        lines = data.decode(errors="replace").splitlines()[-_TOLD_LINES:]
-        return "\n".join(lines).strip()
+
+    def _has_ended(self, pidfd: int) -> bool:
+        if not self._is_over and _is_readable(pidfd):
+            self._is_over, self._answer_by = True, time.monotonic() + _ANSWER_S
+            # Before it is reaped: the number is its own. Where the forkserver has died and somebody
+            # else was faster, it is the session's as long as anything of that is there.
+            if self.pid is not None:
+                self._kill_session(self.pid)
+            with contextlib.suppress(OSError):  # it is gone, which `_listen` finds out
+                self._channel.send(REAP)
+        return self._is_over
+
+    def _listen(self) -> None:
+        try:
+            packet = self._channel.recv(MAX_PACKET_BYTES)
+        except BlockingIOError:
+            if time.monotonic() > self._answer_by:
+                self._server.kill(f"did not answer for {_ANSWER_S:g} s")
+            return
+        except ConnectionResetError:
+            packet = b""
+        if packet:
+            self._take(decode(packet))
+        else:
+            self._returncode, self._why = self._server.why_lost()
+
+    def _take(self, answer: Answer) -> None:
+        match answer:
+            case Forked(pid):
+                self._server.has_forked = True
+                try:
+                    self._pidfd = os.pidfd_open(pid)
+                except OSError as error:  # no descriptor is left, or it died with its forkserver
+                    self._give_up(EXIT_AGAIN, f"its process cannot be watched: {error.strerror}")
+                else:
+                    self.pid = pid
+            case NotForked(text):
+                self._give_up(EXIT_AGAIN, f"its process cannot be started: {text}")
+            case Ended(returncode):
+                self._returncode = returncode
+
+    def _give_up(self, returncode: int, why: str) -> None:
+        """Whatever becomes of it: the forkserver kills what it has no channel to."""
+        self._channel.shutdown(socket.SHUT_RDWR)
+        self._returncode, self._why = returncode, why
+
+    @staticmethod
+    def _kill_session(pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
-def named_signal(number: int) -> str:
-    """A signal as people know it: ``SIGSEGV (Segmentation fault)``."""
-    try:
-        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
-    except ValueError:
-        return f"signal {number}"
+def _is_readable(descriptor: int) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(0))

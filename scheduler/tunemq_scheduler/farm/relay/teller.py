@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_scheduler.core.trial import ERROR, FINISHED, PENDING, RUNNING, Trial
+from tunemq_scheduler.core.trial import ERROR, FINISHED, PENDING, RUNNING, Trial, awaited
 from tunemq_scheduler.core.usage import ANY_NUMBER
 from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.relay import messages as r
@@ -19,6 +19,7 @@ from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 from tunemq_shared.allotments import Usage
 from tunemq_shared.answers import (
+    DeviceUseRow,
     Done,
     ExperimentDetail,
     ExperimentRow,
@@ -227,6 +228,9 @@ class Teller:
             preemptions=known.preemptions,
             repeated=known.repeated,
             note=self._note(view),
+            devices_used=tuple(
+                DeviceUseRow(**msgspec.structs.asdict(use)) for use in known.devices_used
+            ),
         )
 
     def _note(self, view: TrialView) -> str:
@@ -234,7 +238,7 @@ class Teller:
         if failure is not None:
             return failure.error
         if view.waits[0]:
-            return f"waits for the store: {view.waits[1]}"
+            return f"waits for {awaited(view.waits[0])}: {view.waits[1]}"
         return ""
 
     # --- why one waits ----------------------------------------------------------------------------
@@ -254,7 +258,7 @@ class Teller:
     def _reasons(self, trial: Trial) -> Iterator[str]:
         runner, name = self._loop.runner, trial.trial_id
         if trial.waits[0]:
-            yield f"trial {name} waits for the store: {trial.waits[1]}"
+            yield f"trial {name} waits for {awaited(trial.waits[0])}: {trial.waits[1]}"
         if trial.status == RUNNING:
             yield f"trial {name} runs, on {self._of(name).hostname or 'a node'}"
             return
@@ -266,6 +270,11 @@ class Teller:
             yield f"trial {name} failed, and is tried again in {left:.0f} s"
             return
         yield f"trial {name} waits for a place: {trial.resources}"
+        if trial.excluded:
+            nodes = ", ".join(trial.excluded)
+            yield f"it is not placed on {nodes} any more, for what it printed there (log policies)"
+            if runner.shuns_all(trial):
+                yield "no other node of today could hold it"
         why = runner.placement.why_never(trial.resources)
         if why:
             yield f"no node of today could hold it: {why}"

@@ -23,8 +23,10 @@ def an_allotter(*nodes: tuple[str, int], **settings: object) -> Allotter:
     return allotter
 
 
-def wants(count: int, request: dict[str, float] | None = None, preferred: str = "") -> Usage:
-    return Usage({}, {}, (Wanted(request or ONE, count, preferred),))
+def wants(
+    count: int, request: dict[str, float] | None = None, preferred: str = "", *excluded: str
+) -> Usage:
+    return Usage({}, {}, (Wanted(request or ONE, count, preferred, excluded),))
 
 
 def trials(
@@ -50,6 +52,57 @@ def test_an_experiment_is_offered_what_it_wants_where_it_wants_it() -> None:
     assert offer.devices == {"two-0": 1.0, "two-1": 1.0}
     assert offer.preempt_grace_s is None
     assert allotter.offers() == []
+
+
+def test_nothing_is_offered_of_a_node_of_which_it_would_make_no_use() -> None:
+    allotter = an_allotter(("one", 4), ("two", 1))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(3, None, "one", "one"))
+    assert [offer.incarnation for _, offer in allotter.offers()] == ["two"]
+    allotter.experiment_added("f", "bob")
+    allotter.usage("f", wants(1, None, "", "two"))
+    [(name, offer)] = allotter.offers()
+    assert (name, offer.incarnation) == ("f", "one")
+
+
+def test_no_slot_is_cleared_on_a_node_of_which_it_would_make_no_use() -> None:
+    allotter = an_allotter(("one", 1), ("two", 1))
+    for name, priority in (("low", 0), ("high", 1)):
+        allotter.experiment_added(name, "ada", priority=priority)
+    allotter.usage("low", wants(2))
+    allotter.offers()
+    held = {"one": _held("one-0"), "two": _held("two-0")}
+    allotter.usage("low", Usage({"one": 1, "two": 1}, held, ()))
+    allotter.offers()
+    allotter.usage("high", wants(2, None, "", "one"))
+    assert [(name, one.incarnation) for name, one in allotter.offers()] == [("low", "two")]
+
+
+def test_a_slot_on_a_node_that_it_shuns_from_now_on_is_taken_back_and_another_is_given() -> None:
+    allotter = an_allotter(("one", 1), ("two", 1))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(1, None, "one"))
+    allotter.offers()
+    allotter.usage("e", Usage({"one": 1}, {}, (Wanted(ONE, 1, "", ("one",)),)))
+    offers = {offer.incarnation: offer.resources for _, offer in allotter.offers()}
+    assert offers["one"].get("gpu", 0.0) == 0.0
+    assert offers["two"]["gpu"] == 1.0
+
+
+def test_who_waits_for_the_same_may_use_the_node_that_others_shun() -> None:
+    allotter = an_allotter(("one", 2))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", Usage({}, {}, (Wanted(ONE, 1, "", ("one",)), Wanted(ONE, 1))))
+    [(_, offer)] = allotter.offers()
+    assert offer.incarnation == "one"
+
+
+def test_why_it_waits_where_only_nodes_that_it_shuns_have_room() -> None:
+    allotter = an_allotter(("one", 2))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(1, None, "", "one"))
+    assert allotter.offers() == []
+    assert "only nodes that it is kept away from" in allotter.why("e", ONE)[0]
 
 
 def test_offers_of_a_node_are_counted_and_say_all_that_may_be_held() -> None:

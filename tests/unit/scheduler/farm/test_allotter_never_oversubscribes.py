@@ -31,7 +31,19 @@ submits = st.tuples(
 )
 others = st.tuples(
     st.sampled_from(
-        ["wait", "wait long", "lose", "silence", "hear", "join", "pause", "drain", "restart"]
+        [
+            "wait",
+            "wait long",
+            "lose",
+            "silence",
+            "hear",
+            "join",
+            "pause",
+            "drain",
+            "restart",
+            "withhold",
+            "use again",
+        ]
     ),
     st.integers(0, 5),
 )
@@ -91,5 +103,9 @@ def _act(farm: SharedFarm, kind: str, rest: list[Any], numbers: itertools.count[
         farm.allotter.node_drained(known[place % len(known)], 5.0 if place % 2 else None)
         _go_on(farm, 30.0)
         farm.allotter.node_resumed(known[place % len(known)])
+    elif kind in {"withhold", "use again"} and known:
+        name = known[place % len(known)]
+        gpus = [gpu.uuid for gpu in farm.nodes[name].gpus][: 1 + place // 2]
+        farm.withhold(name, dict.fromkeys(gpus, "XID 79") if kind == "withhold" else {})
     elif kind == "restart":
         farm.restart()

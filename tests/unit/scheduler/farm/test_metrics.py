@@ -24,7 +24,10 @@ ROW = NodeRow(
     state="ready",
     total={"cpu": 4.0, "gpu": 1.0, "memory": 8e9, "licence": 3.0},
     used={"cpu": 2.5, "gpu": 0.5, "memory": 0.0, "licence": 1.0},
-    gpus=(GpuRow(uuid="GPU-a", model="NVIDIA H200", memory=10, used=0.5),),
+    gpus=(
+        GpuRow(uuid="GPU-a", model="NVIDIA H200", memory=10, used=0.5),
+        GpuRow(uuid="GPU-b", model="NVIDIA H200", withheld="XID 79"),
+    ),
     trials=2,
     since=1.0,
 )
@@ -70,6 +73,7 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
         "tunemq_node_cpus_used{node=one}": 2.5,
         "tunemq_node_gpus{node=one}": 1,
         "tunemq_node_gpus_used{node=one}": 0.5,
+        "tunemq_node_gpus_withheld{node=one}": 1,
         "tunemq_node_memory_bytes{node=one}": 8e9,
         "tunemq_node_resource{node=one,resource=licence}": 3,
         "tunemq_node_resource_used{node=one,resource=licence}": 1,

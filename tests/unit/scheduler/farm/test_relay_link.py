@@ -41,7 +41,7 @@ class Nodes:
 class Experiment:
     """An experiment's process, which is none, and its supervisor's link."""
 
-    pid = pidfd = -1
+    pid = watched = -1
 
     def __init__(self, folder: Path) -> None:
         self.nodes = Nodes()

@@ -1,4 +1,4 @@
-"""The node's hold on its transfers process: starts it, hears it, starts another when it dies."""
+"""The node's hold on a process that works for it: starts it, hears it, replaces it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_workers.child_process import ChildProcess
+from tunemq_workers.frames import ORDER
 from tunemq_workers.host_link import HostLink
 from tunemq_workers.reactor import Reactor, Timer
-from tunemq_workers.transfers.messages import ORDER, Answer, Order, decode_answer, encode
 
 #: Processes that die in a row are started less and less often; one that lived so long begins anew.
 _BACK_OFF_S: Final = (0.1, 10.0)
@@ -25,31 +25,34 @@ _log = logging.getLogger(__name__)
 
 
 class ChildKeeper:
-    """Keeps at most one transfers process, and none before `start_if_none`.
+    """Keeps at most one process of a kind, and none before `start_if_none`.
 
     No process is started before the one before it was reaped, so nothing is ever done by two.
 
     Args:
         reactor: calls back.
+        name: of the process, in words and in the log.
         start: starts a process; called in the reactor's thread.
         children: the pids of the node's own children; the process's is kept there until it is
             reaped.
         on_up: a process is there, and knows of nothing yet.
-        on_answer: takes each answer.
+        on_answer: takes each answer, undecoded.
         on_end: the process has ended, whoever ended it, or none could be started; takes why.
     """
 
     def __init__(
         self,
         reactor: Reactor,
+        name: str,
         start: Callable[[], ChildProcess],
         children: set[int],
         *,
         on_up: Callable[[], None],
-        on_answer: Callable[[Answer], None],
+        on_answer: Callable[[bytes], None],
         on_end: Callable[[str], None],
     ) -> None:
-        self._reactor, self._start, self._children = reactor, start, children
+        self._reactor, self._name = reactor, name
+        self._start, self._children = start, children
         self._on_up, self._on_answer, self._on_end = on_up, on_answer, on_end
         self._link: HostLink | None = None
         self._pid = self._pidfd = -1
@@ -78,10 +81,10 @@ class ChildKeeper:
             delay_s = min(high, low * 2.0 ** min(self._deaths_in_a_row - 1, 10))
         self._pending = self._reactor.after(delay_s, self._start_now)
 
-    def send(self, order: Order) -> None:
-        """Give an order to the process that is there."""
+    def send(self, order: bytes) -> None:
+        """Give an encoded order to the process that is there."""
         assert self._link is not None  # whoever orders has asked `is_up`
-        self._link.send(ORDER, encode(order))
+        self._link.send(ORDER, order)
 
     def end(self, why: str = "") -> None:
         """Kill the process, if there is one; `on_end` follows, with this reason."""
@@ -106,8 +109,8 @@ class ChildKeeper:
         try:
             self._pid, sock = self._start()
         except OSError as problem:  # no process is to be had now; one that dies frees one
-            why = f"the transfers process cannot be started: {problem}"
-            _log.error("transfers.not_started why=%r", why)
+            why = f"the {self._name} process cannot be started: {problem}"
+            _log.error("%s.not_started why=%r", self._name, why)
             self._deaths_in_a_row += 1
             self._on_end(why)
             return
@@ -118,10 +121,10 @@ class ChildKeeper:
             self._reactor,
             sock,
             on_event=_is_no_host,
-            on_other=lambda _, payload: self._on_answer(decode_answer(payload)),
+            on_other=lambda _, payload: self._on_answer(payload),
             on_end=self._drop,
         )
-        _log.info("transfers.started pid=%d", self._pid)
+        _log.info("%s.started pid=%d", self._name, self._pid)
         self._on_up()
 
     def _drop(self) -> None:
@@ -141,8 +144,8 @@ class ChildKeeper:
         if self._why is None:  # it ended by itself
             self._deaths_in_a_row += 1
             how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            self._why = f"the transfers process {pid} ended with {how}"
-        _log.info("transfers.ended pid=%d why=%r", pid, self._why)
+            self._why = f"the {self._name} process {pid} ended with {how}"
+        _log.info("%s.ended pid=%d why=%r", self._name, pid, self._why)
         self._on_end(self._why)
 
     def _reap(self) -> int:

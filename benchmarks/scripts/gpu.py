@@ -1,0 +1,169 @@
+"""Trials on a real GPU: what is left of each when the next begins, and how soon CUDA is there.
+
+    python gpu.py
+
+One after another on the whole GPU, so that each sees what the one before has left: one that leaves
+a process of its own session with memory, one that kills itself while its kernels run, one with
+DataLoader workers. Then two at half a GPU each, that run at the same time or not at all. PyTorch is
+preloaded. Needs PyTorch with CUDA, and a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from measured import tell
+
+from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
+from tunemq_workers.gpu_drivers import devices, open_driver
+
+SEARCH = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import tunemq as tune
+
+FOLDER, KINDS, SHARE = Path({folder!r}), {kinds!r}, {share!r}
+LEFT_BEHIND = (
+    "import sys, time, torch; kept = torch.ones(2**28, device='cuda');"
+    "print('ready', flush=True); time.sleep(3600)"
+)
+
+def age():
+    ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK")
+
+def left_by_others():
+    from tunemq_workers.gpu_drivers import open_driver
+    return open_driver().memory_used(os.environ["CUDA_VISIBLE_DEVICES"])
+
+def tell(config, **said):
+    (FOLDER / ("trial_%02d" % config["n"])).write_text(json.dumps(said))
+
+def train(config):
+    kind, asked = KINDS[config["n"]], age()
+    left = left_by_others()
+    asking = age() - asked
+    ones = torch.ones(1024, 1024, device="cuda")
+    torch.cuda.synchronize()
+    tell(config, left=left, cuda_s=age() - asking)
+    if kind == "leaks":
+        line = [sys.executable, "-c", LEFT_BEHIND]
+        child = subprocess.Popen(line, stdout=subprocess.PIPE, start_new_session=True)
+        child.stdout.readline()
+    elif kind == "killed":
+        big = torch.ones(8192, 8192, device="cuda")
+        for _ in range(200):
+            big = big @ big
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "loads":
+        data = DataLoader(TensorDataset(torch.ones(64, 1024)), batch_size=8, num_workers=2)
+        assert sum(float((batch.to("cuda") @ ones).sum()) for (batch,) in data) > 0
+    elif kind == "half":
+        (FOLDER / ("met_%d" % config["n"])).touch()
+        while len(list(FOLDER.glob("met_*"))) < 2:  # the other one, at the same time
+            time.sleep(0.01)
+        kept = torch.ones(2**28, device="cuda")
+    torch.cuda.synchronize()
+    tune.report({{"loss": 1.0}})
+
+tuner = tune.Tuner(
+    tune.with_resources(train, {{"cpu": 1, "gpu": SHARE}}),
+    param_space={{"n": tune.grid_search(list(range(len(KINDS))))}},
+    run_config=tune.RunConfig(name={name!r}, preload=["torch"], verbose=1),
+)
+"""
+FRESH = (
+    "import torch, time; torch.ones(1024, 1024, device='cuda'); torch.cuda.synchronize();"
+    "print(time.time())"
+)
+KINDS = ("plain", "leaks", "plain", "killed", "plain", "loads", "plain")
+_PATIENCE_S = 300.0
+
+
+def why_not() -> str:
+    """Why nothing can be measured here; empty if it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed"
+    driver = open_driver()
+    if driver is None or not devices(driver):
+        return "there is no GPU here"
+    return ""
+
+
+def fresh_interpreter() -> float:
+    """Seconds from the start of an interpreter until CUDA is there."""
+    began = time.time()
+    said = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
+    return float(said.stdout) - began
+
+
+def search(folder: Path, url: str, name: str, kinds: tuple[str, ...], share: float) -> list[Any]:
+    """Run a search to its end; what its trials said, in their order."""
+    told = folder / name
+    told.mkdir()
+    script = folder / f"{name}.py"
+    script.write_text(SEARCH.format(folder=str(told), kinds=kinds, share=share, name=name))
+    results = str(folder / "results")
+    line = [sys.executable, "-m", "tunemq", "scheduler", "--redis", url, "--results", results]
+    # One of its trials fails, as it should: the exit code says so.
+    done = subprocess.run(
+        [*line, str(script)], timeout=_PATIENCE_S, capture_output=True, text=True, check=False
+    )
+    found = [json.loads(path.read_text()) for path in sorted(told.glob("trial_*"))]
+    if len(found) != len(kinds):
+        raise RuntimeError(f"{len(found)} of {len(kinds)} trials began: {done.stdout}{done.stderr}")
+    return found
+
+
+@contextmanager
+def running(line: list[str], **how: Any) -> Iterator[None]:
+    with subprocess.Popen(line, **how) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    url = f"unix://{folder}/redis"
+    worker = ("worker", "--redis", url, "--name", "one", "--cpus", "4", "--gpus", "1")
+    redis = redis_command(find_redis_server(), f"{folder}/redis")
+    node = [sys.executable, "-m", "tunemq", *worker, "--workdir", str(folder / "one")]
+    with (
+        (folder / "log").open("wb") as log,
+        running(redis, stdout=log, stderr=log),
+        running(node, stdout=log, stderr=log),
+    ):
+        wholes = search(folder, url, "wholes", KINDS, 1.0)
+        halves = search(folder, url, "halves", ("half", "half"), 0.5)
+    first = wholes[0]["left"]
+    return {
+        "cuda_s": statistics.median(one["cuda_s"] for one in wholes[1:]),
+        "fresh_s": statistics.median(fresh_interpreter() for _ in range(3)),
+        "left_mib": max(one["left"] - first for one in wholes[1:]) / 2**20,
+        "halves": len(halves),
+        "why_not": "",
+    }
+
+
+if __name__ == "__main__":
+    reason = why_not()
+    if reason:
+        tell({"why_not": reason})
+    else:
+        with tempfile.TemporaryDirectory(prefix="bench-") as name:
+            tell(measure(Path(name)))

@@ -1,0 +1,159 @@
+"""The process that experiments are forked from, so that a start costs a fork and no imports.
+
+    python -P -m tunemq_scheduler.farm.experiment_forkserver FD SUPERVISOR VERSION STORE
+
+FD is the socket of `tunemq_scheduler.farm.relay.forking`, SUPERVISOR a pid, VERSION its TuneMQ's,
+STORE the farm's, whose client is loaded, too. It has one thread, no key of the farm, and never runs
+an experiment's code; the kernel kills it when the supervisor ends, and with it all that it has
+forked.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from types import ModuleType
+from typing import Final, NamedTuple
+
+from tunemq_scheduler.farm import experiment_process
+from tunemq_scheduler.farm.relay.forking import (
+    MAX_PACKET_BYTES,
+    REAP,
+    Answer,
+    Ended,
+    Forked,
+    NotForked,
+    encode,
+)
+from tunemq_shared.prctl import die_with_parent, keep_memory_private, set_name
+from tunemq_shared.stores import import_client
+
+#: What most experiments import only once they run. No module of ours may depend on the first.
+_PRELOADED: Final = ("tunemq", "tunemq_scheduler.syncing.default_syncer")
+
+
+class _Experiment(NamedTuple):
+    channel: socket.socket
+    pid: int
+
+
+class Forkserver:
+    """Forks for one supervisor.
+
+    Args:
+        control: the socket to it.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._experiments: dict[int, _Experiment] = {}
+        self._poller = select.poll()
+        self._poller.register(control, select.POLLIN)
+
+    def serve(self) -> socket.socket | None:
+        """Work until the supervisor is gone; in a child, its end of the connection with that."""
+        while True:
+            for fd, _ in self._poller.poll():
+                if fd != self._control.fileno():
+                    self._obey(self._experiments[fd])
+                    continue
+                wanted, fds, _, _ = socket.recv_fds(
+                    self._control, MAX_PACKET_BYTES, 4, socket.MSG_CMSG_CLOEXEC
+                )
+                if not wanted:
+                    return None
+                if (line := self._fork(*fds)) is not None:
+                    return line
+
+    def _fork(self, channel_fd: int, line: int, output: int, errors: int) -> socket.socket | None:
+        """Fork; in the child, its end of the connection."""
+        channel, forkserver = socket.socket(fileno=channel_fd), os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            _say(channel, NotForked(f"fork: {error.strerror}"))
+            pid = -1
+        if pid == 0:
+            for own in (
+                self._control,
+                channel,
+                *(one.channel for one in self._experiments.values()),
+            ):
+                own.close()
+            os.dup2(output, 1)
+            os.dup2(errors, 2)
+        os.close(output)
+        os.close(errors)
+        if pid == 0:
+            _leave_the_forkserver(forkserver)
+            return socket.socket(fileno=line)
+        os.close(line)
+        if pid < 0:
+            channel.close()
+            return None
+        self._experiments[channel_fd] = _Experiment(channel, pid)
+        self._poller.register(channel, select.POLLIN)
+        _say(channel, Forked(pid))
+        return None
+
+    def _obey(self, experiment: _Experiment) -> None:
+        """It has ended, or nobody wants it any more: reap it."""
+        channel, pid = experiment
+        try:
+            is_over = channel.recv(MAX_PACKET_BYTES) == REAP
+        except ConnectionResetError:  # closed before it was read that the process was forked
+            is_over = False
+        if not is_over:
+            os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        _say(channel, Ended(os.waitstatus_to_exitcode(status)))
+        self._poller.unregister(channel)
+        del self._experiments[channel.fileno()]
+        channel.close()
+
+
+def _say(channel: socket.socket, answer: Answer) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # `_obey` will find out
+        channel.send(encode(answer))
+
+
+def _leave_the_forkserver(forkserver: int) -> None:
+    """Make a process of its own of a fork of the forkserver, which has this pid."""
+    os.setsid()
+    die_with_parent(forkserver)
+    keep_memory_private(False)  # it is as the user's other processes are
+    # multiprocessing would import the forkserver again as the main module of its children.
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+
+
+def main() -> int:
+    """Serve; in a child, run an experiment. The exit code."""
+    fd, supervisor, version, store = sys.argv[1:]
+    control = socket.socket(fileno=int(fd))
+    control.set_inheritable(False)
+    die_with_parent(int(supervisor))
+    keep_memory_private()
+    set_name("tunemq-fork")
+    for module in _PRELOADED:
+        importlib.import_module(module)
+    if (ours := sys.modules["tunemq"].__version__) != version:
+        sys.exit(f"it has TuneMQ {ours}, and the scheduler {version}")
+    import_client(store)
+    # Experiments share the pages of what is loaded as long as no garbage collection writes to them.
+    gc.collect()
+    gc.freeze()
+    line = Forkserver(control).serve()
+    return 0 if line is None else experiment_process.run(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

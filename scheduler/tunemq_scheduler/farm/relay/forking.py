@@ -1,0 +1,43 @@
+"""What the supervisor and a process that experiments are forked from say to each other.
+
+They have a SEQPACKET socket pair. On it the supervisor sends `START`, with four descriptors: the
+experiment's *channel*, its end of the connection with the supervisor, and the files that it prints
+to. The channel is a SEQPACKET socket pair, too, of this experiment alone: first it says that the
+process was forked or why not; when the supervisor has seen that process end, it is told to `REAP`
+it and says how it ended. Nobody else reaps it, so its number means nobody else until then. To close
+the channel before is to have it killed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+START: Final = b"S"
+REAP: Final = b"R"
+#: No packet is longer.
+MAX_PACKET_BYTES: Final = 4096
+
+
+class Forked(msgspec.Struct, frozen=True, tag="forked"):
+    """The experiment's process is there."""
+
+    pid: int
+
+
+class NotForked(msgspec.Struct, frozen=True, tag="not_forked"):
+    """The system has no process to give; says why."""
+
+    text: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """How the process ended: its exit code, negative for a signal."""
+
+    returncode: int
+
+
+Answer = Forked | NotForked | Ended
+encode: Final = msgspec.msgpack.Encoder().encode
+decode: Final = msgspec.msgpack.Decoder[Answer](Answer).decode

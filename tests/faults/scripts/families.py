@@ -1,0 +1,140 @@
+"""A search of which each trial has a family of another kind, for tests that stop them.
+
+``families.py FOLDER OPTIONS``: each process of a family appends its pid to ``FOLDER/members/KIND``.
+Each trial reports what its family has found out, again and again, until there is
+``FOLDER/hang``, or ``FOLDER/stop``: then the search stops it. OPTIONS: ``stall_s`` as in
+`TrialLimits`.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import tunemq as tune
+
+FOLDER, OPTIONS = Path(sys.argv[1]), json.loads(sys.argv[2])
+LAUNCHER = str(Path(__file__).with_name("launcher.py"))
+ITEMS = 8
+
+
+def note(kind):
+    with open(FOLDER / "members" / kind, "ab", buffering=0) as file:
+        file.write(b"%d\n" % os.getpid())
+
+
+class Squares:
+    """What is loaded; a class of the script, as in many a script."""
+
+    def __getitem__(self, number):
+        return number * number
+
+
+def load(kind, data, memory, asked, loaded):
+    """What a worker of a DataLoader does: its items arrive in shared memory."""
+    note(kind)
+    block = SharedMemory(memory)
+    while True:
+        number = asked.get()
+        block.buf[number] = data[number]
+        loaded.put(number)
+
+
+def loads(method):
+    """Three workers that are started like this load all items; they stay."""
+
+    def begin():
+        context, block = multiprocessing.get_context(method), SharedMemory(create=True, size=ITEMS)
+        asked, loaded = context.Queue(), context.Queue()
+        given = (method, Squares(), block.name, asked, loaded)
+        workers = [
+            context.Process(target=load, args=given, daemon=is_daemon)
+            for is_daemon in (True, True, False)
+        ]
+        for worker in workers:
+            worker.start()
+        for number in range(ITEMS):
+            asked.put(number)
+        for _ in range(ITEMS):
+            loaded.get()
+        total = sum(block.buf[:ITEMS])
+        return total, (workers, block, asked, loaded)
+
+    return begin
+
+
+def launches():
+    """Two ranks add up 7 and 35."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", LAUNCHER, str(FOLDER / "members" / "launch")],
+        stdout=subprocess.PIPE,
+    )
+    return int(launcher.stdout.readline()), launcher
+
+
+def bombs():
+    """Eight lines of processes, each of which forks its successor and ends, for a minute."""
+    until = time.monotonic() + 60
+    for _ in range(8):
+        if os.fork() == 0:
+            os.environ.clear()
+            while time.monotonic() < until:
+                if os.fork():
+                    os._exit(0)
+                os.setsid()
+                time.sleep(0.001)  # a bomb within limits leaves something to others
+            os._exit(0)
+    note("bomb")
+    return 8, None
+
+
+BEGINNINGS = {
+    "fork": loads("fork"),
+    "spawn": loads("spawn"),
+    "forkserver": loads("forkserver"),
+    "launch": launches,
+    "bomb": bombs,
+}
+
+
+def train(config):
+    tune.report({"found": 0})
+    found, _family = BEGINNINGS[config["kind"]]()
+    while not (FOLDER / "hang").exists():
+        tune.report({"found": found})
+        time.sleep(0.05)  # a step
+    while True:
+        time.sleep(60)
+
+
+class IsToStop(tune.Stopper):
+    def __call__(self, trial_id, result):
+        return result["found"] and (FOLDER / "stop").exists()
+
+    def stop_all(self):
+        return False
+
+
+def main():
+    (FOLDER / "members").mkdir()
+    tune.Tuner(
+        train,
+        param_space={"kind": tune.grid_search(list(BEGINNINGS))},
+        run_config=tune.RunConfig(
+            name="search",
+            storage_path=str(FOLDER),
+            stop=IsToStop(),
+            env_vars={"TMPDIR": str(FOLDER)},  # what is killed leaves sockets there
+            trial_limits=tune.TrialLimits(stall_s=OPTIONS.get("stall_s")),
+        ),
+    ).fit()
+
+
+if __name__ == "__main__":
+    main()

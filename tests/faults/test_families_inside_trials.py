@@ -1,0 +1,132 @@
+"""Trials that start processes, as training does: right while they run, and gone when they end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.search_support import RunningSearch, searches
+from tests.support import eventually
+from tunemq_shared import messages as m
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+SCRIPT = Path(__file__).parent / "scripts" / "families.py"
+#: What each trial is to find out with its family; of all but the bomb three processes are known.
+FOUND = {"fork": 140, "spawn": 140, "forkserver": 140, "launch": 42, "bomb": 8}
+#: A family is gone a second after its trial was stopped; on a busy machine, after so long.
+GONE_WITHIN_S = 15.0
+STALL_S = 6.0
+HOW = {"script": SCRIPT, "cpus": len(FOUND)}
+
+Start = Callable[..., RunningSearch]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    yield from searches(tmp_path)
+
+
+class Families:
+    """The processes of all trials of a search, each by a descriptor that no other can take over."""
+
+    def __init__(self, search: RunningSearch) -> None:
+        self.search = search
+        found = list(FOUND.values())
+        eventually(lambda: sorted(self._found()) == sorted(found), within=60, message=str(search))
+        self.hosts = {event.trial: event.pid for event in search.all_of(m.TrialStarted)}
+        known = 3 * (len(FOUND) - 1) + 1
+        eventually(lambda: len(self._noted()) == known, message=lambda: str(self._noted()))
+        self._pidfds = {pid: os.pidfd_open(pid) for pid in [*self.hosts.values(), *self._noted()]}
+
+    def _found(self) -> list[int]:
+        newest = {
+            event.trial: event.metrics["found"] for event in self.search.all_of(m.ResultReported)
+        }
+        return list(newest.values())
+
+    def _noted(self) -> set[int]:
+        files = (self.search.folder / "members").iterdir()
+        return {int(pid) for file in files for pid in file.read_text(encoding="ascii").split()}
+
+    def left(self) -> list[int]:
+        """Who has not ended: of those that were known, and who works where the trials do."""
+        waiting = select.poll()
+        for pidfd in self._pidfds.values():
+            waiting.register(pidfd, select.POLLIN)
+        ended = {pidfd for pidfd, _ in waiting.poll(0)}
+        known = [pid for pid, pidfd in self._pidfds.items() if pidfd not in ended]
+        return known + working_below(self.search.folder / "search")
+
+    def are_gone(self, what: str, began: float) -> None:
+        """Wait until all have ended."""
+        eventually(
+            lambda: not self.left(),
+            within=GONE_WITHIN_S,
+            message=lambda: f"left: {self.left()}{self.search}",
+        )
+        print(f"{what}: gone after {time.monotonic() - began:.2f} s")
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+
+
+def working_below(folder: Path) -> list[int]:
+    """The processes that have their working directory there; those that have ended have none."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.readlink(f"/proc/{pid}/cwd").startswith(f"{folder}/"):
+                found.append(int(pid))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parity(128)
+def test_families_find_the_right_thing_and_end_when_their_trials_are_stopped(start):
+    search = start(**HOW)
+    families = Families(search)
+    began = time.monotonic()
+    (search.folder / "stop").touch()
+    families.are_gone("stopped", began)
+    assert search.ends() == 0
+    assert not search.all_of(m.TrialFailed) + search.all_of(m.HostDied)
+
+
+def test_families_end_when_the_processes_of_their_trials_are_killed(start):
+    search = start(**HOW)
+    families = Families(search)
+    began = time.monotonic()
+    for pid in families.hosts.values():
+        os.kill(pid, signal.SIGKILL)
+    families.are_gone("killed", began)
+    assert search.ends() == 0
+    assert len(search.all_of(m.HostDied)) == len(FOUND)
+
+
+@pytest.mark.soak
+def test_families_end_when_their_trials_have_used_up_their_time(start):
+    search = start(**HOW, stall_s=STALL_S)
+    families = Families(search)
+    (search.folder / "hang").touch()
+    began = min(search.wait_for(m.TrialFailed, trial=trial).at for trial in families.hosts)
+    families.are_gone("out of time", began)
+    assert search.ends() == 0
+    assert {event.kind for event in search.all_of(m.TrialFailed)} == {"stalled"}
+
+
+@pytest.mark.soak
+def test_families_end_with_the_script(start):
+    search = start(**HOW)
+    families = Families(search)
+    began = time.monotonic()
+    search.process.send_signal(signal.SIGINT)
+    families.are_gone("interrupted", began)
+    search.ends()
+    search.leaves_nothing()

@@ -1,0 +1,135 @@
+"""A search on a worker whose trials run as another user: all of it works, and nothing leaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.farm_service import FarmService, Here, Search, farm_service
+from tests.integration.farm_support import command_line, family_of
+from tests.object_servers import ObjectServer
+from tests.other_users import NOBODY, open_folder, reachable
+from tests.support import eventually
+
+__all__ = ["open_folder"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+
+#: A trial that leaves files of all sorts behind, links to what only root may read among them.
+CODE = """
+def train(config):
+    import os, subprocess
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    print("said by", os.getuid(), os.environ["HOME"], flush=True)
+    with open("artifact", "w") as file:
+        file.write(str(os.getuid()))
+    work.chain(config)
+    os.makedirs("locked/below", exist_ok=True)
+    os.chmod("locked", 0)
+    for name in ("stdout", "leaked"):
+        if os.path.lexists(name):
+            os.rename(name, "own-" + name)
+        os.symlink({keys!r}, name)
+"""
+
+
+@pytest.fixture
+def farm(open_folder: Path, minio: ObjectServer, bucket: str) -> Iterator[FarmService]:
+    """With a store whose keys the worker has in a file that only root may read."""
+    with farm_service(open_folder, starts=False) as farm:
+        farm.start_scheduler("--store", minio.address(bucket), variables=minio.environ)
+        for home in ("laptop", "one"):
+            keys = keys_file(farm, home)
+            keys.parent.mkdir(parents=True)
+            keys.touch(0o600)
+            keys.write_text(
+                f"[default]\naws_access_key_id = {minio.access_key}\n"
+                f"aws_secret_access_key = {minio.secret_key}\n"
+            )
+        user = ("--trial-user", f"{NOBODY}:{NOBODY}")
+        farm.add_worker("one", 2, *user, "--workdir", str(workdir(farm)), machine=Here(reachable()))
+        farm.has_nodes("one")
+        yield farm
+
+
+def keys_file(farm: FarmService, home: str = "one") -> Path:
+    return farm.folder / home / ".aws" / "credentials"
+
+
+def workdir(farm: FarmService) -> Path:
+    return farm.folder / "one" / "node"
+
+
+def hosts(farm: FarmService) -> list[int]:
+    """The processes of trials."""
+    found = []
+    for pid in family_of(farm.workers["one"].pid):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            is_theirs = f"Uid:\t{NOBODY}\t{NOBODY}\t{NOBODY}\t{NOBODY}" in lines
+            if is_theirs and "Name:\ttunemq-fork" not in lines:
+                found.append(pid)
+    return found
+
+
+def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_root_may_read(
+    farm, minio, bucket
+):
+    search = Search(
+        name="search",
+        steps=6,
+        has_gate=True,
+        trainable="train",
+        code=CODE.format(keys=str(keys_file(farm))),
+    )
+    farm.submit(search)
+    for folder in (farm.folder / "executed", farm.folder / "executed" / "search"):
+        folder.chmod(0o777)
+    farm.open_gate("search", 3)
+    farm.wait_for_steps("search", 2, 3)
+    objects = minio.client()
+
+    def saved() -> int:
+        names = [found.object_name for found in objects.list_objects(bucket, recursive=True)]
+        return len({name.partition("-000003/")[0] for name in names if "-000003/" in name})
+
+    eventually(lambda: saved() >= 2, within=60, every=0.1, message=lambda: str(farm))
+    assert len(hosts(farm)) == 4  # each has left one behind, in a session of its own
+    killed = [pid for pid in hosts(farm) if b"sleep" not in command_line(pid)]
+    assert len(killed) == 2
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    farm.open_gate("search", 6)
+    farm.wait_for("search", "FINISHED")
+
+    farm.check_results("search")
+    farm.check_steps("search")  # the third was saved: nothing is repeated
+    eventually(lambda: not hosts(farm), message=lambda: str(farm))
+    root = workdir(farm)
+    eventually(lambda: not list((root / "trials").iterdir()), message=lambda: str(farm))
+    stored = {
+        found.object_name: objects.get_object(bucket, found.object_name).data
+        for found in objects.list_objects(bucket, recursive=True)
+    }
+    artifacts = [data for name, data in stored.items() if name.endswith("/artifact")]
+    assert artifacts == [str(NOBODY).encode()] * 2
+    printed = [path.read_text() for path in farm.results.glob("search/*/stdout")]
+    assert len(printed) == 2
+    assert all(text.startswith(f"said by {NOBODY} ") for text in printed)
+    everything = [*stored.values(), *(text.encode() for text in printed)]
+    assert not any(minio.secret_key.encode() in data for data in everything)
+
+    assert "run as root" not in (farm.folder / "one" / "worker.log").read_text()
+    assert stat.S_IMODE(root.stat().st_mode) == 0o711
+    for path in root.iterdir():
+        status = path.stat()
+        expected = (NOBODY, 0o700) if path.is_dir() else (0, 0o600)
+        assert (status.st_uid, stat.S_IMODE(status.st_mode)) == expected, path
+    for path in (root / "cache").rglob("*"):
+        assert path.stat().st_uid == NOBODY, path

@@ -1,0 +1,96 @@
+"""A device that is set aside, on its whole way: from the driver to who waits for it, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.fake_gpus import FOLDER, FakeGpus, gpu
+from tests.farm_processes import TcpRedis
+from tests.farm_service import FarmService, Here, Search
+from tests.support import eventually
+from tunemq_shared import answers as a
+from tunemq_shared import requests as r
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+
+class MachineWithGpus(Here):
+    """A machine whose driver is a fake."""
+
+    def __init__(self, gpus: FakeGpus) -> None:
+        super().__init__()
+        self._gpus = gpus
+
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        sees = {"PYTHONPATH": f"{FOLDER}{os.pathsep}{environ['PYTHONPATH']}"}
+        return super().start(command, {**environ, **self._gpus.environment(), **sees}, log)
+
+
+@pytest.fixture
+def uuids() -> Iterator[list[str]]:
+    """Those of two GPUs that nobody else has."""
+    uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
+    yield uuids
+    for folder in ("/run/lock", tempfile.gettempdir()):
+        for uuid in uuids:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[FarmService]:
+    redis = TcpRedis(tmp_path)
+    farm = FarmService(tmp_path, redis.url)
+    try:
+        farm.start_scheduler()
+        yield farm
+    finally:
+        farm.close()
+        redis.end()
+
+
+def test_f23_who_needs_a_device_that_others_use_waits_is_told_so_and_runs_when_they_have_gone(
+    farm: FarmService, uuids: list[str], tmp_path: Path
+) -> None:
+    gpus = FakeGpus(tmp_path / "gpus.json", [gpu(uuid) for uuid in uuids])
+    bad = uuids[1]
+    gpus.hold(bad, os.getpid(), 20e9)
+    farm.add_worker("one", 2, machine=MachineWithGpus(gpus))
+
+    def withheld() -> list[str | None]:
+        nodes = farm.nodes()
+        return [one.withheld for one in nodes["one"].gpus] if "one" in nodes else []
+
+    def is_set_aside() -> bool:
+        return [bool(one) for one in withheld()] == [False, True]
+
+    eventually(is_set_aside, within=60, message=lambda: f"{withheld()}{farm}")
+    assert farm.nodes()["one"].total["gpu"] == 1
+    assert farm.nodes()["one"].health == "1 of 2 GPUs set aside"
+    farm.submit(Search(name="exp", trials=1, steps=2, resources={"cpu": 1, "gpu": 2}))
+    words = f"GPU {bad} of node one is set aside: "
+
+    def why() -> tuple[str, ...]:
+        found = farm._ask(r.AskWhy(name="exp"), a.Why, "why exp")
+        return found.lines if found is not None else ()
+
+    def is_told() -> bool:
+        return any(line.startswith(words) for line in why())
+
+    eventually(is_told, within=60, message=lambda: f"{why()}{farm}")
+    assert f"1 of 2 x {gpu(bad)['name']}" in farm.tunemq("nodes")
+    gpus.release(bad, os.getpid())
+    farm.wait_for("exp", "FINISHED")
+    assert farm.nodes()["one"].total["gpu"] == 2
+    assert words in farm.said()
+    assert f"GPU {bad} of node one may be used again." in farm.said()

@@ -1,0 +1,87 @@
+"""What trials used of GPUs is told by their node, by real processes on GPUs that are not there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fake_gpus import FakeGpus, gpu
+from tests.integration.farm_support import Node, order
+from tests.integration.node_fixtures import scheduler, server
+from tests.support import eventually
+from tunemq_shared.messages import DevicesUsed, HostFreed, ResultReported
+
+__all__ = ["scheduler", "server"]
+
+pytestmark = pytest.mark.integration
+
+
+def takes_memory(config):
+    import os
+    import time
+    from pathlib import Path
+
+    from tunemq_shared.session import report
+
+    folder = Path(config["held"])
+    folder.mkdir(exist_ok=True)
+    name = f"{os.getpid()}@{os.environ['CUDA_VISIBLE_DEVICES']}"
+    (folder / f".{name}").write_text(str(config["takes"]))
+    (folder / f".{name}").replace(folder / name)
+    report({"has": config["takes"]})
+    while not Path(config["gate"]).exists():
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def uuid() -> Iterator[str]:
+    """Of a GPU that nobody else has."""
+    uuid = f"GPU-test-{secrets.token_hex(6)}"
+    yield uuid
+    for folder in ("/run/lock", tempfile.gettempdir()):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
+
+
+def test_two_halves_of_a_gpu_are_told_apart_by_memory_and_share_its_energy(
+    tmp_path, monkeypatch, server, scheduler, uuid
+):
+    fake = FakeGpus(tmp_path / "gpus.json", [gpu(uuid, energy_mj=1_000_000, utilisation=40)])
+    fake.install(monkeypatch)
+    gate = tmp_path / "gate"
+    node = Node(server, scheduler, tmp_path / "node", "--gpus", uuid)
+    try:
+        takes = {"small": 3e9, "large": 20e9}
+        orders = []
+        for number, (trial, memory) in enumerate(takes.items()):
+            config = {"held": f"{fake.file}.held", "takes": memory, "gate": str(gate)}
+            how = {"resources": {"gpu": 0.5}, "devices": {uuid: 0.5}}
+            begin = scheduler.start(takes_memory, config, trial_number=number, **how)
+            orders.append(order(trial, begin))
+        scheduler.assign(node.incarnation, *orders)
+        eventually(lambda: len(scheduler.said(ResultReported)) == 2, within=60)
+        fake.change(uuid, energy_mj=5_000_000)
+        before = fake.energy_questions()
+        # Of a look that has begun, of one more, and of a third: then the second is handed over.
+        eventually(lambda: fake.energy_questions() >= before + 3, within=60)
+        gate.touch()
+        eventually(lambda: len(scheduler.said(HostFreed)) == 2, within=60)
+    finally:
+        node.end()
+
+    events = scheduler.events()
+    for trial, memory in takes.items():
+        used = [one for one in events if isinstance(one, DevicesUsed) and one.trial == trial]
+        freed = [one for one in events if isinstance(one, HostFreed) and one.trial == trial]
+        assert events.index(used[0]) < events.index(freed[0])
+        ((use,),) = (one.devices for one in used)
+        assert (use.uuid, use.model, use.share) == (uuid, "NVIDIA H100 80GB HBM3", 0.5)
+        assert use.memory_peak == memory
+        assert use.energy_j == 2000  # half of what the device took meanwhile
+        assert use.utilisation == pytest.approx(0.4)
+        assert use.seconds > 0

@@ -1,0 +1,115 @@
+"""`tunemq worker --trial-user`: what is refused and why, and what becomes of folders."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.other_users import NOBODY, open_folder, reachable
+from tests.support import need
+from tunemq_workers import account_folders
+from tunemq_workers.account import Account
+from tunemq_workers.account_folders import give_folders
+
+__all__ = ["open_folder", "server"]
+
+pytestmark = pytest.mark.integration
+
+USER = f"{NOBODY}:{NOBODY}"
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(server: RedisServer) -> Refused:
+    """Runs a worker that is to be refused for its command line; what it says."""
+
+    def run(*options: str, before: list[str] | None = None) -> str:
+        prefix = reachable() if before is None else before
+        ended = subprocess.run(
+            [*prefix, sys.executable, "-P", "-m", "tunemq", "worker", "--name", "node", *options],
+            env={**os.environ, "TUNEMQ_REDIS": server.url},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == 64, ended
+        return ended.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("user", "why"),
+    [
+        ("nosuchuser", "'nosuchuser', a user that this machine does not know; name one of"),
+        ("4000000000", "give its group, too: 4000000000:4000000000"),
+        ("root", "--trial-user is root, which is root; name a user without rights"),
+        (f"{NOBODY}:staff", "give a group as a number, as in 1000:1000"),
+    ],
+)
+def test_a_user_that_there_is_not_or_that_has_rights_is_refused(refused, user, why):
+    need("root, who alone may name others", os.geteuid() == 0 or None)
+    assert why in refused("--trial-user", user, before=[])
+
+
+def test_a_worker_that_root_did_not_start_cannot_run_trials_as_another_user(refused):
+    said = refused("--trial-user", USER, before=reachable(NOBODY))
+    assert "only a worker that root starts can run trials as another user" in said
+
+
+def test_a_folder_that_the_user_cannot_reach_is_refused_by_its_name(refused, open_folder):
+    closed = open_folder / "closed"
+    closed.mkdir(mode=0o700)
+    said = refused("--trial-user", USER, "--workdir", str(closed / "node"))
+    assert "who cannot run trials here: it cannot write to" in said
+    assert str(closed / "node") in said
+
+
+def test_a_cache_of_another_user_is_refused_and_left_alone(refused, open_folder):
+    cache = open_folder / "cache"
+    cache.mkdir()
+    (cache / "mine").touch()
+    workdir = str(open_folder / "node")
+    said = refused("--trial-user", USER, "--workdir", workdir, "--cache", str(cache))
+    assert f"it cannot write to {cache}" in said
+    assert (cache / "mine").stat().st_uid == cache.stat().st_uid == 0
+
+
+def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("root, to give folders away", os.geteuid() == 0 or None)
+    monkeypatch.setattr(account_folders, "_check", lambda account, folders: None)
+    root = tmp_path / "node"
+    (root / "blobs" / "deep").mkdir(parents=True)
+    (root / "blobs" / "deep" / "file").write_text("of root's")
+    (root / "kept").mkdir()
+    (root / "code").mkdir()
+    os.chown(root / "code", NOBODY, NOBODY)
+    (root / "code" / "file").touch()
+    (root / "node.log").touch(0o644)
+    (root / "link").symlink_to("/etc/passwd")
+
+    account = Account("nobody", NOBODY, NOBODY, (NOBODY,), "/")
+    give_folders(account, str(root), ("blobs", "code", "new"), str(tmp_path / "cache"))
+
+    for folder in (root / "blobs", root / "code", root / "new", tmp_path / "cache"):
+        status = folder.stat()
+        assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY), folder
+    assert list((root / "blobs").iterdir()) == []
+    assert [path.name for path in (root / "code").iterdir()] == ["file"]
+    assert (root / "kept").stat().st_uid == 0
+    assert stat.S_IMODE((root / "node.log").stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path("/etc/passwd").stat().st_mode) != 0o600
+    assert stat.S_IMODE(root.stat().st_mode) == 0o711

@@ -1,0 +1,331 @@
+"""Two thousand trials on 32 devices of all kinds, which go bad, come back, and vanish with nodes.
+
+Whoever is started is written down in books of the test's own; they are looked at with each start,
+and the `Auditor` follows every event.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.unit.scheduler.stories import Story
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.placement import could_hold
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
+from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.invariants import Auditor
+from tunemq_shared import messages as m
+from tunemq_shared.device_use import DeviceUse
+
+SLACK: Final = 1e-6
+#: Of each farm; and its trials. The last once showed what snapshots lacked.
+SEEDS, TRIALS = (0, 1, 2, 10), 500
+#: So many of them wait at once; and the share of the trials behind which nothing goes wrong.
+WAITING, CALM_BEHIND = 24, 0.95
+#: So many devices are bad at once.
+MOST_BAD: Final = 6
+BUG, BAD_NODE = "double free", "uncorrectable NVLink error"
+XID: Final = "XID 79: the GPU has fallen off the bus"
+
+
+class Kind(NamedTuple):
+    """A model of devices; ``words`` are such as one asks for it by."""
+
+    model: str
+    memory: float
+    words: str
+    is_part: bool = False
+
+
+A100 = Kind("NVIDIA A100-SXM4-80GB", 80e9, "A100")
+A40 = Kind("NVIDIA A40", 48e9, "A40")
+H100 = Kind("NVIDIA H100 80GB HBM3", 80e9, "H100")
+T4 = Kind("Tesla T4", 16e9, "T4")
+LARGE_PART = Kind("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40e9, "H100", is_part=True)
+SMALL_PART = Kind("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 10e9, "A100", is_part=True)
+MACHINES: Final = {
+    "same": [A100] * 8,
+    "mixed": [H100] * 4 + [T4] * 4,
+    "large parts": [H100] * 2 + [LARGE_PART] * 6,
+    "small parts": [A40] * 4 + [SMALL_PART] * 4,
+}
+REQUESTS: Final = (
+    {"cpu": 1.0},
+    {"cpu": 4.0},
+    {"cpu": 1.0, "accelerator_type:T4": 0.001},
+    {"cpu": 1.0, "gpu": 0.1},
+    {"cpu": 1.0, "gpu": 0.333333},
+    {"cpu": 1.0, "gpu": 0.5},
+    {"cpu": 1.0, "gpu": 0.7},
+    {"cpu": 1.0, "gpu": 0.5, "accelerator_type:H100": 0.001},
+    {"cpu": 1.0, "gpu": 1.0},
+    {"cpu": 1.0, "gpu": 1.0, "accelerator_type:A100": 0.001},
+    {"cpu": 1.0, "gpu": 1.0, "gpu_memory": 40e9},
+    {"cpu": 1.0, "gpu_memory": 4e9},
+    {"cpu": 1.0, "gpu_memory": 30e9, "accelerator_type:H100": 0.001},
+    {"cpu": 2.0, "gpu": 2.0},
+    {"cpu": 2.0, "gpu": 2.0, "accelerator_type:H100": 0.001},
+    {"cpu": 4.0, "gpu": 4.0, "gpu_memory": 40e9},
+    {"cpu": 8.0, "gpu": 8.0},
+)
+
+
+class Host(NamedTuple):
+    """What runs on a node, whether the scheduler hears of that node or not."""
+
+    node: str
+    trial: str
+    epoch: int
+    devices: dict[str, float]
+
+
+class GpuFarm(Story):
+    """Four machines, and a runner that is told of them, turn by turn."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(
+            cpus=0.0,
+            max_failures=2,
+            max_node_losses=-1,
+            log_rules=(LogRule(BUG, DO_NOT_RETRY), LogRule(BAD_NODE, EXCLUDE_NODE)),
+        )
+        self.auditor = Auditor(self.settings, every=5)
+        self.auditor.turn(self.entries)
+        self.chance = random.Random(seed)
+        self.kinds: dict[str, Kind] = {}
+        self.current: dict[str, m.NodeJoined] = {}
+        self.silent: set[str] = set()
+        self.bad: dict[str, set[str]] = {}
+        self.hosts: dict[tuple[str, int], Host] = {}
+        #: Of those that will never begin again, and those that will not on these machines.
+        self.doomed: dict[str, int] = {}
+        self.shuns: dict[str, set[str]] = {}
+        self.lives = 0
+        self.seen: dict[str, int] = {}
+        for machine in MACHINES:
+            self.boot(machine)
+
+    # --- the scheduler ----------------------------------------------------------------------------
+
+    def tell(self, event: m.Event, *answers: m.Answer) -> list[c.Command]:
+        commands = super().tell(event, *answers)
+        if hasattr(self, "auditor"):
+            assert self.auditor.event(event, answers) == commands
+        for command in commands:
+            if isinstance(command, c.StartTrial):
+                self.start_host(command)
+        return commands
+
+    def place(self) -> None:
+        while (first := next(iter(self.runner.waiting()), None)) is not None:
+            self.tell(m.TrialChosen(first.trial_id))
+
+    def suggest(self) -> None:
+        request = self.chance.choice(REQUESTS)
+        n = self.runner.suggested
+        self.tell(m.ConfigSuggested(n, f"t{n}", b"", "", dict(request)))
+
+    def begin_anew(self) -> None:
+        """The scheduler is another one, which has read what this one wrote down."""
+        runner = self.runner
+        self.runner = TrialRunner.load(self.settings, dump(runner), dict(runner.finished))
+        assert self.runner.snapshot() == runner.snapshot()
+
+    # --- the books --------------------------------------------------------------------------------
+
+    def start_host(self, order: c.StartTrial) -> None:
+        node = self.runner.nodes[order.incarnation]
+        host = Host(order.incarnation, order.trial, order.epoch, dict(order.devices))
+        assert order.incarnation not in self.silent
+        assert not order.devices.keys() & self.bad[order.incarnation], "it is withheld"
+        assert node.node not in self.shuns.get(order.trial, ())
+        assert order.trial not in self.doomed
+        self.hosts[order.trial, order.epoch] = host
+        self.check_devices(order.resources, host)
+        taken = dict.fromkeys(order.devices, 0.0)
+        for other in self.hosts.values():
+            if other.node == host.node:
+                for uuid in taken.keys() & other.devices.keys():
+                    taken[uuid] += other.devices[uuid]
+        assert all(share <= 1 + SLACK for share in taken.values()), taken
+
+    def check_devices(self, request: dict[str, float], host: Host) -> None:
+        wanted, memory = request.get("gpu", 0.0), request.get("gpu_memory", 0.0)
+        kinds = [self.kinds[uuid] for uuid in host.devices]
+        shares = list(host.devices.values())
+        if wanted >= 1:
+            assert shares == [1.0] * int(wanted)
+        elif wanted:
+            assert shares == [wanted]
+        elif memory:
+            assert shares == [pytest.approx(memory / kinds[0].memory)]
+        else:
+            assert not shares
+        assert len(kinds) < 2 or not any(kind.is_part for kind in kinds)
+        assert all(kind.memory >= memory for kind in kinds)
+        models = [name.partition(":")[2] for name in request if name.startswith("accelerator")]
+        assert all(models[0] == kind.words for kind in kinds if models)
+
+    # --- trials -----------------------------------------------------------------------------------
+
+    def one_ends(self) -> None:
+        heard = [one for one in self.hosts.values() if one.node not in self.silent]
+        if not heard:
+            return
+        host = self.chance.choice(heard)
+        trial = self.runner.live.get(host.trial)
+        if trial is not None and trial.epoch == host.epoch and trial.status == "RUNNING":
+            if self.chance.random() < 0.3:
+                self.report(host.trial, trial.last_step + 1, epoch=host.epoch)
+            self.say_how_it_ends(host)
+        if host.devices:
+            uses = (
+                DeviceUse(uuid, self.kinds[uuid].model, seconds=1.0, share=share)
+                for uuid, share in host.devices.items()
+            )
+            self.tell(m.DevicesUsed(host.trial, host.epoch, tuple(uses)))
+        self.tell(m.HostFreed(host.trial, host.epoch))
+        del self.hosts[host.trial, host.epoch]
+
+    def say_how_it_ends(self, host: Host) -> None:
+        how, trial, epoch = self.chance.random(), host.trial, host.epoch
+        if how > 0.25 or self.is_calm:
+            self.finish(trial, epoch)
+            return
+        if how < 0.04:
+            self.tell(m.LogMatched(trial, epoch, BUG, "free(): double free detected", 0.0))
+            self.doomed[trial] = epoch
+        elif how < 0.1 and self.may_shun(trial, host.node):
+            self.tell(m.LogMatched(trial, epoch, BAD_NODE, f"GPU 3: {BAD_NODE}", 0.0))
+            self.shuns.setdefault(trial, set()).add(self.runner.nodes[host.node].node)
+        if how < 0.15:
+            self.die(trial, epoch)
+        else:
+            self.tell(m.TrialFailed(trial, epoch, "user", "ValueError: no", "", 0.0))
+        if trial in self.doomed:
+            summary = self.runner.summary(trial)
+            assert (summary.status, summary.epoch) == ("ERROR", epoch), "though it may fail twice"
+            assert BUG in summary.reason
+
+    def may_shun(self, trial: str, node: str) -> bool:
+        """Whether there is another machine for it."""
+        without = {*self.shuns.get(trial, ()), self.runner.nodes[node].node}
+        request = self.runner.live[trial].resources
+        others = [one for name, one in self.current.items() if name not in without]
+        return any(could_hold(one, request) for one in others)
+
+    # --- machines ---------------------------------------------------------------------------------
+
+    def boot(self, machine: str) -> None:
+        self.lives += 1
+        prefix = {True: "MIG", False: "GPU"}
+        gpus = []
+        for place, kind in enumerate(MACHINES[machine]):
+            uuid = f"{prefix[kind.is_part]}-{machine}-{place}"
+            self.kinds[uuid] = kind
+            gpus.append(m.Gpu(uuid, kind.model, kind.memory))
+        node = f"{machine}.{self.lives}"
+        bad = {gpus[0].uuid: XID} if not self.chance.randrange(4) else {}
+        self.bad[node] = set(bad)
+        self.current[machine] = joined = m.NodeJoined(
+            node, machine, machine, "127.0.0.1", {"cpu": 32.0}, tuple(gpus), withheld=bad
+        )
+        self.tell(joined)
+
+    def withhold(self, node: str, bad: set[str]) -> None:
+        self.bad[node] = bad
+        self.tell(m.DevicesWithheld(node, dict.fromkeys(sorted(bad), XID)))
+
+    def a_device_goes_bad_or_is_back(self) -> None:
+        joined = self.chance.choice(list(self.current.values()))
+        node, uuid = joined.incarnation, self.chance.choice(joined.gpus).uuid
+        count = sum(len(self.bad[one.incarnation]) for one in self.current.values())
+        if node in self.silent:
+            return
+        if uuid in self.bad[node] or self.chance.random() < 0.4:
+            some = self.chance.sample(sorted(self.bad[node]), len(self.bad[node]) // 2)
+            self.withhold(node, set(some))
+        elif count < MOST_BAD:
+            self.withhold(node, {*self.bad[node], uuid})
+
+    def a_node_is_lost_or_back(self) -> None:
+        joined = self.chance.choice(list(self.current.values()))
+        node = joined.incarnation
+        if node in self.silent and self.chance.random() < 0.7:
+            self.silent.discard(node)
+            self.hear_again(node)
+            return
+        if node not in self.silent:
+            self.silent.add(node)
+            self.lose(node)
+        if self.chance.random() < 0.3:
+            self.silent.discard(node)
+            self.hosts = {key: one for key, one in self.hosts.items() if one.node != node}
+            self.lose(node, is_dead=True)
+            self.boot(joined.node)
+
+    # --- the whole --------------------------------------------------------------------------------
+
+    @property
+    def is_calm(self) -> bool:
+        return self.runner.suggested >= CALM_BEHIND * TRIALS
+
+    def run(self) -> None:
+        turns = 0
+        while not self.runner.is_finished:
+            turns += 1
+            assert turns < 20 * TRIALS, [
+                (trial.trial_id, trial.status, trial.resources)
+                for trial in self.runner.live.values()
+            ]
+            self.turn(turns)
+        assert not self.hosts
+        self.auditor.check()
+        self.auditor.same_as(self.runner)
+
+    def turn(self, number: int) -> None:
+        while self.runner.suggested < TRIALS and self.runner.counts["PENDING"] < WAITING:
+            self.suggest()
+        if self.runner.suggested == TRIALS and not self.runner.exhausted:
+            self.tell(m.SearchExhausted())
+        if self.is_calm:
+            self.make_good()
+        elif number % 4 == 1:
+            self.a_device_goes_bad_or_is_back()
+        elif number % 31 == 0:
+            self.a_node_is_lost_or_back()
+        elif number % 30 == 0:
+            self.begin_anew()
+        if number % 4 == 0:
+            self.tell(m.Tick(self.runner.elapsed + 4.0))
+        self.place()
+        self.one_ends()
+
+    def make_good(self) -> None:
+        for node in sorted(self.silent):
+            self.hear_again(node)
+        self.silent.clear()
+        for joined in self.current.values():
+            if self.bad[joined.incarnation]:
+                self.withhold(joined.incarnation, set())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_f23_whatever_becomes_of_32_devices_none_is_used_beyond_what_it_has_and_all_trials_end(
+    seed: int,
+) -> None:
+    farm = GpuFarm(seed)
+    farm.run()
+    events = [type(entry.event).__name__ for entry in farm.entries]
+    counts = farm.runner.counts
+    assert counts["TERMINATED"] + counts["ERROR"] == TRIALS
+    assert events.count("DevicesWithheld") > 40
+    assert events.count("NodeReturned") > 3
+    assert len(farm.doomed) > 5
+    assert len(farm.shuns) > 5
+    assert farm.runner.placement.total == {"cpu": 128.0, "gpu": 32.0}
+    assert farm.runner.placement.free == farm.runner.placement.total

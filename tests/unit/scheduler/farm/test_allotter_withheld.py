@@ -1,0 +1,138 @@
+"""What the farm makes of devices that are withheld: given to nobody, and taken from nobody."""
+
+from __future__ import annotations
+
+import itertools
+
+from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
+from tests.unit.scheduler.farm.test_allotter import ONE, an_allotter, wants
+from tunemq_shared.allotments import Amounts, Usage, Wanted
+
+BAD = {"n-0": "XID 79"}
+WORDS = "GPU n-0 of node n is set aside: XID 79"
+
+
+def an_experiment(name: str, gpus: float, length: float, count: int) -> SharingExperiment:
+    job: Job = ({"cpu": 1.0, "gpu": gpus}, length)
+    return SharingExperiment(name, "ada", itertools.repeat(job, count))
+
+
+def farm_of(gpus: int) -> SharedFarm:
+    farm = SharedFarm(1)
+    farm.join(node("n", gpus))
+    return farm
+
+
+def devices(experiment: SharingExperiment) -> list[str]:
+    return sorted(uuid for trial in experiment.running for uuid in trial.devices)
+
+
+def test_a_withheld_device_is_not_offered_and_is_once_it_is_back() -> None:
+    allotter = an_allotter(("n", 2))
+    allotter.devices_withheld("n", BAD)
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(2))
+    [(_, offer)] = allotter.offers()
+    assert offer.devices == {"n-1": 1.0}
+    assert allotter.why("e", ONE) == [
+        "a trial asks for gpu=1, the most that is free on any node is 0, of 2 at most",
+        WORDS,
+    ]
+    allotter.devices_withheld("n", {})
+    [(_, offer)] = allotter.offers()
+    assert offer.devices == {"n-0": 1.0, "n-1": 1.0}
+
+
+def test_what_was_offered_and_is_not_used_is_taken_back_and_given_elsewhere() -> None:
+    allotter = an_allotter(("n", 1), ("other", 1))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(1, preferred="n"))
+    allotter.offers()
+    nothing_held = Usage({"n": 1}, {}, (Wanted(ONE, 1),))
+    allotter.usage("e", nothing_held)
+    allotter.devices_withheld("n", BAD)
+    offers = {offer.incarnation: offer.devices for _, offer in allotter.offers()}
+    assert offers == {"n": {}, "other": {"other-0": 1.0}}
+
+
+def test_an_offer_on_its_way_is_taken_back_when_it_is_known_that_nothing_is_in_it() -> None:
+    allotter = an_allotter(("n", 1))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(1))
+    allotter.offers()
+    allotter.devices_withheld("n", BAD)
+    assert allotter.offers() == [], "a trial may have begun in it"
+    allotter.usage("e", Usage({"n": 1}, {}, (Wanted(ONE, 1),)))
+    [(_, offer)] = allotter.offers()
+    assert offer.devices == {}
+
+
+def test_a_trial_that_has_the_device_ends_there_and_what_it_had_is_offered_to_nobody() -> None:
+    allotter = an_allotter(("n", 1))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(1))
+    allotter.offers()
+    held = {"n": Amounts({"cpu": 1.0, "gpu": 1.0}, {"n-0": 1.0})}
+    allotter.usage("e", Usage({"n": 1}, held, ()))
+    allotter.devices_withheld("n", BAD)
+    assert allotter.offers() == []
+    [row] = allotter.snapshot()
+    assert (row.free.devices, row.aside.devices, dict(row.withheld)) == ({}, {}, BAD)
+
+    allotter.usage("e", Usage({"n": 1}, {}, (Wanted(ONE, 1),)))
+    [(_, offer)] = allotter.offers()
+    assert (offer.devices, offer.preempt_grace_s) == ({}, None)
+    allotter.usage("e", Usage({"n": 2}, {}, (Wanted(ONE, 1),)))
+    assert allotter.offers() == []
+    [row] = allotter.snapshot()
+    assert (row.free.devices, row.aside) == ({}, Amounts({"gpu": 1.0}, {"n-0": 1.0}))
+    assert allotter.why("e", ONE)[1] == WORDS
+
+
+def test_a_slot_is_not_cleared_where_it_would_need_a_withheld_device() -> None:
+    farm = farm_of(2)
+    small = farm.submit(an_experiment("small", 1.0, 50_000.0, 2))
+    farm.run(farm.now + 30.0)
+    assert devices(small) == ["n-0", "n-1"]
+    farm.withhold("n", BAD)
+    large = SharingExperiment("large", "bob", iter([({"cpu": 1.0, "gpu": 2.0}, 10.0)]), 5)
+    farm.submit(large)
+    farm.run(farm.now + 1_000.0)
+    assert devices(small) == ["n-0", "n-1"], "nobody gives way for what cannot begin"
+    assert any(WORDS in line for line in farm.allotter.why("large", {"cpu": 1.0, "gpu": 2.0}))
+    farm.withhold("n", {})
+    farm.run(farm.now + 1_000.0)
+    assert "large" not in farm.experiments, "it has run in their place"
+
+
+def test_a_node_with_a_withheld_device_is_used_for_all_else() -> None:
+    farm = farm_of(4)
+    farm.withhold("n", BAD)
+    one = farm.submit(an_experiment("one", 0.5, 20.0, 30))
+    farm.run(farm.now + 5.0)
+    assert set(devices(one)) == {"n-1", "n-2", "n-3"}
+    assert len(one.running) == 6
+    farm.run(farm.now + 500.0)
+    assert "one" not in farm.experiments, "all its trials are over"
+
+
+def test_trials_on_a_device_when_it_is_withheld_keep_their_experiment_from_nothing() -> None:
+    farm = farm_of(2)
+    one = farm.submit(an_experiment("one", 1.0, 300.0, 8))
+    farm.run(farm.now + 30.0)
+    assert devices(one) == ["n-0", "n-1"]
+    farm.withhold("n", BAD)
+    farm.run(farm.now + 290.0)
+    assert devices(one) == ["n-1"]
+    farm.run(farm.now + 2_500.0)
+    assert "one" not in farm.experiments
+
+
+def test_a_supervisor_that_begins_while_devices_are_withheld_gives_none_of_them() -> None:
+    farm = farm_of(2)
+    farm.withhold("n", BAD)
+    one = farm.submit(an_experiment("one", 1.0, 50.0, 8))
+    farm.run(farm.now + 10.0)
+    farm.restart()
+    farm.run(farm.now + 200.0)
+    assert devices(one) == ["n-1"]

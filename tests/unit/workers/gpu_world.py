@@ -1,0 +1,93 @@
+"""GPUs of a node, and who holds them, moved by a test."""
+
+from __future__ import annotations
+
+from tests.unit.workers.fakes import Clock, order, start
+from tunemq_shared.messages import Gpu
+from tunemq_workers.gpu_drivers import Xid
+from tunemq_workers.gpu_keeper import GpuKeeper
+from tunemq_workers.gpu_looks import DeviceLook, Holding, Look
+from tunemq_workers.host_contracts import Host
+
+MIB, GIB = 2**20, 2**30
+#: The node's process, and that of somebody who is not of the farm.
+NODE, STRANGER = 1000, 7
+
+
+class Gpus:
+    """A keeper, with GPUs of 80 GiB that are what ``held`` says.
+
+    Attributes:
+        held: of each GPU by process what it holds, whether it lives or not.
+        lost: what is used of each by nobody that is seen.
+        parents: of processes that can be seen.
+    """
+
+    def __init__(self, *uuids, locks=None):
+        self.clock = Clock()
+        self.held = {uuid: {} for uuid in uuids}
+        self.lost = dict.fromkeys(uuids, 0)
+        self.parents = {NODE: 1, STRANGER: 1, 1: 0}
+        self.looks_due = []
+        self.withheld = []
+        self.warnings = []
+        self.changes = 0
+        gpus = [Gpu(uuid, "H100", 80 * GIB) for uuid in uuids]
+        self.keeper = GpuKeeper(
+            gpus,
+            self.clock,
+            self.looks_due.append,
+            now=lambda: self.clock.now,
+            me=NODE,
+            locks=locks,
+        )
+        self.keeper.on_withheld = self.withheld.append
+        self.keeper.on_warning = lambda key, text: self.warnings.append((key, text))
+        self.keeper.on_change = self._changed
+        self._hosts = 0
+
+    def _changed(self):
+        self.changes += 1
+
+    def host(self, pid, *uuids, key="events", trial="t"):
+        """Fork a host."""
+        self._hosts += 1
+        begin = start(devices=dict.fromkeys(uuids, 0.5), key=key)
+        host = Host(f"h{self._hosts}", order(trial, begin), begin, None, pid)
+        self.parents[pid] = NODE
+        self.keeper.took(host)
+        return host
+
+    def end(self, host, *, keeps=False):
+        """Nothing is left of a host's process; with ``keeps``, but its memory."""
+        del self.parents[host.pid]
+        if not keeps:
+            for held in self.held.values():
+                held.pop(host.pid, None)
+        self.keeper.gone(host.name)
+
+    def look(self, *xids, asked_at=None, unusable=None, says_memory=True):
+        """Have the driver asked."""
+        devices = {
+            uuid: DeviceLook(
+                self.lost[uuid] + sum(held.values()) if says_memory else None,
+                tuple(Holding(pid, "python", size, self._line(pid)) for pid, size in held.items()),
+            )
+            for uuid, held in self.held.items()
+        }
+        at = self.clock.now if asked_at is None else asked_at
+        self.keeper.seen(Look(at, devices, unusable or {}, tuple(Xid(*xid) for xid in xids)))
+
+    def _line(self, pid):
+        line = []
+        while pid in self.parents:
+            line.append(pid)
+            pid = self.parents[pid]
+        return tuple(line)
+
+    def is_clear(self, *uuids):
+        return self.keeper.obstacle(uuids) is None
+
+    def why(self, *uuids):
+        obstacle = self.keeper.obstacle(uuids)
+        return obstacle and obstacle.reason

@@ -1,0 +1,112 @@
+"""GPUs, hosts and a clock in any order: no host is ever forked on a device that is not clear."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.unit.workers.gpu_world import GIB, NODE, STRANGER, Gpus
+
+UUIDS = ("A", "B")
+HALF, WHOLE = 0.5, 1.0
+
+uuids = st.sampled_from(UUIDS)
+sizes = st.sampled_from((GIB, 4 * GIB, 30 * GIB))
+
+
+class Machine(RuleBasedStateMachine):
+    """What the driver would say is kept beside: it is what the keeper's word is compared with."""
+
+    def __init__(self):
+        super().__init__()
+        self.gpus = Gpus(*UUIDS)
+        self.hosts = {}
+        self.shares = dict.fromkeys(UUIDS, 0.0)
+        self.dead = set()
+        self.broken = set()
+        self.pids = 100
+
+    @rule(uuid=uuids, share=st.sampled_from((HALF, WHOLE)), size=sizes, is_seen=st.booleans())
+    def a_trial_is_placed(self, uuid, share, size, is_seen):
+        if self.shares[uuid] + share > 1 or not self.gpus.is_clear(uuid):
+            return
+        kept = [pid for pid in self.gpus.held[uuid] if pid in self.dead]
+        assert not kept, "its memory is back"
+        assert uuid not in self.broken
+        self.pids += 1
+        host = self.gpus.host(self.pids, uuid)
+        self.hosts[host] = (uuid, share)
+        self.shares[uuid] += share
+        self.gpus.held[uuid][host.pid] = size
+        if is_seen:
+            self.gpus.look()
+
+    @rule(data=st.data(), keeps=st.booleans())
+    def a_host_is_gone(self, data, keeps):
+        if not self.hosts:
+            return
+        host = data.draw(st.sampled_from(sorted(self.hosts, key=lambda one: one.pid)))
+        uuid, share = self.hosts.pop(host)
+        self.shares[uuid] -= share
+        # Of who was never seen on a shared device the driver's list says nothing afterwards.
+        was_seen = host.pid in self.gpus.keeper._pids[host.name]
+        is_alone = self.shares[uuid] == 0
+        if keeps and (was_seen or is_alone):
+            self.dead.add(host.pid)
+            self.gpus.end(host, keeps=True)
+        else:
+            self.gpus.end(host)
+
+    @rule()
+    def memory_comes_back(self):
+        for held in self.gpus.held.values():
+            for pid in self.dead & held.keys():
+                del held[pid]
+        self.dead.clear()
+
+    @rule(uuid=uuids, size=st.sampled_from((0, GIB, 7 * GIB, 20 * GIB)))
+    def somebody_else_takes_memory(self, uuid, size):
+        self.gpus.held[uuid][STRANGER] = size
+
+    @rule(seconds=st.sampled_from((0.1, 1.0, 20.0)))
+    def time_passes(self, seconds):
+        self.gpus.clock.advance(seconds)
+
+    @rule()
+    def somebody_looks(self):
+        self.gpus.look()
+
+    @rule(ago=st.sampled_from((0.1, 5.0)))
+    def a_late_look_is_told(self, ago):
+        held = {uuid: dict(held) for uuid, held in self.gpus.held.items()}
+        for one in self.gpus.held.values():  # as it was before: nobody had anything
+            one.clear()
+        self.gpus.look(asked_at=self.gpus.clock.now - ago)
+        for uuid, one in held.items():
+            self.gpus.held[uuid] = one
+
+    @rule(uuid=uuids)
+    def a_device_breaks(self, uuid):
+        self.broken.add(uuid)
+        self.gpus.look((uuid, 79))
+
+    @invariant()
+    def what_is_broken_is_withheld(self):
+        assert all(self.gpus.keeper.obstacle([uuid]).is_withheld for uuid in self.broken)
+
+    def teardown(self):
+        for host in list(self.hosts):
+            self.gpus.end(host)
+        self.memory_comes_back()
+        for held in self.gpus.held.values():
+            held.clear()
+        self.gpus.parents = {NODE: 1}
+        self.gpus.clock.advance(0.1)
+        self.gpus.look()
+        for uuid in UUIDS:
+            assert self.gpus.is_clear(uuid) is (uuid not in self.broken), "else it would be lost"
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)

@@ -1,0 +1,62 @@
+"""What the node itself says of the trials that it hosts, or cannot host, to their experiments."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from tunemq_shared.messages import (
+    HostDied,
+    HostFreed,
+    TrialFailed,
+    TrialPaused,
+    TrialWaits,
+    encode,
+)
+from tunemq_workers.host_contracts import Host, Key
+
+_log = logging.getLogger(__name__)
+
+
+class HostNews:
+    """Says it. Owned by the node's loop.
+
+    Args:
+        emit: takes (events stream, encoded event).
+    """
+
+    def __init__(self, emit: Callable[[str, bytes], object]) -> None:
+        self._emit = emit
+
+    def freed(self, key: Key, events_key: str) -> None:
+        """Its slot is free."""
+        self._emit(events_key, encode(HostFreed(*key)))
+
+    def waits(self, key: Key, events_key: str, what: str, reason: str) -> None:
+        """Its host cannot start yet; without a reason, it does now."""
+        self._emit(events_key, encode(TrialWaits(*key, what if reason else "", reason)))
+
+    def not_started(self, key: Key, events_key: str, reason: str, kind: str = "start") -> None:
+        """Its host will not start."""
+        _log.error("host.not_started trial=%s reason=%r", key[0], reason)
+        error = f"The trial's process could not start: {reason}"
+        failed = TrialFailed(*key, kind, error, "", time.time())
+        self._emit(events_key, encode(failed))
+
+    def given_back(self, key: Key, events_key: str, reason: str) -> None:
+        """Its host will not start here, which is not its fault: it waits for another slot."""
+        _log.warning("host.given_back trial=%s reason=%r", key[0], reason)
+        self._emit(events_key, encode(TrialPaused(*key)))
+        self.freed(key, events_key)
+
+    def failed(self, host: Host, kind: str, reason: str) -> None:
+        """It failed by what it did."""
+        failed = TrialFailed(*host.key, kind, reason, "", time.time())
+        self._emit(host.start.events_key, encode(failed))
+
+    def died(self, host: Host, signal: int | None, exit_code: int | None, cause: str) -> None:
+        """Its host ended without a word."""
+        trial, epoch = host.key
+        died = HostDied(trial, epoch, host.pid, signal, exit_code, time.time(), cause)
+        self._emit(host.start.events_key, encode(died))

@@ -1,0 +1,103 @@
+"""Adds the end of what a trial printed to the news of its failure (`tunemq_workers.last_output`).
+
+The node adds it, not the host: of most that matters here hosts do not live to tell, and what their
+children print they do not see.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final, TypeAlias
+
+from msgspec.structs import replace
+
+from tunemq_shared.messages import (
+    HostDied,
+    HostFreed,
+    HostStart,
+    TrialFailed,
+    TrialStarted,
+    encode,
+)
+from tunemq_workers.checkpoint_contracts import Emit
+from tunemq_workers.host_contracts import Key
+from tunemq_workers.last_output import as_text, read_last
+from tunemq_workers.log_watch import BEGINS, FAILS, decoded, tag_of
+
+#: How long the loop waits for a disk: no longer than for a page that was written a moment ago.
+PATIENCE_S: Final = 0.25
+_MATTERS: Final = frozenset({BEGINS, *FAILS, b"freed"})
+
+_Printed: TypeAlias = tuple[int, int]
+_Read: TypeAlias = Callable[[str, _Printed], dict[str, bytes]]
+
+
+class LastWords:
+    """Passes on what is said of hosts. Owned by the node's loop.
+
+    Args:
+        emit: takes (events stream, encoded event).
+        read: see `read_last`.
+    """
+
+    def __init__(self, emit: Emit, read: _Read = read_last) -> None:
+        #: Says which trials have hosts.
+        self.hosted: Callable[[], Iterable[tuple[Key, HostStart]]] = tuple
+        self._emit, self._read = emit, read
+        self._printed: dict[tuple[str, Key], _Printed] = {}
+        self._orders: queue.SimpleQueue[tuple[str, _Printed] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        #: What was asked and not answered in time: the disk hangs.
+        self._owed = 0
+
+    def close(self) -> None:
+        """Nothing more is to be read."""
+        self._orders.put(None)
+
+    def emit(self, events_key: str, event: bytes) -> None:
+        """Take what a host, or the node about one, has said."""
+        tag = tag_of(event)
+        if tag in _MATTERS:
+            event = self._heard(events_key, event)
+        self._emit(events_key, event)
+
+    def _heard(self, events_key: str, event: bytes) -> bytes:
+        match said := decoded(event):
+            case TrialStarted(trial, epoch):
+                self._printed[events_key, (trial, epoch)] = said.printed
+            case HostFreed(trial, epoch):
+                self._printed.pop((events_key, (trial, epoch)), None)
+            case TrialFailed(trial, epoch) | HostDied(trial, epoch):
+                key = trial, epoch
+                starts = [start for one, start in self.hosted() if one == key]
+                folder = next((one.folder for one in starts if one.events_key == events_key), None)
+                if folder is not None:
+                    printed = self._printed.get((events_key, key), (0, 0))
+                    return encode(replace(said, output=self._output(folder, printed)))
+            case _:
+                pass
+        return event
+
+    def _output(self, folder: str, printed: _Printed) -> str:
+        """The end of the output; nothing where the disk does not answer."""
+        while self._owed and not self._answers.empty():
+            self._answers.get()
+            self._owed -= 1
+        if self._owed:
+            return ""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="last words", daemon=True)
+            self._thread.start()
+        self._orders.put((folder, printed))
+        try:
+            return self._answers.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            self._owed += 1
+            return ""
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            self._answers.put(as_text(self._read(*order)))

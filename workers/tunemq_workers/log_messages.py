@@ -1,0 +1,79 @@
+"""What a node orders of the process that reads what trials print, and what that answers.
+
+Payloads of frames. ``id`` is a number that the node gives to each incarnation of a trial.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+#: The kind of frames from the process to the node; those to it are `frames.ORDER`.
+ANSWER: Final = ord("A")
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """What an incarnation prints: the two files in ``folder``, from ``printed`` on.
+
+    ``patterns`` are those that its lines are compared with.
+    """
+
+    folder: str
+    printed: tuple[int, int]
+    patterns: tuple[str, ...]
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
+    """Read what is printed from now on."""
+
+    id: int
+    output: Output
+
+
+class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
+    """The incarnation has failed: read the rest, answer `Finished`, and forget it.
+
+    ``asks_memory``: whether the last that was printed says that a GPU's memory ran out.
+    """
+
+    id: int
+    output: Output
+    asks_memory: bool
+
+
+class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
+    """Forget it."""
+
+    id: int
+
+
+class Matched(msgspec.Struct, frozen=True, array_like=True, tag="matched"):
+    """A line matches a pattern; told once of each."""
+
+    id: int
+    pattern: str
+    line: str
+
+
+class LeftOut(msgspec.Struct, frozen=True, array_like=True, tag="left_out"):
+    """A pattern is not looked for any more, and why."""
+
+    id: int
+    pattern: str
+    reason: str
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):
+    """All was read; ``is_cuda_memory`` as it was asked."""
+
+    id: int
+    is_cuda_memory: bool
+
+
+Order: TypeAlias = Follow | Finish | Leave
+Answer: TypeAlias = Matched | LeftOut | Finished
+
+encode = msgspec.msgpack.Encoder().encode
+decode_order = msgspec.msgpack.Decoder(Order).decode
+decode_answer = msgspec.msgpack.Decoder(Answer).decode

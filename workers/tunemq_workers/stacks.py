@@ -1,0 +1,65 @@
+"""Has a trial's Python processes write what they are doing to its ``stderr``, whatever that is.
+
+The host is asked first, then what was forked from it, one after another: each writes its stacks in
+many pieces, which would be mixed else. What executes another interpreter (``spawn``, a launcher)
+has no handler for the signal, which would end it; so nobody is asked who has none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+from tunemq_workers.family_memory import family_of
+from tunemq_workers.forkserver_messages import DUMP_SIGNAL
+
+#: So many children are asked, so long apart, the first a while behind the host: all within
+#: `tunemq_workers.host_limits.DUMP_S`.
+_CHILDREN: Final = 10
+_PAUSE_S: Final = 0.03
+_FIRST_S: Final = 0.1
+
+
+def have_stacks_written(pidfd: int) -> None:
+    """Ask the host that this descriptor stands for, and its family; returns at once."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
+        host = _pid_of(pidfd)
+        threading.Thread(target=_ask_children, args=(host,), name="stacks", daemon=True).start()
+
+
+def _ask_children(host: int) -> None:
+    time.sleep(_FIRST_S)  # for the host to have written its own
+    children = [pid for pid in family_of(host)[1:] if _listens(pid)]
+    for pid in children[:_CHILDREN]:
+        with suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(pid)
+            try:
+                if _listens(pid):  # the very process that the descriptor stands for
+                    signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
+            finally:
+                os.close(pidfd)
+        time.sleep(_PAUSE_S)
+
+
+def _listens(pid: int) -> bool:
+    """Whether a process has a handler for the signal."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        for line in file:
+            name, _, mask = line.partition(b":")
+            if name == b"SigCgt":
+                return bool(int(mask, 16) >> (DUMP_SIGNAL - 1) & 1)
+    return False
+
+
+def _pid_of(pidfd: int) -> int:
+    with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
+        for line in file:
+            name, _, pid = line.partition(b":")
+            if name == b"Pid" and int(pid) > 0:
+                return int(pid)
+    raise ProcessLookupError("it has ended")
