@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import pytest
 
 from tests.integration.farm_support import is_alive
@@ -260,6 +261,61 @@ def test_an_interpreter_that_cannot_run_experiments_is_told_with_its_last_words(
     assert experiment.ends() == EXIT_USE
     assert f"the interpreter {python} cannot run experiments" in experiment.said()
     assert "No module named tunemq_scheduler" in experiment.said()
+
+
+def test_an_interpreter_that_a_signal_kills_is_told_with_its_last_words(begin, usual, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'no such instruction' >&2\nkill -SEGV $$\n")
+    python.chmod(0o755)
+    experiment = begin(usual, "search", "", python=str(python))
+    assert experiment.ends() == -signal.SIGSEGV
+    assert f"the interpreter {python} was killed by SIGSEGV" in experiment.said()
+    assert "no such instruction" in experiment.said()
+
+
+_BABBLER = """#!{python}
+import socket, sys
+control = socket.socket(fileno=int(sys.argv[sys.argv.index("-m") + 2]))
+_, (channel, *_), _, _ = socket.recv_fds(control, 4096, 4)
+socket.socket(fileno=channel).send({answer!r})
+control.recv(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "answer", [b"hello", msgspec.msgpack.encode({"type": "forked", "pid": 2**40})]
+)
+def test_an_interpreter_that_says_nonsense_harms_nobody_else(begin, usual, tmp_path, answer):
+    python = tmp_path / "python"
+    python.write_text(_BABBLER.format(python=sys.executable, answer=answer))
+    python.chmod(0o755)
+    experiment = begin(usual, "search", "", python=str(python))
+    assert experiment.ends() == EXIT_USE
+    assert f"{python} is no interpreter with TuneMQ" in experiment.said()
+
+
+def test_a_forkserver_that_has_no_descriptor_left_refuses_and_goes_on(begin, forkservers, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nulimit -n 20\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    options = {"python": str(python)}
+    begun = [begin(forkservers, f"n{number}", _SLEEPS, **options) for number in range(30)]
+    eventually(lambda: all(one.process.pid or one.process.returncode() for one in begun), within=60)
+    refused = [one for one in begun if one.process.returncode() is not None]
+    assert 0 < len(refused) < len(begun)
+    assert {one.ends() for one in refused} == {EXIT_AGAIN}
+    assert all("descriptors" in one.said() for one in refused), refused[0].said()
+
+
+def test_a_service_manager_that_ends_all_processes_leaves_it_to_the_supervisor(begin, forkservers):
+    one = begin(forkservers, "one", "tell(parent=os.getppid())\ntime.sleep(999)")
+    parent = one.told()["parent"]
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        os.kill(parent, number)
+    # It would have died of them before it forked another one.
+    two = begin(forkservers, "two", "tell(parent=os.getppid())\nos.kill(os.getpid(), 15)")
+    assert two.told()["parent"] == parent
+    assert two.ends() == -signal.SIGTERM
 
 
 _SLEEPS = "tell(pid=os.getpid(), parent=os.getppid())\ntime.sleep(999)"

@@ -113,7 +113,7 @@ class FailureEvents:
             return Verdict(is_retried=False, told=f"not tried again, for {match}")
         if failure.kind == "cuda_memory" and settings.retry_cuda_memory == ALONE:
             before, whole = trial.resources, whole_gpus(trial.resources)
-            if whole is not None and self._state.placement.could_hold(whole):
+            if whole is not None and self._could_have(trial, whole):
                 trial.excuse_failure()
                 trial.resources, trial.is_alone = whole, True
                 told = f"it shared a GPU ({_part_of(before)}), and has a whole one from now on"
@@ -122,6 +122,11 @@ class FailureEvents:
             return self._judge_shunned(trial, failure, shunned)
         trial.count_failure(failure.kind)
         return judge(failure, trial, settings)
+
+    def _could_have(self, trial: Trial, request: dict[str, float]) -> bool:
+        if self._state.settings.nodes_may_come:
+            return self._state.placement.could_hold(request)
+        return self._state.may_hold(trial, request)
 
     def _judge_shunned(self, trial: Trial, failure: FailureClass, shunned: _Shunned) -> Verdict:
         settings, limit = self._state.settings, self._state.settings.max_excluded_nodes

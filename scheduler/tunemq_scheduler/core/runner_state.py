@@ -174,10 +174,12 @@ class RunnerState:
 
     def shuns_all(self, trial: Trial) -> bool:
         """Whether a trial shuns every node that could hold it, be it away for the time being."""
+        return bool(trial.excluded) and not self.may_hold(trial, trial.resources)
+
+    def may_hold(self, trial: Trial, request: Mapping[str, float]) -> bool:
+        """Whether some node, present or away, that a trial does not shun could hold this."""
         nodes = [*self.nodes.values(), *(away.joined for away in self.away.values())]
-        return bool(trial.excluded) and not any(
-            one.node not in trial.excluded and could_hold(one, trial.resources) for one in nodes
-        )
+        return any(one.node not in trial.excluded and could_hold(one, request) for one in nodes)
 
     def hosts_suspect(self, node: str) -> bool:
         """Whether a node has a trial that may be poison."""

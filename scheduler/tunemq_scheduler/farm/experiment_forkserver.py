@@ -39,6 +39,14 @@ from tunemq_shared.stores import import_client
 _PRELOADED: Final = ("tunemq", "tunemq_scheduler.syncing.default_syncer")
 
 
+#: What comes with `START`.
+_DESCRIPTORS: Final = 4
+_LOOK_AGAIN_MS: Final = 500
+#: A service manager may send these to all processes of the service: what is to be done is the
+#: supervisor's to say, whose end is this one's.
+_IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 class _Experiment(NamedTuple):
     channel: socket.socket
     pid: int
@@ -54,23 +62,28 @@ class Forkserver:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._experiments: dict[int, _Experiment] = {}
+        #: Those that nobody wants any more, until they have ended.
+        self._killed: set[int] = set()
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
 
     def serve(self) -> socket.socket | None:
         """Work until the supervisor is gone; in a child, its end of the connection with that."""
         while True:
-            for fd, _ in self._poller.poll():
+            for fd, _ in self._poller.poll(_LOOK_AGAIN_MS if self._killed else None):
                 if fd != self._control.fileno():
                     self._obey(self._experiments[fd])
                     continue
                 wanted, fds, _, _ = socket.recv_fds(
-                    self._control, MAX_PACKET_BYTES, 4, socket.MSG_CMSG_CLOEXEC
+                    self._control, MAX_PACKET_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
                 )
                 if not wanted:
                     return None
-                if (line := self._fork(*fds)) is not None:
+                if len(fds) != _DESCRIPTORS:  # the kernel had no room for all of them
+                    _refuse(fds)
+                elif (line := self._fork(*fds)) is not None:
                     return line
+            self._bury()
 
     def _fork(self, channel_fd: int, line: int, output: int, errors: int) -> socket.socket | None:
         """Fork; in the child, its end of the connection."""
@@ -110,13 +123,28 @@ class Forkserver:
             is_over = channel.recv(MAX_PACKET_BYTES) == REAP
         except ConnectionResetError:  # closed before it was read that the process was forked
             is_over = False
-        if not is_over:
+        if is_over:
+            _, status = os.waitpid(pid, 0)
+            _say(channel, Ended(os.waitstatus_to_exitcode(status)))
+        else:
             os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        _say(channel, Ended(os.waitstatus_to_exitcode(status)))
+            self._killed.add(pid)
         self._poller.unregister(channel)
         del self._experiments[channel.fileno()]
         channel.close()
+
+    def _bury(self) -> None:
+        """Of those that were killed some may wait for a disk, and others for this process."""
+        self._killed -= {pid for pid in self._killed if os.waitpid(pid, os.WNOHANG)[0]}
+
+
+def _refuse(descriptors: list[int]) -> None:
+    """The first is the channel; to close it says that there will be no process."""
+    if descriptors:
+        with socket.socket(fileno=descriptors[0]) as channel:
+            _say(channel, NotForked("no file descriptors are left to what it is forked from"))
+    for one in descriptors[1:]:
+        os.close(one)
 
 
 def _say(channel: socket.socket, answer: Answer) -> None:
@@ -128,6 +156,9 @@ def _leave_the_forkserver(forkserver: int) -> None:
     """Make a process of its own of a fork of the forkserver, which has this pid."""
     os.setsid()
     die_with_parent(forkserver)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     keep_memory_private(False)  # it is as the user's other processes are
     # multiprocessing would import the forkserver again as the main module of its children.
     main = ModuleType("__main__")
@@ -140,6 +171,8 @@ def main() -> int:
     fd, supervisor, version, store = sys.argv[1:]
     control = socket.socket(fileno=int(fd))
     control.set_inheritable(False)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     die_with_parent(int(supervisor))
     keep_memory_private()
     set_name("tunemq-fork")

@@ -128,3 +128,14 @@ def test_a_log_policy_about_it_keeps_it_away_from_the_node_as_well() -> None:
     node.tell(m.TrialFailed("a", order.epoch, "cuda_memory", "out of memory", "", 0.0))
     trial = node.runner.live["a"]
     assert (trial.resources, trial.excluded) == ({"gpu": 1.0}, ["g"])
+
+
+def test_where_the_only_node_is_shunned_for_good_it_ends() -> None:
+    rules = (LogRule("out of memory", EXCLUDE_NODE),)
+    node = Node({"gpu": 0.5}, log_rules=rules, nodes_may_come=False)
+    order = node.choose("a")
+    node.tell(m.LogMatched("a", order.epoch, "out of memory", "CUDA out of memory", 0.0))
+    failed = m.TrialFailed("a", order.epoch, "cuda_memory", "out of memory", "", 0.0)
+    (record,) = [one for one in node.tell(failed) if isinstance(one, c.RecordFailure)]
+    assert not record.retried
+    assert "no other node that could hold it" in record.told

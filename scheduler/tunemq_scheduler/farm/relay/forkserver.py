@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -46,6 +45,7 @@ class Forkserver:
         self.uses, self.unused_since = 0, time.monotonic()
         self.has_forked = False
         self._why = ""
+        self._gone_by: float | None = None
         inherited = {name: text for name, text in os.environ.items() if name not in FARM_KEYS}
         # By name, because nothing of ours depends on the public names.
         version = importlib.import_module("tunemq").__version__
@@ -95,25 +95,32 @@ class Forkserver:
         self._why = self._why or why
         self._process.kill()
 
-    def why_lost(self) -> tuple[int, str]:
-        """What an experiment that it has nothing more to say of ended with, and why."""
-        try:
-            returncode = self._process.wait(_GONE_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self.kill("closed its sockets")
-            returncode = -signal.SIGKILL
-        if returncode >= 0 and not self.has_forked:
-            said = tail(self._said) or "it said nothing"
-            return EXIT_USE, (
-                f"the interpreter {self.python} cannot run experiments: {said}\nInstall the"
-                " scheduler's TuneMQ in it, or name another one."
-            )
-        how = (
+    def why_lost(self) -> tuple[int, str] | None:
+        """What an experiment that it has nothing more to say of ended with, and why.
+
+        None as long as the process is not gone, which takes a moment.
+        """
+        returncode = self._process.poll()
+        if returncode is None:
+            now = time.monotonic()
+            self._gone_by = self._gone_by or now + _GONE_WITHIN_S
+            if now > self._gone_by:
+                self.kill("closed its sockets")
+            return None
+        how = self._why or (
             f"was killed by {named_signal(-returncode)}"
             if returncode < 0
             else f"ended with exit code {returncode}"
         )
-        return EXIT_AGAIN, f"the process that it was forked from {self._why or how}"
+        if self.has_forked:
+            return EXIT_AGAIN, f"the process that it was forked from {how}"
+        said = tail(self._said) or "it said nothing"
+        if returncode >= 0:
+            return EXIT_USE, (
+                f"the interpreter {self.python} cannot run experiments: {said}\nInstall the"
+                " scheduler's TuneMQ in it, or name another one."
+            )
+        return returncode, f"the interpreter {self.python} {how} before it ran anything: {said}"
 
     @property
     def has_ended(self) -> bool:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.farm.exits import EXIT_AGAIN
+from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_USE
 from tunemq_scheduler.farm.relay.forking import (
     MAX_PACKET_BYTES,
     REAP,
@@ -26,6 +26,7 @@ from tunemq_scheduler.farm.relay.forking import (
     decode,
 )
 from tunemq_scheduler.farm.relay.forkserver import Forkserver, tail
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: What an experiment prints, below the folder that is given.
 OUTPUT, ERRORS = "experiment.out", "experiment.err"
@@ -135,10 +136,15 @@ class ExperimentProcess:
             return
         except ConnectionResetError:
             packet = b""
-        if packet:
+        if not packet:
+            if (lost := self._server.why_lost()) is not None:
+                self._returncode, self._why = lost
+            return
+        try:
             self._take(decode(packet))
-        else:
-            self._returncode, self._why = self._server.why_lost()
+        except (*UNDECODABLE, OverflowError) as error:  # whose interpreter may be anybody's
+            self._server.kill(f"said what cannot be read ({error})")
+            self._give_up(EXIT_USE, f"{self._server.python} is no interpreter with TuneMQ: {error}")
 
     def _take(self, answer: Answer) -> None:
         match answer:
