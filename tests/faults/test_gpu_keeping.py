@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import signal
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -24,6 +23,7 @@ from tunemq_shared.messages import (
     TrialStarted,
     TrialWaits,
 )
+from tunemq_workers.gpu_locks import FOLDERS
 
 __all__ = ["scheduler", "server"]
 
@@ -107,7 +107,7 @@ def gpus(tmp_path, monkeypatch, server, scheduler) -> Iterator[Gpus]:
     gpus = Gpus(tmp_path, monkeypatch, server, scheduler, uuids)
     yield gpus
     gpus.node.end()
-    for folder in ("/run/lock", tempfile.gettempdir()):
+    for folder in FOLDERS:
         for uuid in uuids:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))

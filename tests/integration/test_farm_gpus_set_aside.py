@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from tests.farm_service import FarmService, Here, Search
 from tests.support import eventually
 from tunemq_shared import answers as a
 from tunemq_shared import requests as r
+from tunemq_workers.gpu_locks import FOLDERS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -41,7 +41,7 @@ def uuids() -> Iterator[list[str]]:
     """Those of two GPUs that nobody else has."""
     uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
     yield uuids
-    for folder in ("/run/lock", tempfile.gettempdir()):
+    for folder in FOLDERS:
         for uuid in uuids:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))

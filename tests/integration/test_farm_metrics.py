@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import secrets
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.farm_processes import TcpRedis
 from tests.farm_service import FarmService, Search
 from tests.support import eventually
+from tunemq_workers.gpu_locks import FOLDERS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -38,7 +38,7 @@ def uuids() -> Iterator[list[str]]:
     """Those of two GPUs that nobody else has."""
     uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
     yield uuids
-    for folder in ("/run/lock", tempfile.gettempdir()):
+    for folder in FOLDERS:
         for uuid in uuids:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from tests.integration.farm_support import Node, order
 from tests.integration.node_fixtures import scheduler, server
 from tests.support import eventually
 from tunemq_shared.messages import DevicesUsed, HostFreed, ResultReported
+from tunemq_workers.gpu_locks import FOLDERS
 
 __all__ = ["scheduler", "server"]
 
@@ -43,7 +43,7 @@ def uuid() -> Iterator[str]:
     """Of a GPU that nobody else has."""
     uuid = f"GPU-test-{secrets.token_hex(6)}"
     yield uuid
-    for folder in ("/run/lock", tempfile.gettempdir()):
+    for folder in FOLDERS:
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
 

@@ -11,7 +11,6 @@ import os
 import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tests.fake_gpus import FakeGpus, gpu
 from tests.farm_processes import Command
 from tests.integration.node_fixtures import server
 from tests.support import eventually
+from tunemq_workers.gpu_locks import FOLDERS
 
 __all__ = ["server"]
 
@@ -130,7 +130,7 @@ def fake(tmp_path: Path) -> Iterator[FakeGpus]:
     """Two GPUs that nobody else has."""
     uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
     yield FakeGpus(tmp_path / "gpus.json", [gpu(uuid) for uuid in uuids])
-    for folder in ("/run/lock", tempfile.gettempdir()):
+    for folder in FOLDERS:
         for uuid in uuids:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))

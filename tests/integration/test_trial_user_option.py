@@ -15,15 +15,17 @@ from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.other_users import NOBODY, open_folder, reachable
 from tests.support import need
+from tunemq_shared.errors import ConfigError
 from tunemq_workers import account_folders
 from tunemq_workers.account import Account
-from tunemq_workers.account_folders import give_folders
+from tunemq_workers.account_folders import claim_workdir, give_folders
 
 __all__ = ["open_folder", "server"]
 
 pytestmark = pytest.mark.integration
 
 USER = f"{NOBODY}:{NOBODY}"
+ACCOUNT = Account("nobody", NOBODY, NOBODY, (NOBODY,), "/")
 
 Refused = Callable[..., str]
 
@@ -99,10 +101,13 @@ def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
     os.chown(root / "code", NOBODY, NOBODY)
     (root / "code" / "file").touch()
     (root / "node.log").touch(0o644)
-    (root / "link").symlink_to("/etc/passwd")
+    (root / "ear.log").symlink_to("/etc/passwd")
+    (root / "notes").touch(0o644)
+    (root / "lock").write_text("123\n")
 
-    account = Account("nobody", NOBODY, NOBODY, (NOBODY,), "/")
-    give_folders(account, str(root), ("blobs", "code", "new"), str(tmp_path / "cache"))
+    names = ("blobs", "code", "new")
+    claim_workdir(ACCOUNT, str(root), names)
+    give_folders(ACCOUNT, str(root), names, str(tmp_path / "cache"))
 
     for folder in (root / "blobs", root / "code", root / "new", tmp_path / "cache"):
         status = folder.stat()
@@ -111,5 +116,57 @@ def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
     assert [path.name for path in (root / "code").iterdir()] == ["file"]
     assert (root / "kept").stat().st_uid == 0
     assert stat.S_IMODE((root / "node.log").stat().st_mode) == 0o600
+    assert stat.S_IMODE((root / "notes").stat().st_mode) == 0o644
     assert stat.S_IMODE(Path("/etc/passwd").stat().st_mode) != 0o600
-    assert stat.S_IMODE(root.stat().st_mode) == 0o711
+    assert stat.S_IMODE(root.stat().st_mode) == 0o755
+
+
+def test_a_folder_that_is_not_tunemqs_is_refused_at_every_start_and_left_alone(
+    refused, open_folder
+):
+    need("root, who alone may name others", os.geteuid() == 0 or None)
+    project = open_folder / "project"
+    (project / "code").mkdir(parents=True)
+    (project / "code" / "precious").touch()
+    project.chmod(0o750)
+    for _ in range(2):
+        said = refused("--trial-user", USER, "--workdir", str(project))
+        assert f"{project / 'code'} is not TuneMQ's: no worker has worked in {project}" in said
+        assert "Move it away, or name another --workdir." in said
+    assert (project / "code" / "precious").exists()
+    assert [path.name for path in project.iterdir()] == ["code"]
+    assert stat.S_IMODE(project.stat().st_mode) == 0o750
+
+
+@pytest.mark.parametrize("lock", ["of yarn", "", None])
+def test_only_a_lock_file_of_a_node_says_that_a_folder_is_tunemqs(tmp_path, lock):
+    (tmp_path / "code").mkdir()
+    if lock is None:
+        (tmp_path / "lock").mkdir()
+    else:
+        (tmp_path / "lock").write_text(lock)
+    with pytest.raises(ConfigError, match="code is not TuneMQ's"):
+        claim_workdir(ACCOUNT, str(tmp_path), ["cache", "code"])
+
+
+def test_a_link_is_refused_in_words(tmp_path):
+    (tmp_path / "lock").write_text("123\n")
+    (tmp_path / "cache").symlink_to(tmp_path / "scratch")
+    with pytest.raises(ConfigError, match=r"cache is a link.* name the folder itself with --cache"):
+        claim_workdir(ACCOUNT, str(tmp_path), ["cache"])
+
+
+def test_an_empty_folder_becomes_the_workers_and_one_that_others_write_to_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    claim_workdir(ACCOUNT, str(tmp_path), ["cache"])
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o711
+    (tmp_path / "lock").write_text("123\n")
+    tmp_path.chmod(0o770)
+    with pytest.raises(ConfigError, match=f"chmod go-w {tmp_path}"):
+        claim_workdir(ACCOUNT, str(tmp_path), ["cache"])
+
+
+def test_what_cannot_be_emptied_is_refused_by_its_name(tmp_path):
+    (tmp_path / "cache").touch()
+    with pytest.raises(ConfigError, match=r"cache: Not a directory"):
+        give_folders(ACCOUNT, str(tmp_path), ["cache"], None)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import secrets
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from tunemq_shared import wire
 from tunemq_shared.introductions import NodeHello
 from tunemq_shared.messages import Gpu, HostDied, HostFreed, ResultReported, TrialPaused
 from tunemq_shared.vitals import decode_vitals
+from tunemq_workers.gpu_locks import FOLDERS
 
 __all__ = ["scheduler", "server"]
 
@@ -90,7 +90,7 @@ def uuids() -> Iterator[list[str]]:
     """Those of two GPUs that nobody else has."""
     uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
     yield uuids
-    for folder in ("/run/lock", tempfile.gettempdir()):
+    for folder in FOLDERS:
         for uuid in uuids:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from tunemq_shared.errors import ConfigError
 from tunemq_workers.account import Account
+from tunemq_workers.workdir import LOCK, is_own_file
 
 #: How long the check of an account may take: one import by a cold interpreter.
 _CHECK_S: Final = 60.0
@@ -25,32 +28,92 @@ for folder in {folders!r}:
 """
 
 
+def claim_workdir(account: Account, workdir: str, names: Sequence[str]) -> None:
+    """Refuse a working folder with things that are not TuneMQ's; have the account pass through it.
+
+    Called before this start makes the lock file: one that is there is an earlier start's.
+
+    Args:
+        names: what `give_folders` is going to be told.
+
+    Raises:
+        ConfigError: the folder cannot be used; says why, and what to do.
+    """
+    with _refusing():
+        for name in names:
+            folder = os.path.join(workdir, name)
+            if os.path.islink(folder):
+                raise ConfigError(
+                    f"{folder} is a link, which is not followed for --trial-user: remove it. To"
+                    " have copies of checkpoints elsewhere, name the folder itself with --cache."
+                )
+            if _owner(folder) not in (None, account.uid) and not _is_marked(workdir):
+                raise ConfigError(
+                    f"{folder} is not TuneMQ's: no worker has worked in {workdir} before, and for"
+                    f" --trial-user {account.name} it would be emptied. Move it away, or name"
+                    " another --workdir."
+                )
+        mode = stat.S_IMODE(os.stat(workdir).st_mode)
+        if not os.listdir(workdir):
+            mode = 0o700  # it is new, or somebody has made it for us
+        elif mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"others may write to {workdir}, and so trials could replace what the worker has"
+                f" there. Run chmod go-w {workdir}, or name another --workdir."
+            )
+        os.chmod(workdir, mode | 0o011)  # noqa: S103  to pass, not to read
+
+
 def give_folders(account: Account, workdir: str, names: Iterable[str], cache: str | None) -> None:
     """Make the folders that trials and the node share the account's, and the rest nobody's else.
 
     Args:
-        workdir: the node's. Who runs trials may pass through it, and sees nothing of it.
+        workdir: the node's, after `claim_workdir`.
         names: folders in there; another user's are emptied, since they hold nothing but copies.
         cache: a further one, if people have named it; what is in it is theirs.
 
     Raises:
         ConfigError: a folder cannot be used, or the account cannot host trials; says why.
     """
-    os.chmod(workdir, 0o711)  # noqa: S103  to pass, not to read
-    for entry in os.scandir(workdir):
-        if entry.is_file(follow_symlinks=False):
-            os.chmod(entry.path, 0o600)
     folders = [os.path.join(workdir, name) for name in names]
-    for folder in folders:
-        if _owner(folder) not in (None, account.uid):
-            shutil.rmtree(folder)
-    if cache is not None:
-        folders.append(os.path.abspath(cache))
-    for folder in folders:
-        if _owner(folder) is None:
-            os.makedirs(folder, mode=0o700)
-            os.chown(folder, account.uid, account.gid)
+    with _refusing():
+        for entry in os.scandir(workdir):
+            if is_own_file(entry.name) and entry.is_file(follow_symlinks=False):
+                os.chmod(entry.path, 0o600)
+        for folder in folders:
+            if _owner(folder) not in (None, account.uid):
+                shutil.rmtree(folder)
+        if cache is not None:
+            folders.append(os.path.abspath(cache))
+        for folder in folders:
+            if _owner(folder) is None:
+                os.makedirs(folder, mode=0o700)
+                os.chown(folder, account.uid, account.gid)
     _check(account, folders)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise ConfigError(
+            f"--trial-user: {problem.filename}: {problem.strerror or problem}. Mend that, or name"
+            " another --workdir."
+        ) from problem
+
+
+def _is_marked(workdir: str) -> bool:
+    """Whether a worker was started there before: its lock file holds a number."""
+    try:
+        # Somebody else's "lock" may be anything.
+        lock = os.open(os.path.join(workdir, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(lock).st_mode) and os.read(lock, 32).strip().isdigit()
+    finally:
+        os.close(lock)
 
 
 def _owner(path: str) -> int | None:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -30,12 +30,15 @@ def start_child(
     arguments: Sequence[str],
     log_path: str,
     variables: Mapping[str, str] = MappingProxyType({}),
+    *,
+    needs: Container[str] = (),
 ) -> ChildProcess:
     """Run ``module``; call it in the thread whose end shall be the process's end.
 
     The child gets ``--fd`` with its end of the pair and ``--node-pid`` besides ``arguments``, no
     input, and ``log_path`` for what it prints. ``variables`` are added to its environment. It has
-    to begin with `tunemq_workers.credentials.take_keys`.
+    to begin with `tunemq_workers.credentials.take_keys`. Of the keys of a node that hides its
+    memory it gets those that it ``needs``.
 
     Raises:
         OSError: no process or no socket is to be had, or the log cannot be written.
@@ -64,5 +67,6 @@ def start_child(
         except OSError:
             ours.close()
             raise
-    send_keys(ours, keys, is_hidden=is_hidden)
+    given = {name: value for name, value in keys.items() if name in needs}
+    send_keys(ours, given, is_hidden=is_hidden)
     return ChildProcess(pid, ours)

@@ -28,8 +28,10 @@ _KEYS: Final = frozenset({
     "MINIO_ROOT_PASSWORD",
 })  # fmt: skip
 _OURS: Final = "TUNEMQ_"
-#: Of TuneMQ's variables those that are keys, or hold one.
-_OUR_KEYS: Final = frozenset({"TUNEMQ_REDIS", "TUNEMQ_STORE_TOKEN"})
+#: What ears need.
+REDIS_KEYS: Final = frozenset({"TUNEMQ_REDIS"})
+#: What those need who send to stores and fetch from them.
+STORE_KEYS: Final = _KEYS | {"TUNEMQ_STORE_TOKEN"}
 
 _LENGTH_BYTES: Final = 4
 
@@ -41,7 +43,7 @@ def is_for_trials(name: str) -> bool:
 
 def split(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """An environment's variables: those that all may see, and the keys."""
-    keys = {name: value for name, value in variables.items() if name in _KEYS | _OUR_KEYS}
+    keys = {name: value for name, value in variables.items() if name in REDIS_KEYS | STORE_KEYS}
     return {name: value for name, value in variables.items() if name not in keys}, keys
 
 

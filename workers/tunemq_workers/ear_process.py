@@ -9,6 +9,7 @@ import socket
 from typing import Final
 
 from tunemq_workers.child_process import ChildProcess, start_child
+from tunemq_workers.credentials import REDIS_KEYS
 from tunemq_workers.redis_address import REDIS_VARIABLE
 
 #: The ear consumes the queue; sent once.
@@ -23,7 +24,8 @@ _BE_AN_EAR: Final = b"E"
 def start_forkserver(redis_url: str, incarnation: str, log_path: str) -> ChildProcess:
     """Start a process that ears are forked from; see `start_child`."""
     redis = {REDIS_VARIABLE: redis_url}  # on a command line all could read its password
-    return start_child("tunemq_workers.ear", ["--incarnation", incarnation], log_path, redis)
+    line = ["--incarnation", incarnation]
+    return start_child("tunemq_workers.ear", line, log_path, redis, needs=REDIS_KEYS)
 
 
 def fork_ear(forkserver: ChildProcess) -> socket.socket:

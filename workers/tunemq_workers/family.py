@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from types import FrameType
 from typing import Final
 
@@ -50,16 +51,25 @@ def children_of(pid: int, proc: str = "/proc") -> list[int]:
     """The children of a process, zombies included.
 
     The kernel's own list (CONFIG_PROC_CHILDREN) may lack some while others are ending: look again
-    after every end of a child. Without it every process is looked at.
+    after every end of a child. Where the kernel has none every process is looked at.
     """
-    children: list[int] = []
-    try:
-        for thread in os.listdir(f"{proc}/{pid}/task"):
-            with open(f"{proc}/{pid}/task/{thread}/children", "rb") as file:
-                children += map(int, file.read().split())
-    except FileNotFoundError:
+    if not _has_lists(proc):
         return [child for child in _all_pids(proc) if parent_of(child, proc) == pid]
+    children: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for thread in os.listdir(f"{proc}/{pid}/task"):
+            with (
+                suppress(FileNotFoundError, ProcessLookupError),  # this thread has
+                open(f"{proc}/{pid}/task/{thread}/children", "rb") as file,
+            ):
+                children += map(int, file.read().split())
     return children
+
+
+@cache
+def _has_lists(proc: str) -> bool:
+    """Whether the kernel lists the children of each thread: it does so of this one, then."""
+    return os.path.exists(f"{proc}/thread-self/children")
 
 
 def _all_pids(proc: str) -> Iterator[int]:
@@ -158,6 +168,7 @@ class Families:
             while (ended := _ended_child()) is not None:
                 self._bury(ended, reports)
             if not self._dying:
+                self._calm_down()
                 return reports
             self._hurry()
             if defences.FAMILY_KILL:
@@ -173,6 +184,7 @@ class Families:
             self._trackers_deadline = None
         if not self._dying:
             self._guarded.clear()
+        if not self._dying or self._orphans.keys() <= self._immune:  # nobody is left to kill
             self._calm_down()
         return reports
 
@@ -189,9 +201,10 @@ class Families:
                 )
 
     def _calm_down(self) -> None:
-        self._is_hurried = False
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+        if self._is_hurried:
+            self._is_hurried = False
+            with suppress(OSError):
+                os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
     def _bury(self, ended: os.waitid_result, reports: list[Report]) -> None:
         pid = ended.si_pid

@@ -97,6 +97,7 @@ class ForkserverClient:
         self._hosts: set[str] = set()
         self._exited: set[str] = set()
         self._pidfds: dict[str, int] = {}
+        self._pids: dict[str, int] = {}
         self._log = log
         self._preloading: str | None = None
         #: It said something: its interpreter has all that it needs.
@@ -172,7 +173,7 @@ class ForkserverClient:
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
         pidfd = self._pidfds.get(host)
         if pidfd is not None:
-            have_stacks_written(pidfd)
+            have_stacks_written(pidfd, self._pids[host])
 
     def read(self) -> list[Report]:
         """What the forkserver has said since the last call.
@@ -214,9 +215,11 @@ class ForkserverClient:
             # pid then. If it has ended already, HostExited is on its way.
             with suppress(ProcessLookupError):
                 self._pidfds[report.host] = os.pidfd_open(report.pid)
+                self._pids[report.host] = report.pid
         elif isinstance(report, HostExited):
             self._exited.add(report.host)
             _close(self._pidfds.pop(report.host, None))
+            self._pids.pop(report.host, None)
         elif isinstance(report, FamilyGone):
             self._hosts.discard(report.host)
             self._exited.discard(report.host)
@@ -272,6 +275,7 @@ class ForkserverClient:
     def _forget(self) -> None:
         _close(*self._pidfds.values(), *(fd for _, fds in self._waiting for fd in fds))
         self._pidfds.clear()
+        self._pids.clear()
         self._waiting.clear()
         self._hosts.clear()
         self._control.close()

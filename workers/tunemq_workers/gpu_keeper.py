@@ -16,6 +16,7 @@ can tell what they have taken meanwhile, and the processes themselves are looked
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -40,6 +41,9 @@ _PAUSES_S: Final = (0.1, 2.0)
 _PAUSE_WITHHELD_S: Final = 3.0
 #: A lock is kept for so long after the last host: the search's next trial mostly comes at once.
 GIVE_BACK_IDLE_AFTER_S: Final = 1.0
+#: Where looks are slow, for so many of them: whoever waits for several devices finds those that
+#: were clear first still locked when the last one is.
+_GIVE_BACK_IDLE_AFTER_LOOKS: Final = 3
 #: Between two looks whether another node still has a device.
 _PAUSE_ELSEWHERE_S: Final = 1.0
 #: More than before may be used: this much, or this part of the device.
@@ -49,6 +53,13 @@ _SLACK: Final = 0.02
 _NOTED_BYTES: Final = 300 * 2**20
 #: A device is withheld when they hold more than this part of it, and offered again below the other.
 _CROWDED: Final = (0.05, 0.1)
+#: Where a device was never seen clear, so much may be used by nobody that is seen, or this part of
+#: it: a desktop's processes may not be listed.
+_UNSEEN_BYTES: Final = 2 * 2**30
+_UNSEEN: Final = 0.1
+#: A driver that has not said in this time what is used of a device never does. Less than
+#: `GIVEN_BACK_WITHIN_S`, or the device would be withheld for a moment.
+SILENT_FOR_S: Final = 10.0
 #: Of what nobody has looked at since a host has gone, or cannot say anything about.
 _UNKNOWN: Final = "the driver does not say whether its memory is given back"
 
@@ -71,6 +82,7 @@ class _Device:
         hosts: those that have it.
         baseline: what was used of it, foreign processes aside, when it had none; None: not known.
         left_at: since when nobody has seen that it is clear; None while it is.
+        silent_since: since when looks do not tell what is used; infinite once one did.
         left: the pids of what hosts that have gone held it with.
         strangers: the pids that held it when it had no host and was clear.
         foreign: by pid, those of somebody else's that are told of, with what is said of each.
@@ -85,6 +97,7 @@ class _Device:
     hosts: set[str] = field(default_factory=set)
     baseline: float | None = None
     left_at: float | None = None
+    silent_since: float | None = None
     left: set[int] = field(default_factory=set)
     strangers: set[int] = field(default_factory=set)
     foreign: dict[int, str] = field(default_factory=dict)
@@ -104,7 +117,7 @@ class _Device:
     def is_like_before(self, unexplained: float) -> bool:
         """Whether no more is used than when it had no host."""
         if self.baseline is None:
-            return True
+            return not self.memory or unexplained <= max(_UNSEEN_BYTES, _UNSEEN * self.memory)
         return unexplained <= self.baseline + max(_SLACK_BYTES, _SLACK * self.memory)
 
 
@@ -141,6 +154,7 @@ class GpuKeeper:
         self._timers, self._look_in, self._now = timers, look_in, now
         self._locks = locks
         self._is_looking_again = False
+        self._look_took_s = 0.0
         self._me = os.getpid() if me is None else me
         self._hosts: dict[str, Host] = {}
         self._pids: dict[str, set[int]] = {}
@@ -215,6 +229,7 @@ class GpuKeeper:
     def seen(self, look: Look) -> None:
         """Somebody has looked."""
         clear = self._clear()
+        self._look_took_s = self._now() - look.asked_at
         for xid in look.xids:
             self._complained(xid)
         for uuid, why in look.unusable.items():
@@ -257,7 +272,7 @@ class GpuKeeper:
             if device.hosts:
                 device.awaited = _not_back(ours) if ours else ""
             else:
-                device.awaited = self._not_like_before(device, look, ours, theirs)
+                device.awaited = self._not_like_before(device, look, ours, theirs, asked_at)
             if not device.awaited:
                 self._is_clear(device)
         if device.left_at is None and not device.hosts:
@@ -279,29 +294,41 @@ class GpuKeeper:
                 self._pids[host].add(holding.pid)
             elif holding.pid in device.left or self._me in holding.line:
                 ours.append(holding)
-            elif holding.line or holding.pid in device.strangers or device.baseline is None:
+            elif holding.line or holding.pid in device.strangers:
                 theirs.append(holding)
             elif not device.hosts:  # while there are some, it may be one of theirs
-                ours.append(holding)
+                (theirs if device.baseline is None else ours).append(holding)
         return ours, theirs
 
     def _is_of(self, host: str, holding: Holding) -> bool:
         return holding.pid in self._pids[host] or self._hosts[host].pid in holding.line
 
     def _not_like_before(
-        self, device: _Device, look: DeviceLook, ours: list[Holding], theirs: list[Holding]
+        self,
+        device: _Device,
+        look: DeviceLook,
+        ours: list[Holding],
+        theirs: list[Holding],
+        asked_at: float,
     ) -> str:
         """Why a device that has no host is not clear."""
         rest = _unexplained(look, theirs)
         if rest is None:
-            if device.baseline is not None:
+            if device.silent_since is None:
+                device.silent_since = asked_at
+            if asked_at - device.silent_since < SILENT_FOR_S:  # it may only have been slow
                 return _UNKNOWN
             return _not_back(ours) if ours else ""
+        device.silent_since = math.inf
         if device.is_like_before(rest):
             return ""
+        if device.baseline is None and any(one.memory is None for one in theirs):
+            return ""  # it may be all theirs
         if ours:
             return _not_back(ours)
-        more = show_bytes(int(rest - (device.baseline or 0.0)))
+        if device.baseline is None:
+            return f"memory not given back: {show_bytes(int(rest))} is used by nobody that is seen"
+        more = show_bytes(int(rest - device.baseline))
         return f"memory not given back: {more} more is used than before, by nobody that is seen"
 
     # --- others ---------------------------------------------------------------------------------
@@ -381,7 +408,8 @@ class GpuKeeper:
             device.timer.cancel()
         if self._locks is not None and self._locks.has(device.uuid):
             give_back = partial(self._give_back, device)
-            device.timer = self._timers.after(GIVE_BACK_IDLE_AFTER_S, give_back)
+            delay_s = max(GIVE_BACK_IDLE_AFTER_S, _GIVE_BACK_IDLE_AFTER_LOOKS * self._look_took_s)
+            device.timer = self._timers.after(delay_s, give_back)
 
     def _overdue(self, device: _Device) -> None:
         if device.left_at is not None and not (device.kept or device.elsewhere):

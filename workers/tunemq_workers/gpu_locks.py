@@ -1,6 +1,7 @@
 """A GPU belongs to one node: a lock file for each, which is free when its process is gone.
 
-Nodes of one machine find each other by it. Those in containers do where they share the folder. A
+Nodes of one machine find each other by it, whoever started them: all look in the same folder. Those
+in containers do where they share it. A
 farm's worker locks what it offers when it starts; a script's node what its trials use, while they
 do (`GpuLocks`).
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import tempfile
+import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -19,7 +20,10 @@ from typing import Final
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import Gpu
 
-_RUN: Final = "/run/lock"
+#: Where the files may be: in the first that is for everybody, else in the last.
+FOLDERS: Final = ("/dev/shm", "/run/lock", "/tmp")  # noqa: S108  not $TMPDIR, which users differ in
+#: Everybody makes files there, and nobody removes another's.
+_FOR_ALL: Final = stat.S_ISVTX | stat.S_IWOTH | stat.S_IXOTH
 _UNSAFE: Final = re.compile(r"[^\w.-]+")
 #: Workers of other users have to be able to lock it, too.
 _MODE: Final = 0o666
@@ -85,7 +89,7 @@ def take_gpus(gpus: Iterable[Gpu], me: str, folder: str | None = None) -> list[i
 
     Args:
         me: what the others are told of us, beside the process.
-        folder: for the files; by default ``/run/lock``, or that for temporary files.
+        folder: for the files; by default the one of `FOLDERS` that is for everybody.
 
     Returns:
         Descriptors, which this process and nobody else holds open; closing one gives its GPU back.
@@ -157,7 +161,17 @@ def _unusable(problem: OSError) -> str:
 
 
 def _folder() -> str:
-    return _RUN if os.access(_RUN, os.W_OK) else tempfile.gettempdir()
+    *first, last = FOLDERS
+    return next(filter(_is_for_all, first), last)
+
+
+def _is_for_all(folder: str) -> bool:
+    """Whether it is, which must not depend on who asks: root may write anywhere."""
+    try:
+        mode = os.stat(folder).st_mode
+    except OSError:
+        return False
+    return stat.S_ISDIR(mode) and mode & _FOR_ALL == _FOR_ALL
 
 
 def _path(folder: str, uuid: str) -> str:

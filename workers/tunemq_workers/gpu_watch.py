@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import Gpu
 from tunemq_shared.vitals import GpuVitals
 from tunemq_workers.gpu_drivers import Driver
@@ -41,7 +40,7 @@ class GpuWatch:
         self._changed = threading.Condition()
         self._due = 0.0
         self._has_ended = False
-        self._was_known = True
+        self._was_known = self._was_seen = True
         self._thread = threading.Thread(target=self._run, name="gpu watch", daemon=True)
 
     def start(self) -> None:
@@ -69,11 +68,21 @@ class GpuWatch:
                     self._changed.wait(self._due - now)
                     continue
                 self._due = now + self._driver.period_s
-            look = look_at(self._driver, self._uuids, now)
-            self._post(partial(self._say, look))
+            self._take_look(now)
             if now >= vitals_due:
                 vitals_due = now + self._driver.period_s
                 self._take_vitals()
+
+    def _take_look(self, now: float) -> None:
+        try:
+            look = look_at(self._driver, self._uuids, now)
+        except Exception as problem:  # noqa: BLE001 - this log has it; a look that failed is no look
+            if self._was_seen:
+                _log.warning("gpus.not_seen problem=%r", repr(problem), exc_info=True)
+            self._was_seen = False
+        else:
+            self._was_seen = True
+            self._post(partial(self._say, look))
 
     def _say(self, look: Look) -> None:
         self.on_look(look)
@@ -81,9 +90,9 @@ class GpuWatch:
     def _take_vitals(self) -> None:
         try:
             found = self._driver.vitals()
-        except (OSError, ConfigError) as problem:
+        except Exception as problem:  # noqa: BLE001 - this log has it; nothing is known then
             if self._was_known:
-                _log.warning("gpus.not_heard problem=%r", str(problem))
+                _log.warning("gpus.not_heard problem=%r", str(problem) or repr(problem))
             self._was_known, self.vitals = False, ()
         else:
             self._was_known = True

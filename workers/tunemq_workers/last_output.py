@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
+from tunemq_workers.log_lines import opened
 from tunemq_workers.outputs import STDERR, STDOUT
 
 #: How many lines of each file are shown, and at most how many bytes of them; beside them, how many
@@ -47,11 +48,11 @@ def read_last(
 
 def _end_of(path: str, offset: int, most_bytes: int) -> bytes:
     try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(offset if offset <= size else 0, size - most_bytes))
-            return file.read(most_bytes)
-    except OSError:  # nothing was printed, or somebody has cleaned up
+        with opened(path) as file:
+            size = os.fstat(file).st_size
+            begin = max(offset if offset <= size else 0, size - most_bytes)
+            return os.pread(file, most_bytes, begin)
+    except OSError:  # nothing was printed, somebody has cleaned up, or it is not what it should be
         return b""
 
 

@@ -6,8 +6,10 @@ children print they do not see.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
@@ -26,8 +28,10 @@ from tunemq_workers.host_contracts import Key
 from tunemq_workers.last_output import as_text, read_last
 from tunemq_workers.log_watch import BEGINS, FAILS, decoded, tag_of
 
-#: How long the loop waits for a disk: no longer than for a page that was written a moment ago.
+#: How long the loop waits for a disk: no longer than for a page that was written a moment ago. It
+#: waits no longer for many together, as when a forkserver dies, in so much time.
 PATIENCE_S: Final = 0.25
+PERIOD_S: Final = 5.0
 _MATTERS: Final = frozenset({BEGINS, *FAILS, b"freed"})
 
 _Printed: TypeAlias = tuple[int, int]
@@ -52,6 +56,8 @@ class LastWords:
         self._thread: threading.Thread | None = None
         #: What was asked and not answered in time: the disk hangs.
         self._owed = 0
+        #: How long the loop has waited since when, by the monotonic clock.
+        self._waited_s, self._since = 0.0, -math.inf
 
     def close(self) -> None:
         """Nothing more is to be read."""
@@ -86,17 +92,22 @@ class LastWords:
         while self._owed and not self._answers.empty():
             self._answers.get()
             self._owed -= 1
-        if self._owed:
+        began = time.monotonic()
+        if began >= self._since + PERIOD_S:
+            self._waited_s, self._since = 0.0, began
+        if self._owed or self._waited_s >= PATIENCE_S:
             return ""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="last words", daemon=True)
             self._thread.start()
         self._orders.put((folder, printed))
         try:
-            return self._answers.get(timeout=PATIENCE_S)
+            return self._answers.get(timeout=PATIENCE_S - self._waited_s)
         except queue.Empty:
             self._owed += 1
             return ""
+        finally:
+            self._waited_s += time.monotonic() - began
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:

@@ -47,7 +47,7 @@ class LogFile:
 
     def _read(self) -> bytes:
         try:
-            with _opened(self._path) as file:
+            with opened(self._path) as file:
                 size = os.fstat(file).st_size
                 if size < self._offset:
                     self._offset, self._rest = _offset_after_cut(file, self._offset), b""
@@ -64,7 +64,7 @@ class LogFile:
 def end_of(path: str, offset: int, most_bytes: int) -> str:
     """The end of a file, at most so much, and nothing that was there before ``offset``."""
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             size = os.fstat(file).st_size
             begin = offset if offset <= size else _offset_after_cut(file, offset)
             begin = max(begin, size - most_bytes)
@@ -74,7 +74,12 @@ def end_of(path: str, offset: int, most_bytes: int) -> str:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
+def opened(path: str) -> Iterator[int]:
+    """A descriptor of a file of a trial's, to read from.
+
+    Raises:
+        OSError: it is not there, or no file.
+    """
     file = os.open(path, _OPEN)
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):

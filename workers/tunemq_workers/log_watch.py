@@ -114,6 +114,7 @@ class LogWatch:
         self._by_key: dict[tuple[str, Key], _Followed] = {}
         self._warned: set[tuple[str, str]] = set()
         self._idle: Timer | None = None
+        self._is_ending = False
         self._child = ChildKeeper(
             reactor,
             "log scanner",
@@ -128,6 +129,15 @@ class LogWatch:
     def is_holding(self) -> bool:
         """Whether something is still to be said of hosts that are gone."""
         return any(one.held for one in self._followed.values())
+
+    def hold_no_more(self) -> None:
+        """Say what is held back, and hold back nothing from now on: the node is about to end.
+
+        Who died of what is still told; what was printed last is not.
+        """
+        self._is_ending = True
+        for followed in [one for one in self._followed.values() if one.held]:
+            self._release(followed, is_cuda_memory=False)
 
     def close(self) -> None:
         """End the process; what is held back is not said any more."""
@@ -175,7 +185,9 @@ class LogWatch:
         if followed.held:
             followed.held.append(event)
             return
-        if isinstance(ended, TrialFailed | HostDied):
+        if self._is_ending:
+            self._forget(followed)
+        elif isinstance(ended, TrialFailed | HostDied):
             followed.asks_memory = followed.has_gpu and _may_be_memory(ended)
             if followed.asks_memory or followed.output.patterns:
                 self._hold(followed, event)

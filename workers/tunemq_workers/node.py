@@ -52,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
         account = find_account(options.trial_user) if options.trial_user else None
         os.makedirs(options.workdir, mode=0o700, exist_ok=True)
+        if account is not None:
+            _claim_workdir(account, options)
         if options.farm:
             _take_workdir(options.workdir)
         if account is not None:
@@ -143,6 +145,13 @@ def given_options(options: argparse.Namespace) -> list[str]:
     return line
 
 
+def _claim_workdir(account: Account, options: argparse.Namespace) -> None:
+    from tunemq_workers.account_folders import claim_workdir
+    from tunemq_workers.workdir import OF_TRIALS
+
+    claim_workdir(account, os.path.abspath(options.workdir), OF_TRIALS)
+
+
 def _give_folders(account: Account, options: argparse.Namespace) -> None:
     from tunemq_workers.account_folders import give_folders
     from tunemq_workers.workdir import OF_TRIALS
@@ -156,7 +165,9 @@ def _take_workdir(folder: str) -> None:
     Raises:
         ConfigError: another node works there.
     """
-    descriptor = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    from tunemq_workers.workdir import LOCK
+
+    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:

@@ -234,6 +234,8 @@ class NodeLoop:
         self._hosts.kill_all()
         self._checkpoints.close()
         self._files.close()
+        # A failure whose trial's output is still being read goes out before the goodbye.
+        self._reactor.after(_ENDING_S / 2, self._logs.hold_no_more)
         self._ending = self._reactor.after(_ENDING_S, self._say_goodbye)
 
     def abandon(self, reason: str, exit_code: int = 0) -> None:

@@ -28,6 +28,7 @@ from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.child_process import ChildProcess, start_child
+from tunemq_workers.credentials import STORE_KEYS
 from tunemq_workers.endings import EXIT_BROKEN, GRACE_S, LOST_AFTER_S
 from tunemq_workers.family import parent_of
 from tunemq_workers.forkservers import ForkserverPool
@@ -119,7 +120,8 @@ def run_node(
         account=account,
     )
 
-    start = partial(_start, options, "tunemq_workers.transfers.process", "transfers.log")
+    module = "tunemq_workers.transfers.process"
+    start = partial(_start, options, module, "transfers.log", STORE_KEYS)
     transfers = Transfers(reactor, start=start, children=children)
     folder = os.path.abspath(options.workdir)
 
@@ -223,10 +225,12 @@ def _watch_logs(
     return LogWatch(reactor, start=start, children=children, emit=emit, warn=warn)
 
 
-def _start(options: argparse.Namespace, module: str, log: str) -> ChildProcess:
+def _start(
+    options: argparse.Namespace, module: str, log: str, needs: frozenset[str] = frozenset()
+) -> ChildProcess:
     """Start a process that works on trials' files, with the rights that trials have."""
     rights = ("--trial-user", options.trial_user) if options.trial_user else ()
-    return start_child(module, rights, os.path.join(options.workdir, log))
+    return start_child(module, rights, os.path.join(options.workdir, log), needs=needs)
 
 
 def _take_rights(options: argparse.Namespace, account: Account | None) -> None:

@@ -4,6 +4,9 @@ Its hosts die with it, by the kernel's hand, and all that they and it leave behi
 of the node, whatever its session or group. Hence the node's rule: *a child that is not the node's
 own belonged to a dead forkserver*. It is killed; its children become the node's in turn; the last
 look finds nobody.
+
+What the node runs for a moment, in any thread, such as nvidia-smi, shares the node's process group.
+No orphan does: a forkserver has a session or a group of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Final
 
 from tunemq_workers.family import children_of, signal_group
@@ -49,7 +53,8 @@ class Orphans:
         self._quiet_looks, self._pause_s = 0, _PAUSES_S[0]
 
     def _look(self) -> None:
-        orphans = [pid for pid in children_of(os.getpid()) if pid not in self._own]
+        others = (pid for pid in children_of(os.getpid()) if pid not in self._own)
+        orphans = [pid for pid in others if _group_of(pid) not in {None, os.getpgrp()}]
         for pid in orphans:
             self._end(pid)
         self._quiet_looks = 0 if orphans else self._quiet_looks + 1
@@ -66,15 +71,25 @@ class Orphans:
     def _end(self, pid: int) -> None:
         """Kill an orphan and its group, and wait for it if it has ended."""
         # Until it is waited for, its pid is nobody else's.
-        spared = {os.getpgrp(), *(os.getpgid(own) for own in self._own)}
-        group = os.getpgid(pid)
+        spared = {os.getpgrp(), *map(_group_of, self._own)}
+        group = _group_of(pid)
         try:
             os.kill(pid, signal.SIGKILL)
         except PermissionError:  # it runs as another user
             if pid not in self._immune:
                 self._immune.add(pid)
                 _log.error("orphan.immune pid=%d", pid)
+        except ProcessLookupError:  # another thread has waited for it
+            return
         else:
-            if group not in spared:
+            if group is not None and group not in spared:
                 signal_group(group, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _group_of(pid: int) -> int | None:
+    """The group of a process; None if it is not there."""
+    with suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return None

@@ -24,11 +24,13 @@ _PAUSE_S: Final = 0.03
 _FIRST_S: Final = 0.1
 
 
-def have_stacks_written(pidfd: int) -> None:
-    """Ask the host that this descriptor stands for, and its family; returns at once."""
-    with suppress(ProcessLookupError):
+def have_stacks_written(pidfd: int, host: int) -> None:
+    """Ask the host that this descriptor stands for, and its family; returns at once.
+
+    Who cannot be asked is not: it has ended, or is somebody else's, or nothing is left to ask with.
+    """
+    with suppress(OSError, RuntimeError):  # the latter: no further thread is to be had
         signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
-        host = _pid_of(pidfd)
         threading.Thread(target=_ask_children, args=(host,), name="stacks", daemon=True).start()
 
 
@@ -36,7 +38,7 @@ def _ask_children(host: int) -> None:
     time.sleep(_FIRST_S)  # for the host to have written its own
     children = [pid for pid in family_of(host)[1:] if _listens(pid)]
     for pid in children[:_CHILDREN]:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # a "setuid" program, for example, may be nobody's to signal
             pidfd = os.pidfd_open(pid)
             try:
                 if _listens(pid):  # the very process that the descriptor stands for
@@ -54,12 +56,3 @@ def _listens(pid: int) -> bool:
             if name == b"SigCgt":
                 return bool(int(mask, 16) >> (DUMP_SIGNAL - 1) & 1)
     return False
-
-
-def _pid_of(pidfd: int) -> int:
-    with open(f"/proc/self/fdinfo/{pidfd}", "rb") as file:
-        for line in file:
-            name, _, pid = line.partition(b":")
-            if name == b"Pid" and int(pid) > 0:
-                return int(pid)
-    raise ProcessLookupError("it has ended")

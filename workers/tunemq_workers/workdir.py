@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -28,6 +29,8 @@ from tunemq_workers.spool import is_spool
 
 #: Above this size a log is shortened to its newest half.
 LIMIT_BYTES: Final = 16 * 2**20
+#: Says who works there; and ever after that the folder is TuneMQ's.
+LOCK: Final = "lock"
 #: The folders in it that trials read and write.
 OF_TRIALS: Final = ("cache", "blobs", "code", "trials")
 #: Forkservers share so many logs.
@@ -36,6 +39,9 @@ FORKSERVER_LOGS: Final = 8
 PERIOD_S: Final = 20.0
 
 _SUFFIX: Final = ".log"
+_OWN: Final = re.compile(
+    rf"{LOCK}|(node|ear|transfers|log_scanner|forkserver-\d+){re.escape(_SUFFIX)}"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +49,11 @@ _log = logging.getLogger(__name__)
 def forkserver_log(folder: str, number: int) -> str:
     """The log of the ``number``-th forkserver of a node, from 1."""
     return os.path.join(folder, f"forkserver-{(number - 1) % FORKSERVER_LOGS + 1}{_SUFFIX}")
+
+
+def is_own_file(name: str) -> bool:
+    """Whether a file of this name in there is the node's own."""
+    return bool(_OWN.fullmatch(name)) or is_spool(name)
 
 
 def remove_leftovers(folder: str) -> int:

@@ -70,7 +70,7 @@ class Gpus:
         """Have the driver asked."""
         devices = {
             uuid: DeviceLook(
-                self.lost[uuid] + sum(held.values()) if says_memory else None,
+                self.lost[uuid] + sum(size or 0 for size in held.values()) if says_memory else None,
                 tuple(Holding(pid, "python", size, self._line(pid)) for pid, size in held.items()),
             )
             for uuid, held in self.held.items()

@@ -30,10 +30,22 @@ def test_children_are_found_without_the_kernels_list(proc):
 
 
 def test_the_kernels_list_is_read_for_every_thread(proc):
+    (proc / "thread-self").mkdir()
+    (proc / "thread-self/children").write_text("")
     (proc / "10/task/10/children").write_text("20 30 ")
     (proc / "10/task/11/children").write_text("60 ")
 
     assert sorted(children_of(10, str(proc))) == [20, 30, 60]
+
+
+def test_who_has_just_ended_has_no_children_and_not_everybody_is_asked_for_them(proc):
+    (proc / "thread-self").mkdir()
+    (proc / "thread-self/children").write_text("")
+    (proc / "10/task/11/children").write_text("60 ")
+
+    assert children_of(10, str(proc)) == [60], "one of its threads has ended"
+    assert children_of(20, str(proc)) == [], "its main thread has ended"
+    assert children_of(99, str(proc)) == []
 
 
 def test_a_process_that_ends_during_the_search_is_no_child(proc):
@@ -69,6 +81,50 @@ def test_a_child_that_is_nobodys_family_is_left_alone():
     assert not families
     os.kill(own, signal.SIGKILL)
     assert os.waitpid(own, 0)[1] == signal.SIGKILL
+
+
+@pytest.fixture
+def policies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How this process is scheduled, as far as it has asked for it."""
+    asked: list[int] = []
+    monkeypatch.setattr(
+        os, "sched_setscheduler", lambda _pid, policy, _param: asked.append(policy & 0xFF)
+    )
+    return asked
+
+
+def test_nothing_is_hurried_while_a_host_that_was_killed_takes_its_time(policies, monkeypatch):
+    families = Families(own=children_of(os.getpid()))
+    families.add("h", host := asleep())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda *_: None)  # it waits for a disk that hangs
+        families.kill("h")
+    assert policies == [os.SCHED_RR]
+    assert families.reap() == []
+    assert policies == [os.SCHED_RR, os.SCHED_OTHER]
+    os.kill(host, signal.SIGKILL)
+    eventually(lambda: families.reap() and not families)
+
+
+def test_nothing_is_hurried_while_only_those_are_left_who_cannot_be_killed(policies, monkeypatch):
+    families = Families(own=children_of(os.getpid()))
+    orphan, kill = asleep(), os.kill
+    families.add("h", host := asleep())
+    kill(host, signal.SIGKILL)
+
+    def kill_unless_immune(pid: int, number: int) -> None:
+        if pid == orphan:
+            raise PermissionError
+        kill(pid, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", kill_unless_immune)
+        eventually(families.reap)
+        families.reap()
+    assert families, "its slot stays taken"
+    assert policies[-1] == os.SCHED_OTHER
+    kill(orphan, signal.SIGKILL)
+    eventually(lambda: families.reap() and not families)
 
 
 def test_commands_about_a_host_that_is_gone_are_ignored():

@@ -163,6 +163,22 @@ def test_xids_are_told_of_the_devices_that_they_concern(fake):
     assert driver.xids(0.0) == []
 
 
+def test_what_older_bindings_lack_or_cannot_decode_is_not_known(fake, monkeypatch):
+    pynvml = importlib.import_module("pynvml")
+    driver = Nvml()
+    fake.hold("GPU-a", ME, 2e9)
+
+    def undecodable(pid):
+        return b"\xff".decode()
+
+    monkeypatch.setattr(pynvml, "nvmlSystemGetProcessName", undecodable)
+    assert driver._name(2**22 + 1) == ""
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetMPSComputeRunningProcesses")
+    monkeypatch.delattr(pynvml, "nvmlDeviceGetRemappedRows")
+    assert driver.holders("GPU-a") == [Holder(ME, 2e9, name_of(ME))]
+    assert driver.health() == {}
+
+
 def test_a_lost_gpu_that_cannot_say_its_name_is_no_crash(fake):
     driver = Nvml()
     assert driver.xids(0.0) == []

@@ -14,6 +14,7 @@ from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import Gpu
 from tunemq_shared.vitals import GpuVitals
 from tunemq_workers.gpu_drivers import Holder, NvidiaSmi, PhysicalGpu, nvidia_smi, open_driver
+from tunemq_workers.gpu_looks import look_at
 
 MIB = 2.0**20
 
@@ -80,6 +81,22 @@ def test_one_answer_tells_of_all_devices_and_is_soon_too_old(smi, tmp_path, monk
     assert asks() == 0
     monkeypatch.setattr(nvidia_smi, "_HOLDS_FOR_S", -1.0)
     assert asks() == 2
+
+
+def test_a_look_does_not_take_what_was_said_before_it(smi, tmp_path, monkeypatch):
+    monkeypatch.setattr(nvidia_smi, "_HOLDS_FOR_S", 3600.0)
+    (tmp_path / "used").write_text("2048")
+    smi(f"""
+case "$1" in
+  *mig.mode*) echo "GPU-1, Tesla T4, 15360, [N/A]";;
+  *compute-apps*) echo "GPU-1, 77, $(cat {tmp_path}/used), python";;
+  *memory.used*) echo "GPU-1, $(cat {tmp_path}/used)";;
+esac""")
+    driver, uuids = NvidiaSmi(), frozenset(["GPU-1"])
+    for used in (2048, 9000):
+        (tmp_path / "used").write_text(str(used))
+        seen = look_at(driver, uuids, 0.0).devices["GPU-1"]
+        assert (seen.used, seen.holdings[0].memory) == (used * MIB, used * MIB)
 
 
 MIG = """

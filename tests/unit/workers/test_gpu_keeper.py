@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.workers.gpu_world import GIB, MIB, STRANGER, Gpus
 from tunemq_workers.gpu_drivers import Holder
-from tunemq_workers.gpu_keeper import GIVEN_BACK_WITHIN_S
+from tunemq_workers.gpu_keeper import GIVEN_BACK_WITHIN_S, SILENT_FOR_S
 from tunemq_workers.gpu_looks import look_at
 
 
@@ -137,8 +137,13 @@ def test_a_driver_that_does_not_answer_gives_no_device_back(gpus):
 
 def test_where_the_driver_never_says_what_is_used_processes_are_looked_for():
     gpus = Gpus("A")
+    for _ in range(int(SILENT_FOR_S)):
+        gpus.look(says_memory=False)
+        assert not gpus.is_clear("A"), "it may only have been slow"
+        gpus.clock.advance(1.0)
     gpus.look(says_memory=False)
     assert gpus.is_clear("A")
+    assert gpus.withheld == []
     host = gpus.host(10, "A")
     gpus.held["A"][10] = GIB
     gpus.look(says_memory=False)
@@ -148,6 +153,49 @@ def test_where_the_driver_never_says_what_is_used_processes_are_looked_for():
     gpus.held["A"].clear()
     gpus.look(says_memory=False)
     assert gpus.is_clear("A")
+
+
+def test_a_device_of_which_once_was_said_what_is_used_is_not_clear_before_that_is_said_again():
+    gpus = Gpus("A")
+    gpus.look(says_memory=False)
+    gpus.lost["A"] = 70 * GIB
+    gpus.look()
+    for _ in range(30):
+        gpus.clock.advance(1.0)
+        gpus.look(says_memory=False)
+    assert not gpus.is_clear("A")
+    gpus.lost["A"] = 0
+    gpus.look()
+    assert gpus.is_clear("A")
+
+
+def test_what_a_worker_finds_used_by_nobody_when_it_starts_is_not_given_back():
+    gpus = Gpus("A", "B", "C")
+    gpus.lost |= {"A": 70 * GIB, "B": 7 * GIB}
+    gpus.held["C"][STRANGER] = None
+    gpus.lost["C"] = 20 * GIB
+    gpus.look()
+    why = "memory not given back: 70 GiB is used by nobody that is seen"
+    assert gpus.why("A") == f"GPU A: {why}"
+    assert gpus.is_clear("B", "C")
+    gpus.clock.advance(GIVEN_BACK_WITHIN_S)
+    assert gpus.withheld == [{"A": why}]
+    gpus.lost["A"] = 0
+    gpus.look()
+    assert gpus.is_clear("A")
+    assert gpus.withheld == [{"A": why}, {}]
+
+
+def test_in_a_container_a_hosts_memory_is_its_own_where_nobody_says_what_is_used():
+    gpus = Gpus("A")
+    gpus.look(says_memory=False)
+    gpus.clock.advance(SILENT_FOR_S)
+    gpus.look(says_memory=False)
+    gpus.host(10, "A")
+    gpus.held["A"][90_010] = 40 * GIB  # what the driver calls it
+    gpus.look(says_memory=False)
+    assert gpus.keeper.foreign == {}
+    assert gpus.withheld == []
 
 
 def test_in_a_container_memory_alone_decides(gpus):
@@ -296,6 +344,9 @@ def test_a_host_that_an_xid_has_killed_is_not_followed_by_another(gpus):
 def test_a_look_tells_whom_a_process_descends_from():
     class Driver:
         period_s = 1.0
+
+        def refresh(self):
+            pass
 
         def memory_used(self, uuid):
             return 2.0

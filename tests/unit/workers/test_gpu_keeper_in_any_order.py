@@ -12,7 +12,8 @@ UUIDS = ("A", "B")
 HALF, WHOLE = 0.5, 1.0
 
 uuids = st.sampled_from(UUIDS)
-sizes = st.sampled_from((GIB, 4 * GIB, 30 * GIB))
+# More than what may be used beside: whatever is kept has to be noticed.
+sizes = st.sampled_from((2 * GIB, 4 * GIB, 30 * GIB))
 
 
 class Machine(RuleBasedStateMachine):

@@ -93,6 +93,29 @@ def test_a_device_that_cannot_be_locked_is_nobodys(locks, tmp_path):
     assert not locks.has("A")
 
 
+def folder_of(*folders):
+    """Where locks are, if these are the folders."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_locks, "FOLDERS", tuple(map(str, folders)))
+        return gpu_locks._folder()
+
+
+def test_locks_are_in_a_folder_for_everybody_whoever_asks(tmp_path, monkeypatch):
+    one, two, last = (tmp_path / name for name in ("one", "two", "last"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert folder_of(one, two, last) == str(last), "none is there"
+    two.mkdir()
+    two.chmod(0o755)  # root may write there, others may not
+    assert folder_of(one, two, last) == str(last)
+    two.chmod(0o777)  # everybody could remove another's lock
+    assert folder_of(one, two, last) == str(last)
+    two.chmod(0o1777)
+    assert folder_of(one, two, last) == str(two)
+    one.mkdir()
+    one.chmod(0o1777)
+    assert folder_of(one, two, last) == str(one)
+
+
 # --- the keeper -----------------------------------------------------------------------------------
 
 
@@ -133,6 +156,27 @@ def test_a_device_whose_memory_is_not_back_is_not_given_back(gpus, other):
     gpus.held["A"].clear()
     pass_time(gpus, GIVE_BACK_IDLE_AFTER_S + 0.2)
     assert other.user("A") == ""
+
+
+def test_a_trial_on_two_devices_starts_where_looks_are_slow(gpus, locks):
+    def ask():  # as the gate does whenever something has changed
+        gpus.keeper.claim(["A", "B"])
+
+    gpus.lost["B"] = 20 * GIB
+    gpus.keeper.on_change = ask
+    ask()
+    for number in range(6):
+        gpus.lost["B"] = 20 * GIB if number == 0 else 0
+        asked_at = gpus.clock.now
+        for _ in range(15):
+            gpus.clock.advance(0.1)
+        gpus.look(asked_at=asked_at)
+        if gpus.is_clear("A", "B"):
+            break
+        for _ in range(round(gpus.looks_due[-1] * 10)):
+            gpus.clock.advance(0.1)
+    assert gpus.is_clear("A", "B")
+    assert (locks.has("A"), locks.has("B")) == (True, True)
 
 
 def test_what_another_node_uses_is_withheld_until_it_does_not(gpus, other):

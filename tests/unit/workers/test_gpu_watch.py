@@ -20,13 +20,18 @@ class Driver:
     def __init__(self, period_s):
         self.period_s = period_s
         self.begun, self.asked = 0, []
-        self.is_silent = False
+        self.is_silent = self.is_mad = False
         self.gate = threading.Semaphore(1)
+
+    def refresh(self):
+        pass
 
     def memory_used(self, uuid):
         self.begun += 1
         assert self.gate.acquire(timeout=30)
         self.asked.append(uuid)
+        if self.is_mad:
+            raise RuntimeError("nobody expects this")
         return 5.0
 
     def holders(self, uuid):
@@ -42,6 +47,8 @@ class Driver:
         return []
 
     def vitals(self):
+        if self.is_mad:
+            raise RuntimeError("nor this")
         if self.is_silent:
             raise OSError("the driver is not there")
         return [GpuVitals("A", 0.5, 5.0), GpuVitals("B", 0.5, 5.0)]
@@ -97,3 +104,17 @@ def test_a_driver_that_does_not_say_what_devices_do_is_asked_again(watching):
     eventually(lambda: not watch.vitals)
     driver.is_silent = False
     eventually(lambda: watch.vitals)
+
+
+def test_a_driver_that_fails_as_nobody_expects_is_asked_again_and_told_of_once(watching, caplog):
+    watch, driver, looks = watching(period_s=0.01)
+    looks.get(timeout=30)
+    driver.is_mad = True
+    driver.gate.release(5)
+    eventually(lambda: driver.begun >= 7)  # five looks have failed, and the next one is asked
+    assert looks.empty()
+    driver.is_mad = False
+    driver.gate.release(1_000)
+    assert looks.get(timeout=30).devices["A"].used == 5.0
+    eventually(lambda: watch.vitals)
+    assert [one.msg.split()[0] for one in caplog.records].count("gpus.not_seen") == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 
+from tests.support import eventually
 from tests.unit.workers.fakes import start
 from tunemq_shared.messages import (
     HostDied,
@@ -77,6 +80,19 @@ def test_a_line_without_end_is_cut_and_nothing_printed_is_nothing_shown(tmp_path
     assert len(as_text(read_last(str(tmp_path)))) < 4000
 
 
+def test_what_a_trial_puts_in_the_place_of_its_output_is_neither_waited_for_nor_followed(tmp_path):
+    (tmp_path / "other").write_text("of somebody else\n")
+    (tmp_path / "stderr").symlink_to(tmp_path / "other")
+    os.mkfifo(tmp_path / "stdout")
+    # Keeps a reader that would wait from doing so for ever: it would find this line.
+    pipe = os.open(tmp_path / "stdout", os.O_RDWR)
+    os.write(pipe, b"from a pipe\n")
+    try:
+        assert read_last(str(tmp_path)) == {"stdout": b"", "stderr": b""}
+    finally:
+        os.close(pipe)
+
+
 def test_stacks_stand_below_what_was_printed_whole(tmp_path):
     stacks = (
         "Current thread 0x00007 (most recent call first):\n" + 40 * '  File "a.py", line 1 in f\n'
@@ -131,4 +147,26 @@ def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
         monkeypatch.setattr(last_words, "PATIENCE_S", 20.0)
         while not world.last.output:
             world.say(failed())
+    assert world.last.output == "The last lines of stdout:\nread\n"
+
+
+def test_many_failures_on_a_slow_disk_cost_the_loop_no_more_than_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(last_words, "PATIENCE_S", 0.2)
+    asked = []
+
+    def read(folder, printed):
+        asked.append(folder)
+        time.sleep(0.06)
+        return {"stdout": b"read\n"}
+
+    with World(tmp_path, read=read) as world:
+        world.say(failed())
+        assert world.last.output == "The last lines of stdout:\nread\n"
+        for _ in range(20):
+            world.say(failed())
+        assert len(asked) <= 4
+        assert world.last.output == ""
+        monkeypatch.setattr(last_words, "PERIOD_S", 0.0)
+        monkeypatch.setattr(last_words, "PATIENCE_S", 20.0)
+        eventually(lambda: world.say(failed()) or world.last.output)
     assert world.last.output == "The last lines of stdout:\nread\n"

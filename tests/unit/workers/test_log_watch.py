@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import msgspec
 import pytest
@@ -42,6 +43,7 @@ from tunemq_workers.log_messages import (
 )
 from tunemq_workers.log_messages import encode as encode_answer
 from tunemq_workers.log_watch import PATIENCE_S, LogWatch
+from tunemq_workers.node_loop import _ENDING_S, NodeLoop
 from tunemq_workers.reactor import Reactor
 
 EVENTS = "events:x"
@@ -216,6 +218,34 @@ def test_a_process_that_does_not_answer_is_replaced_and_the_failure_told(follows
     follows.keeper.orders.clear()
     follows.keeper.come_up()
     assert [type(one) for one in follows.keeper.orders] == [Follow]
+
+
+def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then_on(
+    follows: World,
+) -> None:
+    follows.host(ECC, trial="b")
+    follows.take()
+    follows.say(DIED, FREED)
+    follows.watch.hold_no_more()
+    assert follows.take() == [DIED, FREED]
+    assert not follows.watch.is_holding
+    other = [HostDied("b", 1, 8, 9, None, 0.0), HostFreed("b", 1)]
+    follows.say(*other)
+    assert follows.take() == other
+    follows.clock.advance(PATIENCE_S)
+    assert follows.take() == []
+    assert follows.warned == []
+
+
+def test_a_node_that_ends_has_it_told_before_its_goodbye() -> None:
+    clock, node = Clock(), MagicMock()
+    node._reactor = clock
+    NodeLoop._end_hosts(node)
+    clock.advance(_ENDING_S / 2)
+    node._logs.hold_no_more.assert_called_once_with()
+    node._say_goodbye.assert_not_called()
+    clock.advance(_ENDING_S / 2)
+    node._say_goodbye.assert_called_once_with()
 
 
 def test_a_process_that_dies_while_a_failure_waits_is_replaced_and_asked_again(

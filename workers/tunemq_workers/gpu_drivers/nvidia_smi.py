@@ -17,7 +17,7 @@ from tunemq_workers.gpu_drivers.driver import Holder, PhysicalGpu, Xid
 #: A driver that nobody uses loads itself for every question, which takes seconds where there are
 #: many GPUs.
 _ANSWERS_WITHIN_S: Final = 10.0
-#: What it has said of all devices answers who asks about each of them.
+#: What it has said of all devices answers who asks about each of them, until `refresh`.
 _HOLDS_FOR_S: Final = 2.0
 _MIB: Final = 2.0**20
 #: Lines of ``nvidia-smi -L``, of a GPU and of a MIG device.
@@ -50,6 +50,10 @@ class NvidiaSmi:
     def physical(self) -> list[PhysicalGpu]:
         """See `Driver`: those that there were when this was made."""
         return self._physical
+
+    def refresh(self) -> None:
+        """See `Driver`."""
+        self._answers.clear()
 
     def vitals(self) -> list[GpuVitals]:
         """See `Driver`."""

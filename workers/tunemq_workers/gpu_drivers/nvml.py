@@ -72,9 +72,14 @@ class Nvml:
     def __init__(self) -> None:
         self._nvml: Any = importlib.import_module("pynvml")
         # Where the driver is older than the bindings some of their functions raise an error that
-        # is no NVMLError.
+        # is no NVMLError. Older bindings lack some, and some decode names that are no UTF-8.
         mismatch = getattr(self._nvml, "NVMLLibraryMismatchError", self._nvml.NVMLError)
-        self._errors: tuple[type[Exception], ...] = (self._nvml.NVMLError, mismatch)
+        self._errors: tuple[type[Exception], ...] = (
+            self._nvml.NVMLError,
+            mismatch,
+            AttributeError,
+            ValueError,
+        )
         self._call("nvmlInit")
         self._cards = list(self._look())
         self._devices = {device.gpu.uuid: device for card in self._cards for device in card.devices}
@@ -84,6 +89,9 @@ class Nvml:
     def physical(self) -> list[PhysicalGpu]:
         """See `Driver`: those that there were when this was made."""
         return [card.physical for card in self._cards]
+
+    def refresh(self) -> None:
+        """See `Driver`: nothing is kept."""
 
     def vitals(self) -> list[GpuVitals]:
         """See `Driver`."""
