@@ -119,10 +119,14 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
     }
     artifacts = [data for name, data in stored.items() if name.endswith("/artifact")]
     assert artifacts == [str(NOBODY).encode()] * 2
-    printed = [path.read_text() for path in farm.results.glob("search/*/stdout")]
-    assert len(printed) == 2
-    assert all(text.startswith(f"said by {NOBODY} ") for text in printed)
-    everything = [*stored.values(), *(text.encode() for text in printed)]
+
+    def printed() -> list[str]:
+        """What has come; it travels after everything else."""
+        return [path.read_text() for path in farm.results.glob("search/*/stdout")]
+
+    eventually(lambda: len(printed()) == 2, message=lambda: str(farm))
+    assert all(text.startswith(f"said by {NOBODY} ") for text in printed())
+    everything = [*stored.values(), *(text.encode() for text in printed())]
     assert not any(minio.secret_key.encode() in data for data in everything)
 
     assert "run as root" not in (farm.folder / "one" / "worker.log").read_text()

@@ -38,3 +38,19 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
     finally:
         reader.close()
     assert [line.split()[3] for line in news] == ["file", "stream"], "each is told once"
+
+
+def test_one_that_was_over_before_anybody_looked_is_read_all_the_same(
+    server: RedisServer, tmp_path
+):
+    reader = OutputReader(server.url, print)
+    reader.follow({"quick": (tmp_path / "quick", "quick")})
+    reader.follow({})
+    piece = encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
+    server.client.xadd(wire.output("quick"), {"o": piece})
+    reader.start()
+    try:
+        path = tmp_path / "quick" / "train_a" / "stdout"
+        eventually(lambda: path.exists() and path.read_bytes() == b"one\n")
+    finally:
+        reader.close()

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.output_pieces import OutputPiece, encode
 from tunemq_workers.checkpoint_contracts import Disk, Timers
+from tunemq_workers.log_lines import opened
 from tunemq_workers.outputs import STDERR, STDOUT
 from tunemq_workers.pump_messages import SendOutput
 
@@ -111,12 +112,11 @@ def _read(
 
 def _news_of(path: str, offset: int) -> tuple[int, bytes]:
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with opened(path) as file:
+            size = os.fstat(file).st_size
             if size < offset:  # it was shortened
                 offset = 0
             offset = max(offset, size - PIECE_BYTES)
-            file.seek(offset)
-            return offset, file.read(PIECE_BYTES)
-    except OSError:  # nothing was printed yet
+            return offset, os.pread(file, PIECE_BYTES, offset)
+    except OSError:  # nothing was printed yet, or it is not what it should be
         return offset, b""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -116,9 +116,12 @@ class Experiments:
         self._results_before = 0
 
     @property
-    def streams(self) -> dict[str, str]:
-        """The keys of the streams of experiments that nodes may host something of, by name."""
-        return dict(self._streams.keys)
+    def streams(self) -> Mapping[str, str]:
+        """The keys of the streams of experiments that nodes may host something of, by name.
+
+        Another mapping when there are others.
+        """
+        return self._streams.keys
 
     def __len__(self) -> int:
         return len(self._running)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -34,7 +35,8 @@ class OutputReader:
     def __init__(self, url: str, news: Callable[[str], None]) -> None:
         self._line = RedisLine(url)
         self._news = news
-        self._wanted: dict[str, tuple[Path, str]] = {}
+        #: What was to be followed since the last look, the newest last: some were over before it.
+        self._wanted: deque[dict[str, tuple[Path, str]]] = deque([{}])
         self._files: dict[str, OutputFiles] = {}
         #: Until when those that are over are read.
         self._until: dict[str, float] = {}
@@ -50,7 +52,7 @@ class OutputReader:
 
     def follow(self, streams: dict[str, tuple[Path, str]]) -> None:
         """From now on read these: by experiment, its folder and the key of its events."""
-        self._wanted = streams
+        self._wanted.append(streams)
 
     def close(self) -> None:
         """Read what there is, and no more; does not wait for long."""
@@ -71,7 +73,10 @@ class OutputReader:
                 self._line.close()  # the supervisor says that Redis is away
 
     def _look(self) -> None:
-        wanted, now = self._wanted, time.monotonic()
+        wanted, now = dict(self._wanted[0]), time.monotonic()
+        while len(self._wanted) > 1:
+            self._wanted.popleft()
+            wanted |= self._wanted[0]
         for name, (folder, key) in wanted.items():
             if name not in self._files:
                 self._files[name] = OutputFiles(folder, key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -116,6 +116,7 @@ class Supervisor:
         self._server = RequestServer(farm.url, desk, done, lambda: lease.term)
         self._announcement = announcing(lease.term, farm.store, str(me))
         self._output = OutputReader(farm.url, tell) if is_remote(farm.store) else None
+        self._followed: Mapping[str, str] | None = None
         self._beat_at = float("-inf")
         self._stop_reason = ""
 
@@ -169,6 +170,7 @@ class Supervisor:
         self._experiments.turn()
         self._experiments.offer()
         self._wire.send()
+        self._follow_output()
         if now >= self._beat_at + _BEAT_S:
             self._beat(now)
         for line in self._wire.news():
@@ -187,14 +189,17 @@ class Supervisor:
         notes = self._wire.notes()
         for link in self._experiments.links():
             link.tell(notes)
-        if self._output is not None:
-            results = Path(self._farm.results)
-            streams = self._experiments.streams.items()
-            self._output.follow({name: (results / name, key) for name, key in streams})
         with contextlib.suppress(WireError):
             self._wire.announce(self._announcement)
         if self._publish is not None:
             self._publish(self._snapshot())
+
+    def _follow_output(self) -> None:
+        streams = self._experiments.streams
+        if self._output is not None and streams is not self._followed:
+            self._followed = streams
+            results = Path(self._farm.results)
+            self._output.follow({name: (results / name, key) for name, key in streams.items()})
 
     def _snapshot(self) -> FarmSnapshot:
         return FarmSnapshot(
