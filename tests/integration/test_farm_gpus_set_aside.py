@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,10 +12,12 @@ import pytest
 from tests.fake_gpus import FOLDER, FakeGpus, gpu
 from tests.farm_processes import TcpRedis
 from tests.farm_service import FarmService, Here, Search
+from tests.integration.gpu_fixtures import uuids
 from tests.support import eventually
 from tunemq_shared import answers as a
 from tunemq_shared import requests as r
-from tunemq_workers.gpu_locks import FOLDERS
+
+__all__ = ["uuids"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -34,17 +34,6 @@ class MachineWithGpus(Here):
     ) -> subprocess.Popen[bytes]:
         sees = {"PYTHONPATH": f"{FOLDER}{os.pathsep}{environ['PYTHONPATH']}"}
         return super().start(command, {**environ, **self._gpus.environment(), **sees}, log)
-
-
-@pytest.fixture
-def uuids() -> Iterator[list[str]]:
-    """Those of two GPUs that nobody else has."""
-    uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
-    yield uuids
-    for folder in FOLDERS:
-        for uuid in uuids:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
 
 
 @pytest.fixture

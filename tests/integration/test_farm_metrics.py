@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import secrets
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.farm_processes import TcpRedis
 from tests.farm_service import FarmService, Search
+from tests.integration.gpu_fixtures import uuids
 from tests.support import eventually
-from tunemq_workers.gpu_locks import FOLDERS
+
+__all__ = ["uuids"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -31,17 +30,6 @@ def farm(tmp_path: Path) -> Iterator[FarmService]:
     finally:
         farm.close()
         redis.end()
-
-
-@pytest.fixture
-def uuids() -> Iterator[list[str]]:
-    """Those of two GPUs that nobody else has."""
-    uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
-    yield uuids
-    for folder in FOLDERS:
-        for uuid in uuids:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
 
 
 def scrape(farm: FarmService) -> dict[str, float]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,21 +13,20 @@ import pytest
 
 from tests.farm_processes import Command
 from tests.integration.farm_support import RedisServer, Scheduler, order
+from tests.integration.gpu_fixtures import uuids
 from tests.integration.node_fixtures import scheduler, server
 from tests.support import eventually
 from tunemq_shared import wire
 from tunemq_shared.introductions import NodeHello
 from tunemq_shared.messages import Gpu, HostDied, HostFreed, ResultReported, TrialPaused
 from tunemq_shared.vitals import decode_vitals
-from tunemq_workers.gpu_locks import FOLDERS
 
-__all__ = ["scheduler", "server"]
+__all__ = ["scheduler", "server", "uuids"]
 
 pytestmark = pytest.mark.integration
 
 
 def tells_what_it_sees(config):
-    import os
 
     from tunemq_shared.session import report
 
@@ -83,17 +80,6 @@ def worker(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., Worker
     yield start
     for one in running:
         one.kill()
-
-
-@pytest.fixture
-def uuids() -> Iterator[list[str]]:
-    """Those of two GPUs that nobody else has."""
-    uuids = [f"GPU-test-{secrets.token_hex(6)}" for _ in range(2)]
-    yield uuids
-    for folder in FOLDERS:
-        for uuid in uuids:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(folder, f"tunemq-gpu-{uuid}.lock"))
 
 
 def seen(scheduler: Scheduler) -> dict[str, Any]:

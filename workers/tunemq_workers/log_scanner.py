@@ -10,19 +10,15 @@ harm: the node kills it, starts another, and tells it again what to read, and fr
 
 from __future__ import annotations
 
-import argparse
 import os
 import select
-import signal
 import socket
 import time
 from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.memory_errors import says_cuda_memory
-from tunemq_shared.prctl import die_with_parent, set_name
-from tunemq_workers.account import act_for, find_account
-from tunemq_workers.credentials import take_keys
+from tunemq_workers.child_beginning import begin
 from tunemq_workers.frames import FrameDecoder, frame
 from tunemq_workers.log_lines import LogFile, end_of
 from tunemq_workers.log_matching import PatternLeftOut, Patterns
@@ -116,21 +112,7 @@ def _is_cuda_memory(output: Output) -> bool:
 
 def main() -> None:
     """Do what the node orders until it closes the socket named on the command line."""
-    parser = argparse.ArgumentParser(prog="tunemq_workers.log_scanner")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--node-pid", type=int, required=True)
-    parser.add_argument("--trial-user", help="with whose rights it reads files")
-    options = parser.parse_args()
-    node = socket.socket(fileno=options.fd)
-    take_keys(node)
-    if options.trial_user:
-        act_for(find_account(options.trial_user))
-    die_with_parent(options.node_pid)
-    set_name("tunemq-logs")
-    # A signal to the whole group is for the node, which may want to let its trials save.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    _serve(node)
+    _serve(begin("tunemq_workers.log_scanner", "tunemq-logs"))
 
 
 def _serve(node: socket.socket) -> None:

@@ -9,17 +9,13 @@ starts another and orders again what is unfinished. It ends when its node closes
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
-import signal
 import socket
 import threading
 from typing import Final
 
-from tunemq_shared.prctl import die_with_parent, set_name
-from tunemq_workers.account import act_for, find_account
-from tunemq_workers.credentials import take_keys
+from tunemq_workers.child_beginning import begin
 from tunemq_workers.frames import FrameDecoder, frame
 from tunemq_workers.transfers.messages import ANSWER, Answer, decode_order, encode
 from tunemq_workers.transfers.performer import Performer
@@ -35,21 +31,8 @@ _log = logging.getLogger(__name__)
 
 def main() -> None:
     """Do what the node orders until it closes the socket named on the command line."""
-    parser = argparse.ArgumentParser(prog="tunemq_workers.transfers.process")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--node-pid", type=int, required=True)
-    parser.add_argument("--trial-user", help="with whose rights it works on files")
-    options = parser.parse_args()
-    node = socket.socket(fileno=options.fd)
-    take_keys(node)
-    if options.trial_user:
-        act_for(find_account(options.trial_user))
-    die_with_parent(options.node_pid)
-    set_name("tunemq-transfer")
+    node = begin("tunemq_workers.transfers.process", "tunemq-transfer")
     os.nice(_NICENESS)
-    # A signal to the whole group is for the node, which may want to finish its uploads.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",

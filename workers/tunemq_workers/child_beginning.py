@@ -1,0 +1,35 @@
+"""How a process begins that works on trials' files for a node (`tunemq_workers.child_process`)."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+
+from tunemq_shared.prctl import die_with_parent, set_name
+from tunemq_workers.account import act_for, find_account
+from tunemq_workers.credentials import take_keys
+
+
+def begin(module: str, name: str) -> socket.socket:
+    """Become what the command line says; the socket to the node.
+
+    Args:
+        module: for messages about a wrong command line.
+        name: of the process.
+    """
+    parser = argparse.ArgumentParser(prog=module)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--node-pid", type=int, required=True)
+    parser.add_argument("--trial-user", help="with whose rights it works on files")
+    options = parser.parse_args()
+    node = socket.socket(fileno=options.fd)
+    take_keys(node)
+    if options.trial_user:
+        act_for(find_account(options.trial_user))
+    die_with_parent(options.node_pid)
+    set_name(name)
+    # A signal to the whole group is for the node, which may want to let its trials save.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    return node
