@@ -5,11 +5,13 @@
 # ARGS          passed on: `make test ARGS="tests/unit -k journal"`
 # KILLS         how often `make soak` kills, stops or cuts off a part of a farm
 # JOBS          how many processes run tests at once
+# SECONDS       how long `make fuzz` goes on
 # TUNEMQ_CACHE  where the MinIO server for tests is kept, for all checkouts of this machine
 
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 3
+JOBS ?= 4
+SECONDS ?= 300
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -24,10 +26,10 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 MINIO := $(TUNEMQ_CACHE)/minio-$(MINIO_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak defences minio check format bench lock clean
+.PHONY: help demo test soak deployments fuzz defences minio check format bench lock clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
 
 demo: $(VENV)/.examples  ## tune a classifier of handwritten digits; about half a minute
 	$(BIN)/python examples/digits.py
@@ -37,6 +39,12 @@ test: $(VENV)/.test minio  ## run every test, on real processes, a real redis-se
 
 soak: $(VENV)/.test minio  ## the tests that take minutes each; with KILLS=300 a farm on which all dies in turn
 	$(if $(KILLS),$(BIN)/python -m tests.soak --kills $(KILLS),$(BIN)/python -m pytest -n $(JOBS) -m soak) $(ARGS)
+
+deployments: $(VENV)/.test minio  ## each way of docs/deploy for real, as far as Docker, systemd and Helm are here
+	$(BIN)/python -m pytest -n 0 -m deploy tests/deploy $(ARGS)
+
+fuzz: $(VENV)/.test  ## give every decoder absurd input for five minutes; SECONDS=60 for one
+	$(BIN)/python -W error -m tests.fuzz --jobs $(JOBS) --seconds $(SECONDS) $(ARGS)
 
 defences: $(VENV)/.test minio  ## switch each defence off in turn, and see that a test notices
 	$(BIN)/python -m tests.defences $(ARGS)

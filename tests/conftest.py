@@ -13,12 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
-import psutil
 import pytest
 
 from tests.object_servers import bucket, minio, shared_minio, shared_rclone  # noqa: F401
 from tests.served_folders import served, shared_served  # noqa: F401
-from tests.support import eventually
+from tests.support import descendants, eventually
 from tunemq_shared import defences
 
 hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)
@@ -46,13 +45,12 @@ def _nothing_is_left_running(request: pytest.FixtureRequest) -> Iterator[None]:
     if "unit" not in request.node.path.relative_to(Path(__file__).parent).parts:
         yield
         return
-    threads, children = set(threading.enumerate()), set(psutil.Process().children(recursive=True))
+    threads, children = set(threading.enumerate()), descendants(os.getpid())
     yield
 
     def left() -> list[object]:
-        running = [
-            child for child in psutil.Process().children(recursive=True) if child not in children
-        ]
-        return running + [thread for thread in threading.enumerate() if thread not in threads]
+        # A farm that another test left warm may still be starting what belongs to it.
+        running = descendants(os.getpid(), besides=children)
+        return [*running, *(one for one in threading.enumerate() if one not in threads)]
 
     eventually(lambda: not left(), message=lambda: f"left running: {left()}")

@@ -47,7 +47,8 @@ class CutFarm(OwnFarm):
         """SIGSTOP a node and all that it started; returns them."""
         family = self.family(node)
         for pid in family:
-            os.kill(pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(pid, signal.SIGSTOP)
         return family
 
     def go_on(self, family: list[int]) -> None:
@@ -89,7 +90,7 @@ class CutRun(ChainRun):
         """The events of a kind in the journal."""
         return [one.event for one in self._tail.read() if isinstance(one.event, kind)]
 
-    def wait_for(self, kind: type[_E], within: float = 20.0, count: int = 1) -> _E:
+    def wait_for(self, kind: type[_E], within: float = 60.0, count: int = 1) -> _E:
         """Wait until the journal has so many events of a kind; returns the last of those."""
         eventually(lambda: len(self.all_of(kind)) >= count, within=within, message=self.state)
         return self.all_of(kind)[count - 1]
@@ -100,7 +101,7 @@ class CutRun(ChainRun):
         nodes = self.cut_farm.nodes
         return next(n for n in range(len(nodes)) if start.pid in self.cut_farm.family(n))
 
-    def wait_for_start(self, trial: int, epoch: int, within: float = 20.0) -> m.TrialStarted:
+    def wait_for_start(self, trial: int, epoch: int, within: float = 60.0) -> m.TrialStarted:
         """Wait until an incarnation of a trial has started; returns what was said of it."""
         found: list[m.TrialStarted] = []
 
@@ -115,7 +116,7 @@ class CutRun(ChainRun):
         eventually(has_started, within=within, message=self.state)
         return found[0]
 
-    def wait_for_recorded(self, step: int, epoch: int, within: float = 20.0) -> None:
+    def wait_for_recorded(self, step: int, epoch: int, within: float = 60.0) -> None:
         """Wait until an incarnation has reported a step as far as this."""
         eventually(
             lambda: any(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import redis
 
-from tunemq_scheduler.farm.announcing import announcing
+from tunemq_scheduler.farm.announcing import announcing, described
 from tunemq_scheduler.farm.desk import Counts, Desk
 from tunemq_scheduler.farm.done_requests import DoneRequests
 from tunemq_scheduler.farm.handler import Deferred
@@ -21,6 +21,7 @@ from tunemq_shared import answers as a
 from tunemq_shared import wire
 from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.node_orders import BlobRef
 from tunemq_shared.requests import ScriptCode
 
@@ -144,6 +145,9 @@ class ToldNodes:
             ),
         )
 
+    def refused(self) -> tuple[a.RefusedRow, ...]:
+        return (a.RefusedRow(kind="hello", reason="unsigned", times=2),)
+
     def asked(self) -> tuple[str, ...]:
         return ("beta", "delta")
 
@@ -163,13 +167,22 @@ class ToldNodes:
 class ServedDesk:
     """A desk that answers requests of one Redis, in a thread, as a farm's scheduler would."""
 
-    def __init__(self, url: str, folder: Path, term: int = 7) -> None:
+    def __init__(self, url: str, folder: Path, term: int = 7, keys: LiveKeys | None = None) -> None:
         self.url, self.folder, self.term = url, folder, term
+        self.keys = keys or LiveKeys.none()
+        #: What was refused, by kind and reason, and what was told of it.
+        self.refused: list[tuple[str, str, str]] = []
         self.queue = ExperimentQueue(folder / ".farm" / "experiments")
         self.experiments, self.nodes = ToldExperiments(folder), ToldNodes()
-        self.desk = Desk(self.queue, self.experiments, self.nodes, folder)
+        farm = described(str(folder / "store"), "a test")
+        self.desk = Desk(self.queue, self.experiments, self.nodes, folder, farm)
         self.server = RequestServer(
-            url, self.desk, DoneRequests(folder / ".farm" / "requests"), lambda: term
+            url,
+            self.desk,
+            DoneRequests(folder / ".farm" / "requests"),
+            lambda: term,
+            self.keys,
+            lambda *refused: self.refused.append(refused),
         )
         self.turns = 0
         #: Taken by whoever looks at or changes what the thread works with.
@@ -182,7 +195,7 @@ class ServedDesk:
         """Have the lease, and tell submitters of the farm."""
         client.set(wire.TERM, self.term)
         client.set(wire.SCHEDULER, f"{self.term}:token:0:{{}}")
-        client.execute_command(*announcing(self.term, str(self.folder / "store"), "a test"))
+        client.execute_command(*announcing(self.term))
 
     def run(self, name: str) -> None:
         """Have a queued experiment run."""
@@ -200,6 +213,7 @@ class ServedDesk:
         try:
             while not self._is_closed:
                 with self.lock, suppress(WireUnavailable):
+                    self.keys.look()
                     self.server.turn()
                 self.turns += 1
                 time.sleep(0.002)  # a supervisor waits for its sockets
@@ -212,15 +226,17 @@ class ServedDesk:
 
     def __exit__(self, *_exception: object) -> None:
         self._is_closed = True
-        self._thread.join(10)
+        self._thread.join(30)
         self.server.close()
         if self.error is not None:
             raise self.error
 
 
 @contextmanager
-def served(url: str, client: redis.Redis, folder: Path, term: int = 7) -> Iterator[ServedDesk]:
+def served(
+    url: str, client: redis.Redis, folder: Path, term: int = 7, keys: LiveKeys | None = None
+) -> Iterator[ServedDesk]:
     """A desk that is served, and announced."""
-    with ServedDesk(url, folder, term) as desk:
+    with ServedDesk(url, folder, term, keys) as desk:
         desk.announce(client)
         yield desk

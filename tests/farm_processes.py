@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -21,7 +20,7 @@ import redis
 from tests.chain import executed, expected, open_gate
 from tests.integration.farm_support import is_alive
 from tests.search_support import JournalTail
-from tests.support import eventually, need
+from tests.support import eventually, free_port, need
 from tunemq_shared import messages as m
 
 SCRIPT: Final = Path(__file__).parent / "faults" / "scripts" / "farm_search.py"
@@ -29,19 +28,25 @@ SCRIPT: Final = Path(__file__).parent / "faults" / "scripts" / "farm_search.py"
 MARK: Final = "FARM_TEST_MARK"
 
 
+def redis_program() -> str:
+    """The redis-server that came with the interpreter, else that of the machine."""
+    beside = Path(sysconfig.get_path("scripts"), "redis-server")
+    program = str(beside) if beside.exists() else shutil.which("redis-server")
+    need("redis-server", program)
+    return str(program)
+
+
 class TcpRedis:
     """A redis-server on a port of its own, which keeps nothing on disk, unless options say so."""
 
     def __init__(self, folder: Path, password: str = "", options: Sequence[str] = ()) -> None:
-        beside = Path(sysconfig.get_path("scripts"), "redis-server")
-        program = str(beside) if beside.exists() else shutil.which("redis-server")
-        need("redis-server", program)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        program = redis_program()
+        self.port = free_port()
         place = f":{password}@127.0.0.1" if password else "127.0.0.1"
         self.url = f"redis://{place}:{self.port}/0"
-        self._command = [str(program), "--port", str(self.port), "--bind", "127.0.0.1"]
+        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1"]
         self._command += ["--save", "", "--loglevel", "warning", "--logfile", "redis.log"]
+        self._folder = folder
         self._command += ["--dir", str(folder), *options]
         if password:
             self._command += ["--requirepass", password]
@@ -49,7 +54,7 @@ class TcpRedis:
 
     def start(self) -> None:
         """Start it, with what its disk has kept."""
-        self.process = subprocess.Popen(self._command)
+        self.process = subprocess.Popen(self._command, cwd=self._folder)  # its log is relative
         self.client = redis.Redis.from_url(self.url, socket_timeout=5)
         eventually(self.answers, message="redis-server does not answer")
 
@@ -57,7 +62,7 @@ class TcpRedis:
         """Whether it can be reached."""
         try:
             return bool(self.client.ping())
-        except redis.ConnectionError:
+        except (redis.ConnectionError, redis.TimeoutError):
             return False
 
     def end(self) -> None:
@@ -95,7 +100,7 @@ class Command:
         """Its output so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def says(self, text: str, within: float = 30.0) -> None:
+    def says(self, text: str, within: float = 60.0) -> None:
         """Wait until it has said ``text``."""
         eventually(
             lambda: text in self.said,
@@ -107,7 +112,7 @@ class Command:
         """Send it a signal."""
         self.process.send_signal(number)
 
-    def ends(self, within: float = 30.0) -> int:
+    def ends(self, within: float = 60.0) -> int:
         """Wait for its end; its exit code."""
         try:
             return self.process.wait(within)
@@ -181,7 +186,7 @@ class Farm:
         """By trial number, the steps that were executed, in their order."""
         return executed(self.folder / "executed")
 
-    def wait_for_steps(self, trials: int, steps: int, within: float = 30.0) -> None:
+    def wait_for_steps(self, trials: int, steps: int, within: float = 60.0) -> None:
         """Wait until so many trials have executed so many steps each."""
 
         def have_begun() -> bool:
@@ -245,4 +250,4 @@ def farms(folder: Path, redis: Sequence[str] = ()) -> Iterator[Farm]:
     farm.close()
 
 
-__all__ = ["Command", "Farm", "TcpRedis", "farms", "m"]
+__all__ = ["Command", "Farm", "TcpRedis", "farms", "free_port", "m"]

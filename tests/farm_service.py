@@ -168,6 +168,10 @@ class FarmService:
         #: Where there are hosts.
         self.redis_host: Machine | None = None
         self.add_machine: Callable[[str], Machine] = lambda _name: Here()
+        #: What scheduler and workers are told besides.
+        self.options: tuple[str, ...] = ()
+        #: By home, what else processes there find in their environment.
+        self.of_home: dict[str, Mapping[str, str]] = {}
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._machines = [self.head, self.laptop]
         self._searches: dict[str, Search] = {}
@@ -184,7 +188,7 @@ class FarmService:
         if (home / "farm.toml").exists():
             more = ("--settings", str(home / "farm.toml"), *more)
         self.scheduler = self.head.start(
-            [*self.command("scheduler"), *more],
+            [*self.command("scheduler"), *self.options, *more],
             self.environ("head", variables),
             home / "scheduler.log",
         )
@@ -204,7 +208,7 @@ class FarmService:
         home.mkdir(exist_ok=True)
         machine = machine or self.add_machine(name)
         self._machines.append(machine)
-        line = self.command("worker", "--name", name, "--cpus", str(cpus), *more)
+        line = self.command("worker", "--name", name, "--cpus", str(cpus), *self.options, *more)
         self.workers[name] = machine.start(line, self.environ(name), home / "worker.log")
         return self.workers[name]
 
@@ -222,6 +226,7 @@ class FarmService:
             "PYTHONPATH": str(_ROOT),
             "COLUMNS": "200",
             "TUNEMQ_REDIS": self.url,
+            **self.of_home.get(home, {}),
             **(variables or {}),
         }
 
@@ -424,6 +429,7 @@ def on_hosts(folder: Path, hosts: Hosts) -> FarmService:
     server, head, laptop = hosts.add("redis"), hosts.add("head"), hosts.add("laptop")
     farm = FarmService(folder, f"redis://{server.address}:6379/0", head, laptop)
     farm.redis_host, farm.add_machine = server, hosts.add
+    farm.options = ("--insecure",)  # it is off the loopback, and open
     (folder / "redis").mkdir()
     line = [str(find_redis_server()), "--bind", server.address, "--protected-mode", "no"]
     server.start([*line, "--save", ""], farm.environ("redis"), folder / "redis" / "redis.log")

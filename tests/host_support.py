@@ -97,7 +97,7 @@ class Host:
         self.until(lambda: len(self.results) > n, f"result {n}")
         return self.results[n]
 
-    def until(self, condition: Callable[[], object], what: str, within: float = 30.0) -> None:
+    def until(self, condition: Callable[[], object], what: str, within: float = 60.0) -> None:
         """Serve both sockets until the condition holds."""
         deadline = time.monotonic() + within
         while not condition():
@@ -109,12 +109,12 @@ class Host:
             self.server.listen()
             self.listen()
 
-    def exited(self, within: float = 30.0) -> HostExited:
+    def exited(self, within: float = 60.0) -> HostExited:
         """How it ended."""
         self.until(lambda: self.server.said(HostExited, self.name), "end", within)
         return self.server.said(HostExited, self.name)[0]
 
-    def gone(self, within: float = 30.0) -> None:
+    def gone(self, within: float = 60.0) -> None:
         """Return when its family is gone."""
         self.until(lambda: self.server.said(FamilyGone, self.name), "FamilyGone", within)
         self.listen()
@@ -173,7 +173,7 @@ class Server:
         """What it warned of."""
         return [report.text for report in self.said(Warned)]
 
-    def until_ready(self, within: float = 30.0) -> None:
+    def until_ready(self, within: float = 60.0) -> None:
         """Return when it is ready."""
         deadline = time.monotonic() + within
         while not self.client.is_ready:

@@ -14,7 +14,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sysconfig
 from abc import ABC, abstractmethod
@@ -26,7 +25,7 @@ from urllib.parse import urlencode
 import pytest
 import urllib3
 
-from tests.support import eventually, need
+from tests.support import eventually, free_port, need
 from tunemq_shared.s3_address import parse_address
 
 if TYPE_CHECKING:  # loaded by the tests that use it, not by every run
@@ -55,7 +54,7 @@ class ObjectServer(ABC):
         self.region = region
         self.certificate = certificate
         self.access_key, self.secret_key = secrets.token_hex(10), secrets.token_hex(20)
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -308,10 +307,3 @@ def minio(shared_minio: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Object
 def bucket(minio: ObjectServer) -> str:
     """The name of a new, empty bucket in the shared MinIO."""
     return minio.create_bucket()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-    return port

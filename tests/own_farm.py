@@ -87,7 +87,7 @@ class NodeProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
         try:
-            self.process.wait(10)
+            self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -181,7 +181,7 @@ class OwnFarm:
         seconds, _ = self.server.client.time()
         ahead = f"{(seconds + 3600) * 1000}-0"
         pattern = wire.events("*")
-        eventually(lambda: self.server.client.keys(pattern), within=10)
+        eventually(lambda: self.server.client.keys(pattern))
         for key in (*self.server.client.keys(pattern), wire.NODES):
             self.server.client.xadd(key, {"nothing": "of ours"}, id=ahead)
 
@@ -304,7 +304,7 @@ class ChainRun:
 
         eventually(has_come, within=within, message=self.state)
 
-    def goes_on(self, since: float, within: float, steps: int = 2) -> float:
+    def goes_on(self, since: float, within: float = 60.0, steps: int = 2) -> float:
         """Wait until a new command has run in every trial that runs; returns how long it took.
 
         In lock-step a step that nobody has ordered is executed by nobody, and of the steps that
@@ -319,7 +319,7 @@ class ChainRun:
         )
         return time.monotonic() - since
 
-    def wait_for_silence(self, quiet_s: float = 0.5, within: float = 15.0) -> None:
+    def wait_for_silence(self, quiet_s: float = 0.5, within: float = 30.0) -> None:
         """Wait until no trial has executed a step for so long: all wait for commands."""
         last, since = self.done(), time.monotonic()
 
@@ -366,7 +366,7 @@ class ChainRun:
             assert steps == list(range(1, self.steps + 1))
             assert result.metrics["chain"] == expected(result.config, self.steps)
 
-    def ends(self, within: float = 40.0) -> None:
+    def ends(self, within: float = 90.0) -> None:
         """Wait for its end, and check that nothing was lost, repeated or mixed up."""
         self.ends_well(within)
         wanted = list(range(1, self.steps + 1))

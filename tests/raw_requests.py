@@ -25,8 +25,7 @@ class Raw:
     def ask(self, text: str, body: bytes = b"", token: str | None = None) -> tuple[int, bytes]:
         """Send the head of a request, with the token, and a body; the answer."""
         given = self.token if token is None else token
-        head = f"{text}\r\nHost: x\r\nAuthorization: Bearer {given}\r\n\r\n"
-        self.socket.sendall(head.encode("latin-1") + body)
+        self.socket.sendall(whole(text, given).encode("latin-1") + body)
         return self.answer(has_body=not text.startswith("HEAD"))
 
     def answer(self, *, has_body: bool = True) -> tuple[int, bytes]:
@@ -68,6 +67,11 @@ def connect() -> Iterator[Callable[[FolderServer], Raw]]:
 @pytest.fixture
 def raw(connect, shared_served: FolderServer) -> Raw:
     return connect(shared_served)
+
+
+def whole(text: str, token: str) -> str:
+    """The head of a request of a client of ours, which begins with this."""
+    return f"{text}\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n\r\n"
 
 
 def writing(key: str, data: bytes, sha256: str = "", length: int | None = None) -> str:

@@ -90,7 +90,7 @@ class RelaySupervisor:
                 what = {} if self.is_stingy else self.nodes[node].resources
                 link.offer(m.NodeOffered(node, seen + 1, what, preempt_grace_s=5.0))
 
-    def until(self, condition: Callable[[], object], within: float = 30.0) -> None:
+    def until(self, condition: Callable[[], object], within: float = 60.0) -> None:
         """Turn until something is so."""
 
         def has_come() -> object:

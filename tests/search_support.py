@@ -147,7 +147,7 @@ class RunningSearch:
     # --- what it does -----------------------------------------------------------------------------
 
     def wait_for(
-        self, kind: type[Any], within: float = 20.0, after: int = 0, **fields: Any
+        self, kind: type[Any], within: float = 60.0, after: int = 0, **fields: Any
     ) -> Seen:
         """The first event of a kind with these fields in the journal, behind ``after`` entries."""
         found: list[Seen] = []
@@ -188,7 +188,7 @@ class RunningSearch:
             found[:] = [pid for begun, pid in self.steps(number)[after:] if begun == step]
             return bool(found)
 
-        eventually(has_begun, within=30, message=lambda: f"trial {number}, step {step}{self}")
+        eventually(has_begun, within=60, message=lambda: f"trial {number}, step {step}{self}")
         return found[0]
 
     def recorded(self, number: int) -> list[tuple[int, int]]:
@@ -229,7 +229,7 @@ class RunningSearch:
             found[:] = self.processes(part)
             return len(found) == 1
 
-        eventually(is_there, within=20, message=lambda: f"{part}: {found}{self}")
+        eventually(is_there, within=60, message=lambda: f"{part}: {found}{self}")
         return found[0]
 
     def families(self) -> set[int]:
@@ -243,7 +243,7 @@ class RunningSearch:
 
     # --- its end ----------------------------------------------------------------------------------
 
-    def ends(self, within: float = 40.0) -> int:
+    def ends(self, within: float = 90.0) -> int:
         """Wait for the script's end, read what it said to the end; returns its exit code."""
         try:
             code = self.process.wait(within)

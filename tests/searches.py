@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
@@ -72,9 +73,9 @@ def printed_by(result: tune.Result, stream: str = "stdout") -> str:
 
 def farm_processes(process: psutil.Process | None = None) -> list[psutil.Process]:
     """What runs of the farm of a script, by default of this process; object servers are not."""
-    children = (process or psutil.Process()).children(recursive=True)
-    return [
-        child
-        for child in children
-        if child.status() != psutil.STATUS_ZOMBIE and child.pid not in SERVER_PIDS
-    ]
+    running = []
+    for child in (process or psutil.Process()).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if child.status() != psutil.STATUS_ZOMBIE and child.pid not in SERVER_PIDS:
+                running.append(child)
+    return running

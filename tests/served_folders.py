@@ -14,13 +14,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.object_servers import SERVER_PIDS
-from tests.support import eventually
+from tests.support import eventually, free_port
 from tunemq_shared.http_address import TOKEN_FILE_VARIABLE, parse_http_address
 from tunemq_shared.http_objects import HttpObjects
 
@@ -28,11 +28,11 @@ from tunemq_shared.http_objects import HttpObjects
 class FolderServer:
     """One server process; what it has stored stays when it is started again, on the same port."""
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", options: Sequence[str] = ()) -> None:
         self.data = folder / "data"
         self.log = folder / "log"
         self.token_file = self.data / ".tunemq-store" / "token"
-        self.host = host
+        self.host, self.options = host, options
         self.port = 0
         self.url = ""
         self.process: subprocess.Popen[bytes] | None = None
@@ -60,12 +60,14 @@ class FolderServer:
 
     def start(self, variables: Mapping[str, str] | None = None) -> None:
         """Start it, and wait until it is ready."""
+        self.port = self.port or free_port()  # nobody else has it when it comes back
         self.log.write_bytes(b"")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "tunemq", "store", "serve", str(self.data)),
                     *("--listen", f"{self.host}:{self.port}"),
+                    *self.options,
                 ],
                 env={**os.environ, **(variables or {})},
                 stdin=subprocess.DEVNULL,
@@ -74,7 +76,7 @@ class FolderServer:
             )
         SERVER_PIDS.add(self.process.pid)
         eventually(self._is_ready, message=self.said)
-        found = re.search(r"at (http://.*:(\d+))\n", self.said())
+        found = re.search(r"at (https?://.*:(\d+))\n", self.said())
         assert found, self.said()
         self.url, self.port = found[1], int(found[2])
 
@@ -125,9 +127,11 @@ class FolderServer:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, host: str = "127.0.0.1") -> Iterator[FolderServer]:
+def serving(
+    folder: Path, host: str = "127.0.0.1", options: Sequence[str] = ()
+) -> Iterator[FolderServer]:
     """A server of one's own, which keeps its data below the folder."""
-    server = FolderServer(folder, host)
+    server = FolderServer(folder, host, options)
     server.start()
     try:
         yield server

@@ -43,7 +43,7 @@ class Waiting:
         return bool(self.done or self.failed)
 
 
-def run_until(reactor: Reactor, condition: Callable[[], object], *, within: float = 20.0) -> None:
+def run_until(reactor: Reactor, condition: Callable[[], object], *, within: float = 60.0) -> None:
     """Run the reactor until ``condition()`` is true; fail the test after ``within`` seconds."""
     deadline = time.monotonic() + within
 

@@ -16,6 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from tunemq_shared.executables import report_command
 
         return report_command.main(given[1:])
+    if given[:1] == ["health"]:
+        # So do containers, every few seconds.
+        from tunemq_shared import health_command
+
+        return health_command.main(given[1:])
     # The two sides do not know each other: each brings its commands along.
     from tunemq_scheduler.tools import command
     from tunemq_workers import command as worker

@@ -1,50 +1,64 @@
 """From a result to its decision, in a farm: alone, and beside experiments that misbehave.
 
-    python farm_neighbours.py ROUNDS RESULTS
+    python farm_neighbours.py ROUNDS SECONDS
 
-One trial, whose search has to be asked about every result: it reports the next one when it has the
-answer. So what a report takes is a decision, there and back. The neighbours: a search algorithm
-that sleeps, a callback that segfaults, a callback that looks for keys all the time.
+One trial, whose search has to be asked about every result, reports the next one when it has the
+answer: what a report takes is a decision, there and back. It goes on all the time, and that time is
+cut into slices of three kinds: alone, beside neighbours, and once more alone as a control, whose
+ratio to the first kind is what this method finds where there is nothing to be found. A round has
+one slice of each kind; the orders of rounds are balanced, so that what drifts is in all kinds.
+
+The neighbours begin with their slice, submission included, and are over before the next slice: a
+search algorithm that sleeps, a callback that segfaults (and is started again, and does it again),
+and a callback that looks for keys all the time.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import random
 import sys
-from statistics import median
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from heapq import merge
+from itertools import islice
+from pathlib import Path
 
 from measured import tell
 from served_farm import ServedFarm, served_farm, wait_until
 
 GOOD = """
-import json
 import time
-from pathlib import Path
+from array import array
 import tunemq as tune
 
 def train(config):
-    times = []
-    for _ in range({results}):
-        began = time.perf_counter()
-        tune.report({{"loss": 1.0}})
-        times.append(time.perf_counter() - began)
-    path = Path({path!r})
-    path.with_suffix(".new").write_text(json.dumps(times))
-    path.with_suffix(".new").replace(path)
+    with open({times!r}, "ab", buffering=0) as file:
+        while True:
+            began = time.monotonic()
+            tune.report({{"loss": 1.0}})
+            file.write(array("d", (began, time.monotonic() - began)))
 
 def goes_on(trial_id, result):
     return False
 
 tuner = tune.Tuner(train, run_config=tune.RunConfig(verbose=0, stop=goes_on))
 """
+#: It sleeps for a minute, or until there is something to read: a slice is over sooner.
 SLEEPER = """
-import time
+import os
+import select
 import tunemq as tune
 from tunemq.search import Searcher
 
 class Sleeper(Searcher):
     def suggest(self, trial_id):
-        time.sleep(60)
+        alarm = os.open({alarm!r}, os.O_RDONLY | os.O_NONBLOCK)
+        open({signs!r} + "/asleep", "a").close()
+        select.select([alarm], [], [], 60)
+        open({signs!r} + "/awake", "a").close()
         return {{}}
 
     def on_trial_complete(self, trial_id, result=None, error=False):
@@ -54,18 +68,20 @@ def train(config):
     tune.report({{"loss": 1.0}})
 
 tuner = tune.Tuner(
-    train,
-    tune_config=tune.TuneConfig(metric="loss", mode="min", search_alg=Sleeper(), num_samples=9),
+    train, tune_config=tune.TuneConfig(metric="loss", mode="min", search_alg=Sleeper())
 )
 """
+#: It lets itself be stopped when its slice is over, instead of being started again and again.
 CRASHER = """
 import ctypes
 import time
+from pathlib import Path
 import tunemq as tune
 
 class Crasher(tune.Callback):
     def on_trial_result(self, iteration, trials, trial, result, **info):
-        ctypes.string_at(0)
+        if not Path({signs!r}, "over").exists():
+            ctypes.string_at(0)
 
 def train(config):
     while True:
@@ -74,19 +90,33 @@ def train(config):
 
 tuner = tune.Tuner(train, run_config=tune.RunConfig(callbacks=[Crasher()]))
 """
+#: What it is forked from, and whose child that is: the process that has the keys.
 READER = """
 import os
 import time
 from pathlib import Path
 import tunemq as tune
 
+def parent_of(pid):
+    return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+
+def look(pid):
+    for name in ("environ", "maps", "mem", "fd", "cmdline"):
+        try:
+            Path("/proc", str(pid), name).read_bytes()
+        except OSError:
+            pass
+
 class Reader(tune.Callback):
     def on_trial_result(self, iteration, trials, trial, result, **info):
-        for name in ("environ", "maps", "mem", "fd", "cmdline"):
-            try:
-                Path("/proc", str(os.getppid()), name).read_bytes()
-            except OSError:
-                pass
+        until = time.monotonic() + 0.08
+        while time.monotonic() < until:
+            forkserver = os.getppid()
+            look(forkserver)
+            look(parent_of(forkserver))
+            time.sleep(0.005)
+        with open({signs!r} + "/looked", "a") as file:
+            file.write("x")
 
 def train(config):
     while True:
@@ -95,53 +125,156 @@ def train(config):
 
 tuner = tune.Tuner(train, run_config=tune.RunConfig(callbacks=[Reader()]))
 """
-
-
 BAD = {"sleeper": SLEEPER, "crasher": CRASHER, "reader": READER}
 
+ALONE, CONTROL, BESIDE = "alone", "control", "beside"
+#: Each kind is as often first, second and last, and every second round is the one before backwards.
+_ORDERS = (
+    (ALONE, CONTROL, BESIDE),
+    (BESIDE, CONTROL, ALONE),
+    (CONTROL, BESIDE, ALONE),
+    (ALONE, BESIDE, CONTROL),
+    (BESIDE, ALONE, CONTROL),
+    (CONTROL, ALONE, BESIDE),
+)
+#: Before each slice, for what the one before has left to do.
+_SETTLE_S = 0.7
+_WARM_S = 3.0
+_RESAMPLES = 1_000
 
-def measure(farm: ServedFarm, name: str, results: int) -> float:
-    """The time that 99 of 100 decisions do not take, in ms."""
-    path = farm.folder / f"{name}.times"
-    farm.submit(name, farm.code(name, GOOD.format(results=results, path=str(path))))
-    wait_until(path.exists)
-    times = sorted(json.loads(path.read_text())[results // 10 :])
-    wait_until(lambda: farm.rows()[name].state.is_over)
-    return 1_000 * times[int(len(times) * 0.99)]
+#: When the slice of each kind began, by the monotonic clock.
+Round = dict[str, float]
+#: The times of a slice in seconds, longest first.
+Times = Sequence[float]
 
 
-def begin(farm: ServedFarm, number: int) -> None:
-    """Start the neighbours, and wait until each has done its worst."""
-    said = farm.said().count("SIGSEGV")
-    for name, text in BAD.items():
-        farm.submit(f"{name}_{number}", farm.code(name, text.format()))
-    wait_until(lambda: farm.said().count("SIGSEGV") > said)
-    wait_until(lambda: farm.rows()[f"reader_{number}"].trials.get("RUNNING"))
+class Neighbours:
+    """Those of one slice."""
+
+    def __init__(self, farm: ServedFarm, number: int) -> None:
+        self._farm = farm
+        self._signs = farm.folder / f"signs_{number}"
+        self._signs.mkdir()
+        path = self._signs / "alarm"
+        os.mkfifo(path)
+        self._alarm = os.open(path, os.O_RDWR)
+        given = {"alarm": str(path), "signs": str(self._signs)}
+        self._codes = {
+            f"{name}_{number}": farm.code(f"{name}_{number}", text.format(**given))
+            for name, text in BAD.items()
+        }
+        self._crasher = f"crasher_{number}"
+
+    def begin(self) -> None:
+        """Submit them."""
+        for name, code in self._codes.items():
+            self._farm.submit(name, code)
+
+    def crashes(self) -> int:
+        """How often the one that crashes did; 0 unless all have done their worst."""
+        signs = {path.name for path in self._signs.iterdir()}
+        if not {"asleep", "looked"} <= signs or "awake" in signs:
+            return 0
+        return self._farm.said().count(f"{self._crasher}: its process was killed by SIGSEGV")
+
+    def end(self) -> None:
+        """Have them stop, and return when they have."""
+        (self._signs / "over").touch()
+        for name in self._codes:
+            self._farm.stop(name)
+        os.write(self._alarm, b"x")
+        wait_until(lambda: all(self._farm.rows()[name].state.is_over for name in self._codes))
+        os.close(self._alarm)
 
 
-def end(farm: ServedFarm, number: int) -> None:
-    """Stop them."""
-    for name in BAD:
-        farm.stop(f"{name}_{number}")
-    # The sleeper hears of it when it wakes.
-    quick = [f"{name}_{number}" for name in BAD if name != "sleeper"]
-    wait_until(lambda: all(farm.rows()[name].state.is_over for name in quick))
+def run_round(farm: ServedFarm, number: int, seconds: float) -> tuple[Round, int]:
+    """One slice of each kind; returns when they began, and how often the neighbour crashed."""
+    begins, crashes = {}, 0
+    for kind in _ORDERS[number % len(_ORDERS)]:
+        neighbours = Neighbours(farm, number) if kind == BESIDE else None
+        time.sleep(_SETTLE_S)
+        begins[kind] = time.monotonic()
+        if neighbours is not None:
+            neighbours.begin()
+        time.sleep(max(0.0, begins[kind] + seconds - time.monotonic()))
+        if neighbours is not None:
+            crashes = neighbours.crashes()
+            neighbours.end()
+    return begins, crashes
+
+
+def run_rounds(farm: ServedFarm, rounds: int, seconds: float) -> tuple[list[Round], int, int]:
+    """The rounds, how often neighbours crashed, and how many rounds were left out.
+
+    Where the machine has so much else to do that neighbours do not get to their worst within their
+    slice, the round says nothing; of four at most one may do so.
+
+    Raises:
+        TimeoutError: more did.
+    """
+    found: list[Round] = []
+    crashed = 0
+    most = rounds + rounds // 3
+    for number in range(most):
+        one, crashes = run_round(farm, number, seconds)
+        if crashes:
+            found.append(one)
+            crashed += crashes
+        if len(found) == rounds:
+            time.sleep(_SETTLE_S)  # the last report of the last slice has ended, too
+            return found, crashed, number + 1 - rounds
+    raise TimeoutError(f"neighbours did their worst in {len(found)} of {most} rounds")
+
+
+def times_within(path: Path, rounds: Sequence[Round], seconds: float) -> dict[str, list[Times]]:
+    """The times of each slice, by kind."""
+    numbers = array("d")
+    numbers.frombytes(path.read_bytes())
+    begins, times = numbers[::2], numbers[1::2]
+
+    def within(first: float) -> Times:
+        last = first + seconds
+        return sorted(times[bisect_left(begins, first) : bisect_left(begins, last)], reverse=True)
+
+    return {kind: [within(one[kind]) for one in rounds] for kind in (ALONE, CONTROL, BESIDE)}
+
+
+def p99(slices: Sequence[Times]) -> float:
+    """Of all times of these slices, the one that 99 of 100 do not exceed."""
+    rank = sum(map(len, slices)) // 100
+    return next(islice(merge(*slices, reverse=True), rank, None))
+
+
+def interval(times: Mapping[str, Sequence[Times]], kind: str) -> tuple[float, float]:
+    """Where 95 of 100 ratios to alone lie, had chance picked these rounds otherwise."""
+    rng = random.Random(1)
+    count = len(times[kind])
+    found = []
+    for _ in range(_RESAMPLES):
+        picked = rng.choices(range(count), k=count)
+        above, below = ([times[one][number] for number in picked] for one in (kind, ALONE))
+        found.append(p99(above) / p99(below))
+    found.sort()
+    return found[_RESAMPLES * 25 // 1_000], found[-1 - _RESAMPLES * 25 // 1_000]
 
 
 def main() -> None:
-    """Measure, in turns: other work on the machine is then in both."""
-    rounds, results = int(sys.argv[1]), int(sys.argv[2])
-    alone, beside = [], []
+    """Measure."""
+    rounds, seconds = int(sys.argv[1]), float(sys.argv[2])
     with served_farm() as farm:
         farm.start(8)
-        measure(farm, "warm", results // 10)
-        for number in range(rounds):
-            alone.append(measure(farm, f"alone_{number}", results))
-            begin(farm, number)
-            beside.append(measure(farm, f"beside_{number}", results))
-            end(farm, number)
-    figures = {"alone_ms": median(alone), "beside_ms": median(beside)}
-    tell({**figures, "ratio": figures["beside_ms"] / figures["alone_ms"]})
+        path = farm.folder / "times"
+        farm.submit("good", farm.code("good", GOOD.format(times=str(path))))
+        wait_until(lambda: path.exists() and path.stat().st_size)
+        time.sleep(_WARM_S)
+        measured, crashes, left_out = run_rounds(farm, rounds, seconds)
+        times = times_within(path, measured, seconds)
+    figures: dict[str, float] = {f"{kind}_ms": 1_000 * p99(of) for kind, of in times.items()}
+    for kind, name in ((CONTROL, "control"), (BESIDE, "ratio")):
+        figures[f"{name}_low"], figures[f"{name}_high"] = interval(times, kind)
+        figures[name] = figures[f"{kind}_ms"] / figures["alone_ms"]
+    counts = {f"{kind}_results": sum(map(len, of)) for kind, of in times.items()}
+    tell({**counts, "crashes": crashes, "rounds_left_out": left_out, **figures})
 
 
 if __name__ == "__main__":

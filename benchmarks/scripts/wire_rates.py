@@ -6,7 +6,6 @@ is the time that the server says it used, as it has one thread for all of it.
 
 from __future__ import annotations
 
-import base64
 import sys
 import time
 from collections.abc import Callable
@@ -18,14 +17,16 @@ from redis import Redis
 from tests.simulation.large_experiment import metrics, plan_of
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_scheduler.executors.app import Publisher
+from tunemq_scheduler.executors.redis_line import Command
+from tunemq_scheduler.executors.wire_seals import WireSeals
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.conditions import TO_THE_END
 from tunemq_shared.introductions import BatchHeader
 from tunemq_shared.packing import pack_config
+from tunemq_shared.redis_address import parse_address
 from tunemq_workers.pump import Pump
 from tunemq_workers.pump_messages import Append
-from tunemq_workers.redis_address import parse_address
 
 NODES = 1_250
 KEY = wire.events("e000")
@@ -108,7 +109,13 @@ def assignment() -> str:
         for number in range(8)
     ]
     told = m.Assignment(m.PROTOCOL_VERSION, "node00000.1", 1, 7, tuple(orders), ())
-    return base64.b64encode(m.encode(told)).decode()
+    return WireSeals().mail("node00000.1", m.encode(told))
+
+
+def reply(field: str, value: str) -> Command:
+    """What sets a field of the scheduler's reply to a node."""
+    (command,) = WireSeals().replies([("HSET", wire.reply("node00000.1"), field, value)])
+    return command
 
 
 def measure(redis: Redis, url: str) -> dict[str, object]:
@@ -153,7 +160,7 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
 
     def release(number: int) -> None:
         pipeline = redis.pipeline(transaction=False)
-        pipeline.hset(wire.reply("node00000.1"), wire.journalled(KEY), str(number))
+        pipeline.execute_command(*reply(wire.journalled(KEY), str(number)))
         pipeline.execute_command("XTRIM", KEY, "MINID", "0-1")
         pipeline.execute()
 
@@ -166,7 +173,7 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
         publisher.publish("node00000.1", f"node00000.1/{number}", payload)
         pipeline = redis.pipeline(transaction=False)
         pipeline.expire(wire.queue("node00000.1"), 60)
-        pipeline.hset(wire.reply("node00000.1"), "v", f"1:{number}")
+        pipeline.execute_command(*reply("v", f"1:{number}"))
         pipeline.rpop(wire.queue("node00000.1"))
         pipeline.execute()
 

@@ -11,11 +11,12 @@ import logging
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from tunemq_scheduler.callback import Callback
 from tunemq_scheduler.folders import replace_file
 from tunemq_shared.errors import ConfigError, SearchFailed, StoreError
+from tunemq_shared.undecodable import NO_JSON
 
 STATES_FILE: Final = "callbacks.json"
 #: How often the states are written while a search runs.
@@ -52,9 +53,11 @@ class CallbackStates:
             return
         try:
             with open(self._path, "rb") as file:
-                states: dict[str, dict[str, Any]] = json.load(file)
-        except (OSError, ValueError) as error:
+                states = json.load(file)
+        except (OSError, *NO_JSON) as error:
             raise ConfigError(f"{self._path} cannot be read: {error}.") from error
+        if not isinstance(states, dict):
+            raise ConfigError(f"{self._path} cannot be read: it is no table.")
         for name, callback in self._stateful:
             if name not in states:
                 continue

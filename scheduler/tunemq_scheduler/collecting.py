@@ -12,7 +12,8 @@ from tunemq_shared.errors import StoreError
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import without_settings
 
-#: How long the end of a search waits for removals, and that of one that was interrupted.
+#: How long the end of a search waits for a store that removes nothing, and that of a search which
+#: was interrupted for all removals. A slow store is waited for: who else would remove the rest?
 PATIENCE_S: Final = 10.0
 SHORT_PATIENCE_S: Final = 1.0
 #: How many of those that are left are named.
@@ -36,8 +37,10 @@ def settle_store(
         is_enough: whether that person has lost patience; asked now and then.
     """
     runner, plan = loop.runner, loop.plan
-    patience = SHORT_PATIENCE_S if runner.interrupted else PATIENCE_S
-    left = keeper.finish(min(patience, plan.sync_timeout_s), is_enough)
+    within = (
+        min(SHORT_PATIENCE_S, plan.sync_timeout_s) if runner.interrupted else plan.sync_timeout_s
+    )
+    left = keeper.finish(within, is_enough, without_success=PATIENCE_S)
     for text in keeper.news():
         tell(text)
     place = without_settings(plan.store_address)

@@ -63,6 +63,31 @@ def results_folder(storage_path: str | os.PathLike[str] | None) -> str:
     return canonical_address(chosen)
 
 
+def farm_results_folder(results: str | None, store: str | None) -> str:
+    """Where a farm's experiments go: into the store, where that is a folder of all machines.
+
+    Args:
+        results: the folder that was given, if one was.
+        store: the store that was given, if one was.
+
+    Raises:
+        ConfigError: the one is no folder of this machine, or the other is another folder.
+    """
+    if results is not None and is_remote(results):
+        raise ConfigError(
+            f"--results {results} is no folder of this machine; what all machines reach is --store."
+        )
+    if store is None or is_remote(store):
+        return results_folder(results)
+    shared = canonical_address(store)
+    if results is not None and canonical_address(results) != shared:
+        raise ConfigError(
+            f"--store {store} is a folder, into which results go, too, and --results {results} is"
+            " another one; leave one of them out."
+        )
+    return shared
+
+
 def make_experiment_folder(
     storage: str, name: str, *, is_new: bool, is_taken: Callable[[str], bool] = lambda _name: False
 ) -> str:

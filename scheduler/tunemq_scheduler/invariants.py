@@ -19,7 +19,7 @@ their ends. I9 is about Redis.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, get_args
 
 import msgspec
 
@@ -34,6 +34,7 @@ from tunemq_shared.errors import InvariantBroken
 Said = Callable[[str, int], m.Event | None]
 
 _SLACK = 1e-6
+_NODE_EVENTS = frozenset(get_args(m.NodeEvent))
 
 
 class Store(Protocol):
@@ -144,32 +145,32 @@ class Auditor:
             self._broken("I8", None, "the journal gives another state than that of its runner")
 
     def _heard(self, event: m.Event) -> None:
-        if isinstance(event, m.BatchRead):
-            accepted = self._accepted.get(event.incarnation, 0)
-            if self._batch is not None:
-                self._broken("I2", None, f"{event} comes within the batch {self._batch}")
-            if event.first != accepted + 1:
-                self._broken("I2", None, f"{event} is accepted, {accepted} was the last event")
-            self._accepted[event.incarnation] = event.last
-            self._batch = (event.incarnation, event.first, event.last)
-        elif isinstance(event, m.NodeEvent):
-            self._next_of_batch(event)
-        elif isinstance(event, m.ConfigSuggested):
-            if event.trial in self._books or event.n != len(self._books):
-                self._broken("I1", event.trial, f"it is suggested as number {event.n}")
-            self._books[event.trial] = _Book()
-        if isinstance(event, m.CheckpointWritten):
+        if self._batch is not None and type(event) in _NODE_EVENTS:
+            self._next_of_batch(event, self._batch)
+        if type(event) is m.BatchRead:
+            self._batch_read(event)
+        elif type(event) is m.CheckpointWritten:
             book = self._books[event.trial]
             if event.epoch == book.epoch:
                 book.written.add(event.key)
+        elif type(event) is m.ConfigSuggested:
+            if event.trial in self._books or event.n != len(self._books):
+                self._broken("I1", event.trial, f"it is suggested as number {event.n}")
+            self._books[event.trial] = _Book()
 
-    def _next_of_batch(self, event: m.NodeEvent) -> None:
-        if self._batch is None:
-            return
-        incarnation, number, last = self._batch
+    def _batch_read(self, event: m.BatchRead) -> None:
+        accepted = self._accepted.get(event.incarnation, 0)
+        if self._batch is not None:
+            self._broken("I2", None, f"{event} comes within the batch {self._batch}")
+        if event.first != accepted + 1:
+            self._broken("I2", None, f"{event} is accepted, {accepted} was the last event")
+        self._accepted[event.incarnation] = event.last
+        self._batch = (event.incarnation, event.first, event.last)
+
+    def _next_of_batch(self, event: m.Event, batch: tuple[str, int, int]) -> None:
+        incarnation, number, last = batch
         self._batch = (incarnation, number + 1, last) if number < last else None
-        if self._said is not None and self._said(incarnation, number) != event:
-            stated = self._said(incarnation, number)
+        if self._said is not None and (stated := self._said(incarnation, number)) != event:
             self._broken("I2", None, f"{incarnation}'s event {number} is {stated}, not {event}")
 
     def _resumed(self) -> None:

@@ -447,8 +447,9 @@ class ExperimentLoop:
         self._take(event, self.algorithms.added(view))
 
     def _place_waiting(self) -> None:
-        while waiting := Offered(map(self._followed, self.runner.waiting())):
-            chosen = self.algorithms.choose(waiting)
+        while self.runner.has_waiting():
+            waiting = Offered(map(self._followed, self.runner.waiting()))
+            chosen = self.algorithms.choose(waiting) if waiting else None
             if chosen is None:
                 return
             self._take(m.TrialChosen(chosen.trial_id))

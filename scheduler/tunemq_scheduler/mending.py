@@ -24,6 +24,7 @@ from tunemq_scheduler.trial_view import TrialView
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError
 from tunemq_shared.results import TRAINING_ITERATION
+from tunemq_shared.undecodable import NO_JSON
 
 #: The last result is looked for in so many bytes at the end of a file, then in all of it.
 _TAIL_BYTES: Final = 2**16
@@ -166,5 +167,5 @@ def _step_in(lines: list[bytes], header: bytes, path: str) -> int:
         if lines[-1] == header.rstrip(b"\n"):
             return 0
         return int(next(csv.reader([lines[-1].decode()]))[names.index(TRAINING_ITERATION)])
-    except (ValueError, KeyError, IndexError) as error:
+    except (*NO_JSON, csv.Error, LookupError, TypeError, OverflowError) as error:
         raise StoreError(f"the last line of {path} is no result: {error}.") from error

@@ -76,9 +76,10 @@ class Outcome(msgspec.Struct):
     def note_turn(self, entries: Iterable[m.Entry], commands: Iterable[c.Command]) -> None:
         """Take in a turn of the journal, and what it orders."""
         for entry in entries:
-            if isinstance(entry.event, m.ConfigSuggested):
+            if type(entry.event) is m.ConfigSuggested:
                 self.suggestions.append((entry.event.trial, entry.event.config))
-            self.note(entry.answers, ())
+            if entry.answers:
+                self.note(entry.answers, ())
         self.note((), commands)
 
     def note(self, entry_answers: Iterable[m.Answer], commands: Iterable[c.Command]) -> None:

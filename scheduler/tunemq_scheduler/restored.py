@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, Final
 
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.checkpoint_folders import CheckpointForm, read_notes
-from tunemq_shared.manifest import FILES, MANIFEST, CheckpointInfo
+from tunemq_shared.manifest import FILES, MANIFEST, CheckpointInfo, parse_manifest
 from tunemq_shared.messages import CheckpointRef
 from tunemq_shared.results import TRAINING_ITERATION
 from tunemq_shared.store import Store
@@ -42,6 +41,5 @@ def _state_in(folder: str) -> dict[str, Any]:
     beside = os.path.join(os.path.dirname(folder), MANIFEST)
     if os.path.basename(folder) == FILES and os.path.isfile(beside):
         with open(beside, "rb") as file:
-            state: dict[str, Any] = json.load(file)["state"]
-        return state
+            return parse_manifest(folder, file.read()).state
     return read_notes(folder)

@@ -28,6 +28,7 @@ from tunemq_scheduler.trial_results import TrialResults
 from tunemq_shared.attached import attached_to
 from tunemq_shared.code import trainable_name
 from tunemq_shared.errors import ConfigError, JournalError, StoreError
+from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.messages import BlobRef, Environment
 from tunemq_shared.object_store import MissingObject, ObjectStore
 from tunemq_shared.store_address import canonical_address, is_remote, without_settings
@@ -270,7 +271,7 @@ def _bring_files(objects: ObjectStore, folder: Path) -> None:
         parts = found.key.split("/")
         if parts[0] == FILE_NAME or any(part.startswith(_CHECKPOINT) for part in parts):
             continue
-        if any(part in {"", ".", ".."} for part in parts):
+        if not is_safe_name(found.key):
             raise StoreError(f"the store has an object of the name {found.key!r}.")
         path = folder.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from tunemq_scheduler.loggers.encoding import is_finite, is_number
 from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, RESULT_JSON
 from tunemq_shared.conditions import lookup
 from tunemq_shared.errors import ConfigError, MetricError, TuneError
+from tunemq_shared.undecodable import NO_JSON, UNDECODABLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +66,7 @@ class Result:
         try:
             with open(os.path.join(folder, PARAMS_JSON), "rb") as file:
                 config = json.load(file)
-        except (OSError, ValueError) as error:
+        except (OSError, *NO_JSON) as error:
             raise ConfigError(
                 f"{folder} is not a trial's folder: {PARAMS_JSON} cannot be read ({error})."
             ) from error
@@ -171,10 +172,10 @@ def need_pandas(who: str) -> Any:
 def _read(line: bytes) -> dict[str, Any] | None:
     try:
         read = _decode(line)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         try:
             read = json.loads(line)  # NaN and infinities
-        except ValueError:
+        except NO_JSON:
             return None
     return read if isinstance(read, dict) else None
 

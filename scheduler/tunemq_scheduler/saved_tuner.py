@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import pickle
 import sys
 from typing import Any, Final
 
@@ -18,6 +17,8 @@ import msgspec
 from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_shared.errors import ConfigError, StoreError
 from tunemq_shared.failpoints import failpoint
+from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_shared.unpickling import unpickle
 
 TUNER_FILE: Final = "tuner.pkl"
 _VERSION: Final = 1
@@ -61,7 +62,7 @@ class SavedTuner(msgspec.Struct, kw_only=True):
                 f"not kept; give it again: Tuner.restore(..., {name}=...)."
             )
         try:
-            return pickle.loads(part.pickled)
+            return unpickle(part.pickled)
         except Exception as error:
             # Whatever the user's own classes raise: told, with what helps.
             raise ConfigError(
@@ -134,7 +135,7 @@ def read_tuner(folder: str) -> SavedTuner:
                     f"{_named(what, ours)}; restore the experiment with what it was run with."
                 )
         return msgspec.convert(found, SavedTuner)
-    except (msgspec.MsgspecError, KeyError, TypeError) as error:
+    except (*UNDECODABLE, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged: {error}.") from error
 
 

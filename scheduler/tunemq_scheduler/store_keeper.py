@@ -49,6 +49,8 @@ class StoreKeeper:
         self._orders: deque[Removal] = deque()
         self._news: list[str] = []
         self._pause_s = 0.0
+        #: How many orders were carried out.
+        self._removed = 0
         self._has_told = False
         self._is_ending = False
         self._in_haste = False
@@ -69,19 +71,30 @@ class StoreKeeper:
             news, self._news = self._news, []
         return news
 
-    def finish(self, within: float, is_enough: Callable[[], bool] = lambda: False) -> list[str]:
+    def finish(
+        self,
+        within: float,
+        is_enough: Callable[[], bool] = lambda: False,
+        *,
+        without_success: float | None = None,
+    ) -> list[str]:
         """Wait until all is removed, and end; returns the keys of what is left.
 
         Args:
             within: seconds at most.
             is_enough: asked now and then; where it says yes, nothing is waited for any longer.
+            without_success: seconds at most in which nothing is removed; None: as ``within``.
         """
         deadline = time.monotonic() + within
+        patience_s = within if without_success is None else without_success
         with self._changed:
             self._in_haste = True  # whatever waits before its next try is tried now
             self._changed.notify_all()
-            while self._orders and time.monotonic() < deadline and not is_enough():
+            removed, due = self._removed, time.monotonic() + patience_s
+            while self._orders and time.monotonic() < min(deadline, due) and not is_enough():
                 self._changed.wait(_LOOK_S)
+                if self._removed != removed:
+                    removed, due = self._removed, time.monotonic() + patience_s
             self._is_ending = True
             self._changed.notify_all()
         if self._thread is not None:
@@ -132,6 +145,7 @@ class StoreKeeper:
     def _succeeded(self, removal: Removal) -> None:
         with self._changed:
             self._pause_s = 0.0
+            self._removed += 1
             self._orders.remove(removal)
             self._has_told = self._has_told and bool(self._orders)
             self._changed.notify_all()

@@ -204,6 +204,7 @@ class NodeRow(Answer, frozen=True, kw_only=True):
         trials: how many it hosts.
         version: of TuneMQ there.
         since: when this incarnation introduced itself.
+        refused: how many messages it refused, because they were not what its scheduler said.
     """
 
     node: str
@@ -216,12 +217,46 @@ class NodeRow(Answer, frozen=True, kw_only=True):
     trials: int = 0
     version: str = ""
     since: float = 0.0
+    refused: int = 0
+
+
+class RefusedRow(Answer, frozen=True, kw_only=True):
+    """How many messages of a kind were refused, for a reason; see `refusals.Refused`.
+
+    Attributes:
+        node: who refused them; empty for the scheduler.
+    """
+
+    node: str = ""
+    kind: str
+    reason: str
+    times: int
 
 
 class NodeList(Answer, frozen=True, kw_only=True):
-    """Answers `ListNodes`."""
+    """Answers `ListNodes`.
+
+    Attributes:
+        refused: what the scheduler and its nodes did not believe, since each began.
+    """
 
     nodes: tuple[NodeRow, ...]
+    refused: tuple[RefusedRow, ...] = ()
+
+
+class FarmDescription(Answer, frozen=True, kw_only=True):
+    """Answers `DescribeFarm`.
+
+    Attributes:
+        store: where blobs go, as its address is for everybody.
+        scheduler: who it is, for people.
+        python, cloudpickle: of the scheduler, for what is pickled.
+    """
+
+    store: str
+    scheduler: str
+    python: str = ""
+    cloudpickle: str = ""
 
 
 _NOTHING: Final = msgspec.Raw(b"\xc0")  # msgpack's nil
@@ -253,19 +288,14 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FarmAnnouncement(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in `wire.FARM`, as JSON: what submitters need to know of the farm.
+    """What stands in `wire.FARM`, as JSON: that somebody takes requests, and of which version.
+
+    It is not sealed, since it says nothing on which anybody acts but to ask.
 
     Attributes:
         term: of the scheduler that wrote it.
-        store: where blobs go, as its address is for everybody.
-        scheduler: who it is, for people.
-        python, cloudpickle: of the scheduler, for what is pickled.
     """
 
     version: int = REQUESTS_VERSION
     tunemq: str
     term: int
-    store: str
-    scheduler: str
-    python: str = ""
-    cloudpickle: str = ""

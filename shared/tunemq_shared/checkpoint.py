@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from tunemq_shared.errors import CheckpointError
-from tunemq_shared.pickling import Unpicklable, dump, load_pickled
+from tunemq_shared.pickling import Unpicklable, dump
+from tunemq_shared.undecodable import NO_JSON
+from tunemq_shared.unpickling import load_pickled
 
 #: The one file of a checkpoint made from a dict.
 DICT_FILE: Final = "checkpoint_dict.pkl"
@@ -133,7 +135,7 @@ class Checkpoint:
             found = json.loads(file.read_bytes())
         except FileNotFoundError:
             return {}
-        except ValueError as error:
+        except NO_JSON as error:
             raise CheckpointError(f"{file} is not JSON: {error}.") from error
         if not isinstance(found, dict):
             raise CheckpointError(f"{file} does not hold a JSON object.")

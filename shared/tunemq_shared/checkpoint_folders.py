@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.errors import CheckpointError
+from tunemq_shared.undecodable import NO_JSON
 
 _MARK: Final = ".is_checkpoint"
 _NULL_MARK: Final = ".null_marker"
@@ -128,7 +129,7 @@ def read_notes(folder: str) -> dict[str, Any]:
             notes = json.load(file)
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except NO_JSON as error:
         raise CheckpointError(f"{os.path.join(folder, _NOTES)} is damaged: {error}.") from error
     if not isinstance(notes, dict):
         raise CheckpointError(f"{os.path.join(folder, _NOTES)} is damaged: not a table.")

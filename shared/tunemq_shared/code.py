@@ -25,10 +25,10 @@ from tunemq_shared.pickling import (
     Unpicklable,
     blame,
     dump,
-    load_pickled,
     parts_of,
     pickled_size,
 )
+from tunemq_shared.unpickling import load_pickled
 
 #: Above this many bytes a trainable is probably carrying data along without meaning to.
 LARGE_TRAINABLE: Final = 50 * 2**20
@@ -91,7 +91,9 @@ def modules_of(pickled: bytes | memoryview) -> tuple[str, ...]:
     """
     installed: set[str] = set()
     seen: set[str] = set()
-    waiting = list(_modules_named(pickled))
+    waiting: list[str] = []
+    with contextlib.suppress(ValueError):  # a damaged one: nobody will load it
+        waiting += _modules_named(pickled)
     while waiting:
         name = waiting.pop()
         if name in seen:

@@ -32,6 +32,8 @@ from tunemq_shared.object_client import Unfinished, UploadForgotten
 from tunemq_shared.object_store import MissingObject, ObjectInfo
 from tunemq_shared.parts import Body
 from tunemq_shared.retrying import StoreUnavailable
+from tunemq_shared.trusted_certificates import why_not_trusted
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: What of TLS another try will not mend.
 _NO_TRUST: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
@@ -93,11 +95,8 @@ class HttpClient:
                 address, connect_s=connect_s, read_s=read_s, at_once=at_once
             )
         except OSError as error:  # ssl's is one
-            what = error.strerror if not isinstance(error, ssl.SSLError) else "no certificate in it"
-            raise ConfigError(
-                f"the storage {address.place}: the file {address.ca_file!r} with the certificates "
-                f"to trust cannot be used: {what}; correct ca_file."
-            ) from None
+            why = why_not_trusted(address.ca_file, error)
+            raise ConfigError(f"the storage {address.place}: {why}; correct ca_file.") from None
 
     def put(self, name: str, data: bytes | Body, doing: str) -> None:
         """See `ObjectClient.put`."""
@@ -225,7 +224,7 @@ class HttpClient:
             raise http_errors.unreachable(address, doing, str(error)) from error
         except OSError as error:
             raise http_errors.unreachable(address, doing, str(error)) from error
-        except (NoHttp, ValueError) as error:
+        except (NoHttp, ValueError, RecursionError) as error:
             raise http_errors.no_store(address, doing, repr(error)) from error
 
     def _check(self, response: Response, doing: str) -> None:
@@ -245,7 +244,7 @@ class HttpClient:
             return
         try:
             problem = msgspec.json.decode(response.read(MAX_ANSWER), type=Problem)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             problem = Problem(Code.FAILED, f"HTTP status {status}")
         raise http_errors.refused(self._address, doing, status, problem)
 

@@ -43,6 +43,8 @@ class Code(StrEnum):
     WRONG_TOKEN = "WrongToken"  # noqa: S105  not one
     TAKEN = "Taken"
     BAD_REQUEST = "BadRequest"
+    WRONG_HOST = "WrongHost"
+    FROM_PAGE = "FromPage"
     FAILED = "Failed"
 
 

@@ -12,7 +12,9 @@ class NodeHello(Message, frozen=True):
 
     ``gpus``: those that it offers, where it knows them one by one. ``withheld``: of these, the
     UUIDs of all on which nothing may begin now, and why, for people. A node says hello again
-    whenever that changes.
+    whenever that changes; ``number`` grows with each change. ``began`` is the Unix time of its
+    start there: an incarnation takes the place of none of its node that began later. So nobody can
+    use a hello of yesterday.
     """
 
     protocol: int
@@ -26,6 +28,8 @@ class NodeHello(Message, frozen=True):
     cloudpickle: str
     gpus: tuple[Gpu, ...] = ()
     withheld: dict[str, str] = msgspec.field(default_factory=dict)
+    began: float = 0.0
+    number: int = 0
 
 
 class BatchHeader(Message, frozen=True):

@@ -48,10 +48,13 @@ class ObjectStore(ABC):
     address: str
 
     @abstractmethod
-    def probe(self) -> None:
+    def probe(self, *, is_read_only: bool = False) -> None:
         """Return, within seconds, if objects can be written, read, listed and removed there.
 
         A missing bucket is made if the address says so.
+
+        Args:
+            is_read_only: listing is all that is tried, for whoever has no more rights.
 
         Raises:
             StoreError: they cannot; says why, and what to do about it.

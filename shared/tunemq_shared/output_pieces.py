@@ -14,7 +14,7 @@ class OutputPiece(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of a trial's output; ``name`` is ``stdout`` or ``stderr``, ``folder`` the trial's name.
 
     They stand at ``offset`` in the file of this ``epoch`` on its node; what is missing before that
-    was left out.
+    was left out. ``round`` grows each time that the file was shortened there, and begins anew.
     """
 
     trial: str
@@ -23,6 +23,7 @@ class OutputPiece(msgspec.Struct, frozen=True, array_like=True):
     name: str
     offset: int
     data: bytes
+    round: int = 0
 
 
 encode = msgspec.msgpack.Encoder().encode

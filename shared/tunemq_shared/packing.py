@@ -15,7 +15,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tunemq_shared.errors import ConfigError, WireError
-from tunemq_shared.pickling import Unpicklable, dump, load_pickled
+from tunemq_shared.pickling import Unpicklable, dump
+from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_shared.unpickling import load_pickled
 
 #: The msgpack extension type of a pickled value.
 PICKLED: Final = 1
@@ -87,7 +89,7 @@ def peek_config(packed: bytes) -> dict[str, Any]:
 def _decode(packed: bytes, extension: Callable[[int, memoryview], Any]) -> dict[str, Any]:
     try:
         config = msgspec.msgpack.decode(packed, ext_hook=extension)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise WireError(f"a packed configuration cannot be read: {error}.") from error
     if not isinstance(config, dict):
         raise WireError(f"a packed configuration holds {type(config).__qualname__}, not a dict.")

@@ -19,7 +19,8 @@ from tunemq_shared.blobs import BlobFolder, check_blob
 from tunemq_shared.code import modules_of
 from tunemq_shared.errors import StoreError, TrainableError
 from tunemq_shared.messages import BlobRef
-from tunemq_shared.pickling import Part, Unpicklable, blame, dump_out_of_band, load_pickled
+from tunemq_shared.pickling import Part, Unpicklable, blame, dump_out_of_band
+from tunemq_shared.unpickling import load_pickled
 
 _MAGIC: Final = b"TMQPAR01"
 #: Buffers of a page or more begin on one; smaller ones where vector instructions like them.
@@ -89,10 +90,12 @@ def modules_of_parameters(ref: BlobRef) -> tuple[str, ...]:
 
 def _mapped(ref: BlobRef) -> tuple[_Index, memoryview]:
     """The index, and all that lies behind it."""
-    with check_blob(ref).open("rb") as file:
-        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     start = len(_MAGIC) + 8
-    if len(mapped) < start or mapped[: len(_MAGIC)].tobytes() != _MAGIC:
+    with check_blob(ref).open("rb") as file:
+        if ref.size < start:  # an empty one could not be mapped, either
+            raise StoreError(f"the blob {ref.path} does not hold parameters.")
+        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if mapped[: len(_MAGIC)].tobytes() != _MAGIC:
         raise StoreError(f"the blob {ref.path} does not hold parameters.")
     end = start + int.from_bytes(mapped[len(_MAGIC) : start], "big")
     try:

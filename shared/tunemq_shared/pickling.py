@@ -15,7 +15,7 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from tunemq_shared.errors import TrainableError, TuneError
+from tunemq_shared.errors import TuneError
 
 _NOT_PARTS = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl"}
 
@@ -97,26 +97,6 @@ def _sharing_pickler() -> Any:
             return super().reducer_override(obj)
 
     return SharingPickler
-
-
-def load_pickled(
-    pickled: bytes | memoryview, subject: str, buffers: Iterable[memoryview] = ()
-) -> Any:
-    """What was pickled by `dump` or `dump_out_of_band`; runs code of the experiment.
-
-    Where the bytes come from must have been checked before. ``subject`` begins the error's
-    sentence.
-
-    Raises:
-        TrainableError: something that it refers to cannot be imported here.
-    """
-    try:
-        return pickle.loads(pickled, buffers=buffers)
-    except (ImportError, AttributeError) as error:
-        raise TrainableError(
-            f"{subject} cannot be loaded on this worker: {error}; install what is missing in the "
-            "worker's environment, or define it in the script itself."
-        ) from error
 
 
 def pickled_size(value: Any) -> int:

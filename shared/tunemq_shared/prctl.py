@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import resource
 import signal
 from typing import Final
 
@@ -48,6 +49,15 @@ def keep_memory_private(private: bool = True) -> None:
     Children that are forked are as private as this process; an exec ends it.
     """
     _prctl(_PR_SET_DUMPABLE, int(not private))
+
+
+def leave_no_core_file() -> None:
+    """If this process crashes, or one that it starts, nothing of its memory is written to a disk.
+
+    For those that hold keys and do not `keep_memory_private`.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
 
 
 def is_memory_private() -> bool:

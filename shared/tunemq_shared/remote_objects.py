@@ -29,6 +29,8 @@ READ_S: Final = 30.0
 #: Seconds that `RemoteObjects.probe` may take with all retries, and for one answer.
 PROBE_S: Final = 5.0
 PROBE_ANSWER_S: Final = 3.0
+#: What the names of objects begin with that are written only to see whether they can be.
+PROBE: Final = ".tunemq-probe-"
 #: So many parts of a file go up or down at a time.
 PARALLEL: Final = 3
 #: So many connections are kept for the next request, of however many transfers.
@@ -55,15 +57,19 @@ class RemoteObjects(ObjectStore):
         self._connect = connect
         self._client = connect(CONNECT_S, READ_S)
 
-    def probe(self) -> None:
+    def probe(self, *, is_read_only: bool = False) -> None:
         """See `ObjectStore.probe`."""
         client, cancel = self._connect(PROBE_ANSWER_S, PROBE_ANSWER_S), Cancel(PROBE_S)
+
+        def attempt() -> None:
+            self._try_out(client, is_read_only=is_read_only)
+
         try:
-            retried(lambda: self._try_out(client), cancel)
+            retried(attempt, cancel)
         except Refused as error:
             if not self._prepare(error, client, cancel):
                 raise
-            retried(lambda: self._try_out(client), cancel)
+            retried(attempt, cancel)
         finally:
             client.close()
 
@@ -72,9 +78,11 @@ class RemoteObjects(ObjectStore):
         del refusal, client, cancel
         return False
 
-    def _try_out(self, client: ObjectClient) -> None:
-        name = self._name(f".tunemq-probe-{os.urandom(6).hex()}")
+    def _try_out(self, client: ObjectClient, *, is_read_only: bool) -> None:
+        name = self._name(f"{PROBE}{os.urandom(6).hex()}")
         next(client.listed(name), None)
+        if is_read_only:
+            return
         client.put(name, b"probe", "it cannot be written")
         with client.get(name, "it cannot be read") as answer:
             b"".join(answer.blocks())

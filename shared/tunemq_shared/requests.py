@@ -1,8 +1,9 @@
 """What a farm's users ask of its scheduler: one struct for each kind of request.
 
 A request travels as an entry of the stream `wire.REQUESTS`: the version, an id that the client
-made, who asks, the kind (the struct's tag), and the struct as msgpack. Fields of a later version
-are ignored, so that a small addition needs no new version.
+made, who asks, the kind (the struct's tag), when it was sent, and the struct as msgpack, sealed
+with all of these as its context (`tunemq_shared.request_seals`). Fields of a later version are
+ignored, so that a small addition needs no new version.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from tunemq_shared.node_orders import BlobRef
 
 #: Of requests and of their answers; a difference is refused, both versions named.
-REQUESTS_VERSION: Final = 1
+REQUESTS_VERSION: Final = 2
 #: So many bytes has a request at most; what is larger is a blob.
 MAX_REQUEST_BYTES: Final = 2**20
 #: So many bytes of a log are in one answer at most.
@@ -165,6 +166,10 @@ class AskWhy(Request, frozen=True, kw_only=True, tag="why"):
     trial: str = ""
 
 
+class DescribeFarm(Request, frozen=True, kw_only=True, tag="farm"):
+    """What does one have to know who submits to this farm?"""
+
+
 class ListNodes(Request, frozen=True, kw_only=True, tag="nodes"):
     """Which nodes are there?"""
 
@@ -187,6 +192,6 @@ class Retire(Request, frozen=True, kw_only=True, tag="retire"):
     node: str
 
 
-Reading = ListExperiments | ShowExperiment | ReadLog | AskWhy | ListNodes
+Reading = ListExperiments | ShowExperiment | ReadLog | AskWhy | ListNodes | DescribeFarm
 Changing = Submit | Stop | Pause | Resume | Retry | Remove | Drain | ResumeNode | Retire
 AnyRequest = Reading | Changing

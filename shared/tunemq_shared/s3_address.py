@@ -3,7 +3,9 @@
     s3://bucket/prefix?endpoint=http://host:9000&region=us-east-1&path_style=true&ca_file=/ca.pem
 
 What is not in the address is taken from the environment. Keys are never in an address: an address
-is written into journals, logs and messages.
+is written into journals, logs and messages, so that it means the same to all of a farm. A machine
+that has to go another way to that server, such as a port that is forwarded, says so in
+``TUNEMQ_S3_REACHED_AT``, which is in no address.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import msgspec
 
 from tunemq_shared.errors import ConfigError, StoreError
 from tunemq_shared.manifest import is_safe_name
+from tunemq_shared.trusted_certificates import why_not_trusted
 
 SCHEME: Final = "s3://"
 
@@ -41,9 +44,16 @@ _BUCKET: Final = re.compile(
     r"(?=.{3,63}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 )
 _IP: Final = re.compile(r"\d+\.\d+\.\d+\.\d+")
+#: What servers are shipped with, or what their first pages tell one to type in.
+DEFAULT_KEYS: Final = (
+    ("minioadmin", "minioadmin"),
+    ("minio", "minio123"),
+    ("rustfsadmin", "rustfsadmin"),
+)
 _FLAGS: Final = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 _ENDPOINT_VARIABLES: Final = ("TUNEMQ_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_REACHED_AT_VARIABLE: Final = "TUNEMQ_S3_REACHED_AT"
 _REGION_VARIABLES: Final = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _CA_VARIABLES: Final = ("AWS_CA_BUNDLE", "SSL_CERT_FILE")
 _KEY_VARIABLES: Final = (
@@ -124,16 +134,28 @@ def parse_address(text: str, environ: Mapping[str, str]) -> S3Address:
         )
     given = _settings(place, parts.query)
     endpoint = _endpoint(place, given, environ)
-    is_aws = urlsplit(endpoint).netloc.endswith(("amazonaws.com", "amazonaws.com.cn"))
     return S3Address(
         bucket=bucket,
         prefix=prefix,
         endpoint=endpoint,
         region=given.get("region") or _first(environ, _REGION_VARIABLES) or "us-east-1",
-        path_style=_flag(place, given, "path_style", default=not is_aws),
+        path_style=_flag(place, given, "path_style", default=not is_amazon(endpoint)),
         ca_file=given.get("ca_file", ""),
         create_bucket=_flag(place, given, "create_bucket", default=False),
     )
+
+
+def as_reached_from_here(address: S3Address, environ: Mapping[str, str]) -> S3Address:
+    """The address to connect to, which may be another than that which is known everywhere.
+
+    Raises:
+        ConfigError: ``TUNEMQ_S3_REACHED_AT`` cannot be used.
+    """
+    text = environ.get(_REACHED_AT_VARIABLE, "")
+    if not text:
+        return address
+    place = f"{address.place} at ${_REACHED_AT_VARIABLE}"
+    return msgspec.structs.replace(address, endpoint=_endpoint(place, {"endpoint": text}, {}))
 
 
 def find_ca_file(address: S3Address, environ: Mapping[str, str]) -> str:
@@ -151,12 +173,25 @@ def find_ca_file(address: S3Address, environ: Mapping[str, str]) -> str:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
         except OSError as error:  # ssl's is one
-            what = error.strerror if not isinstance(error, ssl.SSLError) else "no certificate in it"
+            why = why_not_trusted(file, error)
             raise ConfigError(
-                f"the storage {address.place}: the file {file!r} with the certificates to trust "
-                f"cannot be used: {what}; correct ca_file, or {' or '.join(_CA_VARIABLES)}."
+                f"the storage {address.place}: {why}; correct ca_file, or "
+                f"{' or '.join(_CA_VARIABLES)}."
             ) from None
     return file
+
+
+def is_amazon(endpoint: str) -> bool:
+    """Whether the server is Amazon's own."""
+    return urlsplit(endpoint).netloc.endswith(("amazonaws.com", "amazonaws.com.cn"))
+
+
+def are_default_keys(environ: Mapping[str, str]) -> bool:
+    """Whether the keys that `find_keys` finds are such that everybody knows; False for none."""
+    try:
+        return find_keys(environ)[:2] in DEFAULT_KEYS
+    except StoreError:
+        return False
 
 
 def find_keys(environ: Mapping[str, str]) -> Keys:

@@ -89,6 +89,15 @@ class S3Client(Minio):
         )
         self._base_url.virtual_style_flag = not address.path_style
 
+    def url(self, name: str = "") -> str:
+        """Where requests about an object go, or about the bucket: its host depends on both."""
+        with self._asking("it has no address"):
+            region = self._get_region(self._bucket)
+            built = self._base_url.build(
+                method="GET", region=region, bucket_name=self._bucket, object_name=name or None
+            )
+        return built.geturl()
+
     def create(self) -> None:
         """Make the bucket."""
         with self._asking("the bucket cannot be made"):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tunemq_shared.attached import Parameters, attach, attached_to
-from tunemq_shared.blobs import BlobFolder, read_blob
+from tunemq_shared.blobs import BlobFolder, is_blob_name, read_blob
 from tunemq_shared.code import load_trainable, modules_of, pickle_trainable
 from tunemq_shared.errors import StoreError, TrainableError
 from tunemq_shared.messages import BlobRef
@@ -25,6 +25,7 @@ from tunemq_shared.parameter_blob import (
     modules_of_parameters,
     write_parameters,
 )
+from tunemq_shared.undecodable import UNDECODABLE
 
 _VERSION: Final = 1
 
@@ -136,7 +137,7 @@ def preload_of(ref: BlobRef) -> tuple[str, ...]:
 def _opened(ref: BlobRef) -> _Shipment:
     try:
         shipment = _decode(read_blob(ref))
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise StoreError(f"the blob {ref.path} does not hold a trainable: {error}.") from error
     if shipment.version != _VERSION:
         raise TrainableError(
@@ -144,6 +145,8 @@ def _opened(ref: BlobRef) -> _Shipment:
         )
     parameters = shipment.parameters
     if parameters is not None:
+        if not is_blob_name(parameters.sha256):
+            raise StoreError(f"the blob {ref.path} names parameters that are no blob.")
         beside = str(Path(ref.path).with_name(parameters.sha256))
         parameters = msgspec.structs.replace(parameters, path=beside)
     return msgspec.structs.replace(shipment, parameters=parameters)

@@ -13,7 +13,7 @@ from tunemq_shared.errors import ConfigError
 from tunemq_shared.http_address import parse_http_address
 from tunemq_shared.local_store import LocalStore
 from tunemq_shared.object_store import ObjectStore
-from tunemq_shared.s3_address import parse_address
+from tunemq_shared.s3_address import as_reached_from_here, parse_address
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import canonical_address, is_http, is_remote, join
 
@@ -59,7 +59,8 @@ def open_objects(address: str) -> ObjectStore:
         )
     from tunemq_shared.s3_objects import S3Objects
 
-    return S3Objects(parse_address(address, os.environ), os.environ)
+    known = parse_address(address, os.environ)
+    return S3Objects(as_reached_from_here(known, os.environ), os.environ)
 
 
 def import_client(address: str) -> None:

@@ -21,13 +21,29 @@ class GpuVitals(Message, frozen=True):
     foreign: str = ""
 
 
+class NodeAbout(Message, frozen=True):
+    """Who a node is, for those who look at all nodes there are: also at one that is refused.
+
+    ``python`` is its version, ``libraries`` those that are installed there, by name. ``gpus`` are
+    the UUIDs of those that it offers.
+    """
+
+    node: str
+    hostname: str
+    python: str
+    libraries: dict[str, str]
+    gpus: tuple[str, ...] = ()
+
+
 class NodeVitals(Message, frozen=True):
     """How a node's machine is; None where it does not say.
 
-    ``version`` is of TuneMQ there. ``load`` is the average of the last minute, ``memory_free`` and
-    ``disk_free`` (where its working folder is) in bytes. ``hosts`` are processes of trials,
-    ``outbox`` the bytes that it has said and nobody has journalled yet, ``cache`` those of its
-    copies of checkpoints.
+    ``version`` is of TuneMQ there. ``load`` is the average of the last minute, ``memory_free``,
+    ``disk_free`` and ``disk_size`` (where its working folder is) in bytes. ``hosts`` are processes
+    of trials, ``outbox`` the bytes that it has said and nobody has journalled yet, ``cache`` those
+    of its copies of checkpoints. ``clock`` is the Unix time there when it said this. ``refused``:
+    how many messages it refused, by kind and reason with a colon between; ``number`` grows with
+    each time that it says how it is.
     """
 
     version: str = ""
@@ -38,6 +54,11 @@ class NodeVitals(Message, frozen=True):
     outbox: int = 0
     cache: int = 0
     gpus: tuple[GpuVitals, ...] = ()
+    disk_size: float | None = None
+    clock: float | None = None
+    about: NodeAbout | None = None
+    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    number: int = 0
 
 
 decode_vitals = msgspec.msgpack.Decoder(NodeVitals).decode

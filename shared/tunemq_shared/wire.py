@@ -1,5 +1,9 @@
 """Names of everything of ours in Redis, in one place, so that nothing there is without an owner.
 
+What scheduler and nodes say to each other is sealed (`tunemq_shared.seals`): mail, each field of a
+reply, leases, vitals, hellos and goodbyes, the headers of batches (with their events) and pieces of
+output. All else is of no use to who may forge it, but to hold the farm up.
+
 tunemq:generation     random, with the run of Redis that it was made in; gone or changed: the wire
                       was reset (scheduler sets it)
 tunemq:nodes          stream: NodeHello of every incarnation, and its goodbye when it ends in peace
@@ -14,12 +18,15 @@ tunemq:reply:<inc>    hash for that node: v newest assignment's term and version
 tunemq:events:<exp>   stream of event batches (scheduler creates, nodes append with NOMKSTREAM);
                       each incarnation numbers its events in each stream from 1
 tunemq.node.<inc>     Celery queue of that incarnation
-tunemq:farm           what submitters need to know of the farm, as JSON (scheduler sets it)
+tunemq:farm           that a scheduler takes requests, and of which version, as JSON (it sets it)
 tunemq:requests       stream of what users ask of the farm (they append, the scheduler removes what
                       it begins to do)
 tunemq:answer:<id>    the answer to a request; expires ANSWER_TTL_S after it was given
 tunemq:scheduler      lease of a farm's scheduler: its term and who it is
 tunemq:term           the highest term that a scheduler of this farm has had; kept for ever
+tunemq:signs          the id of the key that the scheduler signs with, in hex, so that a worker
+                      that does not know it can say so; nothing depends on it (scheduler sets it,
+                      where it has keys)
 tunemq:streams        the keys of the events streams of the scheduler that has that term, or of one
                       before it that came as far as to use the farm, one a line; kept for ever. Who
                       comes next deletes those that are not its own: nobody is left to read them
@@ -38,6 +45,7 @@ TERM: Final = "tunemq:term"
 STREAMS: Final = "tunemq:streams"
 NODES: Final = "tunemq:nodes"
 FARM: Final = "tunemq:farm"
+SIGNS: Final = "tunemq:signs"
 REQUESTS: Final = "tunemq:requests"
 
 #: A node renews its lease this often.
@@ -55,12 +63,19 @@ OUTBOX_MEMORY_BYTES: Final = 2**20
 #: So many pieces of output, of at most 16 KiB, are about in an experiment's stream, and so long.
 OUTPUT_PIECES: Final = 1000
 OUTPUT_TTL_S: Final = 86_400
+#: A signed request is void so long after it was sent; by the scheduler's clock.
+REQUEST_TTL_S: Final = 120
+#: A request that was sent so much later than now, by the scheduler's clock, is not taken.
+CLOCK_TOLERANCE_S: Final = 60
 
 #: "Journalled up to here" of an experiment that is over: nobody wants what is left of it.
 EVERYTHING: Final = 2**63 - 1
 
 #: Fields of a batch in an events stream, and of an entry of the nodes' stream.
 HEADER, EVENTS, HELLO, BYE = b"h", b"e", b"hello", b"bye"
+
+#: The field of an entry of a stream of output.
+PIECE: Final = b"o"
 
 #: Why an incarnation is fenced whose node introduced itself with another one.
 STARTED_AGAIN: Final = "its node was started again"

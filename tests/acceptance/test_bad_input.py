@@ -328,13 +328,13 @@ def test_a_step_that_returns_no_dict():
 def test_more_of_a_resource_than_any_node_has(name, amount):
     most = r"\d+" if name == "cpu" else "[0-9]"
     with refused(f"{name}={amount}", f"most that any node has is {most}", "with_resources"):
-        fit(tune.with_resources(trains, {name: amount}), time_budget_s=10)
+        fit(tune.with_resources(trains, {name: amount}), time_budget_s=100)
 
 
 def test_more_than_any_node_has_for_one_configuration_only():
     trainable = tune.with_resources(trains, lambda config: {"cpu": config["cpus"]})
     with refused("cpu=999", "most that any node has"):
-        fit(trainable, {"cpus": tune.grid_search([1, 999])}, time_budget_s=10)
+        fit(trainable, {"cpus": tune.grid_search([1, 999])}, time_budget_s=100)
 
 
 @pytest.mark.parametrize("url", ["redis://127.0.0.1:9/0", "unix:///nowhere/redis.sock"])
@@ -350,7 +350,9 @@ def test_a_redis_that_cannot_be_reached_says_where_and_for_how_long(url, tmp_pat
         environment=Environment("", (), {}, ()),
     )
     try:
-        with refused(url.removeprefix("unix://").split("/0")[0], r"0\.\d s", of=WireUnavailable):
+        with refused(
+            url.partition("://")[2].split("/0")[0], r"Tried for \d+\.\d s", of=WireUnavailable
+        ):
             executor.open(plan)
     finally:
         executor.close()

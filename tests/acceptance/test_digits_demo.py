@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 RUNGS = (3, 9, 27)

@@ -17,7 +17,7 @@ import pytest
 from tests.farm_service import FarmService, Here, Search, farm_service
 from tests.support import eventually, need
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.faults
 
 _PASSWORD = "a-secret-that-nobody-has-seen"
 
@@ -104,6 +104,7 @@ def test_modules_of_the_same_name_and_packages_of_other_versions_are_each_experi
     _check_versions(farm, "ben", "ben", "2.0")
 
 
+@pytest.mark.timeout(420)  # two downloads may take 90 s each
 def test_two_real_versions_of_numpy_are_in_use_at_once(farm, tmp_path):
     for whose, version in (("ann", "1.26.4"), ("ben", "2.1.3")):
         python, packages = _environment(tmp_path / f"venv-{whose}")

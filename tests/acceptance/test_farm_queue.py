@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tunemq_shared.blob_store import open_blobs
 from tunemq_shared.bundles import bundle
 from tunemq_shared.requests import ScriptCode
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.faults
 
 _CLASS = "work.chain_class()"
 
@@ -32,6 +33,23 @@ def _settings(text: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("farm", [text], indirect=True, ids=["with settings"])
 
 
+def _goes_on(
+    farm: FarmService, name: str, begun: int, last: int, until: Callable[[], bool]
+) -> None:
+    """Have its trials do a step at a look until something is so: they are not over before."""
+    steps = itertools.count(begun + 1)
+
+    def is_so() -> bool:
+        farm.open_gate(name, min(next(steps), last))
+        return until()
+
+    eventually(is_so, within=90, every=0.03, message=lambda: str(farm))
+
+
+def _has_ended(farm: FarmService, name: str) -> bool:
+    return farm.rows()[name].state == "FINISHED"
+
+
 def _repeated(steps: list[int]) -> int:
     return len(steps) - len(set(steps))
 
@@ -41,13 +59,16 @@ def _repeated(steps: list[int]) -> int:
 
 @_settings("max_running = 1")
 def test_the_highest_priority_is_next_and_has_a_lower_one_that_runs_give_way(farm):
-    farm.submit(Search(name="first", trials=2, steps=200, trainable=_CLASS))
+    farm.submit(Search(name="first", trials=2, steps=200, trainable=_CLASS, has_gate=True))
+    farm.open_gate("first", 2)
     farm.wait_for_steps("first", 2, 2)
     farm.submit(Search(name="later"))
     assert farm.rows()["later"].position == 0
     farm.submit(Search(name="urgent"), "--priority", "5")
+    _goes_on(farm, "first", 2, 199, lambda: _has_ended(farm, "urgent"))
 
     urgent = farm.wait_for("urgent", "FINISHED")
+    farm.open_gate("first", 200)
     later, first = farm.wait_for("later", "FINISHED"), farm.wait_for("first", "FINISHED")
     # What gave way was submitted earlier than what waited.
     assert urgent.ended <= first.started < first.ended <= later.started
@@ -79,12 +100,14 @@ def test_owners_take_turns(farm):
 
 
 def test_trials_that_can_save_on_demand_give_way_at_once_and_repeat_no_step(farm):
-    farm.submit(Search(name="low", trials=3, steps=200, trainable=_CLASS))
+    farm.submit(Search(name="low", trials=3, steps=200, trainable=_CLASS, has_gate=True))
+    farm.open_gate("low", 5)
     farm.wait_for_steps("low", 2, 5)
     farm.submit(Search(name="high", trials=2, steps=20), "--priority", "10")
+    _goes_on(farm, "low", 5, 199, lambda: _has_ended(farm, "high"))
 
-    farm.wait_for("high", "FINISHED")
     assert farm.rows()["low"].state == "RUNNING"
+    farm.open_gate("low", 200)
     farm.wait_for("low", "FINISHED")
     for name in ("low", "high"):
         farm.check_results(name)
@@ -96,23 +119,29 @@ def test_trials_that_can_save_on_demand_give_way_at_once_and_repeat_no_step(farm
 
 
 def test_functions_give_way_at_their_next_checkpoint_and_repeat_no_step(farm):
-    farm.submit(Search(name="low", trials=2, steps=200, save_every=7))
+    farm.submit(Search(name="low", trials=2, steps=200, save_every=7, has_gate=True))
+    farm.open_gate("low", 3)
     farm.wait_for_steps("low", 2, 3)
     farm.submit(Search(name="high", trials=2, steps=20), "--priority", "10")
+    _goes_on(farm, "low", 3, 199, lambda: _has_ended(farm, "high"))
 
+    farm.open_gate("low", 200)
+    farm.wait_for("low", "FINISHED")
     for name in ("high", "low"):
-        farm.wait_for(name, "FINISHED")
         farm.check_results(name)
         farm.check_steps(name)
+    assert sum(row["preemptions"] for row in farm.json("show", "low")["trials"]) >= 1
 
 
 @_settings("preempt_grace_s = 1")
 def test_what_does_not_save_in_time_gives_way_too_and_what_it_repeats_is_counted_and_shown(farm):
-    farm.submit(Search(name="low", trials=2, steps=80, step_s=0.05, save_every=1000))
+    farm.submit(Search(name="low", trials=2, steps=80, save_every=1000, has_gate=True))
+    farm.open_gate("low", 10)
     farm.wait_for_steps("low", 2, 10)
     farm.submit(Search(name="high", trials=2, steps=5), "--priority", "10")
 
     farm.wait_for("high", "FINISHED")
+    farm.open_gate("low", 80)
     farm.wait_for("low", "FINISHED")
     farm.check_results("low")
     done = farm.steps("low")
@@ -128,11 +157,13 @@ def test_what_does_not_save_in_time_gives_way_too_and_what_it_repeats_is_counted
 
 def test_a_pause_and_what_follows_it_repeat_no_more_than_one_interval(farm):
     interval = 4
-    farm.submit(Search(name="exp", trials=2, steps=40, step_s=0.05, save_every=interval))
+    farm.submit(Search(name="exp", trials=2, steps=200, save_every=interval, has_gate=True))
+    farm.open_gate("exp", 6)
     farm.wait_for_steps("exp", 2, 6)
 
     farm.tunemq("pause", "exp")
-    eventually(lambda: farm.nodes()["one"].trials == 0, within=60, message=lambda: str(farm))
+    _goes_on(farm, "exp", 6, 199, lambda: farm.nodes()["one"].trials == 0)
+    farm.open_gate("exp", 200)
     farm.tunemq("resume", "exp")
     farm.wait_for("exp", "FINISHED")
 

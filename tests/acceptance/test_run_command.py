@@ -178,7 +178,9 @@ def test_after_kill_9_of_the_program_its_trial_goes_on(project):
     )  # fmt: skip
     with search:
         noted = project.parent / "tunemq_results"
-        eventually(lambda: [p for p in noted.glob("*/*/pid") if p.read_text().endswith("\n")])
+        eventually(
+            lambda: [p for p in noted.glob("*/*/pid") if p.read_text().endswith("\n")], within=60
+        )
         (pid,) = noted.glob("*/*/pid")
         os.kill(int(pid.read_text()), signal.SIGKILL)
         told = json.loads(search.communicate()[0])
@@ -284,7 +286,9 @@ def test_ctrl_c_ends_programs_and_keeps_what_there_is(project):
     )  # fmt: skip
     with search:
         folder = project.parent / "tunemq_results" / "mine"
-        eventually(lambda: [p for p in folder.glob("*/pid") if p.read_text().endswith("\n")])
+        eventually(
+            lambda: [p for p in folder.glob("*/pid") if p.read_text().endswith("\n")], within=60
+        )
         eventually(lambda: [p for p in folder.glob("*/result.json") if p.read_text()])
         search.send_signal(signal.SIGINT)
         said, _ = search.communicate()

@@ -22,16 +22,18 @@ from minio.credentials import StaticProvider
 from tests.acceptance.scripts import run, write
 from tests.chain_searches import ChainSearch
 from tests.object_servers import running_minio
-from tests.own_store import own_bucket, server, start
+from tests.own_store import Start, own_bucket, server, start
 from tests.small_disk import with_small_disk
 from tests.support import eventually
 from tunemq_shared import messages as m
 
 __all__ = ["own_bucket", "server", "start"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.integration
 
 MARK = "STORE_TEST_MARK"
+#: How long trials wait for the store; a busy machine takes some of it to commit a checkpoint.
+SYNC_S = 10.0
 SEARCH = """
     import sys
     import tempfile
@@ -237,10 +239,19 @@ def test_f16_on_a_full_disk_the_trial_fails_with_its_name_and_what_was_saved_bef
 # --- found in the middle of a search --------------------------------------------------------------
 
 
+def has_saved_twice(start: Start) -> ChainSearch:
+    """A search of one trial, which has two checkpoints in the store and waits at its gate."""
+    search = start(
+        trials=1, steps=200, step_s=0.05, max_storage_failures=0, sync_timeout=SYNC_S, gate=8
+    )
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=60)
+    return search
+
+
 def ends_in_an_error(search: ChainSearch, reason: str, sync_timeout: float) -> None:
     """It said why it waits, waited as long as it was told to, and ended in such an error."""
-    waits = search.wait_for(m.TrialWaits, what="save", within=20)
-    failed = search.wait_for(m.TrialFailed, within=20)
+    waits = search.wait_for(m.TrialWaits, what="save")
+    failed = search.wait_for(m.TrialFailed, within=4 * SYNC_S)
     assert failed.event.kind == "storage"
     assert f"given up after {sync_timeout:g} s" in failed.event.error
     assert reason in failed.event.error
@@ -264,24 +275,24 @@ def test_keys_that_are_revoked_are_told_and_end_the_trial_after_sync_timeout(
     admin.policy_set("readwrite", user="guest")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "guest")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "guests-secret")
-    search = start(trials=1, steps=200, step_s=0.05, max_storage_failures=0, sync_timeout=4.0)
-    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
+    search = has_saved_twice(start)
     admin.user_remove("guest")
-    ends_in_an_error(search, "the server does not know these keys", 4.0)
+    search.open_gate(200)
+    ends_in_an_error(search, "the server does not know these keys", SYNC_S)
 
 
 def test_a_bucket_that_is_removed_is_told_and_ends_the_trial_after_sync_timeout(start, server):
-    search = start(trials=1, steps=200, step_s=0.05, max_storage_failures=0, sync_timeout=4.0)
-    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), n=2, within=20)
+    search = has_saved_twice(start)
     (server.data / "shelf").rename(server.folder / "removed")
+    search.open_gate(200)
 
     def is_given_up() -> bool:
         # What the server was writing at that moment makes the bucket anew.
         shutil.rmtree(server.data / "shelf", ignore_errors=True)
         return bool(search.all_of(m.TrialFailed))
 
-    eventually(is_given_up, within=30, message=lambda: str(search))
-    ends_in_an_error(search, "there is no bucket 'shelf'", 4.0)
+    eventually(is_given_up, within=4 * SYNC_S, message=lambda: str(search))
+    ends_in_an_error(search, "there is no bucket 'shelf'", SYNC_S)
     # It comes back: what was committed before is there, whole.
     (server.folder / "removed").rename(server.data / "shelf")
     search.is_restorable()

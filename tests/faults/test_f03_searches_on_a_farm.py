@@ -13,7 +13,7 @@ from tests.support import eventually
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_f03_a_search_goes_on_after_another_one_had_its_farm_meanwhile(farm):
     # Nodes keep what nobody has journalled for as long as its stream is there.
     assert abandoned not in streams(farm)
     assert another.ends(60) == 0, farm
-    eventually(lambda: not kept_for(farm, abandoned), within=20)
+    eventually(lambda: not kept_for(farm, abandoned))
     assert farm.scheduler().ends(90) == 0, farm
     farm.nothing_is_missing_or_doubled(2, 120)
     assert [event.is_cold for event in farm.all_of(m.ExperimentResumed)] == [True]
@@ -110,5 +110,5 @@ def test_f03_an_idle_scheduler_that_was_replaced_ends(farm):
     first.says("There is no worker")
     # What a successor does that found the lease run out.
     farm.redis.client.incrby(wire.TERM, 10)
-    assert first.ends(20) == 75, farm
+    assert first.ends(60) == 75, farm
     assert "another one took its place" in first.said

@@ -15,7 +15,7 @@ from tests.support import eventually
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(
     first = farm.scheduler("--journal-release", release, **options)
     farm.wait_for_steps(4, 25, within=90)
     first.kill()
-    shutil.rmtree(farm.results)  # with its machine its disk is gone
+    # With its machine its disk is gone; trials that go on may write into what is being removed.
+    farm.results.rename(farm.folder / "gone")
+    shutil.rmtree(farm.folder / "gone", ignore_errors=True)
     # The workers read the code from a folder that both machines share.
     second = farm.scheduler(
         "--take-over", f"{storage}/search", "--journal-release", release, results=elsewhere
@@ -67,7 +69,7 @@ def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage, else
     first = farm.scheduler(trials=2, steps=150, step_s=0.05, storage=storage)
     farm.wait_for_steps(2, 5, within=60)
     refused = farm.scheduler("--take-over", f"{storage}/search", results=elsewhere)
-    assert refused.ends(30) == 75, farm
+    assert refused.ends() == 75, farm
     assert f"process {first.process.pid}" in refused.said
     assert not elsewhere.exists()
     assert first.ends(60) == 0, farm
@@ -92,7 +94,7 @@ def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothin
     eventually(lambda: list(elsewhere.glob("search/*/result.json")), within=60)
     count = {number: len(done) for number, done in farm.steps().items()}
     zombie.send(signal.SIGCONT)
-    assert zombie.ends(20) == 75, farm
+    assert zombie.ends() == 75, farm
     assert "another one took its place" in zombie.said
     assert f"process {successor.process.pid}" in zombie.said
     after = files_of(farm.results)
@@ -100,20 +102,20 @@ def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothin
     assert not {name for name in changed if "journal" in name}, changed
     farm.wait_for_steps(4, max(count.values()) + 5, within=60)  # trials go on undisturbed
     again = farm.scheduler("--journal-release", "store")  # on the zombie's machine
-    assert again.ends(30) == 75, farm
+    assert again.ends() == 75, farm
     assert successor.ends(150) == 0, farm
     farm.nothing_is_missing_or_doubled(6, 250, results=elsewhere)
     assert farm.steps() == {number: list(range(1, 251)) for number in range(6)}
     # The folder that was left behind is not the newest any more, and says so.
     behind = farm.scheduler("--journal-release", "store")
-    assert behind.ends(30) == 75, farm
+    assert behind.ends() == 75, farm
     assert "went on elsewhere" in behind.said
     assert farm.redis.client.get(wire.SCHEDULER) is None
 
 
 def test_a_journal_release_that_needs_a_store_is_refused_without_one(farm):
     refused = farm.scheduler("--journal-release", "store", trials=1)
-    assert refused.ends(30) == 64
+    assert refused.ends() == 64
     assert "storage_path='s3://" in refused.said
 
 
@@ -122,7 +124,7 @@ def test_a_take_over_of_what_is_not_there_says_so(farm, storage, elsewhere):
     refused = farm.scheduler(
         "--take-over", f"{storage}/nothing", results=elsewhere, trials=1, storage=storage
     )
-    assert refused.ends(30) == 64, farm
+    assert refused.ends() == 64, farm
     assert "is no experiment" in refused.said
 
 
@@ -132,5 +134,5 @@ def test_an_experiment_that_is_only_in_the_store_is_not_begun_anew(farm, storage
     assert farm.scheduler(trials=1, steps=3, step_s=0.01, storage=storage).ends(60) == 0, farm
     assert not farm.all_of(m.NodeLost)
     refused = farm.scheduler(results=elsewhere)
-    assert refused.ends(30) == 64, farm
+    assert refused.ends() == 64, farm
     assert f"--take-over {storage}/search" in refused.said

@@ -16,7 +16,7 @@ from tests.support import eventually
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
 #: A new command runs on every node so soon after Redis *and* a scheduler are there; on a machine
@@ -26,7 +26,10 @@ BACK_WITHIN_S, BACK_AT_LAST_S = 2.0, 20.0
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Farm]]:
-    """Starts a farm of so many workers, each with a trial that waits for a command at each step."""
+    """Starts a farm of so many workers, each with a trial that waits for a command at each step.
+
+    Trials wait behind step 6 until the test opens their gate, when what disturbs them is there.
+    """
     made: list[Iterator[Farm]] = []
 
     def make(workers: int, steps: int, redis: tuple[str, ...] = ()) -> Farm:
@@ -34,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Farm]]:
         farm = next(made[-1])
         for number in range(workers):
             farm.worker(f"w{number}", 1)
-        farm.scheduler(trials=workers, steps=steps, step_s=0.05, lock_step=True)
+        farm.scheduler(trials=workers, steps=steps, step_s=0.05, lock_step=True, gate=6)
         farm.wait_for_steps(workers, 3, within=60)
         return farm
 
@@ -56,13 +59,13 @@ def goes_on(farm: Farm) -> float:
 
     That is, from when it has the farm: before that its interpreter loads our modules.
     """
-    before = {number: len(steps) for number, steps in farm.steps().items()}
+    before = {number: len(done) for number, done in farm.steps().items()}
     farm.scheduler()
-    eventually(lambda: holds_the_farm(farm), within=30, message=lambda: str(farm))
+    eventually(lambda: holds_the_farm(farm), within=60, message=lambda: str(farm))
     since = time.monotonic()
     eventually(
         # One that was ordered before may have been under way.
-        lambda: all(len(steps) >= before[number] + 2 for number, steps in farm.steps().items()),
+        lambda: all(len(done) >= before[number] + 2 for number, done in farm.steps().items()),
         within=BACK_AT_LAST_S,
         message=lambda: f"{before} {farm.steps()}{farm}",
     )
@@ -79,7 +82,7 @@ def wait_for_silence(farm: Farm, quiet_s: float = 0.5) -> None:
             last, since = now, time.monotonic()
         return time.monotonic() > since + quiet_s
 
-    eventually(is_silent, within=20, message=lambda: str(farm))
+    eventually(is_silent, message=lambda: str(farm))
 
 
 def kill(farm: Farm) -> None:
@@ -119,6 +122,7 @@ def ends_well(farm: Farm, workers: int, steps: int, within: float = 60.0) -> Non
 def test_f05_a_redis_that_is_killed_while_there_is_no_scheduler_loses_nothing(start):
     farm = start(workers=2, steps=30)
     farm.schedulers[0].kill()
+    farm.open_gate(30)
     fail(farm, "data lost", 0.5)
     print(f"a command ran after {goes_on(farm):.2f} s")
     ends_well(farm, 2, 30)
@@ -128,8 +132,9 @@ def test_f05_a_redis_that_lost_its_last_second_while_there_is_no_scheduler_is_no
     farm = start(workers=1, steps=25, redis=AOF)
     (stream,) = farm.redis.client.keys(wire.events("*"))
     farm.schedulers[0].send(signal.SIGSTOP)
+    farm.open_gate(25)
     wait_for_silence(farm)  # the last step is reported to nobody, and no other one is ordered
-    assert farm.redis.client.xlen(stream), farm
+    eventually(lambda: farm.redis.client.xlen(stream), message=lambda: str(farm))
     farm.schedulers[0].kill()
     kill(farm)
     kept = farm.folder / "appendonly.aof"
@@ -150,9 +155,12 @@ def test_f05_ten_outages_without_a_scheduler_lose_nothing(start, how, away_s):
     for _ in range(10):
         time.sleep(chance.uniform(0, 0.5))  # the moment of the fault is what is random
         farm.schedulers[-1].kill()
+        # So many at most in each round: after ten there are some left, however slow the test is.
+        farm.open_gate(max(map(len, farm.steps().values())) + 35)
         time.sleep(chance.uniform(0, 0.5))
         fail(farm, how, away_s)
         took.append(goes_on(farm))
+    farm.open_gate(400)
     print(f"{how}, away for {away_s} s: a command ran after {sorted(took)}")
     ends_well(farm, 3, 400, within=300)
     assert max(took) < BACK_WITHIN_S, sorted(took)

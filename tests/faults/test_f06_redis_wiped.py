@@ -36,15 +36,18 @@ def test_f06_a_search_outlives_a_redis_that_is_wiped_again_and_again(farm, tmp_p
 
 def test_f06_results_that_nobody_had_read_are_sent_again(farm, tmp_path):
     own = farm(proxies=True)
-    run = ChainRun(own, tmp_path, steps=150, lock_step=False)
+    # They wait for each other: else one that began earlier is over before the other gets that far.
+    run = ChainRun(own, tmp_path, steps=100, lock_step=False, gate=5)
     run.wait_for_step(5)
-    for _ in range(3):
+    for seen in (5, 30, 55):
         own.to_scheduler.hold()
-        seen = max(run.done().values())
+        run.open_gate(seen + 15)
         run.wait_for_step(seen + 15)
         own.server.client.flushall()
         own.to_scheduler.heal()
+        run.open_gate(seen + 25)
         run.wait_for_step(seen + 25)
+    run.open_gate(100)
     run.ends()
 
 

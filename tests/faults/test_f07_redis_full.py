@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +12,7 @@ from tests.own_farm import ChainRun, OwnFarm, farm
 from tests.support import eventually
 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.security.redis_probes import refuse_dangers
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import ConfigError
@@ -55,7 +55,7 @@ def test_f07_a_search_waits_while_redis_is_full_says_so_and_goes_on(farm, tmp_pa
         time.sleep(1.0)  # leases are refused meanwhile
         back = make_room(own)
         run.open_gate(gate)
-        run.goes_on(back, within=20.0)
+        run.goes_on(back)
     run.ends()
     assert any("Redis has room again" in line for line in run.told), run.told
     run.leaves_no_key()
@@ -69,7 +69,7 @@ def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
     run.wait_for_step(3)
     fill(own)
     time.sleep(wire.LEASE_TTL_S + 3)  # so long without a lease
-    run.goes_on(make_room(own), within=20.0)
+    run.goes_on(make_room(own))
     run.ends()
 
 
@@ -87,31 +87,35 @@ def test_f07_a_node_that_comes_while_redis_is_full_joins_when_there_is_room(farm
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-random", "volatile-ttl"])
-def test_f07_a_redis_that_evicts_keys_is_refused_with_what_to_do(server: RedisServer, policy):
+def test_f07_a_redis_that_evicts_keys_is_refused_with_what_to_do(server: RedisServer, policy: str):
     server.client.config_set("maxmemory", "100mb")
     server.client.config_set("maxmemory-policy", policy)
-    executor = CeleryTrialExecutor(server.url, term=1)
-    try:
-        with pytest.raises(ConfigError, match=f"{policy}.*CONFIG SET maxmemory-policy noeviction"):
-            executor.open(PLAN)
-    finally:
-        executor.close()
+    with pytest.raises(ConfigError, match=f"{policy}.*CONFIG SET maxmemory-policy noeviction"):
+        refuse_dangers(server.url, is_insecure=False, tell=_nobody)
+    told: list[str] = []
+    refuse_dangers(server.url, is_insecure=True, tell=told.append)
+    assert any(policy in line for line in told)
 
 
-def test_f07_a_policy_that_does_not_matter_yet_is_mentioned(server: RedisServer, tmp_path: Path):
-    server.client.config_set("maxmemory-policy", "allkeys-lru")
-    executor = CeleryTrialExecutor(server.url, term=1)
-    executor.open(PLAN)
-    try:
-        assert any("allkeys-lru" in line for line in executor.news())
-    finally:
-        executor.close()
+def test_f07_a_policy_that_does_not_matter_yet_is_mentioned(server: RedisServer):
+    server.client.config_set("maxmemory-policy", "volatile-ttl")
+    told: list[str] = []
+    refuse_dangers(server.url, is_insecure=False, tell=told.append)
+    assert any("volatile-ttl" in line for line in told)
 
 
-def test_f07_who_may_not_ask_for_the_policy_is_let_in(server: RedisServer):
+def test_f07_who_may_not_ask_for_the_policy_is_let_in_and_told(server: RedisServer):
     server.client.execute_command(
         "ACL", "SETUSER", "someone", "on", ">secret", "~*", "&*", "+@all", "-info"
     )
-    executor = CeleryTrialExecutor(server.url.replace("unix://", "unix://someone:secret@"), term=1)
+    url = server.url.replace("unix://", "unix://someone:secret@")
+    told: list[str] = []
+    refuse_dangers(url, is_insecure=False, tell=told.append)
+    assert any("'someone' may not ask" in line for line in told)
+    executor = CeleryTrialExecutor(url, term=1)
     executor.open(PLAN)
     executor.close()
+
+
+def _nobody(line: str) -> None:
+    pytest.fail(f"told, and not refused: {line}")

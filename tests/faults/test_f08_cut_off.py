@@ -23,17 +23,20 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     cut_farm, tmp_path
 ):
     farm = cut_farm()
-    run = CutRun(farm, tmp_path, steps=1000, step_s=0.02)
-    run.wait_for_recorded(60, epoch=1)
+    run = CutRun(farm, tmp_path, steps=700, step_s=0.02, gate=600)  # neither is over too early
+    run.wait_for_recorded(60, epoch=1, within=60)
     node = run.node_of(0)
     zombie = run.wait_for_start(0, 1).pid
     farm.proxies[node].cut(stay=True)
-    run.wait_for_start(0, 2)
+    run.wait_for_start(0, 2, within=60)
     run.wait_for_recorded(120, epoch=2)
     assert zombie in farm.family(node), "it cannot know"
     farm.proxies[node].heal()
     run.wait_for(m.NodeReturned)
     eventually(lambda: zombie not in farm.family(node), message=run.state)
+    freed = m.HostFreed(run.all_of(m.TrialStarted)[0].trial, 1)
+    eventually(lambda: freed in run.all_of(m.HostFreed), message=run.state)
+    run.open_gate(700)
     run.ends_well()
 
     (result,) = run.results
@@ -43,7 +46,6 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     assert there == kept, "nothing of what came late is left in the store"
     late = [one for one in run.all_of(m.ResultReported) if one.epoch == 1]
     assert max(one.step for one in late) > 100, "it has said all that it did meanwhile"
-    assert m.HostFreed(run.all_of(m.TrialStarted)[0].trial, 1) in run.all_of(m.HostFreed)
     assert any("of a former incarnation" in line for line in run.told), run.told
     assert farm.nodes[node].process.poll() is None, "it goes on as a node"
     assert len(run.all_of(m.NodeJoined)) == 2, "and is no new one"
@@ -73,13 +75,11 @@ def test_f08_a_node_that_is_back_before_anybody_has_a_slot_repeats_no_step(cut_f
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(180)
 def test_f08_fifteen_seconds_without_a_slot_elsewhere_repeat_no_step(cut_farm, tmp_path):
     cut_off_and_back(cut_farm, tmp_path, 15.0)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(180)
 def test_f08_all_nodes_cut_off_for_twenty_seconds_are_the_network(cut_farm, tmp_path):
     farm = cut_farm()
     run = CutRun(farm, tmp_path, trials=2, steps=1200, step_s=0.03)

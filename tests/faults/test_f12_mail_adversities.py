@@ -47,7 +47,7 @@ def test_f12_a_lost_order_is_made_good(farm, tmp_path):
     own = farm(proxies=True)
     tampering = own.to_scheduler.tamper(double=0.1, swap=0.1, lose=0.15, seed=3)
     run = ChainRun(own, tmp_path, steps=40)
-    waits = run.watch()
+    waits = run.watch(step_within=60)
     run.ends()
     assert tampering.lost > 5
     made_good_in_time(waits, tampering.lost)
@@ -55,7 +55,6 @@ def test_f12_a_lost_order_is_made_good(farm, tmp_path):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 def test_f12_each_of_many_lost_orders_is_made_good_in_time(farm, tmp_path):
     own = farm(proxies=True)
     tampering = own.to_scheduler.tamper(double=0.1, swap=0.1, lose=0.15, seed=4)
@@ -73,7 +72,7 @@ def ears_die(farm, tmp_path, steps: int, every: int) -> tuple[int, list[float]]:
     """Run a search whose ears die whenever they have heard so many orders, with the last one."""
     own = farm(variables={VARIABLE: f"ear.before_handover=kill@{every}"})
     run = ChainRun(own, tmp_path, steps=steps)
-    waits = run.watch()
+    waits = run.watch(step_within=60)
     run.ends(within=500)
     deaths = own.logs().count("ear.died")
     print(f"{deaths} ears died; the longest waits {sorted(waits)[-deaths:]}")

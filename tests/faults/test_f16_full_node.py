@@ -67,11 +67,11 @@ def test_f16_a_node_whose_disk_is_full_is_set_aside_and_no_trial_ends_for_it(
     def events(kind):
         return [e.event for e in read_entries(folder / FILE_NAME) if isinstance(e.event, kind)]
 
-    eventually(lambda: list(folder.glob(".cache/*/checkpoint*")), within=20, message=own.logs)
+    eventually(lambda: list(folder.glob(".cache/*/checkpoint*")), within=60, message=own.logs)
     own.nodes.append(NodeOnAFullDisk(own.server.url, tmp_path / "full", folder / ".cache"))
-    eventually(lambda: len(events(m.NodeJoined)) == 2, message=own.logs)
+    eventually(lambda: len(events(m.NodeJoined)) == 2, within=60, message=own.logs)
     open_gate(tmp_path / "gate", STEPS)
-    search.join(50)
+    search.join(100)
     assert not search.is_alive(), own.logs()
 
     (ended,) = results

@@ -16,14 +16,17 @@ import pytest
 
 import tunemq as tune
 from tests.host_support import serve
+from tests.integration.farm_support import order
+from tests.integration.node_fixtures import node, scheduler, server
 from tests.journals import ended_searches
 from tests.searches import fit, printed_by, results_of
 from tests.support import eventually
 from tunemq_scheduler.journal import FILE_NAME, read_entries
 from tunemq_shared import messages as m
+from tunemq_shared.trial_limits import TrialLimits
 from tunemq_workers import outputs
 
-__all__ = ["ended_searches", "serve"]
+__all__ = ["ended_searches", "node", "scheduler", "serve", "server"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -83,13 +86,21 @@ def prints(number):
     block = 1024 * ("y" * 1023 + "\n")
     for printed in range(1024):
         sys.stdout.write(block)
-        if printed % 32 == 0:
+        if printed % 4 == 0:
             tune.report({"x": printed})
-    # What is printed in the moment of a cut may be lost, so the last words come after it.
-    while not 0 < os.fstat(sys.stdout.fileno()).st_size <= outputs.LIMIT_BYTES:
+    # What is printed in the moment of a cut may be lost, so the last words come after it; and while
+    # what is kept is being written, the file is short for a while.
+    size = looks = 0
+    while not 0 < size <= outputs.LIMIT_BYTES or looks < 5:
         time.sleep(0.1)
         tune.report({"x": 1024})
+        before, size = size, os.fstat(sys.stdout.fileno()).st_size
+        looks = looks + 1 if size == before else 0
     print("the last line")
+
+
+def ends(number):
+    pass
 
 
 def trains(number):
@@ -107,7 +118,6 @@ HOSTILE = {
     hoards: ("memory", "of memory, and its limit is 150 MiB"),
     loops: ("stalled", "has not reported for"),
     holds_the_gil: ("stalled", "has not reported for"),
-    takes_its_time: ("trial_limit", "and its limit is 12 s"),
 }
 DECENT = [prints, trains, trains]
 
@@ -117,14 +127,14 @@ def train(config):
     config["does"](config["number"])
 
 
-@pytest.mark.timeout(120)
 def test_f22_a_search_of_hostile_trials_ends_by_itself_with_each_named_for_what_it_was(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.setenv("TUNEMQ_CPUS", "6")
     deeds = [*HOSTILE, *DECENT]
-    limits = tune.TrialLimits(stall_s=6, trial_s=12, memory=150 * MIB)
+    # No trial_s: how long a gigabyte takes is the machine's affair.
+    limits = tune.TrialLimits(stall_s=10, memory=150 * MIB)
     results = fit(
         train,
         {"number": tune.grid_search(list(range(len(deeds)))), "does": by_number(deeds)},
@@ -144,6 +154,7 @@ def test_f22_a_search_of_hostile_trials_ends_by_itself_with_each_named_for_what_
     for deed in (loops, holds_the_gil):
         assert f"in {deed.__name__}\n" in printed_by(by_deed[deed], "stderr")
     printer, *trained = results[len(HOSTILE) :]
+    assert [result.error for result in (printer, *trained)] == [None] * 3
     assert [result.status for result in (printer, *trained)] == ["TERMINATED"] * 3
     stdout = Path(printer.path, outputs.STDOUT)
     eventually(lambda: stdout.stat().st_size <= outputs.LIMIT_BYTES)
@@ -152,6 +163,56 @@ def test_f22_a_search_of_hostile_trials_ends_by_itself_with_each_named_for_what_
     for result in trained:
         assert [line["training_iteration"] for line in results_of(result)] == list(range(1, 102))
     eventually(lambda: not marked(str(tmp_path)), message=lambda: str(marked(str(tmp_path))))
+
+
+def test_f22_a_trial_that_takes_its_time_is_ended_and_those_that_do_not_are_not(tmp_path):
+    deeds = [takes_its_time, ends, ends]
+    results = fit(
+        train,
+        {"number": tune.grid_search(list(range(len(deeds)))), "does": by_number(deeds)},
+        trial_limits=tune.TrialLimits(trial_s=12),
+        storage_path=str(tmp_path),
+        name="hostile",
+    )
+
+    late, *others = results
+    assert (late.status, [result.status for result in others]) == ("ERROR", ["TERMINATED"] * 2)
+    assert "and its limit is 12 s" in str(late.error)
+    kinds = kinds_of_failures(tmp_path / "hostile" / FILE_NAME)
+    assert kinds == {late.trial_id: ["trial_limit"]}
+    assert Path(late.path, "error.txt").exists()
+
+
+def reports_without_end(config):
+    import time
+
+    from tunemq_shared.session import report
+
+    while True:
+        time.sleep(0.02)
+        report({"x": 1})
+
+
+def test_f22_a_neighbour_of_a_trial_that_is_ended_goes_on(node, scheduler):
+    # Limits are those of a search: the neighbour is one of another search, which has none.
+    starts = {
+        trial: scheduler.start(reports_without_end, trial_number=number, limits=TrialLimits(**most))
+        for number, (trial, most) in enumerate({"t1": {"trial_s": 4.0}, "t2": {}}.items())
+    }
+    scheduler.assign(node.incarnation, *(order(trial, start) for trial, start in starts.items()))
+
+    def reported() -> int:
+        return sum(event.trial == "t2" for event in scheduler.said(m.ResultReported))
+
+    eventually(reported, within=60, message=node.log)
+    eventually(lambda: scheduler.said(m.HostFreed), within=60, message=node.log)
+    before = reported()
+    eventually(lambda: reported() > before + 5, within=60, message=node.log)
+    (failed,) = scheduler.said(m.TrialFailed)
+    assert (failed.trial, failed.kind) == ("t1", "trial_limit")
+    assert [event.trial for event in scheduler.said(m.HostFreed)] == ["t1"]
+    assert not scheduler.said(m.HostDied)
+    assert [event.trial for event in scheduler.said(m.TrialStarted)].count("t2") == 1
 
 
 def by_number(deeds):
@@ -249,7 +310,7 @@ def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, tmp_path,
     host.result()
     began = time.monotonic()
     server.client.kill(host.name)
-    host.gone(within=10)
+    host.gone()
     print(f"gone after {time.monotonic() - began:.2f} s")
     assert not left_of(tmp_path / "trial_0")
     assert not server.said(m.HostDied, other.name)

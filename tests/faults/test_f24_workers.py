@@ -13,7 +13,7 @@ from tests.support import eventually
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 
-pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_f24_of_two_workers_with_one_name_the_older_one_ends(farm):
     search = farm.scheduler(trials=1, steps=100, save_every=5, step_s=0.05)
     farm.wait_for_steps(1, 5, within=60)
     newer = farm.worker("one", 2, "--workdir", str(farm.folder / "another-workdir"))
-    assert older.ends(30) == 76, farm
+    assert older.ends() == 76, farm
     assert search.ends(90) == 0, farm
     farm.nothing_is_missing_or_doubled(1, 100)
     assert newer.process.poll() is None
@@ -71,7 +71,7 @@ def test_f24_what_a_farm_leaves_in_redis_has_an_owner_or_an_expiry(farm):
         worker.send(signal.SIGTERM)
         assert worker.ends() == 0, farm
     client = farm.redis.client
-    for_ever = {key.decode() for key in client.keys("*") if client.ttl(key) < 0}
+    for_ever = {key.decode() for key in client.keys("*") if client.ttl(key) == -1}
     # The farm's own, of which there is one each, whatever it did.
     assert for_ever <= {wire.GENERATION, wire.NODES, wire.TERM, wire.STREAMS}, for_ever
     # The next scheduler takes note of the goodbye, and removes what it is about.

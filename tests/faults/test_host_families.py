@@ -77,13 +77,22 @@ def test_a_host_that_is_killed_on_order_takes_its_family_along_and_no_other(serv
 
 def hold_shared_memory(config):
     """A block in shared memory, and a process of the same group that has it, too."""
+    import fcntl
     import os
+    import struct
+    import termios
     import time
+    from multiprocessing import resource_tracker
     from multiprocessing.shared_memory import SharedMemory
 
     from tunemq_shared.session import report
 
     block = SharedMemory(create=True, size=1 << 20)
+    # Who removes it is an interpreter of its own, and on a busy machine long in beginning; it has
+    # begun when it has read what it was told.
+    told = resource_tracker._resource_tracker._fd
+    while struct.unpack("i", fcntl.ioctl(told, termios.FIONREAD, bytes(4))) != (0,):
+        time.sleep(0.001)
     os.fork()
     if os.getpid() == os.getpgrp():
         report({"block": block.name})
@@ -413,8 +422,10 @@ def test_a_forkserver_that_dies_while_it_preloads_names_the_module(serve, tmp_pa
 
 
 def test_code_that_cannot_be_loaded_fails_its_trial(serve):
-    host = serve().start(which_are_loaded)
-    (Path(host.order.start.code.path)).unlink()
+    server = serve()
+    order = server.order(which_are_loaded)
+    Path(order.start.code.path).unlink()
+    host = server.start_order(order)
 
     host.gone()
 

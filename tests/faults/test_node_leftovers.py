@@ -84,7 +84,7 @@ def test_f01_a_node_that_is_killed_while_a_checkpoint_is_on_its_way_leaves_only_
     node = Node(server, scheduler, folder)
     monkeypatch.delenv(VARIABLE)
     scheduler.assign(node.incarnation, order("t", start(scheduler, store)))
-    eventually(lambda: list(folder.glob(seen)), within=20, message=node.log)
+    eventually(lambda: list(folder.glob(seen)), message=node.log)
     the_next_one_leaves_only_logs(server, scheduler, node, folder)
 
 
@@ -94,9 +94,9 @@ def test_f01_a_node_that_is_killed_while_it_downloads_leaves_only_logs(
     first = Node(server, scheduler, tmp_path / "first")
     try:
         scheduler.assign(first.incarnation, order("t", start(scheduler, store, steps=1)))
-        eventually(lambda: scheduler.said(TrialFinished), within=20, message=first.log)
-        eventually(lambda: keys(scheduler, CheckpointWritten), within=20, message=first.log)
-        eventually(lambda: "checkpoint.committed" in first.log(), within=20, message=first.log)
+        eventually(lambda: scheduler.said(TrialFinished), message=first.log)
+        eventually(lambda: keys(scheduler, CheckpointWritten), message=first.log)
+        eventually(lambda: "checkpoint.committed" in first.log(), message=first.log)
     finally:
         first.end()
     folder = tmp_path / "node"
@@ -108,7 +108,6 @@ def test_f01_a_node_that_is_killed_while_it_downloads_leaves_only_logs(
     staged = "cache/*/.staging/*/files/weights"
     eventually(
         lambda: [path for path in folder.glob(staged) if path.stat().st_size == SIZE],
-        within=20,
         message=node.log,
     )
     the_next_one_leaves_only_logs(server, scheduler, node, folder)
@@ -139,10 +138,10 @@ def test_f02_what_a_killed_trial_left_while_it_saved_is_gone_when_it_goes_on(
         assert TEMPORARY_PREFIX == "checkpoint_tmp"
         begin = scheduler.start(leaves_its_folder, {"is_first": True})
         scheduler.assign(node.incarnation, order("t", begin))
-        eventually(lambda: scheduler.said(ResultReported), within=20, message=node.log)
+        eventually(lambda: scheduler.said(ResultReported), message=node.log)
         again = scheduler.start(leaves_its_folder, {"is_first": False})
         scheduler.assign(node.incarnation, order("t", again, epoch=2))
-        eventually(lambda: len(scheduler.said(ResultReported)) == 2, within=20, message=node.log)
+        eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
         first, second = scheduler.said(ResultReported)
         assert first.metrics["left"] == 1
         assert second.metrics["left"] == 0

@@ -32,8 +32,9 @@ def server(tmp_path: Path) -> Iterator[ObjectServer]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_objects, "CONNECT_S", 0.5)
-    monkeypatch.setattr(remote_objects, "READ_S", 0.5)
+    # A server that is well has to answer within this on a busy machine, too.
+    monkeypatch.setattr(remote_objects, "CONNECT_S", 2.0)
+    monkeypatch.setattr(remote_objects, "READ_S", 2.0)
 
 
 @pytest.fixture
@@ -178,9 +179,8 @@ print(peak() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_a_large_file_takes_no_more_memory_than_a_few_parts(minio, bucket, tmp_path):
-    size = 600 * 2**20
+    size = 320 * 2**20
     with (tmp_path / "file").open("wb") as file:
         file.truncate(size)
     command = [sys.executable, "-c", MEASURE, minio.address(bucket), tmp_path / "file", str(size)]

@@ -76,7 +76,7 @@ def repeats(folder: Path) -> list[int]:
 
 def check(search: ChainSearch) -> None:
     """Check the end of a search that was killed and restored."""
-    assert search.ends(within=60) == 0, str(search)
+    assert search.ends() == 0, str(search)
     search.is_undisturbed()
     found = repeats(search.folder)
     assert min(found) >= 0, (found, "a step is missing")
@@ -94,13 +94,17 @@ def kill_and_restore(
     gone_within: float = GONE_WITHIN_S,
     **options: Any,
 ) -> int:
+    """Kill the search so often, and then let it end; the number of kills that met it alive.
+
+    With a ``gate`` its trials wait behind that step until all kills are done.
+    """
     done = 0
     for _ in range(kills):
         search = run(**options)
         if not killed(search, chance.uniform(0.1, 3.0), gone_within):
             break
         done += 1
-    check(run(**options))
+    check(run(**options | ({"gate": options["steps"]} if "gate" in options else {})))
     return done
 
 
@@ -115,20 +119,22 @@ def test_f03_a_checkpoint_that_was_only_written_is_brought_to_the_store_at_the_r
     run: Run, minio: ObjectServer, bucket: str, form: str
 ) -> None:
     options = {"storage": minio.address(bucket, "place"), "trials": 2, "steps": 60, "form": form}
-    options |= {"save_every": 5, "step_s": 0.03}
+    options |= {"save_every": 5, "step_s": 0.03, "gate": 59}
     assert kill_and_restore(run, 2, random.Random(form), **options) == 2
 
 
 def test_a_search_that_was_interrupted_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
     options = {"storage": str(tmp_path), "trials": 4, "steps": 60, "save_every": 4, "cpus": 2}
-    search = run(**options)
-    search.wait_for(m.ResultReported, step=20, within=20)
+    search = run(**options, gate=24)
+    search.wait_for(m.ResultReported, step=20)
     os.kill(search.process.pid, signal.SIGINT)
+    search.wait_for(m.Interrupted)
+    search.open_gate(60)
     assert search.ends() != 0
     search.leaves_nothing()
-    recorded = len(search.all_of(m.ResultReported))
-    assert recorded < 4 * 60
-    check(run(**options))
+    # How far those came that ran is the machine's affair; the other two were not begun any more.
+    assert len({event.trial for event in search.all_of(m.TrialStarted)}) == 2
+    check(run(**options, gate=60))
 
 
 @pytest.mark.soak
@@ -137,7 +143,7 @@ def test_a_search_that_was_interrupted_goes_on_where_it_was(run: Run, tmp_path: 
 def test_f03_twenty_kills_of_the_script_at_random_moments(
     run: Run, tmp_path: Path, form: str
 ) -> None:
-    options = {"storage": str(tmp_path), "trials": 6, "steps": 300, "save_every": 5, "cpus": 3}
+    options = {"storage": str(tmp_path), "trials": 6, "steps": 600, "save_every": 5, "cpus": 3}
     options |= {"step_s": 0.03, "form": form}
     done = kill_and_restore(run, 20, random.Random(form), gone_within=2.0, **options)
     assert done == 20

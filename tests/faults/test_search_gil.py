@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 Start = Callable[..., RunningSearch]
 
 #: What is stopped by itself is gone before this is over.
-GRACE_S = 3.0
+GRACE_S = 5.0
 #: What stopping may take besides, on a busy machine; a step holds the GIL for half a minute.
 STOPPED_WITHIN_S = 10.0
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.chain_searches import ChainSearch, chain_searches
 from tests.object_servers import ObjectServer
+from tests.support import eventually
 from tunemq_shared import messages as m
 from tunemq_shared.object_store import ObjectStore
 from tunemq_shared.stores import open_objects
@@ -29,6 +30,12 @@ def payloads(objects: ObjectStore, key: str) -> str:
     manifest = json.loads(objects.get_bytes(f"{key}/manifest.json", limit=2**20))
     (sha256,) = [file["sha256"] for file in manifest["files"] if file["name"] == "payload"]
     return manifest["objects"][sha256]
+
+
+def vanishes(folder: Path) -> bool:
+    """Remove a folder in which somebody may be at work just now; whether it is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def flip(objects: ObjectStore, damaged: str, before: str) -> None:
@@ -54,16 +61,16 @@ def swap(objects: ObjectStore, damaged: str, before: str) -> None:
 def test_f20_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start, damage) -> None:
     search = start(trials=1, steps=30, save_every=10, step_s=0.05, kept=3, gate=20)
     trial = search.trial(0)
-    before = search.wait_for(m.CheckpointCommitted, trial=trial, n=1, within=20).event
-    damaged = search.wait_for(m.CheckpointCommitted, trial=trial, n=2, within=20).event
+    before = search.wait_for(m.CheckpointCommitted, trial=trial, n=1).event
+    damaged = search.wait_for(m.CheckpointCommitted, trial=trial, n=2).event
     folder = search.folder / "search"
     objects = open_objects(search.store_address())
     damage(objects, payloads(objects, damaged.key), payloads(objects, before.key))
-    shutil.rmtree(folder / ".cache")
+    eventually(lambda: vanishes(folder / ".cache"))
     assert search.kill_the_node()
     search.open_gate(30)
-    found = search.wait_for(m.CheckpointDamaged, trial=trial, within=20).event
-    assert search.ends(within=40) == 0, str(search)
+    found = search.wait_for(m.CheckpointDamaged, trial=trial).event
+    assert search.ends() == 0, str(search)
 
     assert (found.key, found.instead) == (damaged.key, before.key)
     said = search.said.decode()
@@ -77,7 +84,7 @@ def test_f20_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start
 def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
     search = start(trials=1, steps=30, save_every=5, step_s=0.05, kept=3, gate=12)
     trial = search.trial(0)
-    newest = search.wait_for(m.CheckpointCommitted, trial=trial, n=2, within=20).event
+    newest = search.wait_for(m.CheckpointCommitted, trial=trial, n=2).event
     file = search.folder / "search" / ".cache" / newest.key / "files" / "payload"
     os.chmod(file, 0o644)
     with file.open("r+b") as opened:
@@ -86,7 +93,7 @@ def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:
     killed = search.hosts()
     search.kill(killed[0])
     search.open_gate(30)
-    assert search.ends(within=40) == 0, str(search)
+    assert search.ends() == 0, str(search)
 
     assert search.all_of(m.CheckpointDamaged) == []
     assert len(search.all_of(m.HostDied)) == 1

@@ -20,18 +20,18 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[], None]) -> None:
     search = start(trials=2, steps=60, save_every=3, step_s=0.05, kept=None, gate=12)
     for number in range(2):
-        search.wait_for(m.CheckpointCommitted, trial=search.trial(number), within=20)
+        search.wait_for(m.CheckpointCommitted, trial=search.trial(number))
     end()
     gone_at = time.monotonic()
     search.open_gate(60)
     # Both trials write what they may, and then wait in their reports.
     for number in range(2):
-        search.wait_for(m.TrialWaits, trial=search.trial(number), what="save", within=30)
+        search.wait_for(m.TrialWaits, trial=search.trial(number), what="save")
     eventually(lambda: b"waits for the store" in search.said, message=lambda: str(search))
     eventually(lambda: time.monotonic() > gone_at + seconds, within=seconds + 5)
     assert search.process.poll() is None, str(search)
     server.thaw() if server.process is not None else server.start()
-    assert search.ends(within=60) == 0, str(search)
+    assert search.ends() == 0, str(search)
 
     search.is_undisturbed()
     for number in range(2):
@@ -57,18 +57,17 @@ def test_f21_trials_wait_for_the_store_and_everything_is_committed_afterwards(st
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
 def test_f21_a_minute_without_the_store(start, server):
     outage(start, server, 60.0, server.stop)
 
 
 def test_f21_a_store_that_stays_away_ends_trials_in_an_error_that_says_so(start, server):
     search = start(trials=1, steps=600, step_s=0.02, max_storage_failures=0, sync_timeout=3.0)
-    search.wait_for(m.CheckpointCommitted, trial=search.trial(0), within=20)
+    search.wait_for(m.CheckpointCommitted, trial=search.trial(0))
     server.kill()
-    failed = search.wait_for(m.TrialFailed, within=20).event
+    failed = search.wait_for(m.TrialFailed).event
     assert failed.kind == "storage", failed
-    assert search.ends(within=30) == 0, str(search)
+    assert search.ends() == 0, str(search)
     assert search.results()[0]["status"] == "ERROR"
     assert server.url in failed.error
     search.leaves_nothing()

@@ -19,7 +19,7 @@ from tests.support import eventually
 
 __all__ = ["open_folder"]
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.faults]
 
 #: A trial that leaves files of all sorts behind, links to what only root may read among them.
 CODE = """
@@ -78,6 +78,11 @@ def hosts(farm: FarmService) -> list[int]:
     return found
 
 
+def raised_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_root_may_read(
     farm, minio, bucket
 ):
@@ -122,7 +127,8 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
 
     def printed() -> list[str]:
         """What has come; it travels after everything else."""
-        return [path.read_text() for path in farm.results.glob("search/*/stdout")]
+        texts = [path.read_text() for path in farm.results.glob("search/*/stdout")]
+        return [text for text in texts if text.endswith("\n")]  # else it is being written
 
     eventually(lambda: len(printed()) == 2, message=lambda: str(farm))
     assert all(text.startswith(f"said by {NOBODY} ") for text in printed())
@@ -135,5 +141,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
         status = path.stat()
         expected = (NOBODY, 0o700) if path.is_dir() else (0, 0o600)
         assert (status.st_uid, stat.S_IMODE(status.st_mode)) == expected, path
-    for path in (root / "cache").rglob("*"):
-        assert path.stat().st_uid == NOBODY, path
+    for at, folders, files in os.walk(root / "cache", onerror=raised_unless_gone):
+        for path in (Path(at, name) for name in (*folders, *files)):
+            with suppress(FileNotFoundError):  # the node may be clearing up
+                assert path.stat().st_uid == NOBODY, path

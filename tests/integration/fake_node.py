@@ -12,12 +12,16 @@ import redis
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.introductions import BatchHeader, NodeHello
+from tunemq_shared.live_keys import LiveKeys
 
 
 class FakeNode:
     """Introduces itself, reads its mail from the queue, and states events."""
 
-    def __init__(self, url: str, incarnation: str, *, name: str = "local") -> None:
+    def __init__(
+        self, url: str, incarnation: str, *, name: str = "local", keys: LiveKeys | None = None
+    ) -> None:
+        self.keys = LiveKeys.none() if keys is None else keys
         self.redis = redis.Redis.from_url(url)
         self.incarnation = incarnation
         self.name = name
@@ -31,9 +35,10 @@ class FakeNode:
     def renew(self) -> None:
         self._renewals += 1
         value = f"{self._renewals}:{self.taken[0]}:{self.taken[1]}"
-        self.redis.set(wire.lease(self.incarnation), value, px=int(wire.LEASE_TTL_S * 1000))
+        sealed = self.keys.events.close(value.encode(), b"lease", self.incarnation.encode())
+        self.redis.set(wire.lease(self.incarnation), sealed, px=int(wire.LEASE_TTL_S * 1000))
 
-    def say_hello(self) -> None:
+    def say_hello(self, began: float = 0.0) -> None:
         self.renew()
         hello = NodeHello(
             m.PROTOCOL_VERSION,
@@ -45,8 +50,14 @@ class FakeNode:
             {"cpu": 2.0},
             ".".join(map(str, sys.version_info[:3])),
             cloudpickle.__version__,
+            began=began,
         )
-        self.redis.xadd(wire.NODES, {wire.HELLO: m.encode(hello)})
+        sealed = self.keys.events.close(m.encode(hello), b"hello")
+        self.redis.xadd(wire.NODES, {wire.HELLO: sealed})
+
+    def say_goodbye(self) -> None:
+        sealed = self.keys.events.close(self.incarnation.encode(), b"bye")
+        self.redis.xadd(wire.NODES, {wire.BYE: sealed})
 
     def read_mail(self, within: int = 20) -> m.Assignment | None:
         """Take the next assignment in the queue; None when there is none for ``within`` seconds."""
@@ -58,7 +69,9 @@ class FakeNode:
     def take(self, message: dict) -> m.Assignment:
         assert message["headers"]["task"] == wire.TASK
         (payload,), _, _ = json.loads(base64.b64decode(message["body"]))
-        assignment = m.decode_assignment(base64.b64decode(payload))
+        sealed = base64.b64decode(payload)
+        about = (b"mail", self.incarnation.encode())
+        assignment = m.decode_assignment(self.keys.orders.open(sealed, *about))
         self.taken = max(self.taken, (assignment.term, assignment.version))
         return assignment
 
@@ -66,10 +79,24 @@ class FakeNode:
         """Append a batch; whether the stream is there. Numbers go on unless ``first`` is given."""
         start = self.last + 1 if first is None else first
         header = BatchHeader(m.PROTOCOL_VERSION, self.incarnation, start, self.taken)
-        fields = {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(list(events))}
+        encoded = m.encode(list(events))
+        about = (b"batch", key.encode(), encoded)
+        fields = {
+            wire.HEADER: self.keys.events.close(m.encode(header), *about),
+            wire.EVENTS: encoded,
+        }
         self.last = max(self.last, start + len(events) - 1)
         return self.redis.xadd(key, fields, nomkstream=True) is not None
 
     def journalled(self) -> int:
         fields = self.redis.hgetall(wire.reply(self.incarnation))
-        return max((int(n) for name, n in fields.items() if name.startswith(b"j:")), default=0)
+        named = [name for name in fields if name.startswith(b"j:")]
+        return max((int(self.reply(name.decode())) for name in named), default=0)
+
+    def reply(self, field: str) -> str:
+        """What a field of the scheduler's reply says; nothing where there is none."""
+        sealed = self.redis.hget(wire.reply(self.incarnation), field)
+        if sealed is None:
+            return ""
+        about = (b"reply", self.incarnation.encode(), field.encode())
+        return self.keys.orders.open(sealed, *about).decode()

@@ -25,6 +25,7 @@ from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.conditions import TO_THE_END, Horizon
 from tunemq_shared.introductions import NodeHello, decode_header, decode_hello
+from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.messages import (
     PROTOCOL_VERSION,
     Assignment,
@@ -78,7 +79,7 @@ class RedisServer:
         """Whether it can be reached."""
         try:
             return bool(self.client.ping())
-        except redis.ConnectionError:
+        except (redis.ConnectionError, redis.TimeoutError):
             return False
 
     def kill(self) -> None:
@@ -96,10 +97,21 @@ class RedisServer:
 
 
 class Scheduler:
-    """The other end of the wire, for one experiment."""
+    """The other end of the wire, for one experiment.
 
-    def __init__(self, server: RedisServer, folder: Path, experiment: str = "exp") -> None:
+    Args:
+        keys: of the farm; none where nothing is signed.
+    """
+
+    def __init__(
+        self,
+        server: RedisServer,
+        folder: Path,
+        experiment: str = "exp",
+        keys: LiveKeys | None = None,
+    ) -> None:
         self._server, self._folder = server, folder
+        self.keys = LiveKeys.none() if keys is None else keys
         self.key = wire.events(experiment)
         self._app = Celery("scheduler", set_as_current=False, fixups=[])
         self._app.conf.update(
@@ -128,12 +140,18 @@ class Scheduler:
     def hellos(self) -> list[NodeHello]:
         """Who has introduced itself in this generation."""
         said = [fields for _, fields in self.client.xrange(wire.NODES)]
-        return [decode_hello(fields[wire.HELLO]) for fields in said if wire.HELLO in fields]
+        opened = self.keys.events.open
+        return [
+            decode_hello(opened(fields[wire.HELLO], b"hello"))
+            for fields in said
+            if wire.HELLO in fields
+        ]
 
     def goodbyes(self) -> list[str]:
         """The incarnations that ended in peace."""
         said = [fields for _, fields in self.client.xrange(wire.NODES)]
-        return [fields[wire.BYE].decode() for fields in said if wire.BYE in fields]
+        opened = self.keys.events.open
+        return [opened(fields[wire.BYE], b"bye").decode() for fields in said if wire.BYE in fields]
 
     def start(self, trainable: Any, config: dict[str, Any] | None = None, **how: Any) -> HostStart:
         """How to host a trial of ``trainable``."""
@@ -158,23 +176,34 @@ class Scheduler:
         if version is None:
             version = self._versions[incarnation] = self._versions.get(incarnation, 0) + 1
         assignment = Assignment(PROTOCOL_VERSION, incarnation, 1, version, orders)
+        self.mail(incarnation, assignment)
+        return version
+
+    def mail(self, incarnation: str, assignment: Assignment) -> None:
+        """Publish this assignment."""
+        sealed = self.keys.orders.close(encode(assignment), b"mail", incarnation.encode())
+        self.post(incarnation, base64.b64encode(sealed).decode())
+
+    def post(self, incarnation: str, mail: str) -> None:
+        """Put mail into a node's queue, whatever it is."""
         name = wire.queue(incarnation)
         self._app.send_task(
             wire.TASK,
-            args=[base64.b64encode(encode(assignment)).decode()],
+            args=[mail],
             queue=Queue(
                 name, exchange=Exchange("", no_declare=True), routing_key=name, no_declare=True
             ),
             ignore_result=True,
         )
-        return version
 
     def batches(self) -> list[tuple[int, list[NodeEvent]]]:
         """All batches in the stream: the number of the first event, and the events."""
-        return [
-            (decode_header(fields[wire.HEADER]).first, decode_node_events(fields[wire.EVENTS]))
-            for _, fields in self.client.xrange(self.key)
-        ]
+        batches = []
+        for _, fields in self.client.xrange(self.key):
+            events = fields[wire.EVENTS]
+            header = self.keys.events.open(fields[wire.HEADER], b"batch", self.key.encode(), events)
+            batches.append((decode_header(header).first, decode_node_events(events)))
+        return batches
 
     def events(self) -> list[NodeEvent]:
         """The events in the stream in their order, doubles dropped; a gap fails the test."""
@@ -190,16 +219,25 @@ class Scheduler:
 
     def journal(self, incarnation: str, n: int) -> None:
         """Say that events are journalled up to number ``n``."""
-        self.client.hset(wire.reply(incarnation), wire.journalled(self.key), n)
+        self.reply(incarnation, wire.journalled(self.key), str(n))
 
     def announce(self, incarnation: str, version: int) -> None:
         """Say which assignment is the newest."""
-        self.client.hset(wire.reply(incarnation), "v", f"1:{version}")
+        self.reply(incarnation, "v", f"1:{version}")
+
+    def reply(self, incarnation: str, field: str, value: str) -> None:
+        """Set a field of the reply to a node."""
+        about = (b"reply", incarnation.encode(), field.encode())
+        sealed = self.keys.orders.close(value.encode(), *about)
+        self.client.hset(wire.reply(incarnation), field, sealed)
 
     def lease(self, incarnation: str) -> list[int]:
         """The lease's counter, and the term and version that were taken; empty without one."""
         value = self.client.get(wire.lease(incarnation))
-        return [int(part) for part in value.split(b":")] if value else []
+        if not value:
+            return []
+        opened = self.keys.events.open(value, b"lease", incarnation.encode())
+        return [int(part) for part in opened.split(b":")]
 
 
 class Node:

@@ -45,6 +45,7 @@ def farm() -> Iterator[EmbeddedFarm]:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Warm farms whose nodes are none; they end with the test."""
+    warm.stop_all()  # those of searches before, whose nodes are some
     monkeypatch.setattr(warm, "EmbeddedFarm", lambda cpus, **_: start_farm("exec sleep 600"))
     yield
     warm.stop_all()
@@ -53,6 +54,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def pid_of(farm: EmbeddedFarm, service: str) -> int:
     farm.trouble()
     return farm.pids.get(service, 0)
+
+
+def told_pid_of(farm: EmbeddedFarm, service: str) -> int:
+    """The same, once the keeper has told it: Redis may answer before."""
+    eventually(lambda: pid_of(farm, service))
+    return farm.pids[service]
 
 
 def descendants(farm: EmbeddedFarm) -> list[psutil.Process]:
@@ -71,14 +78,36 @@ def test_its_redis_answers_soon_is_private_and_evicts_nothing(farm):
 
 
 def test_it_is_there_in_a_fraction_of_a_second():
-    took = []
-    for _ in range(3):
+    def took() -> float:
         started = time.perf_counter()
         farm = start_farm()
-        took.append(time.perf_counter() - started)
+        took = time.perf_counter() - started
         farm.stop()
+        return took
 
-    assert min(took) < 1.0  # 0.02 s on an idle machine
+    # 0.02 s on an idle machine; on one that is busy it may have to wait for its turn.
+    assert any(took() < 1.0 for _ in range(10))
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_ctrl_c_while_it_is_started_leaves_no_process_and_no_folder(
+    monkeypatch, tmp_path, has_begun
+):
+    start, started = EmbeddedFarm._start_keeper, []
+
+    def is_interrupted(farm, *arguments):
+        if has_begun:
+            start(farm, *arguments)
+            started.append(farm.keeper_pid)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime_folder, "_places", lambda: iter([str(tmp_path)]))
+    monkeypatch.setattr(EmbeddedFarm, "_start_keeper", is_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        EmbeddedFarm(1, make_node_command=lambda *_: ["/bin/sh", "-c", RESTLESS])
+    assert bool(started) is has_begun
+    assert list(tmp_path.iterdir()) == []
+    assert not any(psutil.pid_exists(pid) for pid in started)
 
 
 def test_stopping_leaves_no_process_and_no_folder(farm):
@@ -92,7 +121,7 @@ def test_stopping_leaves_no_process_and_no_folder(farm):
 
 
 def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
-    first = pid_of(farm, layout.REDIS)
+    first = told_pid_of(farm, layout.REDIS)
     os.kill(first, signal.SIGKILL)
     eventually(lambda: pid_of(farm, layout.REDIS) not in {0, first})
     farm.wait_until_ready()
@@ -103,7 +132,7 @@ def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
 
 def test_a_node_that_dies_is_started_again_and_its_orphans_are_killed(farm):
     eventually(lambda: len(descendants(farm)) == 3)
-    first = pid_of(farm, layout.NODE)
+    first = told_pid_of(farm, layout.NODE)
     (orphan,) = psutil.Process(first).children()
     os.kill(first, signal.SIGKILL)
     eventually(lambda: pid_of(farm, layout.NODE) not in {0, first})
@@ -125,8 +154,7 @@ def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
 
 def kill_node(farm: EmbeddedFarm) -> None:
     """Kill the node, and wait until there is another."""
-    eventually(lambda: pid_of(farm, layout.NODE))
-    before = farm.pids[layout.NODE]
+    before = told_pid_of(farm, layout.NODE)
     os.kill(before, signal.SIGKILL)
     eventually(lambda: farm.trouble() or pid_of(farm, layout.NODE) != before)
 
@@ -154,7 +182,7 @@ def test_a_command_that_does_not_exist_is_given_up_and_named():
 
 def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
     farm = start_farm("exec sleep 600")
-    services = [psutil.Process(pid_of(farm, name)) for name in (layout.REDIS, layout.NODE)]
+    services = [psutil.Process(told_pid_of(farm, name)) for name in (layout.REDIS, layout.NODE)]
     os.kill(farm.keeper_pid, signal.SIGKILL)
 
     eventually(lambda: not any(process.is_running() for process in services))
@@ -190,7 +218,7 @@ def prewarmed() -> Iterator[EmbeddedFarm]:
 
 def test_what_to_get_ready_for_is_told_in_a_private_file_and_on_no_command_line(prewarmed):
     path = os.path.join(prewarmed.folder, layout.PREWARM)
-    node = psutil.Process(pid_of(prewarmed, layout.NODE))
+    node = psutil.Process(told_pid_of(prewarmed, layout.NODE))
     eventually(lambda: path in node.cmdline())
 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -302,7 +330,7 @@ def test_signals_and_masks_of_the_script_do_not_reach_the_farm():
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         signal.signal(signal.SIGCHLD, before)
-    node = psutil.Process(pid_of(farm, layout.NODE))
+    node = psutil.Process(told_pid_of(farm, layout.NODE))
     eventually(lambda: node.name() == "sleep")
     node.terminate()
 

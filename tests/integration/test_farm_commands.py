@@ -84,6 +84,18 @@ def test_a_script_is_submitted_with_all_that_was_said_of_it(desk, tunemq):
     assert entry.settings.preload == ("a.b", "c")
 
 
+def test_a_variable_without_a_value_has_the_one_that_it_has_here(desk, tunemq, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "hidden")
+    tunemq("submit", "train.py", "--name", "exp", "--env", "WANDB_API_KEY", "--detach")
+    assert desk.queue.get("exp").settings.variables == {"WANDB_API_KEY": "hidden"}
+
+
+def test_a_password_among_the_arguments_is_told_of(tunemq):
+    tunemq("ls", "--redis", "redis://:hidden@127.0.0.1:1/0", code=69)
+    assert "sees the password in --redis; give the address in $TUNEMQ_REDIS" in tunemq.err
+    assert "hidden" not in tunemq.err
+
+
 def test_one_without_a_name_gets_one_and_its_owner_is_who_is_logged_in(desk, tunemq):
     told = as_json(tunemq("submit", "train.py", "--detach", "--json"))
     assert told["name"].startswith("train_20")
@@ -271,7 +283,8 @@ def test_nodes_are_listed_drained_taken_back_and_retired(desk, tunemq):
         ("submit train.py:a-b", 64, "write SCRIPT:NAME"),
         ("submit train.py --name a/b", 64, "call it 'ab'"),
         ("submit train.py --name exp", 64, "there is an experiment exp, which is QUEUED"),
-        ("submit train.py --env X", 64, "--env 'X' is not usable: write NAME=VALUE"),
+        ("submit train.py --env =X", 64, "--env '=X' is not usable: write NAME=VALUE, or NAME"),
+        ("submit train.py --env X", 64, "--env X takes the value from your environment"),
         ("submit train.py --preload a-b", 64, "--preload 'a-b' is no name of a module"),
         ("submit train.py --folder nowhere", 64, "--folder nowhere is no folder"),
         ("submit train.py --owner a/b --detach", 1, "the owner 'a/b' cannot be used"),
@@ -306,7 +319,7 @@ def test_where_redis_is_has_to_be_said_and_be_true(tunemq, monkeypatch):
     tunemq("ls", "--redis", "redis://localhost:1", code=69)
     assert "cannot be reached" in tunemq.err
     tunemq("ls", "--redis", "http://localhost", code=64)
-    assert "redis://:password@host:6379/0" in tunemq.err
+    assert "redis://user:password@host:6379/0" in tunemq.err
 
 
 def test_a_farm_without_a_scheduler_ends_with_75(server, tunemq):

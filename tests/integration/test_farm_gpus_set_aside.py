@@ -19,7 +19,7 @@ from tunemq_shared import requests as r
 
 __all__ = ["uuids"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 
 class MachineWithGpus(Here):

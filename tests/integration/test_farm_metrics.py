@@ -17,7 +17,7 @@ from tests.support import eventually
 
 __all__ = ["uuids"]
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ from tunemq_shared.errors import (
     SchedulerSuperseded,
     WireUnavailable,
 )
+from tunemq_shared.request_seals import open_answer
+from tunemq_shared.seals import Seal
 
 __all__ = ["server"]
 
@@ -59,10 +61,11 @@ def send(server: RedisServer, request_id: str = "0" * 32, **changes):
         "body": msgspec.msgpack.encode(r.ListExperiments()),
         **changes,
     }
+    fields["body"] = Seal("").close(fields["body"])
     server.client.xadd(wire.REQUESTS, fields)
     found = []
     eventually(lambda: found.append(server.client.get(wire.answer(request_id))) or found[-1])
-    return msgspec.msgpack.decode(found[-1], type=a.Reply)
+    return msgspec.msgpack.decode(open_answer(Seal(""), found[-1], request_id), type=a.Reply)
 
 
 def test_an_experiment_is_queued_and_listed(desk, client):
@@ -194,7 +197,6 @@ def test_an_experiment_goes_through_its_life_by_requests(desk, client):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"v": "9"}, "reads requests of version 1, and this is one of version 9"),
         ({"kind": "dance"}, "does not know the request 'dance'"),
         ({"body": b"\xc1"}, "the request 'ls' cannot be read"),
         ({"kind": "show"}, "the request 'show' cannot be read"),
@@ -206,6 +208,14 @@ def test_what_cannot_be_read_is_answered_with_why(desk, server, changes, told):
     reply = send(server, **changes)
     assert told in reply.refusal.text
     assert send(server, "1" * 32).refusal is None
+
+
+def test_another_version_of_requests_is_told_in_what_all_versions_read(desk, server):
+    server.client.xadd(wire.REQUESTS, {"v": "9", "tunemq": "8.8", "id": "3" * 32, "kind": "ls"})
+    eventually(lambda: server.client.get(wire.answer("3" * 32)))
+    reply = msgspec.msgpack.decode(server.client.get(wire.answer("3" * 32)), type=a.Reply)
+    assert reply.version == r.REQUESTS_VERSION
+    assert "version 2, and this is one of version 9 (TuneMQ 8.8)" in reply.refusal.text
 
 
 def test_rubbish_in_the_stream_is_thrown_away(desk, client, server):
@@ -231,7 +241,7 @@ def test_a_farm_without_a_scheduler_is_told_with_what_starts_one(server, client)
 
 def test_a_scheduler_that_runs_a_script_takes_no_requests(server, client, tmp_path):
     server.client.set(wire.SCHEDULER, "8:token:0:{}")
-    server.client.execute_command(*announcing(7, str(tmp_path), "the one before"))
+    server.client.execute_command(*announcing(7))
     with pytest.raises(NoScheduler, match="runs a script's search"):
         client.farm()
 
@@ -250,8 +260,14 @@ def test_a_request_that_nobody_takes_is_withdrawn(server, tmp_path):
 
 def test_a_request_that_is_old_is_not_done(server, tmp_path):
     seconds, _ = server.client.time()
-    body = msgspec.msgpack.encode(submit())
-    fields = {"v": "1", "id": "2" * 32, "owner": "ann", "kind": "submit", "body": body}
+    body = Seal("").close(msgspec.msgpack.encode(submit()))
+    fields = {
+        "v": str(r.REQUESTS_VERSION),
+        "id": "2" * 32,
+        "owner": "ann",
+        "kind": "submit",
+        "body": body,
+    }
     server.client.xadd(wire.REQUESTS, fields, id=f"{(seconds - 3600) * 1000}-0")
     with served(server.url, server.client, tmp_path) as desk:
         eventually(lambda: server.client.xlen(wire.REQUESTS) == 0)
@@ -304,8 +320,14 @@ def test_a_redis_that_refuses_is_asked_again_later(server, tmp_path, client, cap
         eventually(is_told)
         server.client.delete(wire.REQUESTS)
         eventually(lambda: desk.server.fileno() is not None)
-        reading = [one for one in server.client.client_list() if one["cmd"] == "xread"]
-        server.client.client_unblock(reading[0]["id"], error=True)
+        reading: list[str] = []
+
+        def is_read() -> bool:
+            reading[:] = [one["id"] for one in server.client.client_list() if one["cmd"] == "xread"]
+            return bool(reading)
+
+        eventually(is_read)  # it was sent, and may not have come yet
+        server.client.client_unblock(reading[0], error=True)
 
         assert client.ask(submit(), a.Submitted).name == "exp"
     assert said.count("WRONGTYPE") == 1
@@ -332,7 +354,7 @@ def test_a_request_is_sent_again_after_redis_lost_it(server, tmp_path, monkeypat
 
 
 def test_another_version_of_the_scheduler_is_named(desk, client, server):
-    server.client.execute_command(*announcing(desk.term, "s3://b", "x"))
+    server.client.execute_command(*announcing(desk.term))
     found = msgspec.json.decode(server.client.get(wire.FARM))
     server.client.set(wire.FARM, msgspec.json.encode({**found, "version": 5, "tunemq": "9.9"}))
     with pytest.raises(RequestRefused, match=r"TuneMQ 9\.9\) speaks version 5"):

@@ -415,7 +415,7 @@ def test_a_fenced_node_kills_its_hosts_and_ends(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
     eventually(lambda: scheduler.said(TrialStarted), message=node.log)
     family = family_of(node.process.pid)
-    scheduler.client.hset(wire.reply(node.incarnation), "f", 1)
+    scheduler.reply(node.incarnation, "f", "1")
     assert node.process.wait(30) == 75
     eventually(lambda: not any(map(is_alive, family)))
 
@@ -423,7 +423,7 @@ def test_a_fenced_node_kills_its_hosts_and_ends(node, scheduler):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--redis", "http://somewhere", "write redis://host:6379/0"),
+        ("--redis", "http://somewhere", "write redis://user:password@host:6379/0"),
         ("--cpus", "-1", "--cpus is -1.0"),
         ("--resources", '{"gpu": -2}', "offers -2.0 of 'gpu'"),
         ("--resources", "gpu=2", "give a JSON object"),
@@ -435,6 +435,6 @@ def test_a_bad_option_is_refused_with_its_name_and_the_fix(tmp_path, option, val
     if option != "--redis":
         command += ["--redis", f"unix://{tmp_path}/none.sock"]
     command += ["--workdir", str(tmp_path), option, value]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 64
     assert message in ended.stderr

@@ -109,7 +109,7 @@ def test_what_is_saved_is_written_then_committed_and_then_the_node_waits_for_not
     node, scheduler, store, minio, bucket
 ):
     scheduler.assign(node.incarnation, order("t", start(scheduler, store)))
-    eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 3, within=20, message=node.log)
+    eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 3, message=node.log)
     expected = [f"trial_0/checkpoint_1-{n:06d}" for n in (1, 2, 3)]
     assert keys(scheduler, CheckpointWritten) == keys(scheduler, CheckpointCommitted) == expected
     events = [
@@ -136,7 +136,7 @@ def clone_ten(server, scheduler, store, ref, folder, first):
         ]
         scheduler.assign(node.incarnation, *clones)
         eventually(
-            lambda: node.log().count("checkpoint.committed") == 10, within=40, message=node.log
+            lambda: node.log().count("checkpoint.committed") == 10, within=80, message=node.log
         )
     finally:
         node.end()
@@ -153,7 +153,7 @@ def test_trials_cloned_from_one_checkpoint_read_it_once_a_node_and_send_next_to_
         node = Node(server, scheduler, tmp_path / "first")
         try:
             scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
-            eventually(lambda: scheduler.said(CheckpointCommitted), within=20, message=node.log)
+            eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
         finally:
             node.end()
         assert proxy.moved > SIZE
@@ -182,7 +182,6 @@ def test_a_store_that_is_away_is_waited_for_visibly_and_nothing_due_is_skipped(
             scheduler.assign(node.incarnation, order("t", begin))
             eventually(
                 lambda: any(": " in event.reason for event in scheduler.said(TrialWaits)),
-                within=20,
                 message=node.log,
             )
             waits = scheduler.said(TrialWaits)[0]
@@ -208,9 +207,9 @@ def test_a_store_that_stays_away_costs_the_trial_after_sync_timeout(
     store = "s3://mine/exp?endpoint=http://127.0.0.1:1&region=us-east-1"
     node = Node(server, scheduler, tmp_path / "node")
     try:
-        begin = start(scheduler, store, steps=9, size=10, sync_timeout_s=1.5)
+        begin = start(scheduler, store, steps=9, size=10, sync_timeout_s=5)
         scheduler.assign(node.incarnation, order("t", begin))
-        eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+        eventually(lambda: scheduler.said(HostFreed), within=60, message=node.log)
     finally:
         node.end()
     (failed,) = scheduler.said(TrialFailed)
@@ -227,7 +226,7 @@ def test_a_paused_trial_saves_though_the_store_is_away(server, scheduler, tmp_pa
     node = Node(server, scheduler, tmp_path / "node")
     try:
         scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=9, size=10)))
-        eventually(lambda: scheduler.said(TrialWaits), within=20, message=node.log)
+        eventually(lambda: scheduler.said(TrialWaits), message=node.log)
         scheduler.assign(node.incarnation, order("t", None, pause=True))
         eventually(lambda: scheduler.said(HostFreed), message=node.log)
     finally:
@@ -242,9 +241,7 @@ def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_comm
     node = Node(server, scheduler, tmp_path / "node")
     try:
         scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=2)))
-        eventually(
-            lambda: len(scheduler.said(CheckpointCommitted)) == 2, within=20, message=node.log
-        )
+        eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 2, message=node.log)
         ref = committed(scheduler)
         scheduler.assign(node.incarnation)
         node.process.kill()
@@ -258,7 +255,6 @@ def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_comm
         cache = next((tmp_path / "node" / "cache").iterdir())
         eventually(
             (cache / "trial_0" / "checkpoint_2-000001" / "committed.json").exists,
-            within=20,
             message=again.log,
         )
         assert downloads(again) == 0
@@ -268,7 +264,7 @@ def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_comm
 
 def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, store, tmp_path):
     scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
-    eventually(lambda: scheduler.said(CheckpointCommitted), within=20, message=node.log)
+    eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     ref = committed(scheduler)
     (weights,) = (tmp_path / "node" / "cache").glob(f"*/{ref.key}/files/weights")
     weights.chmod(0o644)
@@ -276,7 +272,7 @@ def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, 
         file.write(b"W")
     begin = start(scheduler, store, steps=2, restore=(ref,))
     scheduler.assign(node.incarnation, order("t", begin, epoch=2))
-    eventually(lambda: len(scheduler.said(TrialFinished)) == 2, within=20, message=node.log)
+    eventually(lambda: len(scheduler.said(TrialFinished)) == 2, message=node.log)
     assert downloads(node) == 1
     assert not scheduler.said(CheckpointDamaged)
 
@@ -284,7 +280,7 @@ def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, 
 def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store):
     begin = start(scheduler, store, steps=8, pause_s=0.2)
     scheduler.assign(node.incarnation, order("t", begin))
-    eventually(lambda: scheduler.said(CheckpointCommitted), within=20, message=node.log)
+    eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     for pid in children_of(node.process.pid):
         if b"transfers" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
@@ -294,8 +290,8 @@ def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store
 
 def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, store):
     scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
-    eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
-    eventually(lambda: scheduler.said(CheckpointCommitted), within=20, message=node.log)
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
+    eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     scheduler.assign(node.incarnation)
     assert list((node.folder / "cache").iterdir())
     scheduler.journal(node.incarnation, wire.EVERYTHING)
@@ -305,7 +301,7 @@ def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, sto
 def test_with_a_local_store_hosts_write_by_themselves(node, scheduler, tmp_path):
     store = str(tmp_path / "local")
     scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=2, size=10)))
-    eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
     assert keys(scheduler, CheckpointCommitted) == LocalStore(store).list_checkpoints()
     assert not scheduler.said(CheckpointWritten)
     assert not (node.folder / "cache").exists()
@@ -320,7 +316,7 @@ def test_a_trial_is_killed_at_a_failpoint_and_leaves_nothing_behind(
     try:
         begin = start(scheduler, store, steps=3)
         scheduler.assign(node.incarnation, order("t", begin))
-        eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+        eventually(lambda: scheduler.said(HostFreed), message=node.log)
         (died,) = scheduler.said(HostDied)
         assert died.signal == signal.SIGKILL
         (written,) = keys(scheduler, CheckpointWritten)

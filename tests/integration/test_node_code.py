@@ -23,6 +23,7 @@ from tests.support import eventually
 from tunemq_scheduler.carrying import Carriage, carry
 from tunemq_scheduler.core.commands import StartTrial
 from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.executors.wire_seals import WireSeals
 from tunemq_scheduler.farm.output_files import OutputFiles
 from tunemq_scheduler.prepare import prepare
 from tunemq_shared.blobs import BlobFolder
@@ -293,7 +294,8 @@ def test_what_a_trial_prints_is_seen_at_once_and_its_files_come_to_the_store(
     config = {"until": str(until)}
     start = start_apart(scheduler, store, tmp_path / "a", print_and_draw, config=config)
     scheduler.assign(node.incarnation, order("t", start))
-    files, line = OutputFiles(tmp_path, scheduler.key), RedisLine(server.url)
+    files = OutputFiles(tmp_path, scheduler.key, WireSeals().output)
+    line = RedisLine(server.url)
     line.connect()
     shown = tmp_path / "trial_0/stdout"
 

@@ -174,6 +174,7 @@ def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoke
     one, two = both
     node.process.send_signal(SIGSTOP)
     turn_until(lambda: one.told(m.NodeLost) and two.told(m.NodeLost), wire, one, two)
+    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 60.0)  # it is not to be lost once more
     node.process.send_signal(SIGCONT)
     # From now on the first takes no turn: it has not read that the node is back.
     turn_until(lambda: two.told(m.NodeReturned), wire, two)
@@ -248,7 +249,7 @@ def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_goodbye(se
             client.leave()
         node.send("one", m.TrialFinished("t", 1))
         server.client.delete(names.lease("inc1"))
-        server.client.xadd(names.NODES, {names.BYE: "inc1"})
+        node.say_goodbye()
         with closing(NodeWire(server.url, term=2, absent=["one"])) as wire:
             wire.open()
             eventually(lambda: (wire.poll(0.02), server.client.xlen(names.NODES) == 1)[1])

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from minio import MinioAdmin
@@ -101,7 +102,7 @@ def web_server() -> Iterator[str]:
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, suppress(OSError):  # who asked may have gone
                     connection.recv(65536)
                     connection.sendall(answer)
 

@@ -7,6 +7,7 @@ import pytest
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.support import eventually
+from tunemq_scheduler.executors.wire_seals import WireSeals
 from tunemq_scheduler.farm.output_reader import OutputReader
 from tunemq_shared import wire
 from tunemq_shared.output_pieces import OutputPiece, encode
@@ -19,10 +20,10 @@ pytestmark = pytest.mark.integration
 def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_path):
     (tmp_path / "file").write_text("no folder")
     news = []
-    reader = OutputReader(server.url, news.append)
+    reader = OutputReader(server.url, news.append, WireSeals().output)
     names = ("file", "stream", "good")
     reader.follow({name: (tmp_path / name, name) for name in names})
-    piece = encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
+    piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
     server.client.xadd(wire.output("file"), {"o": piece})
     server.client.set(wire.output("stream"), "no stream")
     server.client.xadd(wire.output("good"), {"o": piece})
@@ -32,7 +33,8 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
         eventually(lambda: path.exists() and path.read_bytes() == b"one\n")
         server.client.xadd(wire.output("file"), {"o": piece})
         server.client.xadd(
-            wire.output("good"), {"o": encode(OutputPiece("a", 1, "train_a", "stdout", 4, b"two"))}
+            wire.output("good"),
+            {"o": b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 4, b"two"))},
         )
         eventually(lambda: path.read_bytes() == b"one\ntwo")
     finally:
@@ -43,10 +45,10 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
 def test_one_that_was_over_before_anybody_looked_is_read_all_the_same(
     server: RedisServer, tmp_path
 ):
-    reader = OutputReader(server.url, print)
+    reader = OutputReader(server.url, print, WireSeals().output)
     reader.follow({"quick": (tmp_path / "quick", "quick")})
     reader.follow({})
-    piece = encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
+    piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
     server.client.xadd(wire.output("quick"), {"o": piece})
     reader.start()
     try:

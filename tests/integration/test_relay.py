@@ -105,11 +105,12 @@ def test_nothing_is_started_before_it_is_offered_and_what_is_taken_back_is_given
     supervisor.is_stingy = False
     supervisor.until(lambda: link.usage.held)
     supervisor.is_stingy = True
-    farm.open_gate(20)
+    farm.open_gate(19)  # they go on, and none of them ends before it has to give back what it has
     supervisor.until(lambda: not link.usage.held)
     waits = supervisor.answer(r.WhyTrial("ab12c_00001"))
     assert isinstance(waits, r.Reasons)
     assert waits.request == {"cpu": 1.0}
+    farm.open_gate(20)
     supervisor.is_stingy = False
     assert supervisor.ends().outcome is Outcome.FINISHED
     farm.nothing_is_missing_or_doubled(2, 20)

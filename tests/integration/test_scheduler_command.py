@@ -60,6 +60,14 @@ def test_a_script_that_raises_shows_where(refused):
     assert "RuntimeError: in the script" in said
 
 
+def test_s14_no_other_process_reads_the_keys_beside_a_script(refused):
+    script = (
+        "from tunemq_shared.prctl import is_memory_private\nraise RuntimeError(is_memory_private())"
+    )
+    _, said = refused(script, "--redis", NOWHERE)
+    assert "RuntimeError: True" in said
+
+
 def test_a_folder_is_refused_as_the_place_of_a_copy_and_an_address_as_that_of_results(refused):
     script = SEARCH.replace("NAME", "'mine'")
     code, said = refused(script, "--redis", NOWHERE, "--take-over", "/somewhere")

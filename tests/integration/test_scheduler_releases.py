@@ -61,8 +61,7 @@ def test_however_long_the_store_is_away_two_releases_are_held_and_the_newest_is_
 
     def told() -> int:
         executor.poll(0.0)
-        reply = redis.client.hget(wire.reply("inc1"), wire.journalled(PLAN.events_key))
-        return int(reply or 0)
+        return int(node.reply(wire.journalled(PLAN.events_key)) or 0)
 
     journal, copy = Place(), Place()
     executor.follow(journal, copy, releases=True)

@@ -64,7 +64,8 @@ space = {"n": tune.grid_search(list(range(len(ASKED)))), "gpu": tune.sample_from
 run = tune.RunConfig(storage_path=str(HERE / NAME))
 results = tune.Tuner(asks, param_space=space, run_config=run).fit()
 sees = {one.config["n"]: one.metrics["sees"] for one in results}
-(HERE / f"{NAME}.json").write_text(json.dumps([sees[n] for n in range(len(ASKED))]))
+(HERE / f"{NAME}.new").write_text(json.dumps([sees[n] for n in range(len(ASKED))]))
+(HERE / f"{NAME}.new").replace(HERE / f"{NAME}.json")  # whoever finds it finds all of it
 wait_for((HERE / f"{NAME}.may-end").exists)
 """
 

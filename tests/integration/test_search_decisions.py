@@ -99,8 +99,9 @@ def forever(config):
 
 
 @pytest.mark.parity(54)
-@pytest.mark.parametrize("budget", [1.5, dt.timedelta(seconds=1.5)])
+@pytest.mark.parametrize("budget", [3.0, dt.timedelta(seconds=3)])
 def test_a_time_budget_ends_an_endless_search(budget):
+    fit(returns_config)  # a farm that starts takes its time from the budget
     began = time.monotonic()
     results = fit(forever, num_samples=-1, time_budget_s=budget)
 
@@ -266,7 +267,7 @@ def test_fractions_of_a_cpu_let_more_trials_run_side_by_side(tmp_path):
     results = fit(
         tune.with_resources(train, {"cpu": 0.25}),
         {"n": tune.grid_search([0, 1, 2, 3])},
-        time_budget_s=20,
+        time_budget_s=100,
     )
 
     assert len(list(tmp_path.glob("here_*"))) == 4

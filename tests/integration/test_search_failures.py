@@ -135,7 +135,12 @@ def waits_unless_it_fails(config):
 
 
 def test_with_fail_fast_the_first_error_ends_the_search():
-    results = fit(waits_unless_it_fails, {"a": tune.grid_search([1, 0, 1, 1])}, fail_fast=True)
+    results = fit(
+        waits_unless_it_fails,
+        {"a": tune.grid_search([1, 0, 1, 1])},
+        fail_fast=True,
+        max_concurrent_trials=2,  # however many cores there are
+    )
 
     assert [result.status for result in results][:2] == ["TERMINATED", "ERROR"]
     assert len(results) < 4

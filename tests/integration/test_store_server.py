@@ -9,7 +9,7 @@ import stat
 
 import pytest
 
-from tests.raw_requests import connect, raw, writing
+from tests.raw_requests import connect, raw, whole, writing
 from tests.served_folders import serving
 from tests.support import eventually
 from tunemq_shared.http_address import parse_http_address
@@ -195,7 +195,7 @@ def test_what_does_not_have_its_hash_makes_no_object(shared_served, raw):
     assert (status, json.loads(told)["code"]) == (422, "Damaged")
     with shared_served.objects(place) as objects:
         assert list(objects.list()) == []
-    assert shared_served.incoming() == before
+    assert set(shared_served.incoming()) <= set(before)
 
 
 def test_a_part_that_is_sent_twice_is_what_came_last(shared_served, connect):
@@ -206,7 +206,7 @@ def test_a_part_that_is_sent_twice_is_what_came_last(shared_served, connect):
     upload = json.loads(told)["upload"]
     old, new = b"o" * 1000, b"n" * 1000
     target = f"{place}/a?upload={upload}&start=0"
-    head = f"{writing(target, old)}\r\nAuthorization: Bearer {shared_served.token}\r\n\r\n"
+    head = whole(writing(target, old), shared_served.token)
     slow.socket.sendall(head.encode() + old[:500])
     file = shared_served.data / ".tunemq-store" / "incoming" / upload
     eventually(lambda: file.read_bytes() == old[:500])

@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from tests.object_servers import Certificate
-from tests.raw_requests import connect, raw, writing
+from tests.raw_requests import connect, raw, whole, writing
 from tests.served_folders import serving
 from tests.small_disk import on_small_disk
 from tests.support import eventually
@@ -39,7 +39,7 @@ def test_connections_that_say_nothing_or_little_hold_up_nobody(tmp_path, connect
         for one in idle[::2]:
             one.socket.sendall(b"GET /a HTTP/1.1\r\nX-Slow: ")
         half = connect(server)
-        head = f"{writing('half', bytes(1000))}\r\nAuthorization: Bearer {server.token}\r\n\r\n"
+        head = whole(writing("half", bytes(1000)), server.token)
         half.socket.sendall(head.encode() + bytes(10))
         with server.objects() as objects:
             for n in range(20):

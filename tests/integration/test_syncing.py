@@ -60,7 +60,7 @@ def turning(callback: SyncerCallback, condition: Callable[[], object]) -> None:
         callback.on_step_end(iteration=1, trials=[])
         return condition()
 
-    eventually(turned, within=20)
+    eventually(turned)
 
 
 @pytest.mark.parity(147)

@@ -83,19 +83,19 @@ class Node:
         it.number = self.transfers.download(order, *it.callbacks)
         return it
 
-    def finish(self, it: Waiting, within: float = 30):
+    def finish(self, it: Waiting, within: float = 60.0):
         """What the transfer came to."""
         self.until(lambda: it.is_over, within)
         assert not it.failed, (it.failed, self.log.read_text())
         return it.done[0]
 
-    def fail(self, it: Waiting, within: float = 30) -> tuple[str, bool]:
+    def fail(self, it: Waiting, within: float = 60.0) -> tuple[str, bool]:
         """Why it failed, and whether anything is damaged."""
         self.until(lambda: it.is_over, within)
         assert not it.done
         return it.failed[0]
 
-    def until(self, condition, within: float = 30) -> None:
+    def until(self, condition, within: float = 60.0) -> None:
         run_until(self.reactor, condition, within=within)
 
     def said(self) -> str:
@@ -238,6 +238,8 @@ def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, m
         node = node_for(server, tmp_path, monkeypatch)
         try:
             folder = node.write(source)
+            node.write(source, NEXT)
+            node.finish(node.upload(NEXT))  # a process that begins takes its time from the two s
             server.stop()
             up = node.upload(timeout_s=2)
             down = node.download("0" * 64, tmp_path / "elsewhere" / KEY, timeout_s=2)
@@ -272,7 +274,6 @@ def test_an_upload_can_be_called_off_while_it_goes_on(node, tmp_path, minio, buc
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(180)
 def test_a_store_that_only_accepts_connections_holds_nobody_for_ever(tmp_path, monkeypatch):
     with running_minio(tmp_path / "server") as server:
         node = node_for(server, tmp_path, monkeypatch)
@@ -366,9 +367,11 @@ def test_keys_that_were_replaced_are_found(node, source, minio, tmp_path, monkey
 
 def test_what_is_refused_for_too_long_fails_with_the_reason(node, source, minio):
     node.write(source)
+    node.write(source, NEXT)
+    node.finish(node.upload(NEXT))  # a process that begins takes its time from the two seconds
     node.store = minio.address("no-such-bucket-here", "runs/one")
-    reason, is_corrupt = node.fail(node.upload(timeout_s=1.0))
-    assert "given up after 1 s" in reason
+    reason, is_corrupt = node.fail(node.upload(timeout_s=2.0))
+    assert "given up after 2 s" in reason
     assert "no-such-bucket-here" in reason
     assert not is_corrupt
 
@@ -377,7 +380,7 @@ def test_transfers_give_way_to_training(node, source):
     node.write(source)
     node.finish(node.upload())
     process = psutil.Process(node.transfers.pid)
-    assert process.nice() == psutil.Process().nice() + 10
+    assert process.nice() == min(19, psutil.Process().nice() + 10)
 
 
 def test_keys_are_nowhere_to_be_read(node, source, minio):
@@ -428,7 +431,7 @@ time.sleep(60)
 
 @pytest.mark.parametrize(
     "size",
-    [400 * 2**20, pytest.param(2 * 2**30, marks=[pytest.mark.soak, pytest.mark.timeout(300)])],
+    [400 * 2**20, pytest.param(2 * 2**30, marks=pytest.mark.soak)],
 )
 def test_memory_does_not_grow_with_a_file(node, tmp_path, size):
     source = tmp_path / "source"

@@ -34,6 +34,9 @@ pytestmark = pytest.mark.integration
 #: What it takes to notice, to write the stacks, and to kill who does not heed SIGTERM; they would
 #: sleep for longer.
 ENDED_WITHIN_S = 40.0
+#: What a trial may take that is to take too long. Its first result has to come before, on a machine
+#: that does three other things.
+SHORT_S = 4.0
 
 
 def run(node, scheduler, trainable, **how):
@@ -61,9 +64,9 @@ def sleeps(config):
 @pytest.mark.parametrize(
     ("limits", "kind"),
     [
-        (TrialLimits(step_s=1.5), "time_limit"),
-        (TrialLimits(stall_s=1.5), "stalled"),
-        (TrialLimits(trial_s=2.0), "trial_limit"),
+        (TrialLimits(step_s=SHORT_S), "time_limit"),
+        (TrialLimits(stall_s=SHORT_S), "stalled"),
+        (TrialLimits(trial_s=SHORT_S), "trial_limit"),
     ],
 )
 def test_a_trial_that_takes_too_long_ends_and_its_stack_is_in_its_log(
@@ -99,7 +102,9 @@ def holds_the_gil_and_every_signal(config):
 def test_one_that_holds_the_gil_and_heeds_no_signal_shows_all_its_stacks_and_is_killed(
     node, scheduler
 ):
-    failed = run(node, scheduler, holds_the_gil_and_every_signal, limits=TrialLimits(stall_s=1.5))
+    failed = run(
+        node, scheduler, holds_the_gil_and_every_signal, limits=TrialLimits(stall_s=SHORT_S)
+    )
 
     assert failed.kind == "stalled"
     stacks = printed(scheduler)
@@ -123,7 +128,7 @@ def takes_every_handler_there_is(config):
 
 
 def test_one_that_takes_the_signal_for_the_stacks_too_is_killed_without_them(node, scheduler):
-    limits = TrialLimits(stall_s=1.5)
+    limits = TrialLimits(stall_s=SHORT_S)
     assert run(node, scheduler, takes_every_handler_there_is, limits=limits).kind == "stalled"
 
 
@@ -146,7 +151,7 @@ def says_goodbye(config):
 def test_one_that_takes_too_long_may_clean_up_at_sigterm_and_has_failed_all_the_same(
     node, scheduler
 ):
-    failed = run(node, scheduler, says_goodbye, limits=TrialLimits(step_s=1.5), reuse=True)
+    failed = run(node, scheduler, says_goodbye, limits=TrialLimits(step_s=SHORT_S), reuse=True)
 
     assert failed.kind == "time_limit"
     assert printed(scheduler, "stdout") == "goodbye\n"
@@ -171,7 +176,7 @@ def raises_a_family_and_sleeps(config):
 
 @pytest.mark.parity(128)
 def test_the_whole_family_of_one_that_takes_too_long_is_gone_when_its_slot_is_free(node, scheduler):
-    limits = TrialLimits(step_s=1.5)
+    limits = TrialLimits(step_s=SHORT_S)
     scheduler.assign(
         node.incarnation, order("t1", scheduler.start(raises_a_family_and_sleeps, limits=limits))
     )
@@ -189,15 +194,15 @@ def three_quick_steps(config):
 
 
 def test_a_trial_that_waits_at_its_horizon_takes_no_time(node, scheduler):
-    limits = TrialLimits(step_s=2.0, trial_s=4.0, stall_s=2.0)
+    limits = TrialLimits(step_s=SHORT_S, trial_s=SHORT_S + 2, stall_s=SHORT_S)
     start = scheduler.start(three_quick_steps, limits=limits)
     scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     told_at = time.monotonic()
-    eventually(lambda: time.monotonic() > told_at + 3.0)
+    eventually(lambda: time.monotonic() > told_at + SHORT_S + 1)
     scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(1)))
     eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
-    eventually(lambda: time.monotonic() > told_at + 6.0, within=5)
+    eventually(lambda: time.monotonic() > told_at + 2 * SHORT_S + 3)
     scheduler.assign(node.incarnation, order("t1", start))
     eventually(lambda: scheduler.said(HostFreed), message=node.log)
     assert scheduler.said(TrialFinished)
@@ -214,11 +219,11 @@ def stalls_behind_its_horizon(config):
 
 
 def test_a_trial_that_was_told_to_go_on_and_does_not_has_its_time_from_then(node, scheduler):
-    start = scheduler.start(stalls_behind_its_horizon, limits=TrialLimits(step_s=1.5))
+    start = scheduler.start(stalls_behind_its_horizon, limits=TrialLimits(step_s=SHORT_S))
     scheduler.assign(node.incarnation, order("t1", start, run_until=next_result(0)))
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     began = time.monotonic()
-    eventually(lambda: time.monotonic() > began + 2.5)
+    eventually(lambda: time.monotonic() > began + SHORT_S + 1)
     assert not scheduler.said(TrialFailed)
     scheduler.assign(node.incarnation, order("t1", start))
     eventually(lambda: scheduler.said(HostFreed), within=ENDED_WITHIN_S, message=node.log)
@@ -344,7 +349,7 @@ def test_a_family_of_too_many_processes_ends_by_the_name_of_its_limit(node, sche
 def test_pages_that_are_shared_count_once_and_those_of_files_not_at_all(node, scheduler, trainable):
     start = scheduler.start(trainable, limits=TrialLimits(memory=200 * MIB))
     scheduler.assign(node.incarnation, order("t1", start))
-    eventually(lambda: scheduler.said(HostFreed), within=20, message=node.log)
+    eventually(lambda: scheduler.said(HostFreed), within=100, message=node.log)
     assert not scheduler.said(TrialFailed), scheduler.said(TrialFailed)
     assert scheduler.said(TrialFinished)
 
@@ -385,11 +390,11 @@ class Struggles(tune.Trainable):
 
 def test_the_time_of_a_trial_runs_on_through_its_retries(ended_searches):
     (result,) = fit(
-        Struggles, checkpoint_frequency=1, max_failures=-1, trial_limits=tune.TrialLimits(trial_s=3)
+        Struggles, checkpoint_frequency=1, max_failures=-1, trial_limits=tune.TrialLimits(trial_s=5)
     )
 
     assert result.status == "ERROR"
-    assert "its limit is 3 s (TrialLimits(trial_s=...))" in str(result.error)
+    assert "its limit is 5 s (TrialLimits(trial_s=...))" in str(result.error)
     journal = Path(ended_searches[0].experiment.folder, FILE_NAME)
     events = [entry.event for entry in read_entries(journal)]
     kinds = [event.kind for event in events if isinstance(event, TrialFailed)]
@@ -401,7 +406,7 @@ def test_the_time_of_a_trial_runs_on_through_its_retries(ended_searches):
 def test_a_search_has_its_limits_from_tune_run_too():
     analysis = tune.run(
         sleeps,
-        trial_limits=tune.TrialLimits(step_s=1.5),
+        trial_limits=tune.TrialLimits(step_s=SHORT_S),
         raise_on_failed_trial=False,
         verbose=0,
     )

@@ -99,7 +99,7 @@ def test_a_worker_without_an_address_says_how_to_give_it(command):
 def test_a_worker_with_a_wrong_address_says_what_one_looks_like(command):
     refused = command("--redis", "http://somewhere")
     assert refused.ends() == 64
-    assert "redis://host:6379/0" in refused.said
+    assert "redis://user:password@host:6379/0" in refused.said
 
 
 def test_a_worker_waits_a_while_for_a_redis_that_is_not_there_and_says_so(command, tmp_path):
@@ -107,6 +107,24 @@ def test_a_worker_waits_a_while_for_a_redis_that_is_not_there_and_says_so(comman
     waiting.says("127.0.0.1:1 cannot be reached")
     waiting.send(signal.SIGINT)
     assert waiting.ends() == 130
+
+
+def test_s07_a_worker_with_keys_that_everybody_knows_does_not_start(tmp_path):
+    redis = TcpRedis(tmp_path)
+    variables = {"AWS_ACCESS_KEY_ID": "minioadmin", "AWS_SECRET_ACCESS_KEY": "minioadmin"}
+    line = ("worker", "--redis", redis.url, "--workdir", str(tmp_path / "w"))
+    refused = Command(*line, log=tmp_path / "refused.log", variables=variables)
+    insecure = Command(*line, "--insecure", log=tmp_path / "insecure.log", variables=variables)
+    try:
+        assert refused.ends() == 64
+        assert "which everybody knows" in refused.said
+        assert "deploy/minio" in refused.said
+        insecure.says("It offers")
+        assert "which everybody knows" in insecure.said
+    finally:
+        refused.kill()
+        insecure.kill()
+        redis.end()
 
 
 def test_a_worker_that_redis_does_not_let_in_says_so_at_once(command, tmp_path):
@@ -147,10 +165,10 @@ def test_ctrl_c_ends_an_idle_worker_at_once_and_says_goodbye(worker, scheduler):
 def test_trials_of_a_worker_that_is_told_to_stop_save_and_leave(worker, scheduler):
     incarnation = worker.incarnation(scheduler)
     scheduler.assign(incarnation, order("t1", scheduler.start(without_end)))
-    eventually(lambda: scheduler.said(ResultReported), within=20)
+    eventually(lambda: scheduler.said(ResultReported))
     worker.says("Trial t1 runs")
     worker.send(signal.SIGTERM)
-    eventually(lambda: scheduler.said(HostFreed), within=20)
+    eventually(lambda: scheduler.said(HostFreed))
     assert [type(one) for one in scheduler.events()[-2:]] == [TrialPaused, HostFreed]
     scheduler.journal(incarnation, len(scheduler.events()))
     assert worker.ends() == 0
@@ -165,7 +183,7 @@ def test_a_trial_that_does_not_leave_within_the_grace_is_killed_and_not_blamed(
     try:
         incarnation = worker.incarnation(scheduler)
         scheduler.assign(incarnation, order("t1", scheduler.start(deaf)))
-        eventually(lambda: scheduler.said(ResultReported), within=20)
+        eventually(lambda: scheduler.said(ResultReported))
         scheduler.journal(incarnation, 2)
         worker.send(signal.SIGTERM)
         assert worker.ends() == 0
@@ -185,10 +203,10 @@ def test_a_password_in_the_environment_is_in_no_list_of_processes(tmp_path):
         return [command_line(pid) for pid in family_of(worker.process.pid)]
 
     try:
-        eventually(lambda: any(b"tunemq_workers.ear" in one for one in command_lines()), within=20)
+        eventually(lambda: any(b"tunemq_workers.ear" in one for one in command_lines()))
         assert not any(b"s3cret" in one for one in command_lines())
         redis.client.set(wire.GENERATION, "g")
-        eventually(lambda: redis.client.xlen(wire.NODES), within=20, message=lambda: worker.said)
+        eventually(lambda: redis.client.xlen(wire.NODES), message=lambda: worker.said)
     finally:
         worker.kill()
         redis.end()
@@ -198,7 +216,7 @@ def test_a_second_ctrl_c_ends_a_worker_at_once(server, scheduler, tmp_path):
     worker = Worker(server, tmp_path, "--grace", "600")
     incarnation = worker.incarnation(scheduler)
     scheduler.assign(incarnation, order("t1", scheduler.start(deaf)))
-    eventually(lambda: scheduler.said(ResultReported), within=20)
+    eventually(lambda: scheduler.said(ResultReported))
     family = family_of(worker.process.pid)
     worker.send(signal.SIGINT)
     worker.says("Stopping (SIGINT)")
@@ -212,11 +230,11 @@ def test_a_second_ctrl_c_ends_a_worker_at_once(server, scheduler, tmp_path):
 
 def test_a_worker_that_was_fenced_begins_anew_in_the_same_process(worker, scheduler):
     first = worker.incarnation(scheduler)
-    scheduler.client.hset(wire.reply(first), "f", "its trials run elsewhere")
+    scheduler.reply(first, "f", "its trials run elsewhere")
     second = worker.incarnation(scheduler, after=first)
     assert second != first
     assert worker.process.poll() is None
-    assert "its trials run elsewhere" in worker.said
+    worker.says("its trials run elsewhere")
     eventually(
         lambda: all(map(is_alive, family_of(worker.process.pid))),
         message="what the first one left was not waited for",
@@ -225,7 +243,7 @@ def test_a_worker_that_was_fenced_begins_anew_in_the_same_process(worker, schedu
 
 def test_a_worker_whose_name_another_one_took_ends(worker, scheduler):
     incarnation = worker.incarnation(scheduler)
-    scheduler.client.hset(wire.reply(incarnation), "f", wire.STARTED_AGAIN)
+    scheduler.reply(incarnation, "f", wire.STARTED_AGAIN)
     assert worker.ends() == 76
     assert wire.STARTED_AGAIN in worker.said
 
@@ -243,9 +261,9 @@ def test_the_terminal_of_a_worker_may_be_stuck(server, scheduler, tmp_path):
         worker = Worker(server, tmp_path)
         incarnation = worker.incarnation(scheduler)
         scheduler.assign(incarnation, order("t1", scheduler.start(without_end)))
-        eventually(lambda: scheduler.said(ResultReported), within=20)
+        eventually(lambda: scheduler.said(ResultReported))
         worker.send(signal.SIGTERM)
-        eventually(lambda: scheduler.said(HostFreed), within=20)
+        eventually(lambda: scheduler.said(HostFreed))
         scheduler.journal(incarnation, len(scheduler.events()))
         assert worker.ends() == 0
     finally:

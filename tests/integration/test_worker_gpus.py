@@ -181,7 +181,9 @@ def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
     found = []
 
     def has_looked() -> bool:
-        found[:] = [decode_vitals(said)] if (said := scheduler.client.get(key)) else []
+        if said := scheduler.client.get(key):
+            opened = scheduler.keys.events.open(said, b"vitals", incarnation.encode())
+            found[:] = [decode_vitals(opened)]
         return bool(found) and found[0].load is not None
 
     eventually(has_looked)
@@ -198,7 +200,7 @@ def test_a_worker_that_is_to_retire_saves_its_trials_and_ends(worker, scheduler)
     incarnation = one.hello(scheduler).incarnation
     scheduler.assign(incarnation, order("t", scheduler.start(saves_every_third_step)))
     eventually(lambda: scheduler.said(ResultReported), within=30)
-    scheduler.client.hset(wire.reply(incarnation), "r", "retired by ann")
+    scheduler.reply(incarnation, "r", "retired by ann")
     one.says("Somebody has this worker retire (retired by ann)")
     eventually(lambda: scheduler.said(HostFreed), within=30)
     assert scheduler.said(TrialPaused)

@@ -19,7 +19,7 @@ class MemoryObjects(ObjectStore):
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
 
-    def probe(self) -> None:
+    def probe(self, *, is_read_only: bool = False) -> None:
         pass
 
     def put_bytes(self, key: str, data: bytes) -> None:

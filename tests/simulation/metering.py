@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from tests.support import without_collections
+
 
 class Meter:
     """Adds up what a clock shows, by name.
@@ -65,8 +67,9 @@ class Lines:
             return trace
 
         before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
+        with without_collections():
+            sys.settrace(trace)
+            try:
+                yield
+            finally:
+                sys.settrace(before)

@@ -447,7 +447,7 @@ class Drawn(RuleBasedStateMachine):
 
 
 Drawn.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=80,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],

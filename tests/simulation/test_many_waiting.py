@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.simulation.shared_farm import node
+from tests.support import without_collections
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_shared.allotments import Amounts, Usage, Wanted
 
@@ -42,11 +43,12 @@ def calls_of(what: Callable[[], Any]) -> int:
         nonlocal count
         count += event == "call"
 
-    sys.setprofile(note)
-    try:
-        what()
-    finally:
-        sys.setprofile(None)
+    with without_collections():
+        sys.setprofile(note)
+        try:
+            what()
+        finally:
+            sys.setprofile(None)
     return count
 
 

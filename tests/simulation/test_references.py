@@ -14,7 +14,7 @@ from tests.simulation.drawn_farm import MOST_TRIALS, Farm
 from tunemq_shared import messages as m
 
 Farm.TestCase.settings = settings(
-    max_examples=100,
+    max_examples=50,
     stateful_step_count=150,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),  # to explain takes minutes
@@ -72,5 +72,5 @@ def walk(seed: int) -> None:
 
 
 def test_nothing_that_is_kept_lacks_anything_on_long_walks() -> None:
-    for seed in range(40):
+    for seed in range(15):
         walk(seed)

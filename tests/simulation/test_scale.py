@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.simulation.farm import CountingJournal, Search
+from tests.support import without_collections
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, TrialScheduler
@@ -94,11 +95,12 @@ def counted_calls() -> Iterator[list[int]]:
     def count(_frame: object, event: str, _argument: object) -> None:
         calls[0] += event in {"call", "c_call"}
 
-    sys.setprofile(count)
-    try:
-        yield calls
-    finally:
-        sys.setprofile(before)
+    with without_collections():
+        sys.setprofile(count)
+        try:
+            yield calls
+        finally:
+            sys.setprofile(before)
 
 
 @pytest.mark.parametrize("limits", [{}, {"in_experiment": 100, "max_bytes": 120}])

@@ -18,6 +18,7 @@ from tunemq_shared.errors import StoreError, WireError
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.messages import CheckpointWritten, NodeWarned, encode
 from tunemq_shared.store import check_key
+from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_workers import cache_disk, checkpoint_messages
 from tunemq_workers.cache_folders import CacheFolders
 from tunemq_workers.cache_limits import CacheLimits
@@ -127,7 +128,7 @@ class Checkpoints:
                 self._folders.open(host.start, partial(self._fetch, guest, asked))
             else:
                 self._written(guest, payload)
-        except (msgspec.DecodeError, StoreError) as problem:
+        except (*UNDECODABLE, StoreError) as problem:
             raise WireError(f"what it says of a checkpoint cannot be: {problem}") from problem
 
     def told(self, host: Host) -> None:

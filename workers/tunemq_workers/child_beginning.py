@@ -7,6 +7,7 @@ import signal
 import socket
 
 from tunemq_shared.prctl import die_with_parent, set_name
+from tunemq_shared.unpickling import never_unpickle
 from tunemq_workers.account import act_for, find_account
 from tunemq_workers.credentials import take_keys
 
@@ -25,6 +26,7 @@ def begin(module: str, name: str) -> socket.socket:
     options = parser.parse_args()
     node = socket.socket(fileno=options.fd)
     take_keys(node)
+    never_unpickle()
     if options.trial_user:
         act_for(find_account(options.trial_user))
     die_with_parent(options.node_pid)

@@ -12,14 +12,18 @@ import os
 import re
 import sys
 import time
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from tunemq_shared.errors import ConfigError, WireUnavailable
+from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.prctl import keep_memory_private
+from tunemq_shared.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 from tunemq_workers import machine, node
 from tunemq_workers.account import find_account
 from tunemq_workers.endings import EXIT_UNAVAILABLE
-from tunemq_workers.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
+
+if TYPE_CHECKING:
+    from tunemq_workers.redis_client import Reply
 
 #: So long a Redis that does not answer may take to come: machines of a farm start side by side.
 _PATIENCE_S: Final = 10.0
@@ -58,6 +62,12 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="for logs, copies of checkpoints and what spills; on a disk of this machine;"
         f" default: ~/.cache/tunemq/<name>; with --trial-user, {_SHARED}/tunemq/<name>",
     )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="start although Redis lets others in, or the keys of the store are well known; what is"
+        " wrong is told",
+    )
     node.add_options(parser)
     parser.set_defaults(run=run)
 
@@ -75,10 +85,12 @@ def run(options: argparse.Namespace) -> int:
         )
     address = parse_address(url)
     if options.redis and address.password:
-        sys.stderr.write(
-            "tunemq worker: whoever lists this machine's processes sees the password in --redis;"
-            f" give the address in ${REDIS_VARIABLE} instead.\n"
+        _tell(
+            "whoever lists this machine's processes sees the password in --redis; give the address"
+            f" in ${REDIS_VARIABLE} instead."
         )
+    if keys := find_keys(options.keys, Role.WORKER).path:
+        options.keys = keys  # the node works in the same folder, but who reads its command line not
     name = options.name or machine.hostname()
     if options.trial_user:
         find_account(options.trial_user)
@@ -89,10 +101,13 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"--workdir {workdir} cannot be made: {problem.strerror}.") from problem
     keep_memory_private()
     try:
-        _find_redis(address)
+        hello = _find_redis(address)
     except WireUnavailable as problem:
-        sys.stderr.write(f"tunemq worker: {problem}\n")
+        _tell(str(problem))
         return EXIT_UNAVAILABLE
+    from tunemq_workers.start_up_check import check_surroundings  # for this command alone
+
+    check_surroundings(address, hello, os.environ, is_insecure=options.insecure, tell=_tell)
     os.environ[REDIS_VARIABLE] = url
     line = ["--name", name, "--workdir", workdir, "--farm"]
     return _become([*node.PROGRAM, *line, *node.given_options(options)])
@@ -104,8 +119,11 @@ def _become(program: list[str]) -> NoReturn:
     os.execv(program[0], program)  # noqa: S606  no shell
 
 
-def _find_redis(address: RedisAddress) -> None:
+def _find_redis(address: RedisAddress) -> Reply:
     """Wait a while for a Redis that is not there yet; one that refuses will go on to do so.
+
+    Returns:
+        What it answers to ``HELLO``.
 
     Raises:
         WireUnavailable: it cannot be reached, or does not let us in.
@@ -118,7 +136,7 @@ def _find_redis(address: RedisAddress) -> None:
         try:
             client = RedisClient(address)
             try:
-                (reply,) = client.pipeline([["PING"]])
+                reply, hello = client.pipeline([["PING"], ["HELLO", 2]])
             finally:
                 client.close()
         except WireUnavailable as problem:
@@ -129,12 +147,16 @@ def _find_redis(address: RedisAddress) -> None:
                 raise WireUnavailable(f"{problem} Tried for {tried:.0f} s.") from problem
             if not is_told:
                 is_told = True
-                sys.stderr.write(f"tunemq worker: {problem} Trying for {_PATIENCE_S:g} s.\n")
+                _tell(f"{problem} Trying for {_PATIENCE_S:g} s.")
             time.sleep(_RETRY_S)
         else:
             if isinstance(reply, Refused):
                 raise WireUnavailable(f"Redis at {address} refused us: {reply}.") from reply
-            return
+            return hello
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"tunemq worker: {text}\n")
 
 
 def _default_workdir(name: str, trial_user: str | None) -> str:

@@ -7,7 +7,7 @@ socket for a second, when its node closes the socket pair, and with its node. Be
 waits for a Redis that is away.
 
 On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's
-argument.
+argument, or REFUSED with the reason for what was no such task.
 
 A command that died with an ear waits for the next one, and to import Celery takes half a second of
 a processor. So what the node starts is a forkserver: it imports Celery, and forks one ear at a
@@ -37,18 +37,23 @@ for _name in [name for name in os.environ if name.startswith(("CELERY", "DJANGO_
 gc.disable()
 
 from celery import Celery, signals  # noqa: E402
+from celery.app.amqp import AMQP  # noqa: E402
 from celery.apps.worker import Worker  # noqa: E402
 from celery.exceptions import SecurityWarning  # noqa: E402
-from kombu import Exchange, Queue  # noqa: E402
+from kombu import Connection, Exchange, Queue  # noqa: E402
+from kombu.transport.redis import Channel, Transport  # noqa: E402
+from redis import Redis  # noqa: E402
 
 from tunemq_shared import wire  # noqa: E402
 from tunemq_shared.errors import WireUnavailable  # noqa: E402
 from tunemq_shared.failpoints import failpoint  # noqa: E402
 from tunemq_shared.prctl import die_with_parent, set_name  # noqa: E402
+from tunemq_shared.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
+from tunemq_shared.unpickling import never_unpickle  # noqa: E402
 from tunemq_workers.credentials import take_keys  # noqa: E402
-from tunemq_workers.ear_process import MAIL, READY, next_socket  # noqa: E402
+from tunemq_workers.ear_mail import NoMail, check_task  # noqa: E402
+from tunemq_workers.ear_process import MAIL, READY, REFUSED, next_socket  # noqa: E402
 from tunemq_workers.frames import frame  # noqa: E402
-from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
 from tunemq_workers.redis_client import RedisClient, Refused  # noqa: E402
 
 # What Celery looks up by name only when a worker begins.
@@ -78,6 +83,8 @@ _DEAF_AFTER_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.5
 #: Pauses between attempts to reach a Redis that is away, at first and at most.
 _KNOCK_S: Final = (0.05, 0.2)
+#: How Celery's worker takes a message from Redis.
+_POP: Final = "BRPOP"
 #: What an ear that was found deaf ends with.
 _EXIT_DEAF: Final = 70
 
@@ -93,6 +100,7 @@ def main() -> None:
     forkserver, ear = os.getpid(), 0
     with socket.socket(fileno=options.fd) as node:
         take_keys(node)
+        never_unpickle()
         while True:
             wanted = next_socket(node)
             if ear:  # it was not waited for: the pid is its own
@@ -142,7 +150,11 @@ class _Worker(Worker):
 
 def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celery:
     """The Celery application that consumes ``queue`` and sends each task's argument to the node."""
-    app = Celery("tunemq", set_as_current=False, loader="app", fixups=[])
+
+    def refuse(reason: str) -> None:
+        send(frame(REFUSED, reason.encode()))
+
+    app = Celery("tunemq", set_as_current=False, loader="app", fixups=[], amqp=_connecting(refuse))
     app.conf.update(
         broker_url=parse_address(redis_url).celery_url(),
         broker_transport_options={
@@ -153,7 +165,9 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
             "health_check_interval": 5,
             "polling_interval": 5,
             "priority_steps": [0],
-            # Nothing is ever unacknowledged, so there is nothing to look for.
+            # Nothing is ever unacknowledged, so nothing is kept to be given again, nor looked for:
+            # an ear may do no more in Redis than take what is in its queue.
+            "ack_emulation": False,
             "unacked_restore_interval": 86_400,
         },
         # A new ear is there sooner than Celery's second attempt.
@@ -189,6 +203,46 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
         failpoint("ear.after_handover")
 
     return app
+
+
+def _connecting(refuse: Callable[[str], None]) -> type[AMQP]:
+    """What makes the connections of an app: they give it no message but ours.
+
+    Args:
+        refuse: told why a message was left out.
+    """
+
+    class OurClient(Redis):
+        def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
+            answer: Any = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
+            if command_name == _POP and answer:
+                try:
+                    answer = [answer[0], check_task(answer[1])]
+                except NoMail as problem:
+                    refuse(problem.reason)
+                    return None  # as if nothing had come
+            return answer
+
+    class OurChannel(Channel):
+        def _get_client(self) -> type[Redis]:
+            return OurClient
+
+        def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+            params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
+            # What the library is called an ear has no right to say; of version 3 it says more.
+            return {**params, "driver_info": None, "protocol": 2}
+
+    class OurTransport(Transport):
+        Channel = OurChannel
+
+    class OurConnection(Connection):
+        def get_transport_cls(self) -> type[Transport]:
+            return OurTransport
+
+    class OurAMQP(AMQP):
+        Connection = OurConnection
+
+    return OurAMQP
 
 
 def _wait_for_redis(url: str) -> None:

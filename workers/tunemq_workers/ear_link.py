@@ -12,7 +12,7 @@ from typing import Final
 
 from tunemq_shared.errors import WireError
 from tunemq_workers.child_process import ChildProcess
-from tunemq_workers.ear_process import MAIL, READY, fork_ear
+from tunemq_workers.ear_process import MAIL, READY, REFUSED, fork_ear
 from tunemq_workers.frames import FrameDecoder
 from tunemq_workers.orphans import Orphans
 from tunemq_workers.reactor import Reactor, Timer
@@ -38,6 +38,7 @@ class EarLink:
         children: the pids of the node's own children; the forkserver's is kept there.
         on_ready: an ear consumes the queue.
         on_mail: a task's argument came.
+        on_refused: something else came, and was refused for this reason.
         on_death: the ear ended by itself; `start_if_none` starts another.
     """
 
@@ -50,10 +51,12 @@ class EarLink:
         *,
         on_ready: Callable[[], None],
         on_mail: Callable[[bytes], None],
+        on_refused: Callable[[str], None],
         on_death: Callable[[], None],
     ) -> None:
         self._reactor, self._start, self._children = reactor, start, children
         self._on_ready, self._on_mail, self._on_death = on_ready, on_mail, on_death
+        self._on_refused = on_refused
         self._forkserver: ChildProcess | None = None
         self._ear: socket.socket | None = None
         self._is_ready = self._is_redis_away = False
@@ -203,6 +206,8 @@ class EarLink:
         for kind, payload in frames:
             if kind == MAIL:
                 self._on_mail(payload)
+            elif kind == REFUSED:
+                self._on_refused(payload.decode())
             elif kind == READY:
                 self._is_ready = True
                 self._deaths_in_a_row = 0

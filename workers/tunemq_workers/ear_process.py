@@ -8,14 +8,16 @@ from __future__ import annotations
 import socket
 from typing import Final
 
+from tunemq_shared.redis_address import REDIS_VARIABLE
 from tunemq_workers.child_process import ChildProcess, start_child
 from tunemq_workers.credentials import REDIS_KEYS
-from tunemq_workers.redis_address import REDIS_VARIABLE
 
 #: The ear consumes the queue; sent once.
 READY: Final = ord("R")
 #: A task's argument: base64 of a msgpack Assignment.
 MAIL: Final = ord("A")
+#: Why something in the queue was no task of ours; see `tunemq_workers.ear_mail`.
+REFUSED: Final = ord("X")
 
 #: What goes with an ear's socket: a descriptor does not travel alone.
 _BE_AN_EAR: Final = b"E"

@@ -7,9 +7,12 @@ child of the forkserver that is not a living host belonged to a dead one*. It is
 children become the forkserver's in turn; the last round finds nobody. Only children that were not
 waited for yet are signalled, so no pid can have been reused.
 
-Families that fork without end are a race. So who was told to end is not told again, who an orphan
-belonged to is asked after it was killed, and where this process may, it comes before all others
-while it sweeps: an orphan that has just been forked is killed before it gets to fork another.
+Families that fork without end are a race, and they may have left thousands of processes that have
+ended and that their host did not wait for. So who lives is killed first, the youngest before all
+others, who was told to end is not told again, and only when nobody new was seen is the rest done:
+waiting for those that have ended, and asking who an orphan belonged to. Where this process may, it
+comes before all others meanwhile: an orphan that has just been forked is killed before it gets to
+fork another.
 
 One kind of orphan is left a moment: Python's resource tracker, which removes what a process has in
 shared memory when that process, killed, cannot. What it does not remove takes the machine's memory
@@ -26,7 +29,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from types import FrameType
@@ -45,6 +48,9 @@ _PRIORITY: Final = 1
 _TRACKER: Final = b"multiprocessing.resource_tracker"
 _TRACKERS_GRACE_S: Final = 0.5
 _PYTHON: Final = os.path.basename(sys.executable).encode()[:15]
+
+#: So many are waited for between two looks for somebody who lives, while there are such.
+_A_FEW: Final = 64
 
 
 def children_of(pid: int, proc: str = "/proc") -> list[int]:
@@ -96,10 +102,6 @@ def _mark_of(pid: int) -> str | None:
     return next((v[len(prefix) :].decode() for v in variables if v.startswith(prefix)), None)
 
 
-def _trackers_of(pid: int) -> set[int]:
-    return {child for child in children_of(pid) if _is_tracker(child)}
-
-
 def _is_tracker(pid: int) -> bool:
     try:
         # A command line is in a process's memory, and who reads it waits for one that is forking
@@ -125,6 +127,8 @@ class Families:
         self._pids: dict[str, int] = {}
         self._hosts: dict[int, str] = {}
         self._dying: dict[str, int] = {}
+        #: Who was told to end, or has ended, and was not waited for yet.
+        self._told: set[int] = set()
         self._orphans: dict[int, frozenset[str]] = {}
         self._immune: set[int] = set()
         self._trackers: set[int] = set()
@@ -164,18 +168,20 @@ class Families:
         To be called after every SIGCHLD: each killed orphan sends another until none is left.
         """
         reports: list[Report] = []
-        while True:
-            while (ended := _ended_child()) is not None:
-                self._bury(ended, reports)
-            if not self._dying:
-                self._calm_down()
-                return reports
-            self._hurry()
-            if defences.FAMILY_KILL:
-                self._sweep(reports)
+        while (ended := _ended_child()) is not None or self._dying:
+            if ended is None or ended.si_pid not in self._own:
+                self._hurry()
+            children = children_of(os.getpid()) if defences.FAMILY_KILL else []
+            # Whoever left one of these has ended by now.
+            dead = [pid for pid in self._hosts if _has_ended(pid)]
+            is_hunting = self._sweep(children, has_new_dead=bool(dead))
+            for pid in dead:
+                self._bury(pid, reports)
+            self._bury_others(_A_FEW if is_hunting else sys.maxsize, reports)
             # Whoever ended during the sweep may have left orphans that it did not see.
-            if _ended_child() is None:
+            if not is_hunting and _ended_child() is None:
                 break
+        self._find_owners(reports)
         remaining = frozenset[str]().union(*self._orphans.values())
         for host in [host for host in self._dying if host not in remaining]:
             del self._dying[host]
@@ -206,16 +212,24 @@ class Families:
             with suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
-    def _bury(self, ended: os.waitid_result, reports: list[Report]) -> None:
-        pid = ended.si_pid
+    def _bury_others(self, at_most: int, reports: list[Report]) -> None:
+        """Wait for children that have ended, up to a host: who that leaves is to be seen first."""
+        for _ in range(at_most):
+            ended = _ended_child()
+            if ended is None or ended.si_pid in self._hosts:
+                return
+            self._bury(ended.si_pid, reports)
+
+    def _bury(self, pid: int, reports: list[Report]) -> None:
+        """Wait for a child that has ended."""
         host = self._hosts.pop(pid, None)
         if host is not None and defences.FAMILY_KILL:
-            # Only its children are looked at: while a family flees there is no time for more.
-            self._trackers |= _trackers_of(os.getpid()) - self._own - self._orphans.keys()
             # Until it is waited for, its pid, and so its group's, is nobody else's.
             self._kill_group(pid)
-        os.waitpid(pid, 0)
+        ended = os.waitid(os.P_PID, pid, os.WEXITED)
+        assert ended is not None  # that is for WNOHANG
         self._own.discard(pid)
+        self._told.discard(pid)
         self._orphans.pop(pid, None)
         self._immune.discard(pid)
         self._trackers.discard(pid)
@@ -229,27 +243,46 @@ class Families:
         else:
             reports.append(HostExited(host, pid, status, None))
 
-    def _sweep(self, reports: list[Report]) -> None:
-        """Kill every child that is not a living host, nor was told before, nor may clean up."""
-        for pid in self._trackers - self._orphans.keys():
-            self._orphans[pid] = self._hosts_of(pid)
-        self._kill_late_trackers()
+    def _sweep(self, children: list[int], *, has_new_dead: bool) -> bool:
+        """Kill each of the children that is no host, nor was told before, nor may clean up.
+
+        Returns whether there was one. With ``has_new_dead`` there may be trackers among them that
+        were not there before.
+        """
         spared = {os.getpgrp(), *self._hosts, *self._guarded}
-        for pid in children_of(os.getpid()):
-            if pid in self._hosts or pid in self._own:
+        known = self._hosts.keys() | self._own | self._trackers | (self._told - self._immune)
+        has_found_any = False
+        for pid in reversed(children):
+            if pid in known:
                 continue
-            if pid in self._orphans and pid not in self._immune:
-                continue
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except PermissionError:
-                self._orphans[pid] = self._hosts_of(pid)
-                self._say_immune(pid, reports)
-                continue
-            # Its group too: what it has just forked need not wait for the next round.
-            if (group := os.getpgid(pid)) not in spared:
-                signal_group(group, signal.SIGKILL)
+            if _has_ended(pid):
+                self._told.add(pid)
+            elif has_new_dead and _is_tracker(pid):
+                self._trackers.add(pid)
+            elif self._kill(pid, spared):
+                has_found_any = True
+        self._kill_late_trackers(spared)
+        return has_found_any
+
+    def _kill(self, pid: int, spared: Container[int]) -> bool:
+        """Kill a child, if that is allowed, and its group."""
+        self._told.add(pid)
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except PermissionError:
+            self._immune.add(pid)
+            return False
+        # Its group too: what it has just forked need not wait for the next round.
+        if (group := os.getpgid(pid)) not in spared:
+            signal_group(group, signal.SIGKILL)
+        return True
+
+    def _find_owners(self, reports: list[Report]) -> None:
+        """Ask of whom those are that were seen and have not ended."""
+        for pid in (self._told | self._trackers) - self._orphans.keys():
             self._orphans[pid] = self._hosts_of(pid)
+            if pid in self._immune:
+                self._say_immune(pid, reports)
 
     def _kill_group(self, host: int) -> None:
         """Kill a host's group; where somebody has to clean up it is killed one by one instead."""
@@ -258,8 +291,8 @@ class Families:
         else:
             signal_group(host, signal.SIGKILL)
 
-    def _kill_late_trackers(self) -> None:
-        """Have the trackers that had their time killed as all others."""
+    def _kill_late_trackers(self, spared: Container[int]) -> None:
+        """Kill the trackers that had their time."""
         if not self._trackers:
             return
         if self._trackers_deadline is None:
@@ -269,7 +302,8 @@ class Families:
             signal.setitimer(signal.ITIMER_REAL, 1.02 * _TRACKERS_GRACE_S)
         elif time.monotonic() > self._trackers_deadline:
             for pid in self._trackers:
-                del self._orphans[pid]
+                self._orphans.pop(pid, None)
+                self._kill(pid, spared)
             self._trackers.clear()
 
     def _hosts_of(self, orphan: int) -> frozenset[str]:
@@ -284,15 +318,13 @@ class Families:
         return frozenset({mark} if mark in self._dying else self._dying)
 
     def _say_immune(self, pid: int, reports: list[Report]) -> None:
-        if pid not in self._immune:
-            self._immune.add(pid)
-            hosts = ", ".join(sorted(self._orphans[pid]))
-            reports.append(
-                Warned(
-                    f"process {pid}, left by {hosts}, runs as another user and cannot be killed; "
-                    "its slot stays taken until it ends."
-                )
+        hosts = ", ".join(sorted(self._orphans[pid]))
+        reports.append(
+            Warned(
+                f"process {pid}, left by {hosts}, runs as another user and cannot be killed; "
+                "its slot stays taken until it ends."
             )
+        )
 
 
 def _only_wake(_signal: int, _frame: FrameType | None) -> None:
@@ -305,6 +337,11 @@ def _ended_child() -> os.waitid_result | None:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
+
+
+def _has_ended(child: int) -> bool:
+    """Whether a child that was not waited for has ended; it stays so."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def signal_group(group: int, number: int) -> None:

@@ -9,7 +9,6 @@ the machine, was stopped for a while, no trial is to blame.
 from __future__ import annotations
 
 import os
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,9 +28,10 @@ _PERIODS_S: Final = (0.02, 1.0)
 #: How long the stacks of a host's threads may take to be written.
 DUMP_S: Final = 0.5
 
+#: Of the number of orders that a host says it has had.
+_COUNT_BYTES: Final = 4
 #: What a host waits for, and what it is answered with.
 _ANSWERS: Final = {ASK_ROOM: ROOM, FETCH: FETCHED, AWAIT_ORDER: ORDER}
-_unpack_count = struct.Struct(">I").unpack
 
 
 class Excess(NamedTuple):
@@ -154,7 +154,7 @@ class HostLimits:
         if clock is None:
             return
         clock.has_spoken = True
-        if kind == AWAIT_ORDER and _unpack_count(payload) != (clock.orders,):
+        if kind == AWAIT_ORDER and payload != clock.orders.to_bytes(_COUNT_BYTES, "big"):
             return  # one is on its way
         if kind in _ANSWERS:
             self._read(clock)

@@ -6,9 +6,8 @@ import math
 import os
 import socket
 from contextlib import suppress
-from typing import Final
 
-_CGROUP: Final = "/sys/fs/cgroup"
+from tunemq_workers.control_groups import ControlGroup
 
 
 def hostname() -> str:
@@ -31,41 +30,32 @@ def node_ip(towards: str = "") -> str:
 
 
 def cpus() -> float:
-    """Processors that this process may use: its affinity, cut by its container's quota."""
+    """Processors that this process may use: its affinity, cut by its control group's quota."""
     allowed = float(len(os.sched_getaffinity(0)))
-    with suppress(OSError, ValueError):
-        quota, period = _read(f"{_CGROUP}/cpu.max").split()
-        if quota != "max":
-            return max(1.0, min(allowed, math.floor(int(quota) / int(period))))
-    return allowed
+    quota = ControlGroup().cpus()
+    return allowed if quota is None else max(1.0, min(allowed, math.floor(quota)))
 
 
 def memory_bytes() -> int:
-    """Memory that this process may use: the machine's, cut by its container's limit."""
+    """Memory that this process may use: the machine's, cut by its control group's limit."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):
-        return min(total, int(_read(f"{_CGROUP}/memory.max")))
-    return total
+    limit = ControlGroup().memory_bytes()
+    return total if limit is None else min(total, limit)
 
 
 def memory_free_bytes() -> float | None:
     """Memory that may still be used, of what `memory_bytes` says; None where nobody says."""
     free: float | None = None
-    with suppress(OSError, ValueError, IndexError):
-        line = _read("/proc/meminfo").split("MemAvailable:")[1].split("\n")[0]
+    with suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as file:
+        line = file.read().split("MemAvailable:")[1].split("\n")[0]
         free = float(line.split()[0]) * 1024
-    with suppress(OSError, ValueError):
-        left = float(int(_read(f"{_CGROUP}/memory.max")) - int(_read(f"{_CGROUP}/memory.current")))
-        free = left if free is None else min(free, left)
-    return free
+    left = ControlGroup().memory_left_bytes()
+    if left is None:
+        return free
+    return float(left) if free is None else min(free, float(left))
 
 
 def offered(cpu_count: float | None, others: dict[str, float]) -> dict[str, float]:
     """The resources that a node announces; what is given stands above what was found."""
     found = {"cpu": cpus() if cpu_count is None else cpu_count, "memory": float(memory_bytes())}
     return {**found, **others}
-
-
-def _read(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read().strip()

@@ -20,15 +20,20 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.health import Health
+from tunemq_shared.key_files import KEYS_VARIABLE
+from tunemq_shared.live_keys import LiveKeys, Role, find_keys
 from tunemq_shared.prctl import keep_memory_private
-from tunemq_workers.account import Account, find_account
+from tunemq_shared.redis_address import REDIS_VARIABLE, parse_address
+from tunemq_shared.unpickling import never_unpickle
+from tunemq_workers.account import Account, find_account, own_files
 from tunemq_workers.ear_process import start_forkserver
 from tunemq_workers.endings import EXIT_FENCED, EXIT_USAGE, GRACE_S
-from tunemq_workers.redis_address import REDIS_VARIABLE, parse_address
 
 #: How a node is started.
 PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node")
 _GIVEN: Final = (
+    "keys",
     "cpus",
     "gpus",
     "resources",
@@ -47,8 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     if options.farm:
         keep_memory_private()
+    health = None
     try:
         parse_address(options.redis)
+        # A script and its own node need none: nobody else may go to their Redis.
+        keys = find_keys(options.keys, Role.WORKER) if options.farm else LiveKeys.none()
         watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
         account = find_account(options.trial_user) if options.trial_user else None
         os.makedirs(options.workdir, mode=0o700, exist_ok=True)
@@ -58,11 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _take_workdir(options.workdir)
         if account is not None:
             _give_folders(account, options)
+        if options.farm:  # what is in an embedded one's environment is about its script
+            health = Health.of_environment("worker")
     except ConfigError as problem:
         sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE
     except ProcessLookupError:
         return 0  # the process that this node belongs to has ended already
+    never_unpickle()
     incarnation = os.urandom(8).hex()
     log = os.path.join(options.workdir, "ear.log")
     start_ears = partial(start_forkserver, options.redis, incarnation, log)
@@ -71,11 +82,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from tunemq_workers.node_setup import run_node
 
     try:
-        code = run_node(options, incarnation, start_ears, ears, watched, account)
+        code = run_node(options, incarnation, start_ears, ears, watched, account, keys, health)
     except ConfigError as problem:
         sys.stderr.write(f"{problem}\n")
         return EXIT_USAGE
-    if code == EXIT_FENCED and options.farm:
+    finally:
+        if health is not None:
+            with own_files():
+                health.close()
+    if code == EXIT_FENCED and health is not None:
+        os.environ.update(health.variables)
         # The same process, so that whoever supervises it sees no death; nothing else is the same.
         os.execv(PROGRAM[0], [*PROGRAM, *given])  # noqa: S606  no shell
     return code
@@ -83,6 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that `given_options` passes on: of a node that people start."""
+    parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        help="the farm's keys, worker.toml of `tunemq keys new`, without which anybody who reaches"
+        f" its Redis may give this worker orders; default: ${KEYS_VARIABLE}",
+    )
     parser.add_argument(
         "--cpus", type=float, help="how many to offer; default: those that it may use"
     )

@@ -19,8 +19,10 @@ import msgspec
 
 from tunemq_shared import defences
 from tunemq_shared.failpoints import failpoint
+from tunemq_shared.health import Health
 from tunemq_shared.introductions import BatchHeader, NodeHello
 from tunemq_shared.messages import PROTOCOL_VERSION, NodeWarned, encode
+from tunemq_shared.redis_address import RedisAddress
 from tunemq_shared.wire import STARTED_AGAIN
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.checkpoints import Checkpoints
@@ -31,11 +33,13 @@ from tunemq_workers.gpu_keeper import GpuKeeper
 from tunemq_workers.gpu_meter import GpuMeter
 from tunemq_workers.host_contracts import Forkservers
 from tunemq_workers.hosts import Hosts
+from tunemq_workers.key_watch import KeyWatch
 from tunemq_workers.last_words import LastWords
 from tunemq_workers.log_watch import LogWatch
 from tunemq_workers.luggage import Luggage
 from tunemq_workers.machine_watch import MachineWatch
 from tunemq_workers.mail import Mailbox
+from tunemq_workers.node_health import NodeHealth
 from tunemq_workers.outbox_room import BLOCK_BYTES, Room
 from tunemq_workers.outboxes import Outboxes
 from tunemq_workers.output_caps import OutputCaps
@@ -56,8 +60,8 @@ from tunemq_workers.pump_messages import (
     SendOutput,
 )
 from tunemq_workers.reactor import Reactor, Timer
-from tunemq_workers.redis_address import RedisAddress
 from tunemq_workers.trial_files import TrialFiles
+from tunemq_workers.wire_seals import NodeSeals
 
 #: Until then the pump looks often for a scheduler that is about to start.
 _EXPECTING_S: Final = 5.0
@@ -113,6 +117,8 @@ class NodeLoop:
         watch: says how the machine is, where somebody may want to know.
         keeper: knows the GPUs, where this node knows them one by one.
         meter: adds up what is used of them.
+        seals: for what goes to the scheduler, and what comes from it.
+        health: says how the node is to whoever looks after it.
     """
 
     def __init__(
@@ -131,21 +137,26 @@ class NodeLoop:
         children: set[int],
         start_ears: Callable[[], ChildProcess],
         ears: ChildProcess,
+        seals: NodeSeals,
         lost_after_s: float,
         grace_s: float,
         watch: MachineWatch | None = None,
         keeper: GpuKeeper | None = None,
         meter: GpuMeter | None = None,
+        health: NodeHealth | None = None,
     ) -> None:
         self._incarnation, self._hello = incarnation, hello
         self._reactor, self._forkservers = reactor, forkservers
         self._watch = watch
+        self._health = NodeHealth(Health("worker"), reactor) if health is None else health
         self._pump = Pump(
             redis,
             incarnation,
             lambda fact: reactor.post(partial(self._heard, fact)),
             None if watch is None else watch.said,
+            seals,
         )
+        self._keys = KeyWatch(seals)
         self._outboxes = Outboxes(room, reactor, order=self._pump.order, header=self._header)
         self._checkpoints = make_checkpoints(self._outboxes.add)
         self._luggage = luggage
@@ -164,7 +175,7 @@ class NodeLoop:
         forkservers.on_warning = self._warn
         self._caps = OutputCaps(reactor, self._hosts.folders)
         self._hosts.on_cut_off = self._caps.look_at
-        self._mail = Mailbox(incarnation)
+        self._mail = Mailbox(incarnation, seals)
         self._wire = _Wire()
         self._is_held = False
         self._announced = (0, 0)
@@ -185,6 +196,7 @@ class NodeLoop:
             children,
             on_ready=self._ear_is_ready,
             on_mail=self._obey,
+            on_refused=partial(seals.refuse_mail, why="is no task of ours"),
             on_death=self._ear_died,
         )
 
@@ -195,6 +207,7 @@ class NodeLoop:
         self._checkpoints.start()
         self._luggage.start()
         self._files.start()
+        self._health.start(lambda: len(self._hosts))
         self._reactor.run(self._after_round)
         self._ear.close()
         self._logs.close()
@@ -216,6 +229,8 @@ class NodeLoop:
         """
         if self._ending is None:
             hosts = len(self._hosts)
+            if exit_code != EXIT_FENCED:  # then the service goes on, as another incarnation
+                self._health.stopping()
             _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, hosts, grace_s)
             self._exit_code = exit_code
             # What saves in the first half repeats nothing; the rest ends at its next result.
@@ -254,7 +269,8 @@ class NodeLoop:
 
     def _withhold(self, devices: dict[str, str]) -> None:
         """These are not to be used now."""
-        self._hello = msgspec.structs.replace(self._hello, withheld=devices)
+        number = self._hello.number + 1
+        self._hello = msgspec.structs.replace(self._hello, withheld=devices, number=number)
         self._introduce()
 
     def _warn(self, events_key: str, text: str) -> None:
@@ -335,6 +351,7 @@ class NodeLoop:
                 self._heed(is_heard=False)
 
     def _seen(self, seen: Seen) -> None:
+        self._health.confirmed(has_scheduler=seen.has_scheduler)
         wire = self._wire
         if seen.generation != wire.generation:
             _log.info("wire.generation old=%s new=%s", wire.generation, seen.generation)
@@ -342,6 +359,10 @@ class NodeLoop:
             # Whatever was sent in the generation before may have gone with it.
             if defences.RESEND:
                 self._outboxes.rewind()
+        if self._keys.look(has_scheduler=seen.has_scheduler, signs=seen.signs):
+            # What lies in Redis may be sealed with a key that goes soon.
+            self._outboxes.rewind()
+            wire.introduced = None
         # Without a generation no stream has to be there.
         missing = frozenset[str]() if seen.generation is None else seen.missing
         self._outboxes.release(seen.journalled, missing)

@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,10 +18,15 @@ import msgspec
 
 from tunemq_shared.byte_sizes import parse_bytes
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.health import Health
 from tunemq_shared.introductions import NodeHello
+from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.messages import PROTOCOL_VERSION, Environment, Gpu
 from tunemq_shared.prctl import adopt_orphans, set_name
-from tunemq_shared.vitals import GpuVitals
+from tunemq_shared.redis_address import parse_address
+from tunemq_shared.refusals import Refusals
+from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_shared.vitals import GpuVitals, NodeAbout
 from tunemq_workers import interpreters, machine, workdir
 from tunemq_workers.account import Account, act_for
 from tunemq_workers.cache_disk import CacheDisk
@@ -42,15 +48,16 @@ from tunemq_workers.gpus import VISIBLE, OfferedGpus, offered_gpus
 from tunemq_workers.log_watch import LogWatch
 from tunemq_workers.luggage import Luggage
 from tunemq_workers.machine_watch import MachineWatch
+from tunemq_workers.node_health import NodeHealth
 from tunemq_workers.node_loop import NodeLoop
 from tunemq_workers.outbox_room import Room
 from tunemq_workers.pump_messages import SendOutput
 from tunemq_workers.reactor import Reactor
-from tunemq_workers.redis_address import parse_address
 from tunemq_workers.spool import Spool
 from tunemq_workers.terminal import open_terminal
 from tunemq_workers.transfers.link import Transfers
 from tunemq_workers.trial_files import TrialFiles
+from tunemq_workers.wire_seals import NodeSeals
 from tunemq_workers.workdir import LogCaps
 
 _log = logging.getLogger(__name__)
@@ -63,6 +70,8 @@ def run_node(
     ears: ChildProcess,
     watched: int | None,
     account: Account | None = None,
+    keys: LiveKeys | None = None,
+    health: Health | None = None,
 ) -> int:
     """Run a node with the options of `tunemq_workers.node`; the exit code.
 
@@ -73,6 +82,8 @@ def run_node(
         ears: the first one.
         watched: a pidfd; when its process ends the node ends at once.
         account: whom trials run as; by default this process's own user.
+        keys: of the farm; none where nothing is signed.
+        health: where to say how the node is, if anywhere.
 
     Raises:
         ConfigError: an option has a value that is not usable.
@@ -107,7 +118,9 @@ def run_node(
         platform.python_version(),
         cloudpickle.__version__,
         gpus.gpus,
+        began=time.time(),
     )
+    seals = NodeSeals(incarnation, keys)
     reactor, children = Reactor(), set[int]()
     disk = CacheDisk(reactor)
     pool = ForkserverPool(
@@ -137,10 +150,7 @@ def run_node(
 
     meter = GpuMeter(gpus.gpus)
     keeper, gpu_vitals = _keep(gpus, reactor, meter, locks)
-    watch = None
-    if options.farm:
-        watch = MachineWatch(interpreters.our_version(), folder, gpu_vitals)
-        watch.start()
+    watch = _watch_machine(hello, folder, gpu_vitals, seals.refused) if options.farm else None
     loop = NodeLoop(
         incarnation=incarnation,
         hello=hello,
@@ -155,11 +165,13 @@ def run_node(
         children=children,
         start_ears=start_ears,
         ears=ears,
+        seals=seals,
         lost_after_s=lost_after_s,
         grace_s=grace_s,
         watch=watch,
         keeper=keeper,
         meter=meter,
+        health=None if health is None else NodeHealth(health, reactor),
     )
     _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)
     _log.info("node.offers resources=%s gpus=%s", _listed(resources), _named(gpus.gpus))
@@ -205,6 +217,24 @@ def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHo
     problem = (death.exc_type, death.exc_value or death.exc_type(), death.exc_traceback)
     _log.critical("thread.broken name=%s", name, exc_info=problem)
     reactor.post(partial(loop.abandon, f"thread {name} broke", EXIT_BROKEN))
+
+
+def _watch_machine(
+    hello: NodeHello,
+    folder: str,
+    gpu_vitals: Callable[[], tuple[GpuVitals, ...]],
+    refused: Refusals,
+) -> MachineWatch:
+    about = NodeAbout(
+        hello.node,
+        hello.hostname,
+        hello.python,
+        {"cloudpickle": hello.cloudpickle},
+        tuple(gpu.uuid for gpu in hello.gpus),
+    )
+    watch = MachineWatch(interpreters.our_version(), folder, gpu_vitals, about, refused)
+    watch.start()
+    return watch
 
 
 def _prewarm(pool: ForkserverPool, environment: Environment) -> None:
@@ -333,7 +363,7 @@ def _seconds(option: str, given: float | None, default: float) -> float:
 def _resources(text: str) -> dict[str, float]:
     try:
         amounts = msgspec.json.decode(text, type=dict[str, float])
-    except msgspec.DecodeError as problem:
+    except ValueError as problem:  # text that cannot be encoded, too
         raise ConfigError(
             f"--resources is {text!r}: {problem}; "
             """give a JSON object of names and amounts, such as '{"gpu": 2}'."""
@@ -366,7 +396,7 @@ def _environment(path: str | None) -> Environment | None:
         raise ConfigError(f"--prewarm is {path!r}: {problem.strerror}.") from problem
     try:
         return msgspec.json.decode(content, type=Environment)
-    except msgspec.DecodeError as problem:
+    except UNDECODABLE as problem:
         raise ConfigError(
             f"--prewarm is {path!r}, which holds no Environment: {problem}."
         ) from problem

@@ -32,6 +32,13 @@ class Printing(NamedTuple):
     folder: str
 
 
+class _Place(NamedTuple):
+    """How far a file was read, in the how manieth round of it."""
+
+    turn: int
+    offset: int
+
+
 class OutputNews:
     """Follows files. Owned by the node's loop.
 
@@ -53,7 +60,8 @@ class OutputNews:
     ) -> None:
         self._timers, self._disk, self._send, self._may_send = timers, disk, send, may_send
         self._printing = printing
-        self._offsets: dict[tuple[str, str], int] = {}
+        #: By folder and name of a file, how often it was shortened, and how far it was read.
+        self._offsets: dict[tuple[str, str], _Place] = {}
         self._completed: list[Printing] = []
         self._is_under_way = False
 
@@ -89,7 +97,8 @@ class OutputNews:
 
     def _read(self, pieces: list[tuple[str, str, OutputPiece]]) -> None:
         for folder, _, piece in pieces:
-            self._offsets[folder, piece.name] = piece.offset + len(piece.data)
+            place = _Place(piece.round, piece.offset + len(piece.data))
+            self._offsets[folder, piece.name] = place
         if pieces:
             self._send(SendOutput(tuple((key, encode(piece)) for _, key, piece in pieces)))
         else:
@@ -97,26 +106,29 @@ class OutputNews:
 
 
 def _read(
-    due: list[Printing], offsets: dict[tuple[str, str], int]
+    due: list[Printing], offsets: dict[tuple[str, str], _Place]
 ) -> list[tuple[str, str, OutputPiece]]:
     """What is new in each file: its folder, its experiment's stream, the piece."""
     found = []
     for key, trial, epoch, folder in due:
         for name in (STDOUT, STDERR):
-            offset, data = _news_of(os.path.join(folder, name), offsets.get((folder, name), 0))
+            read = offsets.get((folder, name), _Place(0, 0))
+            (turn, offset), data = _news_of(os.path.join(folder, name), read)
             if data:
-                piece = OutputPiece(trial, epoch, os.path.basename(folder), name, offset, data)
+                short = os.path.basename(folder)
+                piece = OutputPiece(trial, epoch, short, name, offset, data, turn)
                 found.append((folder, key, piece))
     return found
 
 
-def _news_of(path: str, offset: int) -> tuple[int, bytes]:
+def _news_of(path: str, read: _Place) -> tuple[_Place, bytes]:
+    turn, offset = read
     try:
         with opened(path) as file:
             size = os.fstat(file).st_size
             if size < offset:  # it was shortened
-                offset = 0
+                turn, offset = turn + 1, 0
             offset = max(offset, size - PIECE_BYTES)
-            return offset, os.pread(file, PIECE_BYTES, offset)
+            return _Place(turn, offset), os.pread(file, PIECE_BYTES, offset)
     except OSError:  # nothing was printed yet, or it is not what it should be
-        return offset, b""
+        return read, b""

@@ -22,6 +22,7 @@ from typing import Final
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.failpoints import failpoint
+from tunemq_shared.redis_address import RedisAddress
 from tunemq_workers.account import own_files
 from tunemq_workers.pump_messages import (
     Append,
@@ -40,8 +41,8 @@ from tunemq_workers.pump_messages import (
     Seen,
     SendOutput,
 )
-from tunemq_workers.redis_address import RedisAddress
 from tunemq_workers.redis_client import Command, RedisClient, Refused, Reply
+from tunemq_workers.wire_seals import NodeSeals
 
 #: The lease's period while the scheduler's reply is what holds the node up.
 HURRIED_PERIOD_S: Final = 0.05
@@ -50,6 +51,10 @@ HURRIED_PERIOD_S: Final = 0.05
 _RETRY_S: Final = (0.05, 0.25)
 #: How long mail of a node that died unheard stays in Redis.
 _UNREAD_MAIL_S: Final = 60
+#: The fields of a reply, beside those that say how far events are journalled.
+_ANSWERS: Final = ("v", "f", "r")
+#: No number in a reply has as many.
+_DIGITS: Final = 20
 _APPEND: Final = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'the wire was reset' end
 for i = 2, #ARGV, 2 do
@@ -71,6 +76,7 @@ class Pump:
         incarnation: whose lease is renewed.
         post: takes facts; called in the pump's thread, must not block.
         vitals: what to say of the machine, once a second; likewise.
+        seals: seal what is told, and open what is heard.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class Pump:
         incarnation: str,
         post: Callable[[Fact], None],
         vitals: Callable[[], bytes] | None = None,
+        seals: NodeSeals | None = None,
     ) -> None:
         #: Set by the loop: the (term, version) of the assignment taken.
         self.taken = (0, 0)
@@ -87,6 +94,7 @@ class Pump:
         #: Set by the loop: whether the scheduler's reply is wanted often.
         self.is_hurried = True
         self._address, self._post, self._vitals = address, post, vitals
+        self._seals = NodeSeals(incarnation) if seals is None else seals
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
         self._client: RedisClient | None = None
@@ -165,17 +173,20 @@ class Pump:
     def _commands(self, order: Order | None) -> tuple[Command, ...]:
         match order:
             case Append(key, generation, batches):
-                flat = [part for batch in batches for part in batch]
+                header = self._seals.header
+                flat = [
+                    part for head, events in batches for part in (header(key, head, events), events)
+                ]
                 return (["EVAL", _APPEND, 2, wire.GENERATION, key, generation, *flat],)
             case Forget(key):
                 return (["HDEL", self._reply, wire.journalled(key)],)
             case SendOutput(pieces):
-                return tuple(_output_commands(pieces))
+                return tuple(self._output_commands(pieces))
             case SayHello(hello):
-                return (["XADD", wire.NODES, "*", wire.HELLO, hello],)
+                return (["XADD", wire.NODES, "*", wire.HELLO, self._seals.hello(hello)],)
             case SayGoodbye():
                 return (
-                    ["XADD", wire.NODES, "NOMKSTREAM", "*", wire.BYE, self._incarnation],
+                    ["XADD", wire.NODES, "NOMKSTREAM", "*", wire.BYE, self._seals.goodbye()],
                     ["DEL", self._lease, self._vitals_key, self._queue, self._reply],
                 )
             case _:
@@ -185,45 +196,60 @@ class Pump:
         if self._vitals is None or now < self._vitals_due:
             return ()
         self._vitals_due = now + wire.LEASE_PERIOD_S
-        return (["SET", self._vitals_key, self._vitals(), "PX", int(wire.LEASE_TTL_S * 1_000)],)
+        vitals = self._seals.vitals(self._vitals())
+        return (["SET", self._vitals_key, vitals, "PX", int(wire.LEASE_TTL_S * 1_000)],)
+
+    def _output_commands(self, pieces: tuple[tuple[str, bytes], ...]) -> Iterator[Command]:
+        for key, piece in pieces:
+            sealed = self._seals.output(key, piece)
+            bound = ("MAXLEN", "~", wire.OUTPUT_PIECES)
+            yield ["XADD", wire.output(key), *bound, "*", wire.PIECE, sealed]
+        for key in {key for key, _ in pieces}:
+            yield ["EXPIRE", wire.output(key), wire.OUTPUT_TTL_S]
 
     def _lease_commands(self, keys: tuple[str, ...]) -> tuple[Command, ...]:
         self._renewals += 1
         term, version = self.taken
-        value = f"{self._renewals}:{term}:{version}"
+        value = self._seals.lease(f"{self._renewals}:{term}:{version}")
         ttl_ms = int(wire.LEASE_TTL_S * 1_000)
         return (
             ["SET", self._lease, value, "PX", ttl_ms],
             ["GET", wire.GENERATION],
-            ["HMGET", self._reply, "v", "f", "r", *map(wire.journalled, keys)],
+            ["HMGET", self._reply, *_ANSWERS, *map(wire.journalled, keys)],
             # Mail that waits for the ear does not outlive the node for ever.
             ["PEXPIRE", self._queue, _UNREAD_MAIL_S * 1_000],
             ["EXPIRE", self._reply, wire.REPLY_TTL_S],
             ["EXISTS", wire.SCHEDULER],
+            ["GET", wire.SIGNS],
             *(["EXISTS", key] for key in keys),
         )
 
     def _tell_seen(self, keys: tuple[str, ...], replies: list[Reply]) -> None:
-        lease, generation, fields, _, _, scheduler, *exist = replies
+        lease, generation, fields, _, _, scheduler, signs, *exist = replies
         for reply in replies:
             # A Redis that is full takes no lease, and the scheduler knows; all else can be read.
             if isinstance(reply, Refused) and not (reply is lease and reply.is_full):
                 raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
         assert isinstance(generation, bytes | None)  # what GET answers
         assert isinstance(fields, list)  # what HMGET answers
-        announced, fenced, retired, *journalled = (
-            field if isinstance(field, bytes) else b"" for field in fields
+        names = (*_ANSWERS, *map(wire.journalled, keys))
+        said = self._seals.replies(
+            {
+                name: field if isinstance(field, bytes) else b""
+                for name, field in zip(names, fields, strict=True)
+            }
         )
-        term, _, version = announced.rpartition(b":")
+        term, _, version = said["v"].rpartition(b":")
         self._post(
             Seen(
                 generation,
-                (int(term or self.taken[0]), int(version or 0)),
-                {key: int(n or 0) for key, n in zip(keys, journalled, strict=True)},
+                (_number(term) or self.taken[0], _number(version)),
+                {key: _number(said[wire.journalled(key)]) for key in keys},
                 frozenset(key for key, there in zip(keys, exist, strict=True) if not there),
-                fenced.decode(errors="replace"),
-                retired.decode(errors="replace"),
+                said["f"].decode(errors="replace"),
+                said["r"].decode(errors="replace"),
                 bool(scheduler),
+                signs if isinstance(signs, bytes) else b"",
             )
         )
 
@@ -258,13 +284,6 @@ class Pump:
             self._post(OutputSent())
 
 
-def _output_commands(pieces: tuple[tuple[str, bytes], ...]) -> Iterator[Command]:
-    for key, piece in pieces:
-        yield ["XADD", wire.output(key), "MAXLEN", "~", wire.OUTPUT_PIECES, "*", "o", piece]
-    for key in {key for key, _ in pieces}:
-        yield ["EXPIRE", wire.output(key), wire.OUTPUT_TTL_S]
-
-
 def _about_to_send(order: Order | None, *, renews: bool) -> None:
     """Where a test may have the node die before others see what a turn does."""
     match order:
@@ -293,6 +312,11 @@ def _has_sent(order: Order | None, *, renews: bool) -> None:
             pass
     if renews:
         failpoint("lease.after_send")
+
+
+def _number(said: bytes) -> int:
+    """A number that a reply says; 0 where it says none."""
+    return int(said) if said.isdigit() and len(said) < _DIGITS else 0
 
 
 def _text(reply: Reply) -> str:

@@ -88,7 +88,8 @@ class Seen:
     that was asked for how far its events are; those ``missing`` do not exist. ``fenced`` says why
     this incarnation must end, ``retired`` why somebody wants it to, in peace; empty where it may
     live. ``has_scheduler``: a farm's scheduler holds its lease; the script that an embedded one
-    belongs to needs none.
+    belongs to needs none. ``signs``: the id of the key that it signs with, in hex, as anybody may
+    have written it.
     """
 
     generation: bytes | None
@@ -98,6 +99,7 @@ class Seen:
     fenced: str
     retired: str
     has_scheduler: bool = True
+    signs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

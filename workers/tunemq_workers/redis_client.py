@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import BinaryIO, Final, TypeAlias
 
 from tunemq_shared.errors import WireError, WireUnavailable
-from tunemq_workers.redis_address import RedisAddress
+from tunemq_shared.redis_address import RedisAddress
 
 Argument: TypeAlias = bytes | bytearray | str | int
 Command: TypeAlias = Sequence[Argument]
@@ -21,6 +21,13 @@ _CONNECT_TIMEOUT_S: Final = 2.0
 #: A reply that takes longer is an outage. A connection that has died in silence is found, and
 #: another one made, before the lease is void.
 _REPLY_TIMEOUT_S: Final = 3.0
+#: More than a Redis says, or than a node asks for: whoever says so is none.
+_LONGEST_LINE: Final = 2**16
+_LONGEST_NUMBER: Final = 20
+_LARGEST: Final = 2**63
+_MOST_BYTES: Final = 2**29
+_MOST_ITEMS: Final = 2**20
+_DEEPEST: Final = 4
 
 
 class Refused(WireError):
@@ -83,23 +90,25 @@ class RedisClient:
                 self.close()
                 raise WireUnavailable(f"Redis at {address} refused us: {reply}") from reply
 
-    def _read(self) -> Reply:
-        line = self._replies.readline()
+    def _read(self, depth: int = 0) -> Reply:
+        line = self._replies.readline(_LONGEST_LINE)
         if not line.endswith(b"\r\n"):
+            if len(line) == _LONGEST_LINE:
+                raise _other_protocol(line)
             raise ConnectionResetError("it closed the connection")
         kind, rest = line[:1], line[1:-2]
         if kind == b"$":
-            return self._read_bytes(int(rest))
+            return self._read_bytes(_number(rest, _MOST_BYTES))
         if kind == b":":
-            return int(rest)
+            return _number(rest, _LARGEST)
         if kind == b"+":
             return rest
         if kind == b"-":
             return Refused(rest.decode(errors="replace"))
-        if kind == b"*":
-            count = int(rest)
-            return None if count < 0 else [self._read() for _ in range(count)]
-        raise ConnectionAbortedError(f"it speaks another protocol ({line[:40]!r})")
+        if kind == b"*" and depth < _DEEPEST:
+            count = _number(rest, _MOST_ITEMS)
+            return None if count < 0 else [self._read(depth + 1) for _ in range(count)]
+        raise _other_protocol(line)
 
     def _read_bytes(self, size: int) -> bytes | None:
         if size < 0:
@@ -108,6 +117,20 @@ class RedisClient:
         if len(data) != size + 2:
             raise ConnectionResetError("it closed the connection")
         return data[:-2]
+
+
+def _number(text: bytes, most: int) -> int:
+    """A number that a reply may have."""
+    if len(text) > _LONGEST_NUMBER or not text.removeprefix(b"-").isdigit():
+        raise _other_protocol(text)
+    number = int(text)
+    if not -_LARGEST <= number <= most:
+        raise _other_protocol(text)
+    return number
+
+
+def _other_protocol(said: bytes) -> ConnectionAbortedError:
+    return ConnectionAbortedError(f"it speaks another protocol ({said[:40]!r})")
 
 
 def pack(commands: Sequence[Command]) -> bytes:

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import cloudpickle
 
+from tunemq_shared.unpickling import unpickle
+
 #: How long processes that are asked to end may take, all together.
 _GRACE_S: Final = 0.5
 
@@ -40,7 +42,7 @@ def _is_of_script(module: str) -> bool:
 
 def _made(pickled: bytes) -> Any:
     give_scripts_objects_by_value()
-    return cloudpickle.loads(pickled)
+    return unpickle(pickled)
 
 
 def end_children() -> None:

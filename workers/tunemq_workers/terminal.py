@@ -32,6 +32,14 @@ _TOLD: Final = {
     "node.fenced": "The farm went on without this node ({reason}).",
     "node.abandoned": "Ending at once ({reason}).",
     "node.ended": "Ended.",
+    "keys.read": "{line}",
+    "keys.missing": "The farm's scheduler signs what it says, and this worker has no keys: neither"
+    " believes the other. Start it with the farm's keys: --keys worker.toml.",
+    "keys.of_no_use": "This worker has keys, and the farm's scheduler has none: neither believes"
+    " the other. Start the scheduler with its keys (--keys scheduler.toml), or this without.",
+    "keys.unknown": "The farm's scheduler signs with the key {key}, which is not in {path}: this"
+    " worker does not believe it. Give it the farm's present worker.toml.",
+    "message.refused": "{what}",
     "wire.out_of_reach": "Redis is away ({reason}) Trials go on; their results are kept.",
     "wire.back": "Redis is back.",
     "trial.started": "Trial {trial} runs (incarnation {epoch}, process {pid}).",

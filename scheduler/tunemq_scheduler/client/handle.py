@@ -11,6 +11,7 @@ from tunemq_scheduler.client.following import follow
 from tunemq_scheduler.client.requests import FarmClient
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_scheduler.opening import ResumeOptions
+from tunemq_scheduler.report.harmless import harmless, write_output
 from tunemq_scheduler.restoring import can_restore, restored, results_so_far
 from tunemq_scheduler.result_grid import ResultGrid
 from tunemq_shared.answers import Done, ExperimentDetail, ExperimentRow, ExperimentState
@@ -143,9 +144,8 @@ class ExperimentHandle:
 
 
 def _show(data: bytes) -> None:
-    sys.stdout.write(data.decode(errors="replace"))
-    sys.stdout.flush()
+    write_output(sys.stdout, data)
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"tunemq: {text}\n")
+    sys.stderr.write(f"tunemq: {harmless(text)}\n")

@@ -14,7 +14,9 @@ from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_shared.attached import Parameters, attach, attached_to
 from tunemq_shared.code import load_trainable, pickle_trainable
 from tunemq_shared.errors import ConfigError, TrainableError
-from tunemq_shared.pickling import Unpicklable, dump, load_pickled
+from tunemq_shared.pickling import Unpicklable, dump
+from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_shared.unpickling import load_pickled
 
 _VERSION: Final = 1
 
@@ -75,7 +77,7 @@ def load_tuner_parts(data: bytes) -> LoadedTuner:
     """
     try:
         found = msgspec.msgpack.decode(data, type=_Pickled)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise ConfigError(f"the pickled Tuner cannot be read: {error}.") from error
     for what, ours in {"version": _VERSION, **_versions()}.items():
         if (theirs := getattr(found, what)) != ours:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import getpass
 import importlib.metadata
 import os
-import re
 import time
 from contextlib import suppress
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from tunemq_scheduler.client.login import login_name
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_shared import wire
-from tunemq_shared.answers import Answer, FarmAnnouncement, Refusal, Reply
+from tunemq_shared.answers import Answer, FarmDescription, Refusal, Reply
 from tunemq_shared.errors import (
     ConfigError,
     NoScheduler,
@@ -22,7 +21,12 @@ from tunemq_shared.errors import (
     WireError,
     WireUnavailable,
 )
-from tunemq_shared.requests import MAX_REQUEST_BYTES, REQUESTS_VERSION, Request
+from tunemq_shared.key_files import KEYS_VARIABLE
+from tunemq_shared.live_keys import Role, find_keys
+from tunemq_shared.request_seals import close_request, open_answer
+from tunemq_shared.requests import MAX_REQUEST_BYTES, REQUESTS_VERSION, DescribeFarm, Request
+from tunemq_shared.seals import Seal, SealBroken
+from tunemq_shared.undecodable import UNDECODABLE
 
 _A = TypeVar("_A", bound=Answer)
 _E = TypeVar("_E", bound=msgspec.Struct)
@@ -35,12 +39,15 @@ _SEEN_WITHIN_S: Final = 2.5
 _BACK_WITHIN_S: Final = 5.0
 #: A request is sent again so often: Redis may have been wiped, or the scheduler started again.
 _AGAIN_S: Final = 2.0
+#: An answer that is not the scheduler's may be followed by its own, for so long.
+_MENDED_WITHIN_S: Final = 3.0
 #: Between two looks for an answer: the first pause, and the longest.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 _RETRY_S: Final = 0.2
+#: A term has no more, which is about the time in seconds.
+_TERM_DIGITS: Final = 18
 #: Requests that nobody took are thrown away beyond this number.
 _MOST_REQUESTS: Final = 10_000
-_UNSAFE: Final = re.compile(r"[^\w.@+=-]+")
 
 
 class _Envelope(msgspec.Struct):
@@ -61,14 +68,22 @@ class FarmClient:
 
     Args:
         url: where the farm's Redis is.
-        owner: in whose name; by default the name of who is logged in.
+        owner: in whose name; by default that in the key file, where there is none the name of who
+            is logged in.
         timeout_s: how long an answer may take.
+        keys: the path of the owner's key file; else `TUNEMQ_KEYS` says it, else there is none and
+            nothing is signed.
 
     Raises:
-        ConfigError: the address cannot be used.
+        ConfigError: the address or the key file cannot be used.
     """
 
-    def __init__(self, url: str, *, owner: str = "", timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, *, owner: str = "", timeout_s: float = TIMEOUT_S, keys: str | None = None
+    ) -> None:
+        self._keys = find_keys(keys, Role.SUBMITTER)
+        self.owner = owner or self._own_name()
+        self._check_owner()
         try:
             self._line = RedisLine(url)
         except ValueError as error:
@@ -76,7 +91,6 @@ class FarmClient:
                 f"the address of Redis cannot be used: {error} Give it like"
                 " redis://:password@host:6379/0."
             ) from error
-        self.owner = owner or login_name()
         self._timeout_s = timeout_s
         self._tunemq = importlib.metadata.version("tunemq")
 
@@ -90,17 +104,13 @@ class FarmClient:
         """Close the connection."""
         self._line.close()
 
-    def farm(self) -> FarmAnnouncement:
+    def farm(self) -> FarmDescription:
         """What there is to know of the farm.
 
         Raises:
-            NoScheduler: it has none.
-            WireUnavailable: Redis cannot be reached.
-            RequestRefused: another version of TuneMQ runs there; says which.
+            TuneError: see `ask`.
         """
-        found = self._find_scheduler()
-        self._check_version(_decoded(found, _Envelope, is_json=True))
-        return _decoded(found, FarmAnnouncement, is_json=True)
+        return self.ask(DescribeFarm(), FarmDescription)
 
     def ask(self, request: Request, answer: type[_A]) -> _A:
         """Ask, and wait for the answer.
@@ -110,13 +120,16 @@ class FarmClient:
 
         Raises:
             ConfigError: what was asked for is of no use; says why.
-            RequestRefused: it is not possible now.
+            RequestRefused: it is not possible now, or another version of TuneMQ runs there, or who
+                answers does not have our keys.
             NoScheduler: the farm has none, or it does not answer; nothing was done, unless the
                 message says that it may have been.
             WireUnavailable: Redis cannot be reached.
         """
-        self._find_scheduler()
-        asked = _Asked(request, self.owner, self._tunemq)
+        self._check_version(_decoded(self._find_scheduler(), _Envelope, is_json=True))
+        if self._keys.look():
+            self._check_owner()  # others stand there now
+        asked = _Asked(request, self.owner, self._tunemq, self._keys.submitter(self.owner))
         try:
             data = self._answer_to(asked)
         except KeyboardInterrupt:
@@ -135,11 +148,12 @@ class FarmClient:
         deadline = time.monotonic() + self._timeout_s
         again, pause = 0.0, _FIRST_PAUSE_S
         trouble: WireUnavailable | None = None
+        broken: SealBroken | None = None
         seen = time.monotonic()
         while (now := time.monotonic()) < deadline:
             try:
                 if now >= again:
-                    (entry,) = self._ask([asked.command])
+                    (entry,) = self._ask([asked.command()])
                     asked.entries.append(entry)
                     again = now + _AGAIN_S
                 found, lease = self._ask([("GET", asked.key), ("GET", wire.SCHEDULER)])
@@ -149,14 +163,23 @@ class FarmClient:
                 trouble, found, seen = error, None, now
                 time.sleep(_RETRY_S)
             if found is not None:
-                self._line.post([("DEL", asked.key)])  # a page of a log is large
-                return bytes(found)
+                try:
+                    data = open_answer(asked.seal, bytes(found), asked.id)
+                except SealBroken as error:
+                    if broken is None:
+                        deadline = min(deadline, now + _MENDED_WITHIN_S)
+                    broken = error
+                else:
+                    self._line.post([("DEL", asked.key)])  # a page of a log is large
+                    return data
             if now > seen + _BACK_WITHIN_S:
                 break
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
         if trouble is not None:
             raise trouble
+        if broken is not None:
+            raise self._distrusted(broken) from broken
         at = f"the scheduler of the farm at {self._line.address}"
         what = "has ended" if now < deadline else f"did not answer within {self._timeout_s:g} s"
         if self._withdraw(asked):
@@ -198,6 +221,35 @@ class FarmClient:
             " over, start one without a script: tunemq scheduler --redis URL"
         )
 
+    def _own_name(self) -> str:
+        name, known = login_name(), self._keys.submitters
+        return known[0] if len(known) == 1 else name
+
+    def _check_owner(self) -> None:
+        known = self._keys.submitters
+        if not self._keys.is_signed or self.owner in known:
+            return
+        raise ConfigError(
+            f"the key file {self._keys.path} has no keys of {self.owner!r}, but of"
+            f" {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}: ask as one of these, by"
+            f" that one's own file; keys for another are made by: tunemq keys add FOLDER NAME"
+        )
+
+    def _distrusted(self, broken: SealBroken) -> RequestRefused:
+        """What is said of an answer that is not believed; not what it says itself."""
+        if not self._keys.is_signed:
+            return RequestRefused(
+                f"the answer {broken}: this farm has keys. Have who runs it make some for you"
+                f" (tunemq keys add FOLDER {self.owner}), and name the file by ${KEYS_VARIABLE}."
+            )
+        return RequestRefused(
+            f"whoever answers at {self._line.address} does not have the keys of {self.owner} in"
+            f" {self._keys.path}: the answer {broken}. The scheduler may run without keys, or know"
+            " others than these, which its log says: start it with --keys scheduler.toml, and copy"
+            " the files again if keys were changed. If it knows them, somebody else answers in its"
+            " place. What you asked may have been done: look with `tunemq ls`."
+        )
+
     def _ask(self, commands: list[Command]) -> list[Any]:
         self._line.connect()
         return self._line.ask(commands)
@@ -214,37 +266,37 @@ class FarmClient:
 class _Asked:
     """A request on its way: its entry for the stream, and what is known of it there."""
 
-    def __init__(self, request: Request, owner: str, tunemq: str) -> None:
-        identity = os.urandom(16).hex()
-        body = msgspec.msgpack.encode(request)
-        if len(body) > MAX_REQUEST_BYTES:
+    def __init__(self, request: Request, owner: str, tunemq: str, seal: Seal) -> None:
+        self.id, self.seal = os.urandom(16).hex(), seal
+        self._body = msgspec.msgpack.encode(request)
+        if len(self._body) > MAX_REQUEST_BYTES:
             raise ConfigError(
-                f"this request has {len(body)} bytes, and {MAX_REQUEST_BYTES} are the most; shorten"
-                " its environment variables and names."
+                f"this request has {len(self._body)} bytes, and {MAX_REQUEST_BYTES} are the most;"
+                " shorten its environment variables and names."
             )
-        self.key = wire.answer(identity)
+        self._owner, self._tunemq = owner, tunemq
+        self._kind = str(type(request).__struct_config__.tag)
+        self.key = wire.answer(self.id)
         #: Where it stands in the stream, each time that it was sent.
         self.entries: list[bytes] = []
+
+    def command(self) -> Command:
+        """Sends it now."""
+        sent = str(int(time.time() * 1000))
         fields: dict[str, str | bytes] = {
             "v": str(REQUESTS_VERSION),
-            "tunemq": tunemq,
-            "id": identity,
-            "owner": owner,
-            "kind": str(type(request).__struct_config__.tag),
-            "body": body,
+            "tunemq": self._tunemq,
+            "id": self.id,
+            "owner": self._owner,
+            "kind": self._kind,
+            "sent": sent,
+            "body": close_request(
+                self.seal, self._body, request=self.id, kind=self._kind, sent=sent
+            ),
         }
         limit = ("MAXLEN", "~", str(_MOST_REQUESTS))
         flat = [part for field in fields.items() for part in field]
-        self.command: Command = ("XADD", wire.REQUESTS, *limit, "*", *flat)
-
-
-def login_name() -> str:
-    """Who is logged in, as the owner of what is asked for."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # nobody of that number is known, as in many containers
-        name = f"uid-{os.getuid()}"
-    return _UNSAFE.sub("_", name)[:64] or f"uid-{os.getuid()}"
+        return ("XADD", wire.REQUESTS, *limit, "*", *flat)
 
 
 def _decoded(data: bytes, kind: type[_E], *, is_json: bool = False) -> _E:
@@ -252,18 +304,18 @@ def _decoded(data: bytes, kind: type[_E], *, is_json: bool = False) -> _E:
         if is_json:
             return msgspec.json.decode(data, type=kind)
         return msgspec.msgpack.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise RequestRefused(f"what the farm's scheduler says cannot be read: {error}.") from error
 
 
 def _term_of(lease: bytes) -> int:
     """The term in a scheduler's lease, which begins with it; 0 in what is no lease."""
     term = lease.partition(b":")[0]
-    return int(term) if term.isdigit() else 0
+    return int(term) if term.isdigit() and len(term) <= _TERM_DIGITS else 0
 
 
 def _term_in(announced: bytes) -> int:
-    with suppress(msgspec.MsgspecError):
+    with suppress(*UNDECODABLE):
         return msgspec.json.decode(announced, type=_Announced).term
     return -1
 

@@ -151,6 +151,10 @@ class RunnerState:
         """Trials that could be placed now: PENDING ones, then PAUSED; the longest waiting first."""
         return iter(()) if self.interrupted else self.queue.placeable(self.elapsed, self.has_place)
 
+    def has_waiting(self) -> bool:
+        """Whether some trial waits for nothing but a slot; `waiting` tells which have one."""
+        return not self.interrupted and self.queue.has_any(self.elapsed)
+
     def has_place(self, trial: Trial) -> bool:
         """Whether a node could host a waiting trial now."""
         return self.placement.fit(trial.resources, avoid=self.avoided(trial)) is not None
@@ -221,9 +225,13 @@ class RunnerState:
 
         For collection: this looks at every trial of the experiment.
         """
-        trials = (*self.live, *self.finished)
-        kept = (one for trial in trials for one in self.summary(trial).checkpoints)
-        return {**{one.key: one.sha256 for one in kept}, **dict(self.book.pinned())}
+        found = {
+            one.key: one.sha256 for trial in self.live.values() for one in trial.checkpoints.kept()
+        }
+        for packed in self.finished.values():
+            found.update((one.key, one.sha256) for one in _unpack_summary(packed).checkpoints)
+        found.update(self.book.pinned())
+        return found
 
     def is_busy(self, key: str) -> bool:
         """Whether a checkpoint with this key may be being written, is kept, or is of no trial here.

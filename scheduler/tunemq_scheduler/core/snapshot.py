@@ -25,6 +25,7 @@ from tunemq_shared import messages as m
 from tunemq_shared.conditions import Horizon
 from tunemq_shared.device_use import DeviceUse
 from tunemq_shared.errors import JournalError
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: Of what `dump` writes; another one is refused.
 STATE_VERSION: Final = 1
@@ -158,12 +159,15 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
     Raises:
         JournalError: another version wrote it.
     """
-    version = _version_of(state).version
-    if version != STATE_VERSION:
-        raise JournalError(
-            f"the snapshot's state is of version {version}, this TuneMQ reads {STATE_VERSION}."
-        )
-    read = _decode(state)
+    try:
+        version = _version_of(state).version
+        if version != STATE_VERSION:
+            raise JournalError(
+                f"the snapshot's state is of version {version}, this TuneMQ reads {STATE_VERSION}."
+            )
+        read = _decode(state)
+    except UNDECODABLE as error:
+        raise JournalError(f"the snapshot's state cannot be read: {error}.") from error
     runner.settings = read.settings
     for name in _SAME:
         setattr(runner, name, getattr(read, name))

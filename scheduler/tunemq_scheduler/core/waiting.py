@@ -205,15 +205,19 @@ class WaitingTrials:
             if self._is_resting(entry):
                 self._stand(self._trial(entry[2]))
 
-    def has_pending(self, elapsed: float) -> bool:
+    def has_any(self, elapsed: float) -> bool:
         """Whether one waits for nothing but a slot."""
+        self.wake(elapsed)
+        return bool(self._lines[PENDING] or self._lines[PAUSED])
+
+    def has_pending(self, elapsed: float) -> bool:
+        """Likewise, of those that are PENDING."""
         self.wake(elapsed)
         return bool(self._lines[PENDING])
 
     def keeps_others_waiting(self, elapsed: float) -> bool:
         """Likewise; who shuns nodes does not, for those may have room for others."""
-        self.wake(elapsed)
-        return any(not kind.excluded for kind in self._lines[PENDING])
+        return self.has_pending(elapsed) and any(not kind.excluded for kind in self._lines[PENDING])
 
     def placeable(self, elapsed: float, has_place: Callable[[Trial], bool]) -> Iterator[Trial]:
         """Those that could be placed now; the first costs as much as there are lines.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
@@ -88,33 +89,41 @@ class EmbeddedFarm:
         #: Which GPUs its node may see, by ``CUDA_VISIBLE_DEVICES``; empty where it offers none.
         self.visible_gpus = visible_gpus() if gpus else ""
         make_node_command = make_node_command or partial(node_command, gpus=gpus)
-        self.folder = make_runtime_folder()
-        self._socket_path = os.path.join(self.folder, layout.SOCKET)
-        #: Where its Redis is, as redis-py spells it.
-        self.url = f"unix://{self._socket_path}"
-        workdir = os.path.join(self.folder, layout.NODE)
-        wanted = None if prewarm is None else os.path.join(self.folder, layout.PREWARM)
-        services: dict[str, Sequence[str]] = {
-            layout.REDIS: redis_command(binary, self._socket_path),
-            layout.NODE: make_node_command(self.url, workdir, KEEPER_PID, self.cpus, wanted),
-        }
         self._facts = b""
         self._news: list[str] = []
         self._gave_up: str | None = None
         self._is_ending = False
         #: The pids of the services, as far as the keeper has told.
         self.pids: dict[str, int] = {}
-        try:
+        self.folder = make_runtime_folder()
+        with contextlib.ExitStack() as undo:  # what fails, or is interrupted, leaves nothing
+            undo.callback(remove_tree, self.folder)
+            self._socket_path = os.path.join(self.folder, layout.SOCKET)
+            #: Where its Redis is, as redis-py spells it.
+            self.url = f"unix://{self._socket_path}"
+            workdir = os.path.join(self.folder, layout.NODE)
+            wanted = None if prewarm is None else os.path.join(self.folder, layout.PREWARM)
+            services: dict[str, Sequence[str]] = {
+                layout.REDIS: redis_command(binary, self._socket_path),
+                layout.NODE: make_node_command(self.url, workdir, KEEPER_PID, self.cpus, wanted),
+            }
             os.mkdir(workdir, 0o700)
             if wanted is not None:
                 _write_private(wanted, msgspec.json.encode(prewarm))
-            self._start_keeper(services, environ)
-        except OSError:
-            remove_tree(self.folder)
-            raise
+            self._control, theirs = socket.socketpair()
+            undo.callback(self._control.close)
+            self._control.setblocking(False)
+            with theirs:
+                self._start_keeper(undo, theirs, services, environ)
+            undo.pop_all()
 
-    def _start_keeper(self, services: dict[str, Sequence[str]], environ: dict[str, str]) -> None:
-        ours, theirs = socket.socketpair()
+    def _start_keeper(
+        self,
+        undo: contextlib.ExitStack,
+        theirs: socket.socket,
+        services: dict[str, Sequence[str]],
+        environ: dict[str, str],
+    ) -> None:
         me = os.pidfd_open(os.getpid())
         log = os.open(
             os.path.join(self.folder, layout.KEEPER_LOG),
@@ -131,15 +140,10 @@ class EmbeddedFarm:
                 env=environ,
                 start_new_session=True,
             )
-        except OSError:
-            ours.close()
-            raise
+            undo.callback(self.stop)
         finally:
-            theirs.close()
             os.close(me)
             os.close(log)
-        ours.setblocking(False)
-        self._control = ours
 
     @property
     def keeper_pid(self) -> int:

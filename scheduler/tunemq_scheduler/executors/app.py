@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 from celery import Celery
 from kombu import Connection, Producer
@@ -22,6 +21,7 @@ from redis.exceptions import OutOfMemoryError
 from tunemq_scheduler.executors.redis_line import RedisFull
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.redis_address import parse_address
 
 #: Bounds what a turn of the loop can lose to a Redis that accepts connections and says nothing.
 _SOCKET_TIMEOUT_S: Final = 3.0
@@ -29,9 +29,16 @@ _CONNECT_TIMEOUT_S: Final = 2.0
 
 
 class _Channel(Channel):
-    """A channel that makes one Redis client, not one for each message."""
+    """A channel that makes one Redis client, not one for each message, and names no library to it.
+
+    It has no right to where a farm's users have the rights that they need.
+    """
 
     _one_client: Any = None
+
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
+        return {**params, "driver_info": None, "protocol": 2}  # of version 3 it tells more
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
@@ -57,7 +64,7 @@ class Publisher:
     """
 
     def __init__(self, url: str) -> None:
-        self._url = _celery_url(url)
+        self._url = parse_address(url).celery_url()
         # A script may have a Celery of its own, or Django: this app is nobody's default and takes
         # nothing from CELERY_* variables (the loader is given here, the broker's URL to the
         # connection below) or settings.
@@ -145,17 +152,3 @@ class Publisher:
         if self._connection is not None:
             self._connection.release()
         self._connection = self._producer = None
-
-
-def _celery_url(url: str) -> str:
-    """A redis-py URL as Celery spells it."""
-    parts = urlsplit(url)
-    query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-    if parts.scheme == "unix":
-        password = f":{quote(parts.password, safe='')}@" if parts.password else ""
-        virtual_host = query.get("db", "0")
-        return f"redis+socket://{password}{parts.path}?{urlencode({'virtual_host': virtual_host})}"
-    if parts.scheme == "rediss":
-        # Celery wants it said; redis-py's own default is the same.
-        query.setdefault("ssl_cert_reqs", "required")
-    return parts._replace(query=urlencode(query)).geturl()

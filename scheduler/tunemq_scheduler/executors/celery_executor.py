@@ -11,6 +11,7 @@ from tunemq_scheduler.executors.redis_link import Backing, Guard
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.errors import BugError, WireError
+from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.messages import Event, NodeJoined
 
 
@@ -18,7 +19,7 @@ class CeleryTrialExecutor(MailedOrders):
     """The backend of real experiments: a `NodeWire` of its own.
 
     Args:
-        url, term, guard, backing, connect_within: see `NodeWire`.
+        url, term, guard, backing, connect_within, keys: see `NodeWire`.
     """
 
     def __init__(
@@ -29,10 +30,11 @@ class CeleryTrialExecutor(MailedOrders):
         guard: Guard | None = None,
         backing: Backing | None = None,
         connect_within: float = 10.0,
+        keys: LiveKeys | None = None,
     ) -> None:
         super().__init__()
         self._wire = NodeWire(
-            url, term=term, guard=guard, backing=backing, connect_within=connect_within
+            url, term=term, guard=guard, backing=backing, connect_within=connect_within, keys=keys
         )
         self._client: WireClient | None = None
 

@@ -11,15 +11,20 @@ scheduler to see it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from tunemq_scheduler.executors.departures import place_of
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_scheduler.executors.redis_room import run_id
+from tunemq_scheduler.executors.stream_reader import StreamEntry
 from tunemq_shared import defences, wire
 
 #: How many answers `Generation.begins` wants.
 QUESTIONS: Final = 2
+#: An entry's id may be so far ahead of Redis' clock: that may have been set back by some hours.
+_AHEAD_AT_MOST_MS: Final = 86_400_000
 
 
 class Generation:
@@ -72,21 +77,55 @@ class Generation:
             return False
         return self._begin(generation, self._run_id)
 
-    def begins_with_link(self) -> bool:
-        """The same, after a connection was made."""
+    def begins_with_link(self, signer: str = "") -> bool:
+        """The same, after a connection was made.
+
+        Args:
+            signer: the id of the key that this scheduler signs with; empty without keys.
+        """
         run = run_id(self._line)
-        answers = self._line.ask(self.questions)
-        begins = self._begin(answers[0], run) if run != self._run_id else self.begins(answers)
+        *answers, signs = self._line.ask([*self.questions, ("GET", wire.SIGNS)])
+        if self._known is None and (signer or signs):
+            # Who was here before may have had other keys, and have thrown away what nodes said.
+            self._line.ask([("DEL", wire.GENERATION)])
+            begins = self._begin(None, run)
+        else:
+            begins = self._begin(answers[0], run) if run != self._run_id else self.begins(answers)
         self._run_id = run  # not before: an attempt that failed is made again
         return begins
 
-    def renew(self, events_keys: Iterable[str]) -> bool:
-        """Events are missing in the middle of these streams: begin anew; returns whether it did."""
+    def renew(self, streams: Sequence[str] = ()) -> bool:
+        """Begin anew, with these streams empty; returns whether it did.
+
+        Args:
+            streams: those in which something is missing, or that take nothing any more. What nodes
+                that have ended said in them is lost; so only where it must be.
+        """
         if not defences.GENERATION:
             return False
         # The generation goes first: without it no node appends what it had in its hands.
-        self._line.ask([("DEL", wire.GENERATION), ("DEL", *events_keys)])
+        emptied = [("DEL", *streams)] if streams else []
+        self._line.ask([("DEL", wire.GENERATION), *emptied])
         return self._begin(None, self._run_id)
+
+    def exhausted(self, taken: Mapping[bytes, Sequence[StreamEntry]]) -> list[str]:
+        """The streams that somebody has brought to an end.
+
+        An entry may be appended with any id, and none after it has a lower one: behind the greatest
+        there is none.
+
+        Args:
+            taken: what was read, by stream.
+
+        Raises:
+            WireUnavailable: Redis cannot be reached.
+        """
+        places = {key.decode(): place_of(entries[-1][0])[0] for key, entries in taken.items()}
+        if max(places.values(), default=0) <= time.time() * 1000 + _AHEAD_AT_MOST_MS:
+            return []
+        ((seconds, _),) = self._line.ask([("TIME",)])  # our clock may be wrong
+        latest = int(seconds) * 1000 + _AHEAD_AT_MOST_MS
+        return [key for key, milliseconds in places.items() if milliseconds > latest]
 
     def _begin(self, generation: bytes | None, run: str) -> bool:
         """Begin with the generation that is there, else with a new one.

@@ -8,26 +8,28 @@ streams, one for each experiment.
 
 from __future__ import annotations
 
-import base64
 import os
 import time
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from tunemq_scheduler.executors.departures import Departures
 from tunemq_scheduler.executors.generation import QUESTIONS, Generation
+from tunemq_scheduler.executors.intake import Intake
 from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_scheduler.executors.redis_line import Command, RedisFull
 from tunemq_scheduler.executors.redis_link import RETRY_EVERY_S, Backing, Guard, RedisLink
-from tunemq_scheduler.executors.redis_room import PROBE, RedisRoom, check_policy
+from tunemq_scheduler.executors.redis_room import PROBE, RedisRoom
 from tunemq_scheduler.executors.roster import Roster
 from tunemq_scheduler.executors.stream_reader import COUNT, StreamEntry
 from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_scheduler.executors.wire_client import WireClient
+from tunemq_scheduler.executors.wire_seals import WireSeals
 from tunemq_shared import defences, wire
 from tunemq_shared import messages as m
 from tunemq_shared.errors import BugError, WireError, WireUnavailable
 from tunemq_shared.failpoints import failpoint
+from tunemq_shared.live_keys import LiveKeys
+from tunemq_shared.refusals import Refusals
 from tunemq_shared.vitals import NodeVitals
 
 #: Leases and the generation are looked at this often.
@@ -54,6 +56,7 @@ class NodeWire:
         absent: experiments, by the keys of their events, of which nodes may host something, and
             that will be added: until then, nodes go on with that.
         wants_vitals: whether anybody asks for `vitals`.
+        keys: of the farm; none where nothing is signed.
     """
 
     def __init__(
@@ -66,9 +69,13 @@ class NodeWire:
         connect_within: float = 10.0,
         absent: Iterable[str] = (),
         wants_vitals: bool = False,
+        keys: LiveKeys | None = None,
     ) -> None:
         self._wants_vitals, self._vitals_due = wants_vitals, 0.0
-        self._roster = Roster(term, absent)
+        #: What nodes said and was not believed.
+        self.refusals = Refusals()
+        self._seals = WireSeals(keys, self.refusals)
+        self._roster = Roster(term, absent, self.refusals)
         self._guard, self._backing = guard, backing
         self._connect_within = connect_within
         self._redis = RedisLink(url, guard, backing)
@@ -78,7 +85,7 @@ class NodeWire:
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         #: Clients whose streams are not there yet.
         self._new: list[Tenant] = []
-        self._departures = Departures()
+        self._intake = Intake(self._roster, self._seals)
         #: Nodes that were sent a goodbye.
         self._told: list[str] = []
         self._look_due = 0.0
@@ -93,13 +100,11 @@ class NodeWire:
 
         Raises:
             WireUnavailable: Redis cannot be reached for ``connect_within`` seconds.
-            ConfigError: it would delete what is ours when its memory is used up.
         """
         started = time.monotonic()
         while True:
             try:
                 self._link()
-                self._roster.news += check_policy(self._line)
             except (WireUnavailable, RedisFull) as error:
                 tried = time.monotonic() - started
                 if tried >= self._connect_within:
@@ -192,6 +197,13 @@ class NodeWire:
         if self._has_farm and keys:
             self._roster.commands.append(("SET", wire.STREAMS, wire.listed(keys)))
 
+    def _note_signer(self) -> None:
+        """Say in Redis which key signs: a worker that does not know it can say so."""
+        if self._has_farm:
+            signer = self._seals.signer
+            noted = ("SET", wire.SIGNS, signer) if signer else ("DEL", wire.SIGNS)
+            self._roster.commands.append(noted)
+
     # --- nodes ------------------------------------------------------------------------------------
 
     def retire(self, incarnation: str, reason: str) -> None:
@@ -229,8 +241,8 @@ class NodeWire:
         if self.is_away:  # when Redis is back, all that has changed is sent
             return
         assignment = mailbox.same_assignment() if again else mailbox.next_assignment()
-        payload = base64.b64encode(m.encode(assignment)).decode()
         incarnation = mailbox.incarnation
+        payload = self._seals.mail(incarnation, m.encode(assignment))
         failpoint("orders.before_send")
         try:
             self._redis.publisher.publish(incarnation, f"{incarnation}/{mailbox.stamp}", payload)
@@ -313,9 +325,11 @@ class NodeWire:
             os.read(self._wake_reader, 4096)
         if has_entries:
             try:
-                self._take(self._reader.take())
-                gaps = self._roster.gaps
-                if gaps and self._generation.renew(gaps):
+                taken = self._reader.take()
+                gone = self._generation.exhausted(taken)
+                self._take(self._intake.without(gone, taken))
+                gone += self._roster.gaps
+                if gone and self._generation.renew(gone):
                     self._begin_generation()
                 self._admit()
             except WireError as error:
@@ -323,31 +337,20 @@ class NodeWire:
         return ready
 
     def _take(self, taken: dict[bytes, list[StreamEntry]]) -> None:
-        for entry_id, fields in taken.pop(wire.NODES.encode(), ()):
-            if (goodbye := fields.get(wire.BYE)) is not None:
-                incarnation = self._roster.read_goodbye(entry_id, goodbye)
-                self._departures.add(incarnation, entry_id, "it took its leave")
-            else:
-                hello = fields.get(wire.HELLO, b"")
-                for incarnation in self._roster.read_hello(entry_id, hello):
-                    self._departures.add(incarnation, entry_id, wire.STARTED_AGAIN)
+        self._intake.introductions(taken.pop(wire.NODES.encode(), ()))
         unfinished = self._unread()
         for key, entries in taken.items():
-            tenant = self._roster.tenants[key.decode()]
-            for entry_id, fields in entries:
-                read = self._roster.read_batch(tenant, entry_id, fields)
-                tenant.was_read(entry_id, *read)
+            self._intake.batches(self._roster.tenants[key.decode()], entries)
             if len(entries) >= COUNT:
                 unfinished.append(entries[-1][0])
-        for incarnation, why in self._departures.due(unfinished).items():
+        for incarnation, why in self._intake.departed(unfinished).items():
             if why == wire.STARTED_AGAIN:
                 self._excuse(incarnation)
             self._roster.lose(incarnation, why, is_dead=True)
 
     def _unread(self) -> list[bytes]:
         """Of the streams that are not read, or not now, the newest entries that were."""
-        tenants = self._roster.tenants.keys()
-        is_one_unread = bool(self._new) or not self._roster.absent <= tenants
+        is_one_unread = bool(self._new) or not self._roster.absent <= self._roster.tenants.keys()
         return self._reader.held + [b"0-0"] * is_one_unread
 
     def _excuse(self, incarnation: str) -> None:
@@ -393,6 +396,7 @@ class NodeWire:
     def news(self) -> list[str]:
         """What happened to nodes, and to an embedded farm, since the last call."""
         news, self._roster.news = self._roster.news + self._room.news(), []
+        news += self.refusals.news()
         return news + self._backing.news() if self._backing is not None else news
 
     # --- the link to Redis ------------------------------------------------------------------------
@@ -401,13 +405,14 @@ class NodeWire:
         """(Re)connect, and repeat what may have been lost."""
         self._line.connect()
         self._let_in()
-        if self._generation.begins_with_link():
+        if self._generation.begins_with_link(self._seals.signer):
             self._begin_generation()
         self._roster.start_anew()
         self._reader.ask()
         if self._guard is not None and not self._has_farm:
             self._line.ask([self._guard.taking(self._roster.streams)])
             self._has_farm = True
+        self._note_signer()
 
     def _let_in_if_there_is_room(self) -> None:
         try:
@@ -415,16 +420,18 @@ class NodeWire:
         except RedisFull as error:
             self._is_full(error)
 
-    def _begin_generation(self) -> None:
+    def _begin_generation(self, why: str = "Redis lost data") -> None:
         """The wire is new to us: read from the beginning, tell everybody everything."""
         if self._generation.begun > 1:
-            self._roster.news.append("Redis lost data; what was not recorded yet is sent again.")
+            self._roster.news.append(f"{why}; what was not recorded yet is sent again.")
         self._roster.begin_anew()
         self._note_streams()
+        self._note_signer()
         self._reader.rewind()
 
     def _look(self) -> None:
-        """Twice a second: the generation, the leases, and who has not taken their newest orders."""
+        """Twice a second: the keys, the leases, and who has not taken their newest orders."""
+        self._look_at_keys()
         self._look_at_leases()
         for node in self._roster.nodes.values():
             mailbox = node.mailbox
@@ -434,6 +441,19 @@ class NodeWire:
                 self._send_orders(mailbox)
             elif defences.RESEND and mailbox.renewals_unconfirmed >= _RENEWALS_UNTIL_RESENT:
                 self._send_orders(mailbox, again=True)
+
+    def _look_at_keys(self) -> None:
+        """Where there are others, say again what we said; have nodes that were refused do so."""
+        if line := self._seals.keys.look():
+            self._roster.news.append(line)
+        are_changed, were_refused = self._seals.are_changed()
+        if not are_changed:
+            return
+        self._roster.say_again()
+        self._note_signer()
+        if were_refused and self._generation.renew():
+            self._begin_generation("Keys were changed, and nodes had been refused")
+        self._seals.change_is_told()
 
     def _look_at_leases(self) -> None:
         leases, vitals = self._roster.lease_keys(), self._vitals_keys()
@@ -449,9 +469,12 @@ class NodeWire:
         if self._generation.begins(answers[:QUESTIONS]):
             self._begin_generation()
         for values in answers[QUESTIONS:]:
-            if vitals:
-                self._roster.read_vitals(values[len(leases) :])
-            self._roster.read_leases(time.monotonic(), values[: len(leases)])
+            nodes = list(self._roster.nodes)
+            said = zip(nodes, values[len(leases) :], strict=True) if vitals else ()
+            for incarnation, value in said:
+                self._roster.read_vitals(incarnation, self._seals.vitals(incarnation, value))
+            renewed = dict(zip(nodes, values[: len(leases)], strict=True))
+            self._roster.read_leases(time.monotonic(), self._seals.leases(renewed))
 
     def _vitals_keys(self) -> list[str]:
         """Those to be looked at now: what they say is new once a second, and only for people."""
@@ -463,11 +486,12 @@ class NodeWire:
 
     def _post_commands(self) -> None:
         if self._roster.commands:
+            commands = self._seals.replies(self._roster.commands)
             try:
-                self._redis.post(self._roster.commands)
+                self._redis.post(commands)
             except RedisFull as error:  # those before: what they said is said again when it may
                 self._is_full(error)
-                self._redis.post(self._roster.commands)
+                self._redis.post(commands)
             self._roster.commands = []
 
     def _is_full(self, error: WireError) -> None:

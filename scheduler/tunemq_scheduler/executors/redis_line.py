@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from redis import ConnectionPool
 from redis.backoff import NoBackoff
@@ -23,6 +22,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from tunemq_shared.errors import WireError, WireUnavailable
+from tunemq_shared.redis_address import parse_address
 
 Command = Sequence[str | bytes | int]
 
@@ -40,13 +40,17 @@ class RedisLine:
 
     Args:
         url: ``unix://``, ``redis://`` or ``rediss://``.
+
+    Raises:
+        ConfigError: it is no address of Redis.
     """
 
     def __init__(self, url: str) -> None:
+        address = parse_address(url)
         #: The place without the credentials, for messages.
-        self.address = urlsplit(url)._replace(query="").geturl().rpartition("@")[2]
+        self.address = str(address)
         pool = ConnectionPool.from_url(
-            url,
+            address.url(),
             protocol=2,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,

@@ -1,8 +1,8 @@
-"""Redis and its memory: whether it may evict what is ours, and what is told when it is full.
+"""Redis and its memory: what is told when it is full.
 
-A Redis that evicts keys takes a node's queue or the stream of results for a cache. One that is full
-and evicts nothing refuses what needs memory: then nodes keep their results, orders wait, nobody's
-silence counts, and all of it goes on when there is room.
+It refuses what needs memory then: nodes keep their results, orders wait, nobody's silence counts,
+and all of it goes on when there is room. One that makes room by deleting what is ours is refused
+when a farm's scheduler starts (`tunemq_scheduler.security.redis_probes`).
 """
 
 from __future__ import annotations
@@ -12,32 +12,10 @@ from typing import Final
 
 from tunemq_scheduler.executors.redis_line import Command, RedisFull, RedisLine
 from tunemq_shared import wire
-from tunemq_shared.errors import ConfigError, WireError, WireUnavailable
+from tunemq_shared.errors import WireError, WireUnavailable
 
 #: Refused by a Redis that is full, and without effect otherwise, on a key that is missing as well.
 PROBE: Final[Command] = ("SETRANGE", wire.GENERATION, "0", "")
-_SAFE: Final = "noeviction"
-
-
-def check_policy(line: RedisLine) -> list[str]:
-    """Look whether Redis may evict our keys; returns what a person should know.
-
-    Raises:
-        ConfigError: it evicts keys when its memory is used up; says what to do.
-        WireUnavailable: it went away.
-    """
-    told = _info(line, "memory")
-    policy, limit = told.get("maxmemory_policy", _SAFE), told.get("maxmemory", "0")
-    if policy == _SAFE:
-        return []
-    what = f"Redis at {line.address} has the maxmemory-policy {policy}"
-    fix = f"redis-cli CONFIG SET maxmemory-policy {_SAFE}, and the same line in redis.conf"
-    if limit != "0":
-        raise ConfigError(
-            f"{what}: when its {told.get('maxmemory_human', limit)} are used up it deletes orders "
-            f"and results of trials. Have it refuse instead: {fix}."
-        )
-    return [f"{what}; should it get a maxmemory, it will delete results of trials: {fix}."]
 
 
 def run_id(line: RedisLine) -> str:
@@ -46,7 +24,14 @@ def run_id(line: RedisLine) -> str:
     Raises:
         WireUnavailable: it went away.
     """
-    return _info(line, "server").get("run_id", "")
+    try:
+        (text,) = line.ask([("INFO", "server")])
+    except (WireUnavailable, RedisFull):
+        raise
+    except WireError:  # whoever set up permissions knows what it is
+        return ""
+    lines: list[str] = text.decode(errors="replace").splitlines()
+    return dict(one.split(":", 1) for one in lines if ":" in one).get("run_id", "")
 
 
 class RedisRoom:
@@ -85,15 +70,3 @@ class RedisRoom:
         """What happened since the last call."""
         news, self._news = self._news, []
         return news
-
-
-def _info(line: RedisLine, section: str) -> dict[str, str]:
-    """What Redis says of itself; nothing where we may not ask."""
-    try:
-        (text,) = line.ask([("INFO", section)])
-    except (WireUnavailable, RedisFull):
-        raise
-    except WireError:  # whoever set up permissions knows what it is
-        return {}
-    lines = text.decode(errors="replace").splitlines()
-    return dict(one.split(":", 1) for one in lines if ":" in one)

@@ -6,7 +6,6 @@ Redis and news for the person at the terminal, which the wire takes from it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -22,6 +21,7 @@ from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
 from tunemq_shared.introductions import decode_header
+from tunemq_shared.refusals import Refusals
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_shared.vitals import NodeVitals, decode_vitals
 
@@ -29,6 +29,8 @@ from tunemq_shared.vitals import NodeVitals, decode_vitals
 _AWAY_AT_MOST_S: Final = float(wire.REPLY_TTL_S)
 #: So many dead incarnations are remembered, the newest.
 _BURIED_AT_MOST: Final = 10_000
+#: Of a batch that yields nothing: whose it is, and the number of its last event.
+NOBODYS: Final = ("", 0)
 
 
 class Node(msgspec.Struct):
@@ -41,6 +43,8 @@ class Node(msgspec.Struct):
         away_since: when it was lost, by our monotonic clock; None while it is not.
         retired: why it is to end, if somebody wants that.
         vitals: what it said last of its machine.
+        began: when it did, by its own clock; 0 where its introduction was not read yet.
+        number: of that introduction.
     """
 
     about: m.NodeJoined
@@ -51,6 +55,8 @@ class Node(msgspec.Struct):
     away_since: float | None = None
     retired: str = ""
     vitals: NodeVitals = NodeVitals()
+    began: float = 0.0
+    number: int = 0
 
     @property
     def is_awaited(self) -> bool:
@@ -75,9 +81,12 @@ class Roster:
         term: the scheduler's, for assignments.
         absent: the experiments, by the keys of their events, of which nodes may host something
             that we have not said.
+        refusals: counts what was sealed by a node, and is of no use all the same.
     """
 
-    def __init__(self, term: int, absent: Iterable[str] = ()) -> None:
+    def __init__(
+        self, term: int, absent: Iterable[str] = (), refusals: Refusals | None = None
+    ) -> None:
         self.nodes: dict[str, Node] = {}
         #: By the keys of their events.
         self.tenants: dict[str, Tenant] = {}
@@ -85,6 +94,7 @@ class Roster:
         self.commands: list[Command] = []
         self.news: list[str] = []
         self._term = term
+        self.refusals = Refusals() if refusals is None else refusals
         #: Dead incarnations, and what they are told should they be heard again.
         self._buried: dict[str, str] = {}
         #: The monotonic clock at the last look.
@@ -98,15 +108,20 @@ class Roster:
         try:
             hello = read_hello(data)
         except WireError as error:
-            self.news.append(str(error))
+            self.refusals.add("hello", "version", str(error))
             self.commands.append(("XDEL", wire.NODES, entry_id))
             return []
         incarnation = hello.incarnation
         if incarnation in self._buried:
+            self.refusals.add("hello", "dead_node")
             self._fence(incarnation, self._buried[incarnation])
             self.commands.append(("XDEL", wire.NODES, entry_id))
             return []
         known = self.nodes.get(incarnation)
+        if known is not None and hello.number < known.number:
+            self.refusals.add("hello", "repeated")
+            self.commands.append(("XDEL", wire.NODES, entry_id))
+            return []
         if known is not None:
             if known.entry_id and known.entry_id != entry_id:
                 self.commands.append(("XDEL", wire.NODES, known.entry_id))
@@ -120,11 +135,14 @@ class Roster:
             known = Node(joined(hello), entry_id, self._mailbox(incarnation))
             self.nodes[incarnation] = known
             self._leases.watch(incarnation, None)
+        known.began, known.number = hello.began, hello.number
         self.news += told_of_withheld(known.about, before)
         return [
             name
             for name, node in self.nodes.items()
-            if node.about.node == hello.node and place_of(node.entry_id) < place_of(entry_id)
+            if node.about.node == hello.node
+            and place_of(node.entry_id) < place_of(entry_id)
+            and node.began <= hello.began
         ]
 
     def read_goodbye(self, entry_id: bytes, data: bytes) -> str:
@@ -142,26 +160,40 @@ class Roster:
         try:
             header = decode_header(fields.get(wire.HEADER, b""))
         except UNDECODABLE as error:
-            self.news.append(f"A batch of events cannot be read ({error}); it is ignored.")
-            return "", 0
+            text = f"A batch of events cannot be read ({error}); it is ignored."
+            self.refusals.add("events", "unreadable", text)
+            return NOBODYS
         incarnation = header.incarnation
         node = self.nodes.get(incarnation)
         if node is None:
             if incarnation in self._buried:
                 self._fence(incarnation, self._buried[incarnation])
-            return "", 0
+            self.refusals.add(
+                "events", "dead_node" if incarnation in self._buried else "unknown_node"
+            )
+            return NOBODYS
         try:
             events = m.decode_node_events(fields.get(wire.EVENTS, b""))
         except UNDECODABLE as error:
+            self.refusals.add("events", "unreadable")
             self.lose(incarnation, f"its events cannot be read ({error})", is_dead=True)
-            return "", 0
+            return NOBODYS
         last = header.first + len(events) - 1
         stake = tenant.stakes.get(incarnation)
+        if stake is None and header.first > 1:
+            # A copy of what a dead node said; or a living one's, of which what was before is lost.
+            self.refusals.add("events", "repeated")
+            tenant.beheaded.add(incarnation)
+            return NOBODYS
         if stake is not None:
+            if last <= stake.read:
+                self.refusals.add("events", "repeated")
             if not node.is_heard and last <= stake.journalled:
                 return incarnation, last  # old: no sign of life
             if tenant.is_gap(stake, header.first):
-                return "", 0
+                if not tenant.has_gap:
+                    self.lose(incarnation, "it does not have all of its events", is_dead=True)
+                return NOBODYS
         self._hear(node, header.taken)
         stake = tenant.stakes[incarnation]
         stake.read = max(stake.read, last)
@@ -191,12 +223,18 @@ class Roster:
         """The keys whose values `read_vitals` wants, in order."""
         return [wire.vitals(incarnation) for incarnation in self.nodes]
 
-    def read_vitals(self, values: Sequence[bytes | None]) -> None:
-        """Take note of what nodes say of their machines; what cannot be read matters to nobody."""
-        for node, value in zip(self.nodes.values(), values, strict=True):
-            if value is not None:
-                with contextlib.suppress(*UNDECODABLE):
-                    node.vitals = decode_vitals(value)
+    def read_vitals(self, incarnation: str, value: bytes | None) -> None:
+        """Take note of what a node says of its machine; what cannot be read matters to nobody."""
+        if value is None:
+            return
+        node = self.nodes[incarnation]
+        try:
+            vitals = decode_vitals(value)
+        except UNDECODABLE:
+            self.refusals.add("vitals", "unreadable")
+            return
+        if vitals.number >= node.vitals.number:
+            node.vitals = vitals
 
     def silence_s(self, incarnation: str) -> float:
         """How long a node was not heard; as far as we looked."""
@@ -222,6 +260,10 @@ class Roster:
     def start_anew(self) -> None:
         """Redis was away: silence meanwhile proves nothing, and what we told may be forgotten."""
         self._leases.start_anew()
+        self.say_again()
+
+    def say_again(self) -> None:
+        """Tell nodes once more all that they were told in replies."""
         for incarnation, node in self.nodes.items():
             for tenant in self.tenants.values():
                 if (stake := tenant.stakes.get(incarnation)) is not None:
@@ -270,6 +312,7 @@ class Roster:
             return
         for tenant in self.tenants.values():
             tenant.stakes.pop(incarnation, None)
+            tenant.beheaded.discard(incarnation)
         self._buried[incarnation] = reason
         if len(self._buried) > _BURIED_AT_MOST:
             del self._buried[next(iter(self._buried))]

@@ -11,11 +11,14 @@ from typing import Final
 
 import msgspec
 
+from tunemq_scheduler.executors.departures import place_of
 from tunemq_scheduler.executors.mailbox import Orders
 from tunemq_shared import messages as m
 
 #: A node that leaves out the same events so often does not have them.
 _GAPS_AT_MOST: Final = 5
+#: The second part of an entry's id.
+_GREATEST: Final = 2**64 - 1
 
 
 class Stake(msgspec.Struct):
@@ -58,6 +61,8 @@ class Tenant:
         self.is_full = False
         #: Whether events are missing in its stream: it must begin anew, and all is sent again.
         self.has_gap = False
+        #: Nodes that it was not told of, and of which a batch was ignored that is not the first.
+        self.beheaded: set[str] = set()
         #: Nodes that wait for its orders: until it has handled so many facts.
         self._unsettled: dict[str, int] = {}
         #: Entries that were read and are not journalled yet: id, incarnation, number of the last
@@ -99,6 +104,9 @@ class Tenant:
         if stake is None:
             self.stakes[incarnation] = Stake(orders, withheld=about.withheld)
             self.facts.append(about)
+            if incarnation in self.beheaded:
+                self.beheaded.discard(incarnation)
+                self.has_gap = True
         elif stake.is_away:
             stake.is_away = False
             orders.start_over()
@@ -135,16 +143,17 @@ class Tenant:
     def is_gap(self, stake: Stake, first: int) -> bool:
         """Whether to ignore a batch, because others before it got lost in Redis.
 
-        Where they are missing however often all is sent again, it is the loop's to say so.
+        Then the stream has a gap; but not where they are missing however often all is sent again:
+        the node does not have them.
         """
-        if not stake.read or first <= stake.read + 1:
+        if first <= stake.read + 1:
             return False
         if not self.has_gap:
             behind, times = stake.gap_behind
             times = times + 1 if behind == stake.read else 1
             stake.gap_behind = stake.read, times
             self.has_gap = times <= _GAPS_AT_MOST
-        return self.has_gap
+        return True
 
     def was_read(self, entry_id: bytes, incarnation: str, last: int) -> None:
         """An entry with events up to that number waits to be journalled."""
@@ -153,6 +162,7 @@ class Tenant:
     def reread(self) -> None:
         """Its stream is read from the beginning again."""
         self.has_gap = False
+        self.beheaded.clear()
         self._unreleased.clear()
 
     def trim(self) -> tuple[str, ...] | None:
@@ -167,5 +177,6 @@ class Tenant:
             self._unreleased.popleft()
         if not behind:
             return None
-        milliseconds, _, number = behind.decode().partition("-")
-        return "XTRIM", self.events_key, "MINID", f"{milliseconds}-{int(number) + 1}"
+        milliseconds, number = place_of(behind)
+        after = (milliseconds, number + 1) if number < _GREATEST else (milliseconds + 1, 0)
+        return "XTRIM", self.events_key, "MINID", "{}-{}".format(*after)

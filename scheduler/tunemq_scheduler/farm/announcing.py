@@ -1,4 +1,4 @@
-"""What a farm's scheduler tells submitters of the farm."""
+"""What a farm's scheduler says of the farm: to all that it is there, and more to who asks."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ import msgspec
 
 from tunemq_scheduler.executors.redis_line import Command
 from tunemq_shared import wire
-from tunemq_shared.answers import FarmAnnouncement
+from tunemq_shared.answers import FarmAnnouncement, FarmDescription
 
 
-def announcing(term: int, store: str, scheduler: str) -> Command:
-    """The command that announces a farm; after each start, and each reset of the wire.
+def announcing(term: int) -> Command:
+    """The command that says that there is a scheduler; again after each reset of the wire.
 
     Args:
         term: of the scheduler.
+    """
+    announced = FarmAnnouncement(tunemq=importlib.metadata.version("tunemq"), term=term)
+    return ("SET", wire.FARM, msgspec.json.encode(announced))
+
+
+def described(store: str, scheduler: str) -> FarmDescription:
+    """What submitters need to know.
+
+    Args:
         store: the address of the farm's store, as everybody can use it.
         scheduler: who it is, for people.
     """
     import cloudpickle
 
-    announced = FarmAnnouncement(
-        tunemq=importlib.metadata.version("tunemq"),
-        term=term,
+    return FarmDescription(
         store=store,
         scheduler=scheduler,
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         cloudpickle=str(cloudpickle.__version__),
     )
-    return ("SET", wire.FARM, msgspec.json.encode(announced))

@@ -5,14 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import Final
-from urllib.parse import parse_qs, urlsplit
 
 from tunemq_shared.errors import ConfigError
-
-#: Where Redis is, if the command line does not say: a password in it is then in no list of
-#: processes that others see.
-REDIS_VARIABLE: Final = "TUNEMQ_REDIS"
+from tunemq_shared.key_files import KEYS_VARIABLE
+from tunemq_shared.redis_address import REDIS_VARIABLE, parse_address
 
 
 def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,6 +42,12 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " which is the place for one with a password",
     )
     parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        help="scheduler.toml of the farm's keys, which `tunemq keys new` makes; default:"
+        f" ${KEYS_VARIABLE}, else none: then whoever reaches Redis may say anything",
+    )
+    parser.add_argument(
         "--results",
         metavar="DIR",
         help="the folder of all experiments; default: what the script says, else $TUNEMQ_RESULTS,"
@@ -55,7 +57,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--store",
         metavar="ADDRESS",
         help="what all workers reach, for code and checkpoints: s3://bucket/prefix, the address of"
-        " a `tunemq store serve`, or a shared folder; default: --results",
+        " a `tunemq store serve`, or a folder that all of them mount, into which results go, too;"
+        " default: --results",
     )
     parser.add_argument(
         "--settings",
@@ -72,6 +75,12 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--name",
         help="with a SCRIPT: of the experiment, and of its folder; default: its RunConfig.name",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="start although Redis or the store lets others in, or could lose what is in it; what"
+        " is wrong is told. `tunemq doctor` says the same, and how to mend it",
     )
     parser.add_argument(
         "--journal-release",
@@ -105,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
         )
-    if options.redis and _has_password(url):
+    if options.redis and parse_address(url).password:
         sys.stderr.write(
             "tunemq scheduler: whoever lists this machine's processes sees the password in"
             f" --redis; give the address in ${REDIS_VARIABLE} instead.\n"
@@ -121,10 +130,12 @@ def run(options: argparse.Namespace) -> int:
 
     wanted = Wanted(
         url=url,
+        keys=options.keys,
         script=options.script,
         results=options.results,
         name=options.name,
         journal_release=options.journal_release,
+        insecure=options.insecure,
         take_over=options.take_over,
     )
     return run_service(wanted)
@@ -136,21 +147,15 @@ def _serve(options: argparse.Namespace, url: str) -> int:
 
     service = Service(
         url=url,
+        keys=options.keys,
         results=options.results,
         store=options.store,
         settings=options.settings,
         journal_release=options.journal_release,
+        insecure=options.insecure,
         metrics=options.metrics,
     )
     return serve_farm(service)
-
-
-def _has_password(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return False  # whoever connects there says what is wrong with it
-    return bool(parts.password or "password" in parse_qs(parts.query))
 
 
 def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:

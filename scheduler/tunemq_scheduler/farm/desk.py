@@ -79,6 +79,9 @@ class FarmNodes(Protocol):
     def rows(self) -> tuple[a.NodeRow, ...]:
         """One for each, those that left a short while ago too."""
 
+    def refused(self) -> tuple[a.RefusedRow, ...]:
+        """What the scheduler and its nodes did not believe."""
+
     def asked(self) -> Collection[str]:
         """The names of the nodes that are to get nothing, there or not."""
 
@@ -103,13 +106,19 @@ class Desk:
 
     Args:
         results: the folder of all experiments: what has a folder there has its name.
+        farm: what submitters need to know.
     """
 
     def __init__(
-        self, queue: ExperimentQueue, experiments: Experiments, nodes: FarmNodes, results: Path
+        self,
+        queue: ExperimentQueue,
+        experiments: Experiments,
+        nodes: FarmNodes,
+        results: Path,
+        farm: a.FarmDescription,
     ) -> None:
         self._queue, self._experiments, self._nodes = queue, experiments, nodes
-        self._results = results
+        self._results, self._farm = results, farm
 
     # --- experiments ------------------------------------------------------------------------------
 
@@ -259,12 +268,17 @@ class Desk:
             lines.append(f"{ahead or 'no'} experiment{'' if ahead == 1 else 's'} before it wait")
         return a.Why(lines=tuple(lines))
 
+    def describe_farm(self, request: r.DescribeFarm, caller: Caller) -> a.FarmDescription:
+        """As it was started."""
+        del request, caller
+        return self._farm
+
     # --- nodes ------------------------------------------------------------------------------------
 
     def list_nodes(self, request: r.ListNodes, caller: Caller) -> a.NodeList:
         """All of them."""
         del request, caller
-        return a.NodeList(nodes=self._nodes.rows())
+        return a.NodeList(nodes=self._nodes.rows(), refused=self._nodes.refused())
 
     def drain(self, request: r.Drain, caller: Caller) -> a.Done:
         """Drain it."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_scheduler.farm.executor import FarmExecutor
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.lease import SchedulerLease
 from tunemq_shared import wire
+from tunemq_shared.live_keys import LiveKeys
+from tunemq_shared.redis_address import parse_address
 
 
 class DirectFarm:
@@ -17,11 +17,14 @@ class DirectFarm:
     Args:
         url: where Redis is.
         lease: held by this process, who is ``me``.
+        keys: of the farm; none where nothing is signed.
     """
 
-    def __init__(self, url: str, lease: SchedulerLease, me: Holder) -> None:
+    def __init__(
+        self, url: str, lease: SchedulerLease, me: Holder, keys: LiveKeys | None = None
+    ) -> None:
         self.me = me
-        self._url, self._lease = url, lease
+        self._url, self._lease, self._keys = url, lease, keys
 
     @property
     def term(self) -> int:
@@ -34,7 +37,8 @@ class DirectFarm:
 
     def executor(self) -> FarmExecutor:
         """A backend for one run."""
-        return FarmExecutor(self._url, self._lease, address=_without_password(self._url))
+        address = parse_address(self._url).without_credentials()
+        return FarmExecutor(self._url, self._lease, address=address, keys=self._keys)
 
     def is_forgotten(self, events_key: str, *, is_copy: bool) -> bool:
         """Whether nodes know no more of what the run before had them host."""
@@ -57,11 +61,6 @@ def is_forgotten(url: str, events_key: str, *, is_copy: bool) -> bool:
         newest, ttl = line.ask([("GET", wire.STREAMS), ("TTL", events_key)])
     finally:
         line.close()
-    is_anothers = newest is not None and events_key not in wire.unlisted(newest.decode())
+    known = None if newest is None else wire.unlisted(newest.decode(errors="replace"))
+    is_anothers = known is not None and events_key not in known
     return is_anothers or (is_copy and int(ttl) >= 0)
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    place = parts.netloc.rpartition("@")[2]
-    return parts._replace(netloc=place).geturl()

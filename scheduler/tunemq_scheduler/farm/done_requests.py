@@ -1,41 +1,57 @@
 """`DoneRequests`: which requests were done and what was answered, so that none is done twice.
 
-The newest ones, in a file that is appended to: a client asks again for a minute at most, so a few
-thousand are more than anybody can still ask for.
+The newest ones, in a file that is appended to. A client asks again for a minute at most, and a
+signed request that somebody kept is void after `wire.REQUEST_TTL_S`: so long none is forgotten,
+however many come.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.folders import replace_file
+from tunemq_shared import wire
 from tunemq_shared.errors import JournalError, StoreError
 
 #: So many are kept when the file is made smaller, which it is at twice as many.
 _KEPT: Final = 2000
+#: A request is void by then, whatever its sender's clock said.
+_REPEATABLE_S: Final = float(wire.REQUEST_TTL_S + wire.CLOCK_TOLERANCE_S)
 #: Before each record: the bytes of the id, those of the answer, and the CRC of both.
 _HEAD: Final = struct.Struct("<HII")
 
 
 class DoneRequests:
-    """The answers to the newest requests that changed something, by the requests' ids.
+    """The answers to the newest requests that changed something, by what these are known by.
 
     Args:
         path: of the file; made on first use, in a folder that is there.
         kept: how many at least.
+        clock: seconds that only grow.
 
     Raises:
         JournalError: it cannot be read.
     """
 
-    def __init__(self, path: Path | str, *, kept: int = _KEPT) -> None:
-        self._path = Path(path)
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        kept: int = _KEPT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._path, self._clock = Path(path), clock
         self._kept = kept
+        self._shrink_at = 2 * kept
         self._answers: dict[str, bytes] = {}
+        #: When each was done, or read from the file: in the same order.
+        self._done_at: dict[str, float] = {}
         try:
             data = self._path.read_bytes() if self._path.exists() else b""
             whole = self._read(data)
@@ -61,12 +77,22 @@ class DoneRequests:
                 os.fsync(file.fileno())
         except OSError as error:
             raise self._unusable("written", error) from error
-        self._answers[request] = answer
-        if len(self._answers) >= 2 * self._kept:
+        self._put(request, answer)
+        if len(self._answers) >= self._shrink_at:
             self._shrink()
 
+    def _put(self, request: str, answer: bytes) -> None:
+        self._done_at.pop(request, None)  # so that it stands last in both
+        self._answers.pop(request, None)
+        self._answers[request], self._done_at[request] = answer, self._clock()
+
     def _shrink(self) -> None:
-        self._answers = dict(list(self._answers.items())[-self._kept :])
+        since = self._clock() - _REPEATABLE_S
+        newest = list(self._answers)
+        young = sum(at >= since for at in self._done_at.values())
+        for request in newest[: -max(self._kept, young)]:
+            del self._answers[request], self._done_at[request]
+        self._shrink_at = 2 * max(self._kept, len(self._answers))
         try:
             replace_file(str(self._path), b"".join(_record(*one) for one in self._answers.items()))
         except StoreError as error:
@@ -80,7 +106,7 @@ class DoneRequests:
             content = data[at + _HEAD.size : at + _HEAD.size + name_size + size]
             if len(content) < name_size + size or zlib.crc32(content) != crc:
                 break
-            self._answers[content[:name_size].decode()] = content[name_size:]
+            self._put(content[:name_size].decode(), content[name_size:])
             at += _HEAD.size + len(content)
         return at
 

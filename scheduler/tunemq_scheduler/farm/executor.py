@@ -12,6 +12,7 @@ from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.backend import FarmBackend
 from tunemq_scheduler.farm.lease import SchedulerLease
 from tunemq_scheduler.search_run import SearchRun
+from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.messages import Event
 
 #: Workers that are there are known within so long; only then is it said that there are none.
@@ -27,11 +28,14 @@ class FarmExecutor(FarmBackend, CeleryTrialExecutor):
         url: where Redis is.
         lease: held by this process.
         address: where Redis is, without its password, for people.
+        keys: of the farm; none where nothing is signed.
     """
 
-    def __init__(self, url: str, lease: SchedulerLease, *, address: str) -> None:
+    def __init__(
+        self, url: str, lease: SchedulerLease, *, address: str, keys: LiveKeys | None = None
+    ) -> None:
         FarmBackend.__init__(self)
-        CeleryTrialExecutor.__init__(self, url, term=lease.term, guard=lease)
+        CeleryTrialExecutor.__init__(self, url, term=lease.term, guard=lease, keys=keys)
         self._address = address
         self._began = time.monotonic()
         #: What runs on it, once it does.

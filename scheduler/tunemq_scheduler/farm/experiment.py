@@ -53,6 +53,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         code_store: the address of the store through which code goes to nodes; by default its own.
         bundle, script: what the script imports from its folder, and its name in there; where there
             is no bundle, nodes read that folder itself.
+        variables: of the trials' environment, which whoever submitted it gave apart from its code.
+            They are kept in the farm's queue alone: such a value may be secret, and an experiment's
+            folder is read by others.
     """
 
     release_when_copied: bool = False
@@ -62,6 +65,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     code_store: str = ""
     bundle: BlobRef | None = None
     script: str = ""
+    variables: dict[str, str] = {}
 
 
 class FarmExperiment(Experiment):

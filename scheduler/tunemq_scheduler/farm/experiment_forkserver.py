@@ -32,7 +32,12 @@ from tunemq_scheduler.farm.relay.forking import (
     NotForked,
     encode,
 )
-from tunemq_shared.prctl import die_with_parent, keep_memory_private, set_name
+from tunemq_shared.prctl import (
+    die_with_parent,
+    keep_memory_private,
+    leave_no_core_file,
+    set_name,
+)
 from tunemq_shared.stores import import_client
 
 #: What most experiments import only once they run. No module of ours may depend on the first.
@@ -160,6 +165,7 @@ def _leave_the_forkserver(forkserver: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     keep_memory_private(False)  # it is as the user's other processes are
+    leave_no_core_file()
     # multiprocessing would import the forkserver again as the main module of its children.
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins

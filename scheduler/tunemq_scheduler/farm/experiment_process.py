@@ -104,6 +104,7 @@ def _loaded(job: Job) -> tuple[TunerParts, Run]:
         code_store=job.code_store,
         bundle=bundle,
         script=script,
+        variables=dict(job.variables),
     )
     return _in_surroundings(named(parts, job.name), job), how
 
@@ -121,8 +122,6 @@ def _in_surroundings(parts: TunerParts, job: Job) -> TunerParts:
     given: dict[str, Any] = {}
     if job.python:
         given["python"] = job.python
-    if job.variables:
-        given["env_vars"] = {**(parts.run.env_vars or {}), **job.variables}
     if job.preload is not None:
         given["preload"] = list(job.preload)
     return parts._replace(run=replace(parts.run, **given))

@@ -375,10 +375,18 @@ class Experiments:
     def detail(
         self, name: str, trials: int
     ) -> a.ExperimentDetail | Deferred[a.ExperimentDetail] | None:
-        """From its process; where it has none, what that said last."""
+        """From its process; where it has none, or none any more, what that said last."""
         link = self._running[name].link if name in self._running else None
-        if link is not None:
-            return _ask(link, r.ShowTrials(trials))
+        if link is None:
+            return self._kept_detail(name, trials)
+
+        def at_its_end() -> a.ExperimentDetail | None:
+            self._keep(name, link)
+            return self._kept_detail(name, trials)
+
+        return _ask(link, r.ShowTrials(trials), at_its_end)
+
+    def _kept_detail(self, name: str, trials: int) -> a.ExperimentDetail | None:
         known = self._details.read(name)
         if known is None or len(known.trials) <= trials:
             return known
@@ -389,6 +397,7 @@ class Experiments:
         """Have it stop."""
         one = self._running[name]
         one.ends_for = None
+        one.restart_at = 0.0  # one whose process has just died is started again for it
         one.end_by = time.monotonic() + _STOP_WITHIN_S
         if one.link is not None:
             one.link.ask(r.StopSearch(reason))
@@ -455,11 +464,17 @@ def _holds(one: _Running) -> bool:
     return one.usage is not None and bool(one.usage.held)
 
 
-def _ask(link: ExperimentLink, request: r.Request) -> Deferred[Any]:
+def _ask(
+    link: ExperimentLink, request: r.Request, at_its_end: Callable[[], Any] | None = None
+) -> Deferred[Any]:
+    """Ask its process; if that ends before it answers, ``at_its_end`` does, where there is one."""
     deferred: Deferred[Any] = Deferred()
 
     def take(reply: Reply) -> None:
-        if isinstance(reply, Refusal):
+        kept = at_its_end() if at_its_end is not None and link.ending is not None else None
+        if kept is not None:
+            deferred.resolve(kept)
+        elif isinstance(reply, Refusal):
             deferred.refuse(reply.text, is_wrong_use=reply.is_wrong_use)
         else:
             deferred.resolve(reply)

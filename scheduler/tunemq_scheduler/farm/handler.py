@@ -22,7 +22,7 @@ U = TypeVar("U")
 
 
 class Caller(NamedTuple):
-    """Who asks, by the name that he gives; and the id of his request."""
+    """Who asks, which he has proved if the farm has keys; and what his request is known by."""
 
     owner: str
     request: str
@@ -103,6 +103,11 @@ class RequestHandler(Protocol):
 
     def why(self, request: r.AskWhy, caller: Caller) -> a.Why | Deferred[a.Why]:
         """Why is it as it is?"""
+
+    def describe_farm(
+        self, request: r.DescribeFarm, caller: Caller
+    ) -> a.FarmDescription | Deferred[a.FarmDescription]:
+        """What does a submitter have to know?"""
 
     def list_nodes(self, request: r.ListNodes, caller: Caller) -> a.NodeList | Deferred[a.NodeList]:
         """Which nodes are there?"""

@@ -27,6 +27,7 @@ from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_shared import wire
 from tunemq_shared.errors import SchedulerSuperseded, WireError
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: How often it is renewed, and how long it is good for without that.
 PERIOD_S: Final = 1.0
@@ -58,10 +59,12 @@ return 1
 """
 _GUARDED: Final = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
-local refused = nil
-for _, command in ipairs(cmsgpack.unpack(ARGV[2])) do
-  local answer = redis.pcall(unpack(command))
+local refused, i = nil, 2
+while i <= #ARGV do
+  local last = i + tonumber(ARGV[i])
+  local answer = redis.pcall(unpack(ARGV, i + 1, last))
   if type(answer) == 'table' and answer.err then refused = refused or answer end
+  i = last + 1
 end
 return refused or 1
 """
@@ -212,8 +215,8 @@ class SchedulerLease:
 
     def guarded(self, commands: Sequence[Command]) -> Command:
         """One command that does all of these, unless there is a newer term: then it answers 0."""
-        plain = [[_text(part) for part in command] for command in commands]
-        return ("EVAL", _GUARDED, "1", wire.TERM, str(self.term), msgspec.msgpack.encode(plain))
+        parts = [part for command in commands for part in (str(len(command)), *command)]
+        return ("EVAL", _GUARDED, "1", wire.TERM, str(self.term), *parts)
 
     def taking(self, events_keys: Iterable[str]) -> Command:
         """Makes these the farm's streams, and deletes those before; 0 if there is a newer term."""
@@ -263,13 +266,9 @@ class SchedulerLease:
         return f"{self._me.token}:{self._beat}:{me}"
 
 
-def _text(part: str | bytes | int) -> str:
-    return part.decode() if isinstance(part, bytes) else str(part)
-
-
 def _holder(value: bytes) -> Holder | None:
     """Who it is, from the value of the lease."""
     try:
         return msgspec.json.decode(value.split(b":", 3)[3], type=Holder)
-    except (IndexError, msgspec.DecodeError):
+    except (IndexError, *UNDECODABLE):
         return None

@@ -95,6 +95,13 @@ def _of_experiments(farm: FarmSnapshot) -> Iterator[Metric]:
     }
     about = "Trials of each running experiment in each state."
     yield _gauge("trials", about, trials, "experiment", "state")
+    waiting = {
+        (name, resource): count
+        for name, counts in farm.waiting.items()
+        for resource, count in counts.items()
+    }
+    about = "Trials that a running experiment would begin at once, had it the slots."
+    yield _gauge("trials_waiting", about, waiting, "experiment", "resource")
     about = "Results of trials that experiments were given to handle."
     results = CounterMetricFamily("tunemq_results", about)
     results.add_metric((), farm.results)
@@ -113,6 +120,23 @@ def _of_scheduler(farm: FarmSnapshot) -> Iterator[Metric]:
     about = "When the scheduler's loop said all this; Unix time."
     yield _gauge("scheduler_said_timestamp_seconds", about, {(): farm.at})
     yield _gauge("redis_away", "1 while Redis cannot be reached.", {(): int(farm.is_redis_away)})
+    refused = CounterMetricFamily(
+        "tunemq_messages_refused",
+        "Messages that were not believed; node is who refused them, empty for the scheduler.",
+        labels=("node", "kind", "reason"),
+    )
+    for (node, kind, reason), times in _by_node(farm).items():
+        refused.add_metric((node, kind, reason), times)
+    yield refused
+
+
+def _by_node(farm: FarmSnapshot) -> Mapping[tuple[str, str, str], int]:
+    """How many messages were refused; of two incarnations of a node those of both."""
+    refused: dict[tuple[str, str, str], int] = {}
+    for row in farm.refused:
+        key = row.node, row.kind, row.reason
+        refused[key] = refused.get(key, 0) + row.times
+    return refused
 
 
 def _of_nodes(nodes: Mapping[str, NodeState]) -> Iterator[Metric]:

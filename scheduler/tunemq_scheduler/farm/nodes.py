@@ -21,7 +21,7 @@ from tunemq_scheduler.farm.small_files import replace_file
 from tunemq_scheduler.farm.snapshot import NodeState
 from tunemq_shared import messages as m
 from tunemq_shared import wire as names
-from tunemq_shared.answers import GpuRow, NodeRow
+from tunemq_shared.answers import GpuRow, NodeRow, RefusedRow
 from tunemq_shared.errors import JournalError
 from tunemq_shared.undecodable import UNDECODABLE
 
@@ -29,6 +29,8 @@ from tunemq_shared.undecodable import UNDECODABLE
 EVENTS_KEY: Final = names.events("farm")
 #: How long what runs on a drained node gets to save.
 DRAIN_GRACE_S: Final = 60.0
+#: So much is told of what was refused; a node may say what it likes.
+_MOST_REFUSED: Final = 1_000
 
 
 class _Known(NamedTuple):
@@ -90,6 +92,20 @@ class Nodes:
         """All nodes, by name."""
         rows = [self._row(one) for one in self._allotter.snapshot()]
         return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
+
+    def refused(self) -> tuple[RefusedRow, ...]:
+        """What the scheduler and its nodes did not believe, since each began."""
+        rows = [
+            RefusedRow(kind=kind, reason=reason, times=times)
+            for kind, reason, times in self._wire.refusals.counts()
+        ]
+        for incarnation, known in sorted(self._nodes.items()):
+            for about, times in sorted(self._wire.vitals(incarnation).refused.items()):
+                kind, _, reason = about.partition(":")
+                if kind.isidentifier() and reason.isidentifier():
+                    node = known.about.node
+                    rows.append(RefusedRow(node=node, kind=kind, reason=reason, times=times))
+        return tuple(rows[:_MOST_REFUSED])
 
     def asked(self) -> Collection[str]:
         """The names of the nodes that are to get nothing, there or not."""
@@ -183,6 +199,7 @@ class Nodes:
             ),
             trials=self._wire.hosted(allotment.incarnation),
             version=vitals.version,
+            refused=sum(vitals.refused.values()),
             since=known.since if known is not None else 0.0,
         )
 

@@ -7,7 +7,9 @@ left out on the way a line says how much; all of it is in the store when the tri
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,9 @@ from tunemq_shared import wire
 from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.output_pieces import OutputPiece, decode
 from tunemq_shared.undecodable import UNDECODABLE
+
+#: Takes the key of an experiment's events, and what came as a piece of its output.
+Opened = Callable[[str, bytes], bytes | None]
 
 #: A file that has become longer gets no more: its node keeps the newest, and the store has it.
 LIMIT_BYTES: Final = 64 * 2**20
@@ -35,14 +40,16 @@ class OutputFiles:
     Args:
         folder: the experiment's.
         events_key: of its stream of events.
+        opened: opens a piece of the experiment with these events; None where it is refused.
     """
 
-    def __init__(self, folder: Path | str, events_key: str) -> None:
+    def __init__(self, folder: Path | str, events_key: str, opened: Opened) -> None:
         self._folder = Path(folder)
+        self._events_key, self._opened = events_key, opened
         self._key = wire.output(events_key)
         self._cursor = self._kept_cursor()
-        #: How far each incarnation's file is known here.
-        self._known: dict[tuple[str, int, str], int] = {}
+        #: How far each incarnation's file is known here: its round there, and the bytes of that.
+        self._known: dict[tuple[str, int, str], tuple[int, int]] = {}
 
     def asks(self) -> Command:
         """The command whose reply `answered` takes; it does not wait."""
@@ -57,11 +64,11 @@ class OutputFiles:
         entries = reply[0][1] if reply else []
         for entry, fields in entries:
             self._cursor = entry.decode()
-            try:
-                piece = decode(fields[1])
-            except UNDECODABLE:
-                continue
-            self._add(piece)
+            told = dict(zip(fields[::2], fields[1::2], strict=True))
+            piece = self._opened(self._events_key, told.get(wire.PIECE, b""))
+            if piece is not None:
+                with contextlib.suppress(*UNDECODABLE):
+                    self._add(decode(piece))
         if entries:
             self._keep_cursor()
         return len(entries) == _AT_ONCE
@@ -69,12 +76,15 @@ class OutputFiles:
     def _add(self, piece: OutputPiece) -> None:
         if piece.name not in _NAMES or not is_safe_name(piece.folder) or "/" in piece.folder:
             return
-        known = self._known.get((piece.trial, piece.epoch, piece.name), 0)
+        key = piece.trial, piece.epoch, piece.name
+        begun, known = self._known.get(key, (piece.round, 0))
+        if piece.round > begun:  # it was shortened on its node, and begins anew
+            known = 0
         end = piece.offset + len(piece.data)
-        data = piece.data[max(0, known - piece.offset) :] if end > known else b""
-        if end < known:  # it was shortened on its node, and begins anew
-            data = piece.data
-        self._known[piece.trial, piece.epoch, piece.name] = end
+        if piece.round < begun or end <= known:
+            return  # it is known: somebody says it again
+        data = piece.data[max(0, known - piece.offset) :]
+        self._known[key] = piece.round, end
         path = self._folder / piece.folder / piece.name
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.executors.redis_line import RedisLine
-from tunemq_scheduler.farm.output_files import OutputFiles
+from tunemq_scheduler.farm.output_files import Opened, OutputFiles
 from tunemq_shared.errors import WireError, WireUnavailable
 
 _EVERY_S: Final = 0.5
@@ -30,11 +30,12 @@ class OutputReader:
     Args:
         url: where Redis is.
         news: shows a line to people; called from another thread.
+        opened: opens a piece of the experiment with these events, if it is one; likewise.
     """
 
-    def __init__(self, url: str, news: Callable[[str], None]) -> None:
+    def __init__(self, url: str, news: Callable[[str], None], opened: Opened) -> None:
         self._line = RedisLine(url)
-        self._news = news
+        self._news, self._opened = news, opened
         #: What was to be followed since the last look, the newest last: some were over before it.
         self._wanted: deque[dict[str, tuple[Path, str]]] = deque([{}])
         self._files: dict[str, OutputFiles] = {}
@@ -79,7 +80,7 @@ class OutputReader:
             wanted |= self._wanted[0]
         for name, (folder, key) in wanted.items():
             if name not in self._files:
-                self._files[name] = OutputFiles(folder, key)
+                self._files[name] = OutputFiles(folder, key, self._opened)
             self._until[name] = now + _AFTER_S
         if self._files:
             self._line.connect()

@@ -16,7 +16,6 @@ from tunemq_scheduler.farm.experiment import FarmExperiment, Run
 from tunemq_scheduler.farm.record import RunRecord, check_newest, read_record, stored_record
 from tunemq_scheduler.folders import make_experiment_folder, safe_name
 from tunemq_scheduler.journal import FILE_NAME, read_header
-from tunemq_scheduler.opening import ResumeOptions
 from tunemq_scheduler.prepare import Prepared, prepare
 from tunemq_scheduler.restoring import Restored, bring_experiment, restored
 from tunemq_scheduler.saved_tuner import pickle_tuner, save_tuner
@@ -58,7 +57,7 @@ def run_on_farm(
     if place.copy:
         tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
         bring_experiment(place.copy, place.folder)
-    prepared, found, keep = _prepared(parts, place, how.options)
+    prepared, found, keep = _prepared(parts, place, how)
     experiment = FarmExperiment(
         prepared,
         Storage(place.folder, found.store if found is not None else place.store),
@@ -156,9 +155,9 @@ def newest_record(place: Place) -> RunRecord | None:
 
 
 def _prepared(
-    parts: TunerParts, place: Place, options: ResumeOptions
+    parts: TunerParts, place: Place, how: Run
 ) -> tuple[Prepared, Restored | None, Callable[[], None]]:
-    found = None
+    found, options = None, how.options
     if place.is_there:
         found = restored(
             place.folder,
@@ -172,6 +171,9 @@ def _prepared(
         parts = parts._replace(tune=found.tune, run=found.run)
     # Before `prepare` sets up the algorithms in it: a later run begins with fresh ones.
     kept = pickle_tuner(parts.param_space, parts.tune, parts.run)
+    if how.variables:
+        variables = {**(parts.run.env_vars or {}), **how.variables}
+        parts = parts._replace(run=replace(parts.run, env_vars=variables))
     prepared = prepare(*parts)
 
     def keep() -> None:

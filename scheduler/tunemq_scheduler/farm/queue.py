@@ -23,6 +23,7 @@ from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.errors import BugError, ConfigError, JournalError
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.requests import Code, Settings
+from tunemq_shared.undecodable import UNDECODABLE
 
 _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
@@ -242,7 +243,7 @@ class ExperimentQueue:
             entry = msgspec.convert(found, Entry)
             if entry.name + _SUFFIX != path.name or entry.turn in self._at_turn:
                 raise msgspec.ValidationError("it is that of another experiment")
-        except (msgspec.MsgspecError, KeyError, TypeError, UnicodeDecodeError) as error:
+        except (*UNDECODABLE, KeyError, TypeError) as error:
             # One file that the disk has damaged is no reason to stop a farm of hundreds.
             path.replace(path.with_suffix(_DAMAGED))
             self.damaged.append(

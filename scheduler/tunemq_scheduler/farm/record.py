@@ -17,6 +17,7 @@ from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.errors import JournalError, SchedulerSuperseded
 from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: Its name beside the journal's segments.
 RECORD: Final = "scheduler"
@@ -130,7 +131,7 @@ def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str)
 def _decoded(data: bytes, place: str) -> RunRecord:
     try:
         return msgspec.json.decode(data, type=RunRecord)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise JournalError(f"{place} cannot be read: {error}.") from error
 
 

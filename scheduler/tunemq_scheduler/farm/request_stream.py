@@ -20,17 +20,25 @@ COUNT: Final = 16
 _BLOCK_S: Final = 4.0
 _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 
+#: An entry of a time so far ahead is nobody's, and behind the greatest id there is none: then the
+#: stream begins anew, and who has asked asks again.
+_AHEAD_AT_MOST_MS: Final = 86_400_000
 #: Whose asker has gone long since: he was told that it was not done.
 _CLAIM: Final = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
-local oldest = redis.call('TIME')[1] * 1000 - tonumber(ARGV[2])
-local claimed = {}
-for i = 3, #ARGV do
+local now = redis.call('TIME')[1] * 1000
+local oldest, newest = now - tonumber(ARGV[2]), now + tonumber(ARGV[3])
+local claimed, is_exhausted = {}, false
+for i = 4, #ARGV do
   local is_there = redis.call('XDEL', KEYS[2], ARGV[i])
-  if is_there == 1 and tonumber(string.match(ARGV[i], '^%d+')) >= oldest then
+  local sent = tonumber(string.match(ARGV[i], '^%d+'))
+  if sent > newest then
+    is_exhausted = true
+  elseif is_there == 1 and sent >= oldest then
     claimed[#claimed + 1] = ARGV[i]
   end
 end
+if is_exhausted then redis.call('DEL', KEYS[2]) end
 return claimed
 """
 
@@ -115,9 +123,9 @@ class RequestStream:
         if not ids:
             return set()
         self._writing.connect()
-        oldest = str(wire.ANSWER_TTL_S * 1000)
+        times = str(wire.ANSWER_TTL_S * 1000), str(_AHEAD_AT_MOST_MS)
         keys = ("2", wire.TERM, wire.REQUESTS)
-        (answer,) = self._writing.ask([("EVAL", _CLAIM, *keys, str(term), oldest, *ids)])
+        (answer,) = self._writing.ask([("EVAL", _CLAIM, *keys, str(term), *times, *ids)])
         if answer == 0:
             raise SchedulerSuperseded(
                 "This farm has a newer scheduler, which answers all requests from now on."

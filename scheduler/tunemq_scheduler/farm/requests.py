@@ -21,6 +21,8 @@ from tunemq_shared import wire
 from tunemq_shared.answers import Answer, Refusal, Reply
 from tunemq_shared.errors import JournalError, TuneError, UserError, WireError, WireUnavailable
 from tunemq_shared.failpoints import failpoint
+from tunemq_shared.live_keys import LiveKeys
+from tunemq_shared.request_seals import close_answer
 
 #: Who is asked about a request has so long to answer.
 _PATIENCE_S: Final = 30.0
@@ -30,11 +32,15 @@ _RETRY_S: Final = 0.5
 _MOST_UNSENT: Final = 256
 
 _Outcome = Answer | Refusal
+#: Told of a request that is refused: the kind of message, the reason in a word, and for people;
+#: also of one that was done before, of which there is nothing to tell.
+Refused = Callable[[str, str, str], None]
 
 
 class _Pending(NamedTuple):
     """A request that somebody was asked about."""
 
+    asked: Asked
     deferred: Deferred[Any]
     is_change: bool
     until: float
@@ -48,16 +54,26 @@ class RequestServer:
         handler: does them.
         done: those that were done by schedulers before, too.
         term: of this scheduler.
+        keys: of those who may ask.
+        refused: is told of each request that is of nobody who may ask, or cannot be read.
     """
 
     def __init__(
-        self, url: str, handler: RequestHandler, done: DoneRequests, term: Callable[[], int]
+        self,
+        url: str,
+        handler: RequestHandler,
+        done: DoneRequests,
+        term: Callable[[], int],
+        keys: LiveKeys,
+        refused: Refused = lambda _kind, _reason, _text: None,
     ) -> None:
         self._stream = RequestStream(url)
         self._handlers = _methods(handler)
         self._done, self._term = done, term
+        self._keys, self._refused = keys, refused
         self._pending: dict[str, _Pending] = {}
-        self._unsent: dict[str, bytes] = {}
+        #: Ids of requests, and their answers as they travel, by what the requests are known by.
+        self._unsent: dict[str, tuple[str, bytes]] = {}
         self._not_before = 0.0
         self._has_told = False
         self._tunemq = importlib.metadata.version("tunemq")
@@ -107,29 +123,39 @@ class RequestServer:
 
     def _take(self, fields: dict[bytes, bytes]) -> None:
         try:
-            asked = decode_entry(fields, self._tunemq)
+            asked = decode_entry(fields, self._keys, self._tunemq, time.time())
         except Unanswerable as problem:
-            if problem.request:
-                self._unsent[problem.request] = self._reply(Refusal(text=str(problem)))
+            self._refuse(problem)
             return
-        if asked.id in self._pending:
+        if asked.key in self._pending:
+            self._refused("request", "repeated", "")
             return
-        if (answer := self._done.get(asked.id)) is not None:
-            self._unsent[asked.id] = answer
+        if (reply := self._done.get(asked.key)) is not None:
+            self._refused("request", "repeated", "")
+            self._put(asked, reply)
             return
         failpoint("requests.after_taken")
         outcome = self._do(asked)
         is_change = isinstance(asked.request, r.Changing)
         if isinstance(outcome, Deferred):
             until = time.monotonic() + _PATIENCE_S
-            self._pending[asked.id] = _Pending(outcome, is_change, until)
+            self._pending[asked.key] = _Pending(asked, outcome, is_change, until)
         else:
-            self._answer(asked.id, outcome, is_change=is_change)
+            self._answer(asked, outcome, is_change=is_change)
+
+    def _refuse(self, problem: Unanswerable) -> None:
+        self._refused("request", problem.reason, f"A request was refused: {problem}")
+        if not problem.request:
+            return
+        reply, request = self._reply(Refusal(text=str(problem))), problem.request
+        # Its own version reads what is common to all versions, and finds no seal before it.
+        sealed = reply if problem.seal is None else close_answer(problem.seal, reply, request)
+        self._unsent[request] = (request, sealed)
 
     def _do(self, asked: Asked) -> _Outcome | Deferred[Any]:
         try:
             outcome: _Outcome | Deferred[Any] = self._handlers[type(asked.request)](
-                asked.request, Caller(asked.owner, asked.id)
+                asked.request, Caller(asked.owner, asked.key)
             )
         except UserError as problem:
             return Refusal(text=str(problem), is_wrong_use=True)
@@ -148,7 +174,7 @@ class RequestServer:
     def _settle(self) -> None:
         """Answer requests whose answers have come, or are overdue."""
         now = time.monotonic()
-        for request, pending in list(self._pending.items()):
+        for key, pending in list(self._pending.items()):
             outcome: _Outcome | None = pending.deferred.outcome
             if outcome is None and now > pending.until:
                 outcome = Refusal(
@@ -156,16 +182,19 @@ class RequestServer:
                     " again later."
                 )
             if outcome is not None:
-                del self._pending[request]
-                self._answer(request, outcome, is_change=pending.is_change)
+                del self._pending[key]
+                self._answer(pending.asked, outcome, is_change=pending.is_change)
 
-    def _answer(self, request: str, outcome: _Outcome, *, is_change: bool) -> None:
+    def _answer(self, asked: Asked, outcome: _Outcome, *, is_change: bool) -> None:
         reply = self._reply(outcome)
         if is_change:
             failpoint("requests.after_done")
-            self._done.add(request, reply)
+            self._done.add(asked.key, reply)
         failpoint("requests.after_record")
-        self._unsent[request] = reply
+        self._put(asked, reply)
+
+    def _put(self, asked: Asked, reply: bytes) -> None:
+        self._unsent[asked.key] = (asked.id, close_answer(asked.seal, reply, asked.id))
 
     def _reply(self, outcome: _Outcome) -> bytes:
         if isinstance(outcome, Refusal):
@@ -180,7 +209,7 @@ class RequestServer:
         ttl = str(wire.ANSWER_TTL_S)
         try:
             self._stream.send(
-                [("SET", wire.answer(one), data, "EX", ttl) for one, data in self._unsent.items()]
+                [("SET", wire.answer(one), data, "EX", ttl) for one, data in self._unsent.values()]
             )
         except RedisFull:
             while len(self._unsent) > _MOST_UNSENT:
@@ -201,6 +230,7 @@ def _methods(handler: RequestHandler) -> dict[type[r.Request], Callable[[Any, Ca
         r.Retry: handler.retry,
         r.Remove: handler.remove,
         r.AskWhy: handler.why,
+        r.DescribeFarm: handler.describe_farm,
         r.ListNodes: handler.list_nodes,
         r.Drain: handler.drain,
         r.ResumeNode: handler.resume_node,

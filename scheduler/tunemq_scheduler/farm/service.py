@@ -15,6 +15,8 @@ from tunemq_scheduler.farm.script import load_tuner
 from tunemq_scheduler.installed_packages import installed_packages_first
 from tunemq_scheduler.tuner import Tuner, TunerParts
 from tunemq_shared.errors import BugError, ConfigError, TuneError, UserError
+from tunemq_shared.live_keys import Role, find_keys
+from tunemq_shared.prctl import keep_memory_private, leave_no_core_file
 from tunemq_shared.store_address import is_remote
 
 
@@ -27,10 +29,16 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     script: str
+    keys: str | None = None
     results: str | None = None
     name: str | None = None
     journal_release: str = "local"
+    insecure: bool = False
     take_over: str | None = None
+
+    def __repr__(self) -> str:
+        """Without its address, in which a password may stand."""
+        return "Wanted(...)"
 
 
 def run_service(wanted: Wanted) -> int:
@@ -41,6 +49,9 @@ def run_service(wanted: Wanted) -> int:
         UserError: something given is of no use; says what to do.
         BugError: ours.
     """
+    # The keys of the farm are in this process, and the script's code, too.
+    keep_memory_private()
+    leave_no_core_file()  # of what the script starts
     try:
         _run(wanted)
     except (UserError, BugError):
@@ -52,6 +63,8 @@ def run_service(wanted: Wanted) -> int:
 
 
 def _run(wanted: Wanted) -> None:
+    keys = find_keys(wanted.keys, Role.SCHEDULER)
+    keys.forget_submitters()  # nobody is answered here
     parts = _parts_of(load_tuner(wanted.script), wanted)
     place = _place_of(parts, wanted)
     if wanted.journal_release == "store" and not place.store:
@@ -62,7 +75,15 @@ def _run(wanted: Wanted) -> None:
     with installed_packages_first("celery", "kombu", "redis"):
         from tunemq_scheduler.farm.direct import DirectFarm
         from tunemq_scheduler.farm.lease import SchedulerLease
+        from tunemq_scheduler.security.redis_probes import refuse_dangers
+        from tunemq_scheduler.security.unsigned_start import refuse_unsigned
 
+    refuse_dangers(wanted.url, is_insecure=wanted.insecure, tell=_tell)
+    refuse_unsigned(wanted.url, keys, is_insecure=wanted.insecure, tell=_tell)
+    if is_remote(place.store):
+        from tunemq_scheduler.security.store_probes import refuse_open_store  # brings a client
+
+        refuse_open_store(place.store, is_insecure=wanted.insecure, tell=_tell)
     me = Holder.this_process(parts.run.name or "")
     record = newest_record(place)
     lease = SchedulerLease(wanted.url, me)
@@ -72,7 +93,7 @@ def _run(wanted: Wanted) -> None:
             release_when_copied=wanted.journal_release == "store",
             may_kill=wanted.take_over is not None,
         )
-        run_on_farm(parts, place, DirectFarm(wanted.url, lease, me), how, _tell)
+        run_on_farm(parts, place, DirectFarm(wanted.url, lease, me, keys), how, _tell)
     finally:
         lease.close()
 

@@ -7,7 +7,6 @@ import signal
 import sys
 from types import FrameType
 from typing import Final
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -15,12 +14,18 @@ from tunemq_scheduler.farm.exits import exit_code
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.metrics_server import MetricsServer
 from tunemq_scheduler.farm.settings import read_settings
-from tunemq_scheduler.folders import results_folder
+from tunemq_scheduler.farm.snapshot import FarmSnapshot
+from tunemq_scheduler.folders import farm_results_folder
 from tunemq_scheduler.installed_packages import installed_packages_first
+from tunemq_shared.answers import ExperimentState
 from tunemq_shared.errors import BugError, ConfigError, TuneError, UserError
+from tunemq_shared.health import Health
+from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.prctl import keep_memory_private
+from tunemq_shared.redis_address import parse_address
 from tunemq_shared.store_address import canonical_address, is_remote
 from tunemq_shared.stores import open_objects
+from tunemq_shared.unpickling import never_unpickle
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -29,11 +34,17 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     """The command line of ``tunemq scheduler`` without a script; see there."""
 
     url: str
+    keys: str | None = None
     results: str | None = None
     store: str | None = None
     settings: str | None = None
     journal_release: str = "local"
     metrics: str | None = None
+    insecure: bool = False
+
+    def __repr__(self) -> str:
+        """Without its address, in which a password may stand."""
+        return "Service(...)"
 
 
 def serve_farm(service: Service) -> int:
@@ -46,20 +57,25 @@ def serve_farm(service: Service) -> int:
     # Experiments' processes are its user's, too, and nothing else would keep the farm's keys from
     # their code.
     keep_memory_private()
+    never_unpickle()
+    health = Health.of_environment("scheduler")
     try:
-        _serve(service)
+        _serve(service, health)
     except (UserError, BugError):
         raise
     except TuneError as problem:
         _tell(str(problem))
         return exit_code(problem)
+    finally:
+        health.close()
     return 0
 
 
-def _serve(service: Service) -> None:
+def _serve(service: Service, health: Health) -> None:
+    keys = find_keys(service.keys, Role.SCHEDULER)
     settings = read_settings(service.settings)
-    results = _results(service.results)
-    store = _store(service.store, results)
+    results = _made(farm_results_folder(service.results, service.store))
+    store = _store(service.store, results, is_insecure=service.insecure)
     if service.journal_release == "store" and not is_remote(store):
         raise ConfigError(
             "--journal-release store needs a store that outlives this machine, such as"
@@ -68,10 +84,15 @@ def _serve(service: Service) -> None:
     with installed_packages_first("celery", "kombu", "redis"):
         from tunemq_scheduler.farm.lease import SchedulerLease
         from tunemq_scheduler.farm.supervisor import Farm, Supervisor
+        from tunemq_scheduler.security.redis_probes import refuse_dangers
+        from tunemq_scheduler.security.unsigned_start import refuse_unsigned
 
+    refuse_dangers(service.url, is_insecure=service.insecure, tell=_tell)
+    refuse_unsigned(service.url, keys, is_insecure=service.insecure, tell=_tell)
     farm = Farm(
         url=service.url,
-        address=_without_password(service.url),
+        keys=keys,
+        address=parse_address(service.url).without_credentials(),
         results=results,
         store=store,
         journal_release=service.journal_release,
@@ -82,11 +103,17 @@ def _serve(service: Service) -> None:
     lease = SchedulerLease(service.url, me)
     try:
         lease.claim(1, _tell)
-        supervisor = Supervisor(
-            farm, lease, me, _tell, None if metrics is None else metrics.publish
-        )
+
+        def publish(newest: FarmSnapshot) -> None:
+            if metrics is not None:
+                metrics.publish(newest)
+            _beat(health, newest)
+
+        is_heard = metrics is not None or health.is_wanted
+        supervisor = Supervisor(farm, lease, me, _tell, publish if is_heard else None)
 
         def stop(number: int, _frame: FrameType | None) -> None:
+            health.stopping()
             supervisor.stop(f"Ended by {signal.Signals(number).name}")
 
         for number in _SIGNALS:
@@ -98,6 +125,14 @@ def _serve(service: Service) -> None:
             metrics.close()
 
 
+def _beat(health: Health, farm: FarmSnapshot) -> None:
+    running = farm.experiments.get(ExperimentState.RUNNING, 0)
+    waiting = farm.experiments.get(ExperimentState.QUEUED, 0)
+    away = "Redis is away; " if farm.is_redis_away else ""
+    status = f"{away}searches: {running} run, {waiting} wait; nodes: {len(farm.nodes)}"
+    health.beat(is_ready=not farm.is_redis_away, status=status)
+
+
 def _metrics(listen: str) -> MetricsServer:
     with installed_packages_first("prometheus_client"):
         server = MetricsServer(listen)
@@ -105,12 +140,7 @@ def _metrics(listen: str) -> MetricsServer:
     return server
 
 
-def _results(given: str | None) -> str:
-    if given is not None and is_remote(given):
-        raise ConfigError(
-            f"--results {given} is no folder of this machine; what all machines reach is --store."
-        )
-    results = str(results_folder(given))
+def _made(results: str) -> str:
     try:
         os.makedirs(results, exist_ok=True)
     except OSError as error:
@@ -118,20 +148,23 @@ def _results(given: str | None) -> str:
     return results
 
 
-def _store(given: str | None, results: str) -> str:
-    """The address of the store, which can be used; the folder of results where none is given."""
+def _store(given: str | None, results: str, *, is_insecure: bool) -> str:
+    """The address of the store, which can be used; the folder of results where none is given.
+
+    Raises:
+        ConfigError: others can use it, too, and nobody said that it is to be used all the same.
+        StoreError: it cannot be used.
+    """
     if given is None:
         return results
     store = canonical_address(given)
     if is_remote(store):
         with open_objects(store) as objects:
             objects.probe()
+        from tunemq_scheduler.security.store_probes import refuse_open_store  # brings a client
+
+        refuse_open_store(store, is_insecure=is_insecure, tell=_tell)
     return store
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _tell(text: str) -> None:

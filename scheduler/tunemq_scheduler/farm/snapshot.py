@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.farm.allotting.words import OwnerAccount
-from tunemq_shared.answers import NodeRow
+from tunemq_shared.answers import NodeRow, RefusedRow
 from tunemq_shared.vitals import NodeVitals
 
 #: Up to which times turns are counted together, in seconds.
@@ -35,10 +35,13 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         at: when that is; Unix time.
         experiments: how many are in each state.
         trials: of each experiment that has a process, how many are in each state.
+        waiting: of each such experiment, how many more trials it would have begin at once; by
+            `requests.kinds_of`.
         results: how many experiments were given since the scheduler began.
         turns: of the supervisor's loop: of each bucket of `BUCKETS_S` and beyond, how many lasted
             no longer than that; and the seconds of all.
         is_redis_away: whether nobody can be told anything.
+        refused: what the scheduler and its nodes did not believe.
     """
 
     at: float
@@ -49,6 +52,8 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     is_redis_away: bool
     nodes: tuple[NodeState, ...]
     accounts: tuple[OwnerAccount, ...]
+    refused: tuple[RefusedRow, ...] = ()
+    waiting: dict[str, dict[str, int]] = {}
 
 
 class TurnTimes:

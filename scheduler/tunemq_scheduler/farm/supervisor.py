@@ -16,8 +16,9 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.executors.node_wire import NodeWire
+from tunemq_scheduler.executors.wire_seals import WireSeals
 from tunemq_scheduler.farm.allotting.allotter import Allotter
-from tunemq_scheduler.farm.announcing import announcing
+from tunemq_scheduler.farm.announcing import announcing, described
 from tunemq_scheduler.farm.desk import Desk
 from tunemq_scheduler.farm.done_requests import DoneRequests
 from tunemq_scheduler.farm.entry import Entry
@@ -36,6 +37,7 @@ from tunemq_scheduler.farm.settings import FarmSettings
 from tunemq_scheduler.farm.snapshot import FarmSnapshot, TurnTimes
 from tunemq_shared.answers import ExperimentState
 from tunemq_shared.errors import WireError, WireUnavailable
+from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.store_address import is_remote, join
 
 #: The farm's own folder, in that of all experiments.
@@ -54,6 +56,7 @@ class Farm(msgspec.Struct, frozen=True, kw_only=True):
         results: the folder of all experiments.
         store: of code and checkpoints, which all nodes reach.
         journal_release: when nodes may forget what they said; see `tunemq_scheduler.farm.command`.
+        keys: by which it knows nodes and submitters, and they it.
     """
 
     url: str
@@ -62,6 +65,11 @@ class Farm(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     journal_release: str = "local"
     settings: FarmSettings = FarmSettings()
+    keys: LiveKeys = msgspec.field(default_factory=LiveKeys.none)
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"Farm({self.address!r})"
 
 
 class Supervisor:
@@ -109,13 +117,17 @@ class Supervisor:
             guard=lease,
             absent=self._experiments.streams.values(),
             wants_vitals=True,
+            keys=farm.keys,
         )
         self._nodes = Nodes(folder / "nodes.json", self._wire, self._allotter)
-        desk = Desk(self._queue, self._experiments, self._nodes, Path(farm.results))
+        known = described(farm.store, str(me))
+        desk = Desk(self._queue, self._experiments, self._nodes, Path(farm.results), known)
         done = DoneRequests(folder / "requests")
-        self._server = RequestServer(farm.url, desk, done, lambda: lease.term)
-        self._announcement = announcing(lease.term, farm.store, str(me))
-        self._output = OutputReader(farm.url, tell) if is_remote(farm.store) else None
+        self._server = RequestServer(
+            farm.url, desk, done, lambda: lease.term, farm.keys, self._wire.refusals.add
+        )
+        self._announcement = announcing(lease.term)
+        self._output = self._output_reader() if is_remote(farm.store) else None
         self._followed: Mapping[str, str] | None = None
         self._beat_at = float("-inf")
         self._stop_reason = ""
@@ -184,6 +196,8 @@ class Supervisor:
 
     def _beat(self, now: float) -> None:
         self._beat_at = now
+        if line := self._farm.keys.look():
+            self._tell(line)
         self._experiments.beat(self._lease.proven_at)
         self._forkservers.close_unused()
         notes = self._wire.notes()
@@ -201,16 +215,22 @@ class Supervisor:
             results = Path(self._farm.results)
             self._output.follow({name: (results / name, key) for name, key in streams.items()})
 
+    def _output_reader(self) -> OutputReader:
+        seals = WireSeals(self._farm.keys, self._wire.refusals)
+        return OutputReader(self._farm.url, self._tell, seals.output)
+
     def _snapshot(self) -> FarmSnapshot:
         return FarmSnapshot(
             at=time.time(),
             experiments={state: len(self._queue.in_state(state)) for state in ExperimentState},
             trials=self._experiments.trials(),
+            waiting=self._allotter.waiting(),
             results=self._experiments.results,
             turns=self._turns.so_far(),
             is_redis_away=self._wire.is_away,
             nodes=self._nodes.states(),
             accounts=tuple(self._allotter.accounts()),
+            refused=self._nodes.refused(),
         )
 
     # --- experiments ------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import msgspec
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_shared.errors import JournalError
 from tunemq_shared.messages import PROTOCOL_VERSION
+from tunemq_shared.undecodable import UNDECODABLE
 
 #: Of the format of the files; 1 was one file without snapshots, which is still read.
 JOURNAL_VERSION: Final = 2
@@ -150,7 +151,7 @@ def readable(payload: bytes, decode: Callable[[bytes], Any], path: Path) -> Any:
     """
     try:
         return decode(payload)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise JournalError(
             f"{path} holds what TuneMQ {tunemq_version()} does not know, so another version wrote "
             f"it: {error}."

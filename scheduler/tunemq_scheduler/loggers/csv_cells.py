@@ -1,4 +1,8 @@
-"""Cells and rows of a CSV file of which every row is one line."""
+"""Cells and rows of a CSV file of which every row is one line, and no cell a formula.
+
+Whoever opens the file with a spreadsheet executes nothing: a text that would be a formula there has
+an apostrophe before it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,10 @@ from typing import Any, Final
 
 import msgspec
 
+from tunemq_shared.errors import StoreError
+
+#: What begins a formula, for some spreadsheet.
+_FORMULA: Final = frozenset("=+-@\t\uff1d\uff0b\uff0d\uff20")
 #: A cell with nothing in it.
 EMPTY: Final = msgspec.Raw(b"")
 
@@ -33,8 +41,18 @@ def row_of(values: Iterable[Any]) -> bytes:
 
 
 def columns_of(line: bytes) -> list[str]:
-    """The column names in a file's first line."""
-    return next(csv.reader([line.decode()]), []) if line else []
+    """The column names in a file's first line.
+
+    Raises:
+        StoreError: it is no row of such a file.
+    """
+    if not line:
+        return []
+    try:
+        names = next(csv.reader([line.decode(errors="replace")]), [])
+    except csv.Error as error:
+        raise StoreError(f"the first line of a CSV file is none: {error}.") from error
+    return [_as_named(name) for name in names]
 
 
 @lru_cache(maxsize=4096)
@@ -49,4 +67,23 @@ def cell(value: str | bool | None) -> msgspec.Raw:
 def _in_one_line(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
-    return str(value).replace("\r", "\\r").replace("\n", "\\n")
+    text = str(value).replace("\r", "\\r").replace("\n", "\\n")
+    return f"'{text}" if _would_run(text) and not _is_number(text) else text
+
+
+def _as_named(column: str) -> str:
+    """A column's name as it was before it was written."""
+    return column[1:] if column.startswith("'") and _would_run(column) else column
+
+
+def _would_run(text: str) -> bool:
+    """Whether it would be a formula, without the apostrophes that may be before it."""
+    return text.lstrip("'")[:1] in _FORMULA
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 from tunemq_scheduler.search import domains
 from tunemq_scheduler.search.space import Path, path_name
 from tunemq_shared.errors import SearchSpaceError
+from tunemq_shared.undecodable import NO_JSON
 
 _OF_NUMBERS: Final[Mapping[str, Callable[..., Any]]] = {
     "uniform": domains.uniform,
@@ -161,7 +162,7 @@ def _usage(name: str) -> str:
 def _json(path: str, text: str) -> _Content:
     try:
         return _Content(json.loads(text), {})
-    except ValueError as error:
+    except NO_JSON as error:
         raise SearchSpaceError(f"the search space {path} is no JSON: {error}.") from error
 
 
@@ -173,18 +174,20 @@ def _yaml(path: str, text: str) -> _Content:
     for name, pattern in _SCALARS.items():
         scalar = re.compile(f"^(?:{pattern})$")
         kind.add_implicit_resolver(f"tag:yaml.org,2002:{name}", scalar, None)
-    loader = kind(text)
+    loader = None
     try:
+        loader = kind(text)
         node = loader.get_single_node()
         lines = dict(_lines(path, node, ()))
         value = None if node is None else loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise SearchSpaceError(f"{path}{line}: this is no YAML: {error.problem}.") from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SearchSpaceError(f"the search space {path} is no YAML: {error}.") from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     return _Content(value, lines)
 
 

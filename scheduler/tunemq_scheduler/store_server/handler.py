@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import socket
+import ssl
 from collections.abc import Callable
 from hashlib import sha256 as new_sha256
 from http import HTTPStatus
@@ -32,6 +33,7 @@ from tunemq_scheduler.store_server.stream import (
     HeadTooLong,
     RequestStream,
 )
+from tunemq_scheduler.store_server.trusted_requests import TrustedRequests
 from tunemq_scheduler.store_server.uploads import Uploads, damaged
 from tunemq_shared.http_wire import (
     HASH_HEADER,
@@ -53,6 +55,16 @@ _DRAIN_S: Final = 2.0
 _RANGE: Final = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 _NUMBER: Final = re.compile(r"\d{1,18}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
+#: Behind these nobody is who could be told anything.
+_GONE: Final = (ConnectionError, TimeoutError, ssl.SSLError)
+_JSON: Final = "application/json"
+_BYTES: Final = "application/octet-stream"
+#: Of each answer, should it ever be shown by a browser: it is no page, and nothing in it is run.
+_FOR_BROWSERS: Final = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("Content-Security-Policy", "default-src 'none'; sandbox"),
+    ("Cache-Control", "no-store"),
+)
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +76,11 @@ class Service(NamedTuple):
     uploads: Uploads
     guests: Guests
     token: str
+    trusted: TrustedRequests
+
+    def __repr__(self) -> str:
+        """Without the token."""
+        return f"Service({str(self.folder.root)!r})"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -99,7 +116,7 @@ class Handler(BaseHTTPRequestHandler):
         self._left = 0
         try:
             self._serve()
-        except (ConnectionError, TimeoutError):  # nobody is there who could be told
+        except _GONE:
             self.close_connection = True
         except HeadTooLong:
             self._stream.expect_body(_DRAIN_S)
@@ -117,16 +134,17 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
         try:
+            self._service.trusted.check(self.command, self.headers)
             self._check_token()
             guests.is_served(self.connection)
             self._left = self._length()
             self._perform()
         except Refusal as refusal:
             self._refuse(refusal)
-        except (ConnectionError, TimeoutError):
+        except _GONE:
             raise
         except OSError as error:
-            _log.warning("%s %s: %s", self.command, self.path, error)
+            _log.warning("%s %r: %s", self.command, self.path, error)
             self._refuse(refusal_of(error, str(self._service.folder.root)))
 
     def _check_token(self) -> None:
@@ -189,7 +207,7 @@ class Handler(BaseHTTPRequestHandler):
             start, end = self._range(size)
             is_part = (start, end) != (0, size)
             self._begin_answer(
-                HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK, end - start
+                HTTPStatus.PARTIAL_CONTENT if is_part else HTTPStatus.OK, end - start, _BYTES
             )
             if is_part:
                 self.send_header("Content-Range", f"bytes {start}-{end - 1}/{size}")
@@ -262,17 +280,20 @@ class Handler(BaseHTTPRequestHandler):
         return digest.hexdigest()
 
     def _answer(self, status: HTTPStatus, data: bytes = b"") -> None:
-        self._begin_answer(status, len(data))
+        self._begin_answer(status, len(data), _JSON)
         self.end_headers()
         if data and self.command != "HEAD":
             self.wfile.write(data)
 
-    def _begin_answer(self, status: HTTPStatus, length: int) -> None:
+    def _begin_answer(self, status: HTTPStatus, length: int, kind: str) -> None:
         self._is_answered = True
         self.connection.settimeout(SILENCE_S)
         self.send_response(status)
         self.send_header(SERVER_HEADER, VERSION)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(length))
+        for name, value in _FOR_BROWSERS:
+            self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
 

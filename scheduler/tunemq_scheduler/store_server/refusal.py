@@ -20,6 +20,8 @@ _STATUS: Final = MappingProxyType(
         Code.WRONG_TOKEN: HTTPStatus.UNAUTHORIZED,
         Code.TAKEN: HTTPStatus.CONFLICT,
         Code.BAD_REQUEST: HTTPStatus.BAD_REQUEST,
+        Code.WRONG_HOST: HTTPStatus.BAD_REQUEST,
+        Code.FROM_PAGE: HTTPStatus.FORBIDDEN,
         Code.FAILED: HTTPStatus.INTERNAL_SERVER_ERROR,
     }
 )

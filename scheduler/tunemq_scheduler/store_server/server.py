@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import resource
 import signal
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -17,6 +19,8 @@ from typing import Final
 from tunemq_scheduler.store_server.guests import Guests
 from tunemq_scheduler.store_server.handler import Handler, Service
 from tunemq_scheduler.store_server.served_folder import ServedFolder
+from tunemq_scheduler.store_server.stream import HEAD_S
+from tunemq_scheduler.store_server.trusted_requests import TrustedRequests
 from tunemq_scheduler.store_server.uploads import Uploads
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.http_address import check_token
@@ -37,14 +41,27 @@ class StoreServer:
         listen: ``HOST:PORT``; no host for all of the machine's addresses, port 0 for any free one.
         token: what clients are let in with.
         most: so many connections there may be.
+        tls: with the server's certificate; by default what is said is not encrypted.
+        names: of the server; see `TrustedRequests`.
 
     Raises:
         ConfigError: the folder or the address cannot be used.
         StoreError: this is no token.
     """
 
-    def __init__(self, folder: Path, listen: str, token: str, most: int = MOST) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        listen: str,
+        token: str,
+        most: int = MOST,
+        *,
+        tls: ssl.SSLContext | None = None,
+        names: Iterable[str] = (),
+    ) -> None:
         host, port = parse_listen(listen)
+        self._tls = tls
+        trusted = TrustedRequests([*names, *([host] if host and ":" not in host else [])])
         check_token(token, "what clients are let in with")
         self._listener = listener(host, port)
         try:
@@ -52,11 +69,16 @@ class StoreServer:
         except ConfigError:
             self._listener.close()
             raise
-        self._service = Service(served, Uploads(served), Guests(most), token)
+        self._service = Service(served, Uploads(served), Guests(most), token, trusted)
         shown = host or socket.gethostname()
         #: Where clients find it.
         self.port: int = self._listener.getsockname()[1]
-        self.address = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
+        #: Whether no other machine reaches it.
+        self.is_on_loopback = ipaddress.ip_address(
+            self._listener.getsockname()[0].partition("%")[0]
+        ).is_loopback
+        scheme = "http" if tls is None else "https"
+        self.address = f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{self.port}"
 
     def run(self) -> None:
         """Answer until `stop` is called."""
@@ -81,6 +103,14 @@ class StoreServer:
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def _take(self, connection: socket.socket, address: object) -> None:
+        if self._tls is not None:
+            try:
+                connection = self._tls.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+            except OSError:  # it is gone already
+                connection.close()
+                return
         if not self._service.guests.admit(connection):
             connection.close()
             return
@@ -92,6 +122,9 @@ class StoreServer:
 
     def _serve(self, connection: socket.socket, address: object) -> None:
         try:
+            if isinstance(connection, ssl.SSLSocket):
+                connection.settimeout(HEAD_S)
+                connection.do_handshake()
             Handler(connection, address, self._service)
         except OSError as error:  # it is gone, whatever it wanted
             _log.debug("a connection broke: %s", error)
@@ -110,6 +143,8 @@ def serve(
     listen: str,
     token: str,
     *,
+    tls: ssl.SSLContext | None = None,
+    names: Iterable[str] = (),
     on_ready: Callable[[StoreServer], None] = lambda _server: None,
 ) -> None:
     """Serve a folder until SIGINT or SIGTERM; the main thread's business.
@@ -118,10 +153,29 @@ def serve(
         ConfigError: the folder or the address cannot be used.
         StoreError: this is no token.
     """
-    server = StoreServer(folder, listen, token, most=_connections())
+    server = StoreServer(folder, listen, token, _connections(), tls=tls, names=names)
     with _stopped_by_signals(server):
         on_ready(server)
         server.run()
+
+
+def tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """What a server secures connections with.
+
+    Raises:
+        ConfigError: the files cannot be read, or do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:  # ssl's is one
+        why = error.strerror if not isinstance(error, ssl.SSLError) else "they are no such pair"
+        raise ConfigError(
+            f"--tls-certificate {certificate} and --tls-key {key} cannot be used: {why}; give the "
+            "server's certificate, with those that it was signed with behind it, and its key, "
+            "both in PEM."
+        ) from None
+    return context
 
 
 def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:

@@ -13,7 +13,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
+from tunemq_scheduler.report.format import clean
+from tunemq_scheduler.report.harmless import harmless
 from tunemq_scheduler.tools.kept import Kept, KeptCheckpoint, opened
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError
 
@@ -63,7 +66,9 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         for one in found:
             size, newest = decimal(one.committed.size), "newest" if one.is_newest else ""
             state = newest if one.key in there else "not there"
-            table.add_row(one.key, one.trial, str(one.committed.step), size, state)
+            cells = (one.key, one.trial, str(one.committed.step), size, state)
+            # Text, not str: what users named may look like markup.
+            table.add_row(*(Text(clean(cell)) for cell in cells))
         if found:
             Console().print(table)
         total = decimal(sum(one.committed.size for one in found if one.key in there))
@@ -90,7 +95,7 @@ def verify(options: argparse.Namespace) -> int:
                 damaged.append(str(error))
             _remove_tree(target)
     for line in damaged:
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{harmless(line)}\n")
     sys.stdout.write(f"{len(chosen) - len(damaged)} of {len(chosen)} checkpoints are whole.\n")
     return EXIT_DAMAGED if damaged else 0
 
@@ -129,7 +134,7 @@ def _collected_without(kept: Kept, condemned: set[str]) -> int:
 def _agreed(chosen: Iterable[KeptCheckpoint]) -> bool:
     for one in chosen:
         newest = ", the newest of its trial" if one.is_newest else ""
-        sys.stdout.write(f"{one.key}: {decimal(one.committed.size)}{newest}\n")
+        sys.stdout.write(f"{clean(one.key)}: {decimal(one.committed.size)}{newest}\n")
     try:
         return input("Remove for good? [y/N] ").strip().lower() in {"y", "yes"}
     except EOFError:  # no terminal, and no --yes

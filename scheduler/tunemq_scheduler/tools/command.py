@@ -8,7 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunemq_scheduler.farm import command as scheduler
-from tunemq_scheduler.tools import checkpoints, experiments, journal, nodes, run, store, submit
+from tunemq_scheduler.report.harmless import harmless
+from tunemq_scheduler.tools import (
+    checkpoints,
+    doctor,
+    experiments,
+    journal,
+    keys,
+    nodes,
+    run,
+    store,
+    submit,
+)
 from tunemq_shared.errors import BugError, TuneError
 from tunemq_shared.failpoints import FAILPOINTS
 
@@ -37,7 +48,8 @@ def main(
         prog="tunemq",
         description="Hyperparameter search on machines you own.",
         epilog="A search on this machine is started from a script, or by `tunemq run`: see the"
-        " README. `tunemq report` reports a result from within a trial of `tunemq run`.",
+        " README. `tunemq report` reports a result from within a trial of `tunemq run`; `tunemq"
+        " health` says whether a scheduler or a worker is well.",
     )
     parser.add_argument("--version", action="version", version=f"tunemq {version}")
     groups = parser.add_subparsers(metavar="COMMAND")
@@ -48,6 +60,8 @@ def main(
     submit.add_parser(groups)
     experiments.add_parser(groups)
     nodes.add_parser(groups)
+    keys.add_parser(groups)
+    doctor.add_parser(groups)
     checkpoints.add_parser(groups)
     journal.add_parser(groups)
     store.add_parser(groups)
@@ -72,7 +86,7 @@ def main(
     except BugError:
         raise
     except TuneError as problem:
-        sys.stderr.write(f"tunemq: {problem}\n")
+        sys.stderr.write(f"tunemq: {harmless(str(problem))}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return 130

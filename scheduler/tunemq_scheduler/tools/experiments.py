@@ -9,6 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from tunemq_scheduler.report.harmless import harmless, write_output
 from tunemq_scheduler.tools.on_farm import (
     add_command,
     add_experiment,
@@ -158,7 +159,7 @@ def tell_why(client: FarmClient, options: argparse.Namespace) -> int:
     if options.json:
         write_json(why)
     else:
-        sys.stdout.writelines(f"{line}\n" for line in why.lines)
+        sys.stdout.writelines(f"{harmless(line)}\n" for line in why.lines)
     return 0
 
 
@@ -167,7 +168,7 @@ def _done(client: FarmClient, request: r.Request, options: argparse.Namespace) -
     if options.json:
         write_json(done)
     else:
-        sys.stdout.write(f"{done.text}\n")
+        sys.stdout.write(f"{harmless(done.text)}\n")
     return 0
 
 
@@ -181,8 +182,7 @@ def _agreed(name: str) -> bool:
 
 
 def _print(data: bytes) -> None:
-    sys.stdout.write(data.decode(errors="replace"))
-    sys.stdout.flush()
+    write_output(sys.stdout, data)
 
 
 def _page_for_programs(page: a.LogPage, name: str, trial: str) -> dict[str, object]:

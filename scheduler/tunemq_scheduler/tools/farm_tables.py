@@ -24,6 +24,7 @@ from tunemq_scheduler.report.format import (
     text_table,
     value,
 )
+from tunemq_scheduler.report.harmless import harmless
 from tunemq_shared import answers as a
 
 _STYLES: Final = {
@@ -133,8 +134,8 @@ def show(columns: Sequence[Column]) -> None:
 
 
 def write_lines(lines: Iterable[str]) -> None:
-    """Lines of text."""
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    """Lines of text; what is in them of others steers no terminal."""
+    sys.stdout.writelines(f"{harmless(line)}\n" for line in lines)
 
 
 def _column(header: str, cells: Iterable[str], *, right: bool = False, rank: int = 0) -> Column:

@@ -29,6 +29,7 @@ from tunemq_scheduler.journal.layout import (
 from tunemq_scheduler.journal.reading import read_segment, read_snapshot
 from tunemq_scheduler.journal.salvaging import salvage
 from tunemq_scheduler.replay import replay_recovered
+from tunemq_scheduler.report.harmless import harmless
 from tunemq_shared.errors import BugError, ConfigError, JournalError
 from tunemq_shared.messages import Entry, decode_entries
 from tunemq_shared.packing import peek_config
@@ -94,7 +95,7 @@ def show_entries(options: argparse.Namespace) -> int:
             lines = iter(deque(lines, maxlen=options.tail))
         try:
             for line in lines:
-                sys.stdout.write(f"{line}\n")
+                sys.stdout.write(f"{harmless(line)}\n")
             sys.stdout.flush()
         except BrokenPipeError:  # ``| head`` has seen enough
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  written at exit

@@ -149,7 +149,7 @@ def opened(experiment: str) -> Iterator[Kept]:
 def _fetched_journal(address: str, scratch: str) -> Path:
     """A folder with the copy of the journal that is in the store."""
     objects = open_objects(address)
-    objects.probe()
+    objects.probe(is_read_only=True)
     try:
         fetch_journal(objects, Path(scratch, FILE_NAME))
     except MissingObject as error:

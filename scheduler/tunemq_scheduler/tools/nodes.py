@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tunemq_scheduler.report.harmless import harmless
 from tunemq_scheduler.tools.on_farm import add_command, tell, write_json
 from tunemq_shared import answers as a
 from tunemq_shared import requests as r
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.refusals import OFTEN_HONEST
 
 if TYPE_CHECKING:
     from tunemq_scheduler.client.requests import FarmClient
@@ -44,7 +47,18 @@ def nodes(client: FarmClient, options: argparse.Namespace) -> int:
         show_nodes(found.nodes)
     else:
         tell("there are no nodes; start some with: tunemq worker --redis URL")
+    if not options.json:
+        _tell_of(found.refused)
     return 0
+
+
+def _tell_of(refused: Sequence[a.RefusedRow]) -> None:
+    """What was not believed; what happens on honest farms too is in --json and in metrics."""
+    for row in refused:
+        if row.reason not in OFTEN_HONEST:
+            who = f"node {row.node}" if row.node else "the scheduler"
+            messages = "1 message" if row.times == 1 else f"{row.times} messages"
+            tell(f"{who} refused {messages} of the kind {row.kind}: {row.reason}")
 
 
 def _changed(client: FarmClient, options: argparse.Namespace) -> int:
@@ -54,5 +68,5 @@ def _changed(client: FarmClient, options: argparse.Namespace) -> int:
     if options.json:
         write_json(done)
     else:
-        sys.stdout.write(f"{done.text}\n")
+        sys.stdout.write(f"{harmless(done.text)}\n")
     return 0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tunemq_scheduler.farm.command import REDIS_VARIABLE
 from tunemq_scheduler.installed_packages import installed_packages_first
+from tunemq_scheduler.report.harmless import harmless
 from tunemq_shared.errors import (
     BugError,
     ConfigError,
@@ -20,6 +20,9 @@ from tunemq_shared.errors import (
     UserError,
     WireUnavailable,
 )
+from tunemq_shared.key_files import KEYS_VARIABLE
+from tunemq_shared.prctl import leave_no_core_file
+from tunemq_shared.redis_address import REDIS_VARIABLE, parse_address
 
 if TYPE_CHECKING:
     from tunemq_scheduler.client.requests import FarmClient
@@ -57,7 +60,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--redis",
         metavar="URL",
-        help=f"of the farm, such as redis://:password@host:6379/0; default: ${REDIS_VARIABLE}",
+        help=f"of the farm, such as rediss://host:6379/0; default:"
+        f" ${REDIS_VARIABLE}, which is the place for one with a password",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        help=f"your key file of the farm, if it has keys; default: ${KEYS_VARIABLE}",
     )
     parser.add_argument("--json", action="store_true", help="answer in JSON, for programs")
 
@@ -74,10 +83,17 @@ def run(act: Act, options: argparse.Namespace) -> int:
         raise ConfigError(
             f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
         )
+    if options.redis and parse_address(url).password:
+        tell(
+            "whoever lists this machine's processes sees the password in --redis; give the address"
+            f" in ${REDIS_VARIABLE} instead."
+        )
+    leave_no_core_file()
     with installed_packages_first("redis"):
         from tunemq_scheduler.client.requests import FarmClient
     try:
-        with FarmClient(url, owner=getattr(options, "owner", None) or "") as client:
+        owner = getattr(options, "owner", None) or ""
+        with FarmClient(url, owner=owner, keys=options.keys) as client:
             return act(client, options)
     except (UserError, BugError):
         raise
@@ -99,7 +115,7 @@ def write_json(answer: object) -> None:
 def tell(text: str) -> None:
     """A line for people, beside what the command answers."""
     sys.stdout.flush()
-    sys.stderr.write(f"tunemq: {text}\n")
+    sys.stderr.write(f"tunemq: {harmless(text)}\n")
 
 
 def add_experiment(parser: argparse.ArgumentParser, *, trial: str = "") -> None:

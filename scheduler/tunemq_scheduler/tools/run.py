@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tunemq_shared.errors import ConfigError, MetricError, TrialError
+from tunemq_shared.undecodable import NO_JSON
 
 #: No trial has a result.
 EXIT_NOTHING_FOUND: Final = 1
@@ -271,6 +272,6 @@ def _pairs(option: str, text: str) -> dict[str, Any]:
             raise ConfigError(f"{option}: {pair!r} is no NAME=VALUE, such as max_t=81.")
         try:
             pairs[name] = json.loads(value)
-        except ValueError:
+        except NO_JSON:
             pairs[name] = value
     return pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,11 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     parser.add_argument("script", metavar="SCRIPT[:NAME]", help="NAME of its Tuner; default: tuner")
     parser.add_argument("--name", default="", help="of the experiment; default: one is made up")
-    parser.add_argument("--owner", help="whose it is; default: the name you are logged in with")
+    parser.add_argument(
+        "--owner",
+        help="whose it is; default: whose key file it is; without one, the name you are logged in"
+        " with",
+    )
     parser.add_argument(
         "--priority", type=int, default=0, metavar="N", help="higher ones first; default: 0"
     )
@@ -53,8 +58,9 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--env",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
-        help="a variable of their environment; as often as needed",
+        metavar="NAME[=VALUE]",
+        help="a variable of their environment; as often as needed. With NAME alone it has the value"
+        " that it has here: for what is secret, since others see a command's arguments",
     )
     parser.add_argument(
         "--preload",
@@ -121,9 +127,14 @@ def _variables(given: list[str]) -> dict[str, str]:
     found = {}
     for one in given:
         name, equals, value = one.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--env {one!r} is not usable: write NAME=VALUE.")
-        found[name] = value
+        if not name:
+            raise ConfigError(f"--env {one!r} is not usable: write NAME=VALUE, or NAME.")
+        if not equals and name not in os.environ:
+            raise ConfigError(
+                f"--env {name} takes the value from your environment, where it is not set; set it,"
+                " or write NAME=VALUE."
+            )
+        found[name] = value if equals else os.environ[name]
     return found
 
 

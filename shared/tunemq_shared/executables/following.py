@@ -10,6 +10,7 @@ from typing import Any
 
 from tunemq_shared.errors import MetricError
 from tunemq_shared.executables.lines import LineSplitter
+from tunemq_shared.undecodable import NO_JSON
 
 
 class FollowedFile:
@@ -56,7 +57,7 @@ class FollowedFile:
     def _read(self, line: bytes) -> dict[str, Any]:
         try:
             found = json.loads(line)
-        except ValueError as error:
+        except NO_JSON as error:
             raise self._unusable(line, str(error)) from error
         if not isinstance(found, dict):
             raise self._unusable(line, "it is no object")

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tunemq_shared.conditions import lookup
+from tunemq_shared.undecodable import NO_JSON
 
 _NUMBER: Final = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
 #: Names may be quoted, so that dicts which Python prints are understood as well.
@@ -101,7 +102,7 @@ def metrics_in(text: str) -> dict[str, Any]:
     if text.startswith("{") and text.endswith("}"):
         try:
             found = json.loads(text)
-        except ValueError:
+        except NO_JSON:
             pass  # a dict as Python prints it, say
         else:
             if isinstance(found, dict):

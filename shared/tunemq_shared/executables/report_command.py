@@ -26,6 +26,8 @@ no trial runs here.
 _EX_USAGE = 64
 #: Also in `report_line`, which is not imported here.
 _VARIABLE = "TUNEMQ_REPORT"
+#: Also in `tunemq_shared.undecodable`.
+_NO_JSON = (ValueError, RecursionError)
 
 
 class _Unusable(Exception):
@@ -107,9 +109,11 @@ def _folder(given: str) -> str:
 def _object(given: str) -> dict[str, object]:
     try:
         found = json.loads(given)
-    except ValueError as error:
+    except _NO_JSON as error:
         raise _Unusable(f"{given!r} is no JSON object: {error}.") from error
-    return dict(found)
+    if not isinstance(found, dict):
+        raise _Unusable(f"{given!r} is no JSON object.")
+    return found
 
 
 def _value(text: str) -> object:
@@ -118,7 +122,7 @@ def _value(text: str) -> object:
     for read in (json.loads,) if "_" in text else (int, float, json.loads):
         try:
             return read(text)
-        except ValueError:
+        except _NO_JSON:
             continue
     return text
 

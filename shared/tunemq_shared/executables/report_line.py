@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Final, Self
 
 from tunemq_shared.errors import MetricError
+from tunemq_shared.undecodable import NO_JSON
 
 #: The variable with the socket's path.
 VARIABLE: Final = "TUNEMQ_REPORT"
@@ -67,7 +68,7 @@ class Reported:
         try:
             message = json.loads(said)
             return cls(line, dict(message["metrics"]), str(message["checkpoint"]))
-        except (ValueError, TypeError, KeyError) as error:
+        except (*NO_JSON, TypeError, KeyError) as error:
             line.close()
             raise MetricError(
                 f"what was sent to ${VARIABLE} cannot be read ({error!r}); send it with `tunemq "

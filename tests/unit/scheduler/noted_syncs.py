@@ -31,6 +31,7 @@ class Counter:
         self.is_open.set()
         self.failing: dict[str, Exception] = {}
         self.refusals = 0
+        self.lock = threading.Lock()
 
     def __deepcopy__(self, memo: Any) -> Counter:
         return self
@@ -54,10 +55,12 @@ class NotingSyncer(Syncer):
         if counter.refusals:
             counter.refusals -= 1
             return False
-        counter.at_work += 1
-        counter.most_at_work = max(counter.at_work, counter.most_at_work)
-        counter.is_open.wait(10)
-        counter.at_work -= 1
+        with counter.lock:
+            counter.most_at_work = max(counter.at_work + 1, counter.most_at_work)
+            counter.at_work += 1
+        counter.is_open.wait(60)
+        with counter.lock:
+            counter.at_work -= 1
         counter.ups.append((local_dir, remote_dir, tuple(exclude or ())))
         if os.path.basename(local_dir) in counter.failing:
             raise counter.failing[os.path.basename(local_dir)]

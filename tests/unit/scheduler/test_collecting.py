@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.plans import PLAN
-from tunemq_scheduler.collecting import settle_store
+from tunemq_scheduler.collecting import PATIENCE_S, SHORT_PATIENCE_S, settle_store
 from tunemq_shared.errors import StoreError
 
 
@@ -37,7 +37,8 @@ class End:
         self.done: list[Any] = []
         self.error: StoreError | None = None
 
-    def finish(self, within: float, is_enough: Any) -> list[str]:
+    def finish(self, within: float, is_enough: Any, *, without_success: float) -> list[str]:
+        self.within = min(within, without_success), within
         self.done.append("removals")
         return self.left
 
@@ -79,6 +80,15 @@ def test_where_nothing_went_wrong_nothing_is_looked_for(cache):
     end = End(cache)
     end.loop.has_leftovers = False
     assert end.settle() == ["removals", "close"]
+
+
+def test_a_slow_store_is_waited_for_unless_the_search_was_interrupted(cache):
+    end = End(cache)
+    end.settle()
+    assert end.within == (PATIENCE_S, PLAN.sync_timeout_s)
+    end = End(cache, interrupted="SIGINT")
+    end.settle()
+    assert end.within == (SHORT_PATIENCE_S, SHORT_PATIENCE_S)
 
 
 @pytest.mark.parametrize(

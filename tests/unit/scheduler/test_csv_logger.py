@@ -126,6 +126,11 @@ results = st.dictionaries(
 )
 
 
+def as_reported(text: str) -> str:
+    """Without the apostrophe that keeps a spreadsheet from executing it."""
+    return text[1:] if text[:1] == "'" and text.lstrip("'")[:1] == "=" else text
+
+
 @given(st.lists(results, min_size=1, max_size=8))
 def test_what_is_written_is_what_was_reported(tmp_path_factory, reported):
     trial = FakeTrial(0, tmp_path_factory.mktemp("trial"))
@@ -138,4 +143,4 @@ def test_what_is_written_is_what_was_reported(tmp_path_factory, reported):
             if isinstance(value, float):
                 assert float(text) == value
             else:
-                assert text == ("" if value is None else str(value))
+                assert as_reported(text) == ("" if value is None else str(value))

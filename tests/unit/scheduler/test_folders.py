@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tunemq_scheduler.folders import (
     MAX_NAME_BYTES,
     experiment_name,
+    farm_results_folder,
     make_experiment_folder,
     make_trial_folder,
     replace_file,
@@ -141,3 +142,19 @@ def test_results_may_go_to_the_address_of_a_folder(tmp_path):
     assert results_folder(f"file://{tmp_path}/with%20space") == str(tmp_path / "with space")
     with pytest.raises(ConfigError, match="file:///path"):
         results_folder("file://elsewhere/folder")
+
+
+def test_a_farms_results_are_in_its_store_where_that_is_a_folder(monkeypatch):
+    monkeypatch.setenv("TUNEMQ_RESULTS", "/mine")
+    assert farm_results_folder(None, "/shared/farm") == "/shared/farm"
+    assert farm_results_folder("/shared/farm/", "file:///shared/farm") == "/shared/farm"
+    assert farm_results_folder("/results", "s3://bucket/farm") == "/results"
+    assert farm_results_folder(None, "http://head:7380/farm") == "/mine"
+    assert farm_results_folder(None, None) == "/mine"
+
+
+def test_a_farm_has_no_two_folders_for_results():
+    with pytest.raises(ConfigError, match=r"--store /shared/farm is a folder.*--results /results"):
+        farm_results_folder("/results", "/shared/farm")
+    with pytest.raises(ConfigError, match="--results s3://bucket is no folder"):
+        farm_results_folder("s3://bucket", None)

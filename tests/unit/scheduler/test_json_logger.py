@@ -179,7 +179,9 @@ def test_a_full_disk_loses_and_doubles_nothing(tmp_path):
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
+)
 
 
 @given(st.dictionaries(st.text(), values), values)
@@ -200,6 +202,6 @@ def test_loggers_results_and_callbacks_import_nothing_heavy():
         "print({'pandas', 'numpy', 'rich', 'cloudpickle', 'celery', 'redis'} & set(sys.modules))"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
     )
     assert shown.stdout.strip() == "set()"

@@ -13,6 +13,7 @@ from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
 from tunemq_shared.introductions import BatchHeader, NodeHello
+from tunemq_shared.refusals import Refusals
 from tunemq_shared.vitals import NodeVitals
 
 PYTHON = ".".join(map(str, sys.version_info[:3]))
@@ -45,10 +46,14 @@ KEY = "tunemq:events:mine"
 
 
 def roster_of(term: int = 1, *keys: str) -> Roster:
-    roster = Roster(term)
+    roster = Roster(term, refusals=Refusals())
     for key in keys or (KEY,):
         roster.tenants[key] = Tenant(key)
     return roster
+
+
+def refused(roster: Roster) -> dict[tuple[str, str], int]:
+    return {(kind, reason): times for kind, reason, times in roster.refusals.counts()}
 
 
 def mine(roster: Roster) -> Tenant:
@@ -78,11 +83,35 @@ def test_a_node_that_has_events_lives_and_joins_before_them():
     roster = roster_of()
     introduce(roster)
 
-    assert roster.read_batch(mine(roster), b"5-1", batch(FINISHED, FINISHED, first=7)) == (
+    assert roster.read_batch(mine(roster), b"5-1", batch(FINISHED, FINISHED)) == (
         "inc1",
-        8,
+        2,
     )
-    assert mine(roster).facts == [JOINED, m.BatchRead("inc1", 7, 8, "5-1"), FINISHED, FINISHED]
+    assert mine(roster).facts == [JOINED, m.BatchRead("inc1", 1, 2, "5-1"), FINISHED, FINISHED]
+
+
+def test_s03_a_batch_of_a_node_that_nobody_was_told_of_begins_with_its_first_event():
+    roster = roster_of()
+    introduce(roster)
+
+    assert roster.read_batch(mine(roster), b"5-1", batch(FINISHED, first=200)) == ("", 0)
+    assert mine(roster).facts == []
+    assert not roster.nodes["inc1"].is_joined
+    assert refused(roster) == {("events", "repeated"): 1}
+    assert not roster.gaps, "nobody has heard it"
+
+
+def test_the_first_events_of_a_node_that_lives_are_asked_for_again():
+    roster = roster_of()
+    introduce(roster)
+    roster.read_batch(mine(roster), b"5-1", batch(FINISHED, first=2))
+    roster.read_leases(0.0, [b"1:0:0"])
+
+    assert mine(roster).facts == [JOINED]
+    assert roster.gaps == [KEY]
+    roster.begin_anew()
+    assert roster.read_batch(mine(roster), b"6-1", batch(FINISHED, FINISHED)) == ("inc1", 2)
+    assert not roster.gaps
 
 
 def test_a_node_that_introduces_itself_again_joins_once():
@@ -156,8 +185,9 @@ def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
     assert roster.read_batch(mine(roster), b"1-2", {wire.HEADER: b"\xff"}) == ("", 0)
     no_utf8 = {wire.HEADER: b"\x92\x01\xa1\xff"}
     assert roster.read_batch(mine(roster), b"1-2", no_utf8) == ("", 0)
-    assert len(roster.news) == 3
     assert roster.read_batch(mine(roster), b"1-3", batch(FINISHED)) == ("inc1", 1)
+    assert refused(roster) == {("events", "unreadable"): 3}
+    assert len(roster.refusals.news()) == 3
 
 
 @pytest.mark.parametrize("events", [b"\xc1", m.encode([FINISHED]).replace(b"t1", b"t\xff")])
@@ -186,7 +216,8 @@ def test_f24_a_node_of_another_version_is_refused_and_both_versions_are_named(fi
     roster = roster_of()
     introduce(roster, **{field: theirs})
 
-    (note,) = roster.news
+    (note,) = roster.refusals.news()
+    assert refused(roster) == {("hello", "version"): 1}
     assert "Node n is refused" in note
     assert str(theirs)[:3] in note
     assert ours in note
@@ -252,11 +283,12 @@ def test_a_node_is_known_with_its_gpus():
 def test_what_a_node_says_of_its_machine_is_kept_and_what_cannot_be_read_is_not():
     roster = joined_roster()
     assert roster.vitals_keys() == [wire.vitals("inc1")]
-    vitals = NodeVitals("1.0", load=0.5, hosts=2)
-    roster.read_vitals([m.encode(vitals)])
-    roster.read_vitals([b"nonsense"])
-    roster.read_vitals([None])
+    vitals = NodeVitals("1.0", load=0.5, hosts=2, number=7)
+    yesterday = msgspec.structs.replace(vitals, load=2.0, number=6)
+    for value in (m.encode(vitals), b"nonsense", None, m.encode(yesterday)):
+        roster.read_vitals("inc1", value)
     assert roster.nodes["inc1"].vitals == vitals
+    assert refused(roster) == {("vitals", "unreadable"): 1}
 
 
 def test_the_silence_of_a_node_counts_from_its_last_sign_of_life():
@@ -276,7 +308,7 @@ def test_an_introduction_that_is_no_utf8_is_ignored_with_a_note():
     roster = roster_of()
 
     assert roster.read_hello(b"1-0", m.encode(HELLO).replace(b"inc1", b"inc\xff")) == []
-    assert "cannot be read" in roster.news[0]
+    assert "cannot be read" in roster.refusals.news()[0]
 
 
 def test_the_newest_of_very_many_dead_incarnations_are_fenced_should_they_come_back(monkeypatch):
@@ -289,3 +321,30 @@ def test_the_newest_of_very_many_dead_incarnations_are_fenced_should_they_come_b
     introduce(roster, "inc3")
     introduce(roster, "inc1")
     assert list(roster.nodes) == ["inc1"]
+
+
+def test_s03_a_hello_of_yesterday_takes_nobodys_place_and_changes_nothing():
+    roster = roster_of()
+    introduce(roster, "inc2", began=200.0, number=3)
+
+    assert introduce(roster, "inc9", began=100.0) == []  # a dead incarnation's, said again
+    assert introduce(roster, "inc2", began=200.0, number=2, withheld={"GPU-a": "old"}) == []
+    assert refused(roster) == {("hello", "repeated"): 1}
+    assert roster.nodes["inc2"].number == 3
+    assert introduce(roster, "inc8", began=300.0) == ["inc2"]
+
+
+def test_s03_what_a_dead_or_unknown_node_says_is_no_fact_and_is_counted():
+    roster = joined_roster()
+    roster.bury("inc1", "it is dead")
+
+    assert roster.read_batch(mine(roster), b"1-1", batch(FINISHED)) == ("", 0)
+    assert introduce(roster) == []
+    unknown = batch(FINISHED, incarnation="inc7")
+    assert roster.read_batch(mine(roster), b"1-2", unknown) == ("", 0)
+    assert mine(roster).facts == []
+    assert refused(roster) == {
+        ("events", "dead_node"): 1,
+        ("events", "unknown_node"): 1,
+        ("hello", "dead_node"): 1,
+    }

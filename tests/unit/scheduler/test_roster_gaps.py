@@ -55,11 +55,27 @@ def test_what_comes_behind_a_gap_is_not_told_before_all_was_sent_again(roster):
     assert not roster.gaps
 
 
-def test_a_gap_that_is_there_however_often_all_is_sent_again_is_told(roster):
+def test_a_node_that_leaves_out_events_however_often_it_sends_all_again_is_dead(roster):
     for _ in range(5):
         assert read(roster, 5, 6) == []
+        assert roster.gaps == [KEY]
         roster.begin_anew()
-    assert read(roster, 5, 6) == [(5, 6)]
+    header = BatchHeader(m.PROTOCOL_VERSION, "inc", 5, (1, 0))
+    fields = {wire.HEADER: m.encode(header), wire.EVENTS: m.encode([m.TrialFinished("t", 1)])}
+    assert roster.read_batch(roster.tenants[KEY], b"5-0", fields) == ("", 0)
+    (lost,) = roster.tenants[KEY].take()
+    assert isinstance(lost, m.NodeLost)
+    assert lost.is_dead
+    assert not roster.gaps
+    assert not roster.nodes
+    assert read(roster, 1, 6) == []
+
+
+def test_a_gap_before_the_first_event_is_one(roster):
+    roster.tenants[KEY] = Tenant(KEY)
+    roster.announce(roster.tenants[KEY])
+    assert read(roster, 2, 3) == []
+    assert roster.gaps == [KEY]
 
 
 def test_commands_about_entries_of_a_stream_that_is_gone_are_dropped(roster):

@@ -87,6 +87,19 @@ def test_events_bring_a_node_to_all_and_come_behind_that():
     assert two.take() == [JOINED, m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
 
 
+@pytest.mark.parametrize(
+    ("newest", "behind"),
+    [
+        (b"5-1", "5-2"),
+        (b"5-18446744073709551615", "6-0"),
+    ],
+)
+def test_entries_are_trimmed_up_to_any_that_was_journalled(newest, behind):
+    tenant = Tenant(ONE)
+    tenant.was_read(newest, "nobody", 1)
+    assert tenant.trim() == ("XTRIM", ONE, "MINID", behind)
+
+
 def test_events_that_are_missing_in_one_stream_are_not_missed_in_another(roster):
     one, two = roster.tenants.values()
     for tenant in (one, two):

@@ -42,6 +42,6 @@ def test_epochs_that_begin_far_beyond_after_a_take_over_cost_nothing():
     slots = Slots()
     slots.add_node("n", {"cpu": 4.0})
     slots.take(trial("b", 1))
-    began = time.perf_counter()
+    began = time.thread_time()
     assert not slots.has_any(trial("a", 50_000_000))
-    assert time.perf_counter() - began < 2
+    assert time.thread_time() - began < 2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.support import eventually
+from tunemq_scheduler import store_keeper as module
 from tunemq_scheduler.core.commands import DeleteCheckpoint, DeleteObjects
 from tunemq_scheduler.store_keeper import StoreKeeper
 from tunemq_shared.errors import StoreError
@@ -109,6 +111,38 @@ def test_the_end_waits_no_longer_than_it_may_and_says_what_is_left(store):
     assert sorted(left) == ["t0/checkpoint_1-000000/abc", "t0/checkpoint_1-000001"]
 
 
+def test_the_end_waits_for_a_slow_store_as_long_as_that_gets_on(monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(module, "time", clock)
+    looks = threading.Semaphore(0)
+
+    class SlowStore(PatientStore):
+        def _remove(self, what: Any, name: str) -> None:
+            assert looks.acquire(timeout=60)
+            super()._remove(what, name)
+            clock.now += 0.75
+
+    def is_enough() -> bool:
+        looks.release()  # one more for each look of whoever waits for the end
+        return False
+
+    store = SlowStore()
+    keeper = StoreKeeper(store)
+    for n in range(12):
+        keeper.discard(condemned(n))
+    assert keeper.finish(60, is_enough, without_success=1.0) == []
+    assert clock.now == 12 * 0.75
+    assert len(store.removed) == 12
+
+
+def test_the_end_does_not_wait_for_a_store_that_removes_nothing(keeper, store):
+    store.is_away = True
+    keeper.discard(condemned(1))
+    began = time.monotonic()
+    assert keeper.finish(60, without_success=0.2) == ["t0/checkpoint_1-000001"]
+    assert time.monotonic() - began < 30
+
+
 def test_the_end_tries_at_once_what_waited_for_its_next_try(store):
     keeper = StoreKeeper(store, first_pause_s=60.0)
     store.is_away = True
@@ -127,7 +161,8 @@ def test_whoever_has_no_patience_is_let_go(keeper, store):
 
 
 def test_a_search_that_keeps_everything_has_no_thread(store):
-    before = threading.active_count()
+    before = set(threading.enumerate())  # of which some may just be ending
     keeper = StoreKeeper(store)
-    assert threading.active_count() == before
     assert keeper.finish(1) == []
+    assert keeper._thread is None
+    assert set(threading.enumerate()) <= before

@@ -29,14 +29,18 @@ class Gate:
 
     def pass_through(self, *_args: Any, cancel: Cancel, **_named: Any) -> Any:
         with self._lock:
-            self.begun += 1
             self.at_work += 1
             self.most_at_work = max(self.at_work, self.most_at_work)
-        self.is_open.wait(10)
+            self.begun += 1  # last: who sees it sees the others, too
+        self.is_open.wait(60)
         with self._lock:
             self.at_work -= 1
         cancel.check()
         return self.outcome()
+
+    def be_reached(self) -> None:
+        """Return when a transfer is at work here: one that is cancelled before never begins."""
+        eventually(lambda: self.begun)
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.mark.parity(150)
 def test_a_transfer_runs_beside_the_work_and_returns_its_result_once(gate: Gate) -> None:
-    transfer = BackgroundTransfer(gate.pass_through, 10)
+    transfer = BackgroundTransfer(gate.pass_through, 60)
     assert transfer.wait() is None
     assert transfer.start(1, two=2) is True
     assert transfer.is_running
@@ -66,7 +70,7 @@ def test_a_transfer_runs_beside_the_work_and_returns_its_result_once(gate: Gate)
 def test_what_it_raised_is_raised_by_wait_once(gate: Gate) -> None:
     gate.is_open.set()
     gate.outcome = lambda: 1 // 0
-    transfer = BackgroundTransfer(gate.pass_through, 10)
+    transfer = BackgroundTransfer(gate.pass_through, 60)
     transfer.start()
     with pytest.raises(ZeroDivisionError):
         transfer.wait()
@@ -75,8 +79,11 @@ def test_what_it_raised_is_raised_by_wait_once(gate: Gate) -> None:
 
 @pytest.mark.parity(150)
 def test_its_timeout_counts_from_its_start_and_names_what_it_ran(gate: Gate) -> None:
-    transfer = BackgroundTransfer(gate.pass_through, 0.05)
+    transfer = BackgroundTransfer(gate.pass_through, 60)
     transfer.start()
+    gate.be_reached()
+    assert not transfer.is_overdue
+    transfer.timeout_s = 0.05
     eventually(lambda: transfer.is_overdue)
     with pytest.raises(TimeoutError, match=r"it took longer than 0.05 s"):
         transfer.wait(10)
@@ -98,15 +105,15 @@ def test_one_that_heeds_its_timeout_by_itself_timed_out_too() -> None:
 
 @pytest.mark.parity(151)
 def test_nothing_starts_beside_one_that_timed_out(gate: Gate) -> None:
-    first = BackgroundTransfer(gate.pass_through, 10)
+    first = BackgroundTransfer(gate.pass_through, 60)
     first.start()
+    gate.be_reached()
     with pytest.raises(TimeoutError):
         first.wait(0.01)
     assert first.start() is True
-    second = BackgroundTransfer(gate.pass_through, 10, after=first)
+    second = BackgroundTransfer(gate.pass_through, 60, after=first)
     second.start()
-    eventually(lambda: gate.begun == 1)
-    assert gate.at_work == 1
+    assert (gate.begun, gate.at_work) == (1, 1)
     gate.is_open.set()
     assert first.wait() == second.wait() == "done"
     assert (gate.begun, gate.most_at_work) == (3, 1)
@@ -124,8 +131,9 @@ def test_one_that_timed_out_is_cancelled_and_its_successor_is_not(gate: Gate) ->
             raise
         seen.append(None)
 
-    transfer = BackgroundTransfer(cancellable, 10)
+    transfer = BackgroundTransfer(cancellable, 60)
     transfer.start()
+    gate.be_reached()
     with pytest.raises(TimeoutError):
         transfer.wait(0.01)
     transfer.start()
@@ -136,8 +144,9 @@ def test_one_that_timed_out_is_cancelled_and_its_successor_is_not(gate: Gate) ->
 
 @pytest.mark.parity(151)
 def test_one_behind_a_transfer_that_never_ends_times_out_itself(gate: Gate) -> None:
-    first = BackgroundTransfer(gate.pass_through, 10)
+    first = BackgroundTransfer(gate.pass_through, 60)
     first.start()
+    gate.be_reached()
     with pytest.raises(TimeoutError):
         first.wait(0.01)
     second = BackgroundTransfer(gate.pass_through, 0.05, after=first)
@@ -155,7 +164,7 @@ def test_its_end_is_told_when_its_outcome_is_there(gate: Gate) -> None:
         states.append(transfer.is_running)
         told.set()
 
-    transfer = BackgroundTransfer(gate.pass_through, 10, on_end=on_end)
+    transfer = BackgroundTransfer(gate.pass_through, 60, on_end=on_end)
     transfer.start()
     gate.is_open.set()
     assert told.wait(20)
@@ -164,7 +173,7 @@ def test_its_end_is_told_when_its_outcome_is_there(gate: Gate) -> None:
 
 
 def test_it_can_be_cancelled_from_elsewhere(gate: Gate) -> None:
-    transfer = BackgroundTransfer(gate.pass_through, 10)
+    transfer = BackgroundTransfer(gate.pass_through, 60)
     transfer.start()
     transfer.cancel()
     gate.is_open.set()
@@ -215,12 +224,14 @@ def test_a_second_sync_is_left_out_with_a_warning(
 def test_an_overdue_sync_is_given_up_for_the_next_and_only_logged(
     gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
-    syncer = GatedSyncer(gate, sync_timeout=0.02)
+    syncer = GatedSyncer(gate, sync_timeout=70)
     syncer.sync_up("/here", "there")
     transfer = syncer._transfer
     assert transfer is not None
+    assert transfer.timeout_s == 70
+    gate.be_reached()
+    transfer.timeout_s = 0.02
     eventually(lambda: transfer.is_overdue)
-    syncer.sync_timeout = 10
     assert syncer.sync_up("/here", "there") is True
     assert "The last sync failed: it took longer than 0.02 s" in caplog.text
     gate.is_open.set()
@@ -262,7 +273,7 @@ def test_only_a_launch_starts_a_new_period(gate: Gate) -> None:
 @pytest.mark.parity(160)
 def test_what_failed_is_a_tune_error_and_what_took_too_long_a_timeout(gate: Gate) -> None:
     gate.outcome = lambda: 1 // 0
-    syncer = GatedSyncer(gate, sync_timeout=10)
+    syncer = GatedSyncer(gate, sync_timeout=60)
     syncer.sync_up("/here", "there")
     with pytest.raises(TimeoutError, match=r"took longer than 0.01 s"):
         syncer.wait(0.01)

@@ -83,6 +83,9 @@ class Model:
         assert self.queue.has_pending(self.now) == any(
             one.not_before <= self.now for one in pending
         )
+        assert self.queue.has_any(self.now) == any(
+            one.not_before <= self.now for one in self.waiting
+        )
         assert self.queue.keeps_others_waiting(self.now) == any(
             one.not_before <= self.now and not one.excluded for one in pending
         )

@@ -144,6 +144,17 @@ class World:
         refs = tuple(CheckpointRef(event.key, event.sha256, event.step) for event in kept)
         return self.session(restore=refs, **changes)
 
+    def touched_when_sent(self, name: str) -> Path:
+        """A file that is there as soon as the trial has sent anything."""
+        file, sent = self.folder / name, self.channel.send
+
+        def send(event: NodeEvent) -> None:
+            sent(event)
+            file.touch()
+
+        self.channel.send = send
+        return file
+
     def order(self, run_until: Horizon = TO_THE_END, **told: bool) -> HostOrder:
         return HostOrder("t1", self.epoch, run_until, **told)
 

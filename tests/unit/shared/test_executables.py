@@ -239,7 +239,10 @@ def test_lines_do_not_count_once_report_was_called(trials):
 
 
 def test_results_that_come_twice_are_refused(trials):
-    trials.run("echo loss=1; sleep 0.2; tunemq report loss=1; sleep 30")
+    go_on = trials.touched_when_sent("go_on")
+    trials.run(
+        f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; tunemq report loss=1; sleep 30"
+    )
 
     assert "metrics_from='report'" in trials.channel.failure.error
 
@@ -256,16 +259,8 @@ def test_a_file_of_json_lines_is_read_while_it_grows(trials):
         'until [ -e "$0" ]; do sleep 0.05; done; '
         "echo '{{\"other\": 1}}' >> $f; printf '{{\"loss\": 2}}' >> $f"
     )
-    go_on = trials.folder / "go_on"
-    program = executable(["sh", "-c", script, str(go_on)], metrics_from="log.jsonl")
-    sent = trials.channel.send
-
-    def send(event):
-        sent(event)
-        go_on.touch()
-
-    trials.channel.send = send
-    trials.run(program)
+    go_on = trials.touched_when_sent("go_on")
+    trials.run(executable(["sh", "-c", script, str(go_on)], metrics_from="log.jsonl"))
 
     assert trials.metrics == [{"loss": 1}, {"loss": 2}]
 

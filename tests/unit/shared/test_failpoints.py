@@ -52,8 +52,9 @@ def test_nothing_fails_unless_asked(arm: Callable[[str], None]) -> None:
 
 def test_one_that_is_off_costs_next_to_nothing(arm: Callable[[str], None]) -> None:
     arm("")
-    best = min(timeit.repeat(lambda: failpoint("cache.before_copy"), number=10_000, repeat=5))
-    assert best / 10_000 < 1e-6
+    # In many short times: on a busy machine others run in most of the long ones.
+    best = min(timeit.repeat(lambda: failpoint("cache.before_copy"), number=1_000, repeat=100))
+    assert best / 1_000 < 1e-6
 
 
 def test_an_error_comes_once_at_its_time(arm: Callable[[str], None]) -> None:

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunemq_shared.errors import ConfigError, StoreError
-from tunemq_shared.s3_address import Keys, find_ca_file, find_keys, parse_address
+from tunemq_shared.s3_address import (
+    Keys,
+    as_reached_from_here,
+    find_ca_file,
+    find_keys,
+    parse_address,
+)
 from tunemq_shared.store_address import canonical_address, is_remote, join
 from tunemq_shared.stores import open_objects, open_store
 
@@ -35,6 +41,32 @@ def test_what_is_not_in_the_address_comes_from_the_environment():
     assert "endpoint=http://s3&region=eu-3" in canonical_address("s3://bucket", environ)
     environ |= {"TUNEMQ_S3_ENDPOINT": "https://ours"}
     assert "endpoint=https://ours&" in canonical_address("s3://bucket", environ)
+
+
+def test_a_machine_may_reach_the_server_by_another_way_which_is_in_no_address():
+    environ = {"TUNEMQ_S3_REACHED_AT": "https://127.0.0.1:19000"}
+    known = "s3://bucket/farm?endpoint=https://proxy:9000"
+    address = parse_address(known, environ)
+    reached = as_reached_from_here(address, environ)
+    assert reached.endpoint == "https://127.0.0.1:19000"
+    assert (reached.place, reached.region) == (address.place, address.region)
+    assert canonical_address(known, environ) == str(address)
+    assert as_reached_from_here(address, {}) == address
+
+
+@pytest.mark.parametrize("text", ["http://", "https://key@host", "http://host/path"])
+def test_a_way_that_is_none_is_refused_and_names_the_variable(text):
+    address = parse_address("s3://bucket/farm?endpoint=https://proxy:9000", {})
+    with pytest.raises(ConfigError, match="TUNEMQ_S3_REACHED_AT"):
+        as_reached_from_here(address, {"TUNEMQ_S3_REACHED_AT": text})
+
+
+def test_what_is_opened_is_reached_by_that_way(monkeypatch):
+    monkeypatch.setenv("TUNEMQ_S3_REACHED_AT", "http://127.0.0.1:19000")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with open_objects("s3://bucket/farm?endpoint=https://proxy:9000") as objects:
+        assert "http://127.0.0.1:19000" in objects.address
 
 
 def test_without_an_endpoint_it_is_amazons_and_the_bucket_is_in_the_hosts_name():

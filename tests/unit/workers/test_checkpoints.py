@@ -251,6 +251,17 @@ def test_a_host_cannot_say_that_it_wrote_somewhere_else(world, key, trial):
     assert world.events() == []
 
 
+@pytest.mark.parametrize("kind", [frames.WRITTEN, frames.FETCH])
+@pytest.mark.parametrize(
+    "payload", [b"", b"\x91" * 100_000, b"\x98\xa1\xff" + b"\x00" * 9, b"\xff"]
+)
+def test_what_a_host_says_that_cannot_be_read_is_its_own_end_only(world, kind, payload):
+    host = world.host()
+    host.ask()
+    with pytest.raises(WireError, match="what it says of a checkpoint cannot be"):
+        world.checkpoints.said(host.host, kind, payload)
+
+
 def test_a_host_cannot_write_unasked(world):
     host = world.host()
     said = CheckpointWritten("t", 1, 1, 1, "t/checkpoint_1-000001", "", 1)

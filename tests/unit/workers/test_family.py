@@ -83,6 +83,36 @@ def test_a_child_that_is_nobodys_family_is_left_alone():
     assert os.waitpid(own, 0)[1] == signal.SIGKILL
 
 
+def has_ended() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+
+def test_who_lives_is_killed_the_youngest_first_before_the_dead_are_waited_for(monkeypatch):
+    families = Families(own=children_of(os.getpid()))
+    older = asleep()
+    ended = {has_ended() for _ in range(10)}
+    younger = asleep()
+    families.add("h", host := asleep())
+    kill, killed = os.kill, []
+
+    def note(pid: int, number: int) -> None:
+        killed.append((pid, ended <= set(children_of(os.getpid()))))
+        kill(pid, number)
+
+    kill(host, signal.SIGKILL)
+    os.waitid(os.P_PID, host, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", note)
+        eventually(lambda: families.reap() and not families)
+
+    assert killed == [(younger, True), (older, True)]
+    assert not ended & set(children_of(os.getpid()))
+
+
 @pytest.fixture
 def policies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How this process is scheduled, as far as it has asked for it."""

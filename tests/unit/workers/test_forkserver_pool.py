@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import without_collections
 from tunemq_shared.conditions import TO_THE_END
 from tunemq_shared.messages import BlobRef, Environment, HostOrder, HostStart
 from tunemq_shared.packing import pack_config
@@ -51,11 +52,12 @@ def lowest_free() -> int:
 def descriptors_left(number: int) -> Iterator[None]:
     """Leave this process so few descriptors."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free() + number, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with without_collections():  # what another test left would give some back
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free() + number, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def order(folder: Path) -> HostOrder:

@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -13,10 +14,11 @@ import pytest
 from tests.support import eventually
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import Gpu
-from tunemq_shared.vitals import GpuVitals, decode_vitals
+from tunemq_shared.vitals import GpuVitals, NodeAbout, decode_vitals
 from tunemq_workers.gpu_drivers import PhysicalGpu
 from tunemq_workers.gpu_locks import take_gpus
 from tunemq_workers.gpus import offered_gpus
+from tunemq_workers.libraries import installed_versions
 from tunemq_workers.machine_watch import MachineWatch
 
 GPUS = [Gpu(f"GPU-{letter}0", "NVIDIA H200", 1e9) for letter in "abc"]
@@ -168,6 +170,7 @@ def test_a_gpu_in_mig_mode_without_parts_offers_nothing():
 
 _HOLDER = """
 import sys
+import time
 from tunemq_shared.messages import Gpu
 from tunemq_workers.gpu_locks import take_gpus
 take_gpus([Gpu("GPU-b")], "worker other", sys.argv[1])
@@ -220,4 +223,20 @@ def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
     assert said.memory_free is not None
     assert said.memory_free > 0
     assert said.disk_free is not None
-    assert said.disk_free > 0
+    assert said.disk_size is not None
+    assert 0 < said.disk_free <= said.disk_size
+    assert said.clock is not None
+    assert abs(said.clock - time.time()) < 60
+
+
+def test_a_node_says_who_it_is_and_what_is_installed_there(tmp_path):
+    about = NodeAbout("one", "one.lan", "3.11.2", {"cloudpickle": "3.1"}, ("GPU-a0",))
+    watch = MachineWatch("1.2", str(tmp_path), about=about)
+    assert decode_vitals(watch.said()).about == about
+    watch.start()
+    eventually(lambda: decode_vitals(watch.said()).disk_free is not None)
+    watch.close()
+    said = decode_vitals(watch.said()).about
+    assert said is not None
+    assert said.libraries == {"cloudpickle": "3.1", **installed_versions()}
+    assert (said.node, said.hostname, said.gpus) == ("one", "one.lan", ("GPU-a0",))

@@ -189,6 +189,15 @@ def test_a_host_that_says_that_it_waits_for_an_order_which_is_on_its_way_does_no
     assert world.kinds == ["time_limit"]
 
 
+@pytest.mark.parametrize("payload", [b"", b"\1", bytes(5), b"\xff" * 1000])
+def test_a_host_that_does_not_say_how_many_orders_it_has_had_ends_nobodys_node(world, payload):
+    host = world.host(step_s=1.0)
+    send(host, frames.ORDER)
+    world.limits.heard("h1", frames.AWAIT_ORDER, payload)
+    world.run(1.0 + LATE_S)
+    assert world.kinds == ["time_limit"]
+
+
 def test_a_host_that_had_all_orders_and_waits_for_another_one_waits(world):
     host = world.host(step_s=1.0)
     send(host, frames.ORDER)

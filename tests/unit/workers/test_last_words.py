@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from types import SimpleNamespace
+
+import pytest
 
 from tests.support import eventually
 from tests.unit.workers.fakes import start
@@ -22,6 +24,12 @@ from tunemq_workers.last_output import as_text, read_last
 from tunemq_workers.last_words import LastWords
 
 EVENTS = start().events_key
+
+
+@pytest.fixture(autouse=True)
+def _patient_loop(monkeypatch):
+    """A loop that waits for a disk as long as a busy machine may make it."""
+    monkeypatch.setattr(last_words, "PATIENCE_S", 20.0)
 
 
 def started(epoch=1, printed=(0, 0)):
@@ -142,6 +150,7 @@ def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
         for _ in range(3):
             world.say(failed())
             assert world.last.output == ""
+        eventually(lambda: asked)  # whose thread may begin later than the loop's patience ends
         assert len(asked) == 1
         goes_on.set()
         monkeypatch.setattr(last_words, "PATIENCE_S", 20.0)
@@ -151,12 +160,14 @@ def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
 
 
 def test_many_failures_on_a_slow_disk_cost_the_loop_no_more_than_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(last_words, "PATIENCE_S", 0.2)
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(last_words, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(last_words, "PERIOD_S", 1000.0)
     asked = []
 
     def read(folder, printed):
         asked.append(folder)
-        time.sleep(0.06)
+        clock.now += 6.0
         return {"stdout": b"read\n"}
 
     with World(tmp_path, read=read) as world:
@@ -167,6 +178,5 @@ def test_many_failures_on_a_slow_disk_cost_the_loop_no_more_than_one(tmp_path, m
         assert len(asked) <= 4
         assert world.last.output == ""
         monkeypatch.setattr(last_words, "PERIOD_S", 0.0)
-        monkeypatch.setattr(last_words, "PATIENCE_S", 20.0)
         eventually(lambda: world.say(failed()) or world.last.output)
     assert world.last.output == "The last lines of stdout:\nread\n"

@@ -6,15 +6,16 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.transfers import Waiting, run_until
+from tunemq_workers import child_keeper
 from tunemq_workers.child_keeper import ChildKeeper
 from tunemq_workers.child_process import ChildProcess
-from tunemq_workers.reactor import Reactor
+from tunemq_workers.reactor import Reactor, Timer
 from tunemq_workers.transfers import link
 from tunemq_workers.transfers.link import Transfers
 from tunemq_workers.transfers.messages import Download, Upload, Uploaded
@@ -48,6 +49,9 @@ while data := node.recv(2**16):
             is_done = "quick" in sys.argv
             answer(Done(order.id, done) if is_done else Failed(order.id, "called off"))
 """
+
+#: See `time_ends`.
+SHORT_S = 0.3
 
 
 class Processes:
@@ -94,21 +98,33 @@ def children() -> set[int]:
 
 
 @pytest.fixture
-def transfers(reactor: Reactor, processes: Processes, children: set[int]) -> Iterator[Transfers]:
+def time_ends(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has the time of those be over who wait for `SHORT_S`; of itself it never is."""
+    after, ends = reactor.after, []
+
+    def held(delay_s: float, call: Callable[[], None]) -> Timer:
+        if delay_s != SHORT_S:
+            return after(delay_s, call)
+        ends.append(call)
+        return after(1e6, call)
+
+    def end() -> None:
+        for call in ends:
+            after(0.0, call)
+
+    monkeypatch.setattr(reactor, "after", held)
+    return end
+
+
+@pytest.fixture
+def transfers(
+    reactor: Reactor, processes: Processes, children: set[int], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Transfers]:
+    monkeypatch.setattr(child_keeper, "_CLOSE_S", 20.0)  # a busy machine takes its time to kill
     transfers = Transfers(reactor, start=processes.start, children=children)
     yield transfers
     transfers.close()
     assert not children
-
-
-@pytest.fixture
-def warm(transfers: Transfers, processes: Processes, reactor: Reactor) -> Transfers:
-    """Transfers whose process is there, so that it answers quickly."""
-    it = Waiting()
-    transfers.upload(upload("good"), *it.callbacks)
-    run_until(reactor, lambda: it.is_over)
-    processes.notes.write_text("")
-    return transfers
 
 
 def upload(name: str, timeout_s: float = 30) -> Upload:
@@ -226,26 +242,30 @@ def test_what_is_done_just_after_its_time_is_done(transfers, processes, reactor)
 
 
 def test_a_transfer_that_takes_too_long_is_left_and_fails_with_the_last_trouble(
-    warm, processes, reactor
+    transfers, processes, reactor, time_ends
 ):
     it = Waiting()
-    warm.upload(upload("troubled", timeout_s=0.5), *it.callbacks)
+    transfers.upload(upload("troubled", SHORT_S), *it.callbacks)
+    run_until(reactor, lambda: it.troubles)
+    time_ends()
     run_until(reactor, lambda: it.is_over)
     [(reason, is_corrupt)] = it.failed
-    assert reason == "it was given up after 0.5 s: no answer"
+    assert reason == "it was given up after 0.3 s: no answer"
     assert not is_corrupt
     assert processes.told() == ["t/troubled", "abandon"]
 
 
-def test_each_waits_as_long_as_it_said(warm, processes, reactor):
+def test_each_waits_as_long_as_it_said(transfers, processes, reactor, time_ends):
     short, long = Waiting(), Waiting()
-    warm.download(download("slow", timeout_s=0.3), *short.callbacks)
-    number = warm.download(download("slow", timeout_s=30), *long.callbacks)
+    transfers.download(download("slow", SHORT_S), *short.callbacks)
+    number = transfers.download(download("slow", timeout_s=30), *long.callbacks)
+    run_until(reactor, processes.told)
+    time_ends()
     run_until(reactor, lambda: short.is_over)
     assert short.failed
     assert not long.is_over
     assert processes.told() == ["t/slow"]
-    warm.cancel(number)
+    transfers.cancel(number)
 
 
 def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
@@ -280,14 +300,16 @@ def test_what_nobody_waits_for_is_not_begun_anew(transfers, processes, reactor):
 
 
 def test_a_process_that_always_dies_does_not_keep_anybody_waiting_for_ever(
-    transfers, processes, reactor
+    transfers, processes, reactor, time_ends
 ):
     it = Waiting()
-    transfers.upload(upload("deadly", timeout_s=3), *it.callbacks)
+    transfers.upload(upload("deadly", SHORT_S), *it.callbacks)
+    run_until(reactor, lambda: len(processes.started) == 3)
+    time_ends()
     run_until(reactor, lambda: it.is_over)
     [(reason, _)] = it.failed
     assert "ended with exit code 3" in reason
-    assert 2 <= len(processes.started) <= 7
+    assert len(processes.started) <= 4
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(transfers, processes, reactor):
@@ -300,16 +322,19 @@ def test_a_process_that_cannot_be_started_is_tried_again(transfers, processes, r
 
 
 def test_a_process_that_does_not_leave_a_transfer_is_killed(
-    transfers, processes, reactor, monkeypatch
+    transfers, processes, reactor, monkeypatch, time_ends
 ):
     monkeypatch.setattr(link, "_LEAVING_S", 0.2)
     processes.arguments = ["stuck"]
     late, other = Waiting(), Waiting()
-    transfers.upload(upload("slow", timeout_s=1), *late.callbacks)
+    transfers.upload(upload("slow", SHORT_S), *late.callbacks)
     transfers.upload(upload("slower"), *other.callbacks)
+    run_until(reactor, lambda: processes.told() == ["t/slow", "t/slower"])
+    time_ends()
     run_until(reactor, lambda: late.is_over)
-    assert "given up after 1 s" in late.failed[0][0]
-    run_until(reactor, lambda: processes.told()[-1] == "t/slower" and len(processes.started) == 2)
+    assert "given up after 0.3 s" in late.failed[0][0]
+    run_until(reactor, lambda: processes.told().count("t/slower") == 2)
+    assert len(processes.started) == 2
     assert not other.is_over
 
 

@@ -238,6 +238,10 @@ class Allotter:
         """What owners hold, and what they are entitled to."""
         return self._words.accounts()
 
+    def waiting(self) -> dict[str, dict[str, int]]:
+        """How many more trials experiments would have begin, by what such a trial needs."""
+        return self._words.waiting()
+
     # --- small things -----------------------------------------------------------------------------
 
     def _adopt(self, member: Member, usage: Usage) -> None:

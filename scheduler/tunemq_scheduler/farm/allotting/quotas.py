@@ -12,6 +12,16 @@ _TOLERANCE: Final = 1e-6
 _Sums = dict[str, dict[str, float]]
 
 
+def take(left: dict[str, float], amounts: Amounts, times: int) -> int:
+    """Take so much so often of what is left, or as often as it suffices; returns how often."""
+    asked = {name: amounts.resources[name] for name in left if amounts.resources.get(name)}
+    for name, amount in asked.items():
+        times = max(0, min(times, int((left[name] + _TOLERANCE) / amount)))
+    for name, amount in asked.items():
+        left[name] -= times * amount
+    return times
+
+
 class Quotas:
     """Sums by owner, against the most that each may have.
 
@@ -48,6 +58,14 @@ class Quotas:
     def hit_later(self, owner: str, amounts: Amounts, given: Iterable[Amounts] = ()) -> str:
         """Likewise, once what is leaving has left, and it has let go of this, too."""
         return self._hit(owner, amounts, (self.held, self.claimed), (self.leaving,), given)
+
+    def left(self, owner: str) -> dict[str, float]:
+        """What it may still have, of each resource of which it has a quota."""
+        used = self.held.get(owner, {}), self.claimed.get(owner, {})
+        return {
+            name: most - sum(one.get(name, 0.0) for one in used)
+            for name, most in self.of(owner).items()
+        }
 
     def _hit(
         self,

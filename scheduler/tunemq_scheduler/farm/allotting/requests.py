@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from tunemq_shared.allotments import Amounts
 from tunemq_shared.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
+
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
 
 #: Names and amounts, sorted.
 Request = tuple[tuple[str, float], ...]
@@ -26,6 +30,14 @@ def amounts_of(request: Request, devices: Mapping[str, float]) -> Amounts:
     if devices:
         resources[GPU] = round(sum(devices.values()), 9)
     return Amounts(resources, dict(devices))
+
+
+def kinds_of(request: Request) -> tuple[str, ...]:
+    """What a farm needs more of for it: ``gpu``, else ``cpu``; and all else that it asks for."""
+    names = {name for name, _ in request}
+    models = {name for name in names if name.startswith(ACCELERATOR_TYPE)}
+    first = GPU if models or not names.isdisjoint({GPU, GPU_MEMORY}) else CPU
+    return first, *sorted(names - {CPU, MEMORY, GPU, GPU_MEMORY})
 
 
 def in_words(request: Request) -> str:

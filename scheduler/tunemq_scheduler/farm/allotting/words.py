@@ -14,11 +14,22 @@ from tunemq_scheduler.farm.allotting.ledger import Ledger
 from tunemq_scheduler.farm.allotting.loads import GPUS, pool_of
 from tunemq_scheduler.farm.allotting.member import Member
 from tunemq_scheduler.farm.allotting.members import Members
-from tunemq_scheduler.farm.allotting.requests import Request, in_words, request_of
+from tunemq_scheduler.farm.allotting.quotas import take
+from tunemq_scheduler.farm.allotting.requests import (
+    CPU,
+    Request,
+    amounts_of,
+    in_words,
+    kinds_of,
+    request_of,
+)
 from tunemq_shared.allotments import Amounts
+from tunemq_shared.resource_names import GPU, GPU_MEMORY
 
 #: So many slots or devices are named.
 _TOLD: Final = 8
+#: A search without an end wants a million; so many are as good as any number.
+_MANY: Final = 10_000
 
 
 class NodeAllotment(msgspec.Struct, frozen=True):
@@ -93,6 +104,26 @@ class Words:
             for pool, one in book.accounts.items()
         ]
 
+    def waiting(self) -> dict[str, dict[str, int]]:
+        """By experiment, how many more trials it would have begin; by `requests.kinds_of`.
+
+        As many as the quota of its owner allows: for the others no node would be of use.
+        """
+        found: dict[str, dict[str, int]] = {}
+        left: dict[str, dict[str, float]] = {}
+        for member in sorted(self._members, key=lambda one: -one.priority):
+            owner = member.owner
+            if owner not in left:
+                left[owner] = self._members.quotas.left(owner)
+            found[member.name] = kinds = {CPU: 0, GPU: 0}
+            for request in member.wants:
+                missing = min(member.missing(request), _MANY)
+                if missing and left[owner]:
+                    missing = take(left[owner], self._takes(owner, request), missing)
+                for kind in kinds_of(request):
+                    kinds[kind] = kinds.get(kind, 0) + missing
+        return found
+
     def why(self, name: str, asked: dict[str, float]) -> list[str]:
         """Why a trial of an experiment waits; what matters most comes first."""
         if name not in self._members:
@@ -116,6 +147,17 @@ class Words:
         if not_now is not None:
             reasons += [not_now, *self._withheld(asked)]
         return [*reasons, *self._turn(member, request)]
+
+    def _takes(self, owner: str, request: Request) -> Amounts:
+        """What a trial takes, also where there is no node yet that could hold it."""
+        estimate = self._ledger.room.estimate(request)
+        if estimate is not None:
+            return estimate
+        asked = dict(request)
+        # Which part of a GPU so many bytes are is not known; it is no more than may be had.
+        is_part = GPU_MEMORY in asked and GPU not in asked
+        share = min(1.0, self._members.quotas.of(owner).get(GPU) or 1.0)
+        return amounts_of(request, {"": share} if is_part else {})
 
     def _quota(self, member: Member, request: Request) -> list[str]:
         amounts = self._ledger.room.estimate(request)

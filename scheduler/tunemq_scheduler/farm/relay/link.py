@@ -227,9 +227,9 @@ class ExperimentLink:
             self._send(now)
 
     def ask(self, request: r.Request, then: Callable[[Reply], None] = lambda _reply: None) -> None:
-        """Ask for something; ``then`` gets the answer, in a later call of `on_readable`."""
+        """Ask for something; ``then`` gets the answer later, or a refusal when its process ends."""
         self._last_id += 1
-        if self.ending is not None or self._frames.is_deaf:
+        if self.ending is not None:
             then(Refusal(text="its process has ended."))
             return
         self._kinds[self._last_id] = _answer_to(request)

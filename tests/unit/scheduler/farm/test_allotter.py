@@ -347,3 +347,87 @@ def test_the_snapshot_says_who_has_what() -> None:
 def _held(*devices: str) -> Amounts:
     number = float(len(devices))
     return Amounts({"cpu": number, "gpu": number}, dict.fromkeys(devices, 1.0))
+
+
+# --- what waits -----------------------------------------------------------------------------------
+
+
+def test_what_waits_is_counted_by_what_it_asks_for_also_where_there_is_no_node() -> None:
+    allotter = an_allotter()
+    for name, request in {
+        "cpus": {"cpu": 1.0, "memory": 1e9},
+        "part": {"cpu": 1.0, "gpu": 0.5, "licence": 1.0},
+        "bytes": {"gpu_memory": 8e9},
+        "model": {"accelerator_type:A100": 1.0},
+    }.items():
+        allotter.experiment_added(name, "ada")
+        allotter.usage(name, wants(3, request))
+    allotter.experiment_added("endless", "ada")
+    allotter.usage("endless", wants(1_000_000))
+    assert allotter.waiting() == {
+        "cpus": {"cpu": 3, "gpu": 0},
+        "part": {"cpu": 0, "gpu": 3, "licence": 3},
+        "bytes": {"cpu": 0, "gpu": 3},
+        "model": {"cpu": 0, "gpu": 3, "accelerator_type:A100": 3},
+        "endless": {"cpu": 0, "gpu": 10_000},
+    }
+
+
+def test_what_was_offered_does_not_wait_any_more_and_who_is_paused_waits_for_nothing() -> None:
+    allotter = an_allotter(("one", 2))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(5))
+    allotter.offers()
+    assert allotter.waiting() == {"e": {"cpu": 0, "gpu": 3}}
+    allotter.experiment_paused("e")
+    assert allotter.waiting() == {"e": {"cpu": 0, "gpu": 0}}
+    allotter.experiment_gone("e")
+    assert allotter.waiting() == {}
+
+
+def test_what_only_a_quota_holds_up_does_not_wait() -> None:
+    allotter = an_allotter(("one", 2), quotas={"ada": {"gpu": 4.0}})
+    for name, owner, priority in (("low", "ada", 0), ("high", "ada", 1), ("other", "bob", -1)):
+        allotter.experiment_added(name, owner, priority=priority)
+    allotter.usage("high", wants(3))
+    assert gpus_of(allotter.offers(), "high") == 2
+    more = (Wanted({"gpu": 0.5}, 9), Wanted({"gpu": 8.0}, 9), Wanted({"cpu": 1.0}, 9))
+    allotter.usage("low", Usage({}, {}, more))
+    allotter.usage("other", wants(200))
+    assert allotter.waiting() == {
+        "high": {"cpu": 0, "gpu": 1},
+        "low": {"cpu": 9, "gpu": 2},  # of the one GPU that is left
+        "other": {"cpu": 0, "gpu": 200},
+    }
+
+
+@pytest.mark.parametrize(
+    ("quota", "request_", "count"),
+    [
+        ({"gpu": 4.0}, {"gpu": 1.0}, 4),
+        ({"gpu": 0.3}, {"gpu": 0.1}, 3),
+        ({"gpu": 4.0}, {"gpu_memory": 8e9}, 4),
+        ({"gpu": 0.5}, {"gpu_memory": 8e9}, 1),
+        ({"gpu": 0.0}, {"gpu_memory": 8e9}, 0),
+        ({"gpu": 4.0, "memory": 2e9}, {"gpu": 1.0, "memory": 1e9}, 2),
+        ({"licence": 3.0}, {"gpu": 1.0, "licence": 1.0}, 3),
+        ({"cpu": 1.0}, {"gpu": 1.0}, 200),
+    ],
+)
+def test_a_quota_is_minded_where_there_is_no_node_yet(
+    quota: dict[str, float], request_: dict[str, float], count: int
+) -> None:
+    allotter = an_allotter(quotas={"ada": quota})
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(200, request_))
+    assert allotter.waiting()["e"]["gpu"] == count
+
+
+def test_what_an_owner_gives_back_may_be_waited_for_again() -> None:
+    allotter = an_allotter(("one", 4), quotas={"ada": {"gpu": 4.0}})
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(9))
+    allotter.offers()
+    assert allotter.waiting() == {"e": {"cpu": 0, "gpu": 0}}
+    allotter.node_lost("one", is_dead=True)
+    assert allotter.waiting() == {"e": {"cpu": 0, "gpu": 4}}

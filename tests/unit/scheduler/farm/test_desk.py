@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from tests.farm_desk import CODE, ToldExperiments, ToldNodes
+from tunemq_scheduler.farm.announcing import described
 from tunemq_scheduler.farm.desk import Desk
 from tunemq_scheduler.farm.handler import Caller
 from tunemq_scheduler.farm.queue import ExperimentQueue
@@ -33,7 +34,8 @@ class SomeNodes(ToldNodes):
 def desk(tmp_path):
     def desk(nodes):
         queue = ExperimentQueue(tmp_path / ".farm" / "experiments")
-        return Desk(queue, ToldExperiments(tmp_path), nodes, tmp_path)
+        farm = described("/srv/store", "a test")
+        return Desk(queue, ToldExperiments(tmp_path), nodes, tmp_path, farm)
 
     return desk
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tunemq_scheduler.farm.done_requests import DoneRequests
+from tunemq_shared import wire
 from tunemq_shared.errors import JournalError
+
+
+class Clock:
+    """Time as a test says it."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
 
 
 def test_an_answer_is_remembered_by_the_next_process(tmp_path):
@@ -56,8 +67,10 @@ def test_a_damaged_record_ends_what_is_believed(tmp_path):
 
 def test_the_file_is_bounded_and_keeps_the_newest(tmp_path):
     path = tmp_path / "requests"
-    done = DoneRequests(path, kept=10)
+    now = Clock()
+    done = DoneRequests(path, kept=10, clock=now)
     for number in range(100):
+        now.seconds += 3600
         done.add(f"r{number}", b"answer")
 
     again = DoneRequests(path, kept=10)
@@ -65,6 +78,27 @@ def test_the_file_is_bounded_and_keeps_the_newest(tmp_path):
     assert path.stat().st_size < 20 * 40
     assert all(again.get(f"r{number}") == b"answer" for number in range(90, 100))
     assert again.get("r0") is None
+
+
+def test_s03_none_is_forgotten_while_it_could_be_repeated_however_many_come(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # the disk's own pace is not what is looked at
+    path, now = tmp_path / "requests", Clock()
+    done = DoneRequests(path, kept=10, clock=now)
+    void = wire.REQUEST_TTL_S + wire.CLOCK_TOLERANCE_S
+    for number in range(200):
+        now.seconds = number * void / 200
+        done.add(f"r{number}", b"answer")
+    assert all(done.get(f"r{number}") for number in range(200))
+    again = DoneRequests(path, kept=10, clock=now)  # which does not know how old they are
+    for number in range(500):
+        now.seconds += 0.001
+        again.add(f"flood{number}", b"")
+    assert all(again.get(f"r{number}") for number in range(200))
+    for number in range(800):
+        now.seconds += void / 20
+        again.add(f"later{number}", b"")
+    assert not any(again.get(f"r{number}") for number in range(200))
+    assert path.stat().st_size < 100 * 40
 
 
 def test_a_disk_that_refuses_is_told(tmp_path):

@@ -14,7 +14,7 @@ from tunemq_scheduler.farm.allotting.words import OwnerAccount
 from tunemq_scheduler.farm.metrics import metrics_of
 from tunemq_scheduler.farm.metrics_server import MetricsServer
 from tunemq_scheduler.farm.snapshot import BUCKETS_S, FarmSnapshot, NodeState, TurnTimes
-from tunemq_shared.answers import GpuRow, NodeRow
+from tunemq_shared.answers import GpuRow, NodeRow, RefusedRow
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.vitals import GpuVitals, NodeVitals
 
@@ -36,6 +36,7 @@ FARM = FarmSnapshot(
     at=100.0,
     experiments={"RUNNING": 2, "QUEUED": 5},
     trials={"exp": {"RUNNING": 3, "PENDING": 1}},
+    waiting={"exp": {"cpu": 0, "gpu": 7, "licence": 7}},
     results=42,
     turns=((1,) * (len(BUCKETS_S) + 1), 0.5),
     is_redis_away=False,
@@ -43,6 +44,11 @@ FARM = FarmSnapshot(
     accounts=(
         OwnerAccount("ada", 0, "gpus", 0.5, 0.75, 12.0),
         OwnerAccount("ada", 0, "others", 0.125, 0.25, -3.0),
+    ),
+    refused=(
+        RefusedRow(kind="hello", reason="unsigned", times=2),
+        RefusedRow(node="one", kind="mail", reason="altered", times=3),
+        RefusedRow(node="one", kind="mail", reason="altered", times=4),
     ),
 )
 
@@ -63,10 +69,15 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
         "tunemq_experiments{state=FAILED}": 0,
         "tunemq_queue_length{}": 5,
         "tunemq_trials{experiment=exp,state=PENDING}": 1,
+        "tunemq_trials_waiting{experiment=exp,resource=cpu}": 0,
+        "tunemq_trials_waiting{experiment=exp,resource=gpu}": 7,
+        "tunemq_trials_waiting{experiment=exp,resource=licence}": 7,
         "tunemq_results_total{}": 42,
         "tunemq_scheduler_turn_seconds_count{}": 1,
         "tunemq_scheduler_turn_seconds_sum{}": 0.5,
         "tunemq_redis_away{}": 0,
+        "tunemq_messages_refused_total{node=,kind=hello,reason=unsigned}": 2,
+        "tunemq_messages_refused_total{node=one,kind=mail,reason=altered}": 7,
         "tunemq_nodes{state=ready}": 1,
         "tunemq_nodes{state=silent}": 0,
         "tunemq_node_cpus{node=one}": 4,
@@ -149,7 +160,7 @@ def test_before_there_is_a_farm_only_the_process_is_told_of(server):
 
 
 def test_a_client_that_says_nothing_is_not_waited_for_for_long(server, monkeypatch):
-    monkeypatch.setattr("tunemq_scheduler.farm.metrics_server._Handler.timeout", 0.2)
+    monkeypatch.setattr("tunemq_scheduler.farm.metrics_server._Handler.timeout", 1.0)
     host, port = "127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0])
     with socket.create_connection((host, port)):
         assert scraped(server)["process_resident_memory_bytes"] > 0

@@ -14,6 +14,7 @@ from tunemq_scheduler.farm.nodes import Nodes
 from tunemq_shared import messages as m
 from tunemq_shared.allotments import Amounts, Usage, Wanted
 from tunemq_shared.answers import NodeRow
+from tunemq_shared.refusals import Refusals
 from tunemq_shared.vitals import GpuVitals, NodeVitals
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
@@ -24,12 +25,15 @@ class FakeWire:
 
     def __init__(self) -> None:
         self.facts: list[m.Event] = []
+        self.refusals = Refusals()
+        self.refused: dict[str, int] = {}
 
     def add(self, _events_key: str) -> Any:
         return SimpleNamespace(take=self._take, settle=lambda: None)
 
     def vitals(self, _incarnation: str) -> NodeVitals:
-        return NodeVitals(gpus=(GpuVitals("n-1", foreign="process 12 (python) holds 1 GiB"),))
+        gpus = (GpuVitals("n-1", foreign="process 12 (python) holds 1 GiB"),)
+        return NodeVitals(gpus=gpus, refused=self.refused)
 
     def hosted(self, _incarnation: str) -> int:
         return 0
@@ -91,3 +95,16 @@ def test_that_a_node_is_drained_is_said_before_all_else(tmp_path: Path):
     nodes, _, _ = told(tmp_path, node("n", 2), withheld)
     nodes.drain("n", "drained by ann")
     assert row(nodes).health == "drained by ann"
+
+
+def test_what_the_scheduler_and_its_nodes_refused_is_listed(tmp_path: Path):
+    nodes, _, wire = told(tmp_path, node("n", 2))
+    wire.refusals.add("hello", "unsigned", "It is refused.")
+    wire.refused = {"mail:altered": 3, "reply:unsigned": 1, "no label\n:{}": 9}
+    assert [(one.node, one.kind, one.reason, one.times) for one in nodes.refused()] == [
+        ("", "hello", "unsigned", 1),
+        ("n", "mail", "altered", 3),
+        ("n", "reply", "unsigned", 1),
+    ]
+    wire.refused = {"mail:altered": 3, "reply:unsigned": 1}
+    assert row(nodes).refused == 4

@@ -6,9 +6,17 @@ import os
 
 import pytest
 
+from tunemq_scheduler.executors.wire_seals import WireSeals
 from tunemq_scheduler.farm import output_files
 from tunemq_scheduler.farm.output_files import OutputFiles
 from tunemq_shared.output_pieces import OutputPiece, encode
+from tunemq_shared.seals import Seal
+
+_SEAL = Seal("events")
+
+
+def files_of(folder):
+    return OutputFiles(folder, "events", WireSeals().output)
 
 
 class Printed:
@@ -16,14 +24,14 @@ class Printed:
 
     def __init__(self, folder):
         self.folder = folder
-        self.files = OutputFiles(folder, "events")
+        self.files = files_of(folder)
         self.entries = 0
 
     def come(self, *pieces):
         entries = []
         for piece in pieces:
             self.entries += 1
-            data = piece if isinstance(piece, bytes) else encode(piece)
+            data = _SEAL.close(piece if isinstance(piece, bytes) else encode(piece))
             entries.append((b"%d-0" % self.entries, [b"o", data]))
         return self.files.answered([(b"events:output", entries)])
 
@@ -36,8 +44,8 @@ def printed(tmp_path):
     return Printed(tmp_path)
 
 
-def piece(offset, data, *, epoch=1, name="stdout", folder="train_a"):
-    return OutputPiece("a", epoch, folder, name, offset, data)
+def piece(offset, data, *, epoch=1, name="stdout", folder="train_a", turn=0):
+    return OutputPiece("a", epoch, folder, name, offset, data, turn)
 
 
 def test_pieces_are_added_in_their_order(printed):
@@ -63,16 +71,23 @@ def test_an_incarnation_begins_at_its_own_beginning(printed):
 
 
 def test_a_file_that_was_shortened_goes_on(printed):
-    printed.come(piece(0, b"0123456789"), piece(0, b"[x]9"), piece(4, b"abc"))
+    printed.come(piece(0, b"0123456789"), piece(0, b"[x]9", turn=1), piece(4, b"abc", turn=1))
     assert printed.read() == b"0123456789[x]9abc"
+
+
+def test_s03_a_piece_that_somebody_says_again_is_not_added_again(printed):
+    pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
+    printed.come(*pieces)
+    printed.come(*pieces)
+    assert printed.read() == b"one\ntwo\n[x]\n"
 
 
 def test_the_next_scheduler_goes_on_where_this_one_was(printed, tmp_path):
     assert printed.files.asks()[-1] == "0-0"
     printed.come(piece(0, b"one\n"), piece(4, b"two\n"))
-    assert OutputFiles(tmp_path, "events").asks()[-1] == "2-0"
+    assert files_of(tmp_path).asks()[-1] == "2-0"
     (tmp_path / ".output-cursor").write_text("nonsense")
-    assert OutputFiles(tmp_path, "events").asks()[-1] == "0-0"
+    assert files_of(tmp_path).asks()[-1] == "0-0"
 
 
 def test_nothing_new_is_nothing_to_do(printed, tmp_path):
@@ -131,7 +146,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(printed, tmp_path):
 
 def test_a_fifo_in_the_place_of_the_cursor_is_as_if_there_were_none(tmp_path):
     os.mkfifo(tmp_path / ".output-cursor")
-    assert OutputFiles(tmp_path, "events").asks()[-1] == "0-0"
+    assert files_of(tmp_path).asks()[-1] == "0-0"
 
 
 def test_a_piece_that_is_no_utf8_is_passed_over(printed):

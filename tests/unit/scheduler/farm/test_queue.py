@@ -216,9 +216,9 @@ def test_a_thousand_that_wait_are_read_at_once_and_change_one_file_each(tmp_path
     for number in range(1000):
         add(queue, f"e{number}", number % 3)
 
-    begun = time.perf_counter()
+    begun = time.thread_time()  # of the processor: how busy the machine is does not matter
     found = again(queue)
-    assert time.perf_counter() - begun < 5
+    assert time.thread_time() - begun < 5
     reads = []
     monkeypatch.setattr(Path, "read_bytes", reads.append)
     add(found, "urgent", 100)

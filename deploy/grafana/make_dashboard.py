@@ -1,0 +1,417 @@
+"""Makes dashboards/tunemq.json: `python deploy/grafana/make_dashboard.py`.
+
+Panels are laid out from left to right in rows of 24 columns. A test compares the file with what
+this makes, and another one asks a Prometheus each of the queries.
+"""
+
+# ruff: noqa: INP001
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from parts import BLUE, GREEN, GREY, RED, YELLOW, dashboard, lines, matrix, stat, table
+
+_FILE: Final = Path(__file__).parent / "dashboards" / "tunemq.json"
+#: States have the same colours everywhere.
+TRIALS: Final = {
+    "RUNNING": GREEN,
+    "PENDING": YELLOW,
+    "PAUSED": BLUE,
+    "TERMINATED": "dark-green",
+    "ERROR": RED,
+}
+SEARCHES: Final = {
+    "RUNNING": GREEN,
+    "QUEUED": YELLOW,
+    "PAUSED": BLUE,
+    "STOPPING": "orange",
+    "STOPPED": "orange",
+    "FINISHED": "dark-green",
+    "FAILED": RED,
+}
+NODES: Final = {"ready": GREEN, "draining": YELLOW, "drained": BLUE, "silent": RED}
+
+
+def _said(text: str, color: str) -> dict[str, Any]:
+    return {"text": text, "color": color}
+
+
+ROWS: Final = {
+    "At a glance": [
+        stat(
+            "Alerts",
+            "Alerts of deploy/prometheus/tunemq.rules.yml that fire, less those that only tell.",
+            'count(ALERTS{alertstate="firing",severity!="info",{F}}) or vector(0)',
+            steps=[(None, GREEN), (1, RED)],
+        ),
+        stat(
+            "Scheduler heard",
+            "How long ago the scheduler's loop said how the farm is. More than some seconds: it "
+            "hangs, or a clock is wrong. Nothing: it does not answer.",
+            "time() - min(tunemq_scheduler_said_timestamp_seconds{{F}})",
+            unit="s",
+            steps=[(None, GREEN), (20, YELLOW), (40, RED)],
+            noValue="away",
+            decimals=0,
+        ),
+        stat(
+            "Redis",
+            "Whether the scheduler reaches Redis. While it does not, trials go on and keep what "
+            "they have to say.",
+            "max(tunemq_redis_away{{F}})",
+            mappings=[
+                {
+                    "type": "value",
+                    "options": {"0": _said("there", GREEN), "1": _said("away", RED)},
+                }
+            ],
+        ),
+        stat(
+            "Nodes ready",
+            "Nodes that take trials.",
+            'sum(tunemq_nodes{{F},state="ready"})',
+            steps=[(None, RED), (1, GREEN)],
+        ),
+        stat(
+            "Searches running",
+            "Searches that have a process on the head.",
+            'sum(tunemq_experiments{{F},state="RUNNING"})',
+        ),
+        stat(
+            "Searches in the queue",
+            "Searches that wait to begin: at most max_running run at once.",
+            "sum(tunemq_queue_length{{F}})",
+            steps=[(None, GREY), (1, YELLOW)],
+        ),
+        stat(
+            "Trials running",
+            "Trials that have a place on a node.",
+            'sum(tunemq_trials{{F},state="RUNNING"}) or vector(0)',
+        ),
+        stat(
+            "Trials waiting",
+            "Trials that would begin at once, had they a place. `tunemq why NAME` says for what "
+            "they wait.",
+            'sum(tunemq_trials_waiting{{F},resource=~"cpu|gpu"}) or vector(0)',
+        ),
+        stat(
+            "Results per second",
+            "What trials report, over the last minute.",
+            "sum(rate(tunemq_results_total{{F}}[1m]))",
+            decimals=1,
+        ),
+        stat(
+            "GPUs held",
+            "The part of the farm's GPUs that trials have.",
+            "sum(tunemq_node_gpus_used{{F}}) / (sum(tunemq_node_gpus{{F}}) > 0)",
+            unit="percentunit",
+            noValue="no GPUs",
+            decimals=0,
+        ),
+        stat(
+            "GPUs busy",
+            "The part of the time in which the farm's GPUs do something, whoever uses them.",
+            "avg(tunemq_gpu_busy_ratio{{F}})",
+            unit="percentunit",
+            noValue="not said",
+            decimals=0,
+        ),
+        stat(
+            "Messages refused",
+            "In the last hour, what was not believed; less what honest machines send twice.",
+            "sum(increase(tunemq_messages_refused_total"
+            '{{F},reason!~"dead_node|unknown_node|old_term|repeated"}[1h])) or vector(0)',
+            steps=[(None, GREEN), (0.5, RED)],
+            decimals=0,
+        ),
+    ],
+    "Searches and trials": [
+        lines(
+            "Trials by state",
+            "Trials of searches that have a process. Those that a search has not drawn yet are "
+            "among those that wait, in the panel beside.",
+            ("sum by (state) (tunemq_trials{{F}})", "{{state}}"),
+            stacked=True,
+            colors=TRIALS,
+        ),
+        lines(
+            "Trials waiting, by what they need",
+            "How many trials would begin at once, had they a place with a GPU, or without one.",
+            ('sum by (resource) (tunemq_trials_waiting{{F},resource=~"cpu|gpu"})', "{{resource}}"),
+        ),
+        matrix(
+            "Searches now",
+            "Trials of each running search, by state.",
+            "sum by (experiment, state) (tunemq_trials{{F}})",
+            "experiment",
+            "state",
+            12,
+        ),
+        lines(
+            "Results per second",
+            "What trials report. Decisions come late when it is more than docs/scaling.md says.",
+            ("sum(rate(tunemq_results_total{{F}}[$__rate_interval]))", "results"),
+        ),
+        lines(
+            "Searches that are not over",
+            "By state; QUEUED wait for one of max_running places.",
+            (
+                'sum by (state) (tunemq_experiments{{F},state=~"QUEUED|RUNNING|PAUSED|STOPPING"})',
+                "{{state}}",
+            ),
+            stacked=True,
+            colors=SEARCHES,
+        ),
+        lines(
+            "Searches that are over",
+            "By how they ended; a search that is removed is not counted any more.",
+            (
+                'sum by (state) (tunemq_experiments{{F},state=~"FINISHED|STOPPED|FAILED"})',
+                "{{state}}",
+            ),
+            colors=SEARCHES,
+        ),
+    ],
+    "GPUs": [
+        lines(
+            "GPUs offered, held and busy",
+            "Held is what trials have, busy what drivers say. Far apart: trials wait for data, or "
+            "hold GPUs that they do not use. GPUs set aside are not offered.",
+            ("sum(tunemq_node_gpus{{N}})", "offered"),
+            ("sum(tunemq_node_gpus_used{{N}})", "held"),
+            ("sum(tunemq_gpu_busy_ratio{{N}})", "busy"),
+            ("sum(tunemq_node_gpus_withheld{{N}})", "set aside"),
+            dashed="offered",
+        ),
+        lines(
+            "GPU memory",
+            "What is taken of all GPUs' memory, by whomever, and what there is.",
+            ("sum(tunemq_gpu_memory_bytes{{N}})", "there is"),
+            ("sum(tunemq_gpu_memory_used_bytes{{N}})", "taken"),
+            unit="bytes",
+            dashed="there is",
+        ),
+        lines(
+            "How busy each GPU is",
+            "The part of the time in which it does something; as the driver says.",
+            ("tunemq_gpu_busy_ratio{{N}}", "{{node}} {{uuid}}"),
+            unit="percentunit",
+            most=1,
+        ),
+        table(
+            "GPUs now",
+            "Each GPU with a name: what trials have of it, and what its driver says.",
+            [
+                ("held", "sum by (node, uuid, model) (tunemq_gpu_held_ratio{{N}})", "percentunit"),
+                ("busy", "sum by (node, uuid, model) (tunemq_gpu_busy_ratio{{N}})", "percentunit"),
+                (
+                    "memory taken",
+                    "sum by (node, uuid, model) (tunemq_gpu_memory_used_bytes{{N}})",
+                    "bytes",
+                ),
+                ("memory", "sum by (node, uuid, model) (tunemq_gpu_memory_bytes{{N}})", "bytes"),
+            ],
+            {"node": "node", "model": "model", "uuid": "UUID"},
+            12,
+        ),
+    ],
+    "Nodes": [
+        table(
+            "Nodes now",
+            "What each node offers, what trials have of it, and how its machine is. `lease` is how "
+            "long ago it was heard, `outbox` what it has reported and no journal has yet.",
+            [
+                ("trials", "sum by (node) (tunemq_node_trials{{N}})", "short"),
+                ("CPUs", "sum by (node) (tunemq_node_cpus{{N}})", "short"),
+                ("CPUs held", "sum by (node) (tunemq_node_cpus_used{{N}})", "short"),
+                ("GPUs", "sum by (node) (tunemq_node_gpus{{N}})", "short"),
+                ("GPUs held", "sum by (node) (tunemq_node_gpus_used{{N}})", "short"),
+                ("set aside", "sum by (node) (tunemq_node_gpus_withheld{{N}})", "short"),
+                ("load", "max by (node) (tunemq_node_load1{{N}})", "short"),
+                ("memory left", "min by (node) (tunemq_node_memory_available_bytes{{N}})", "bytes"),
+                ("disk left", "min by (node) (tunemq_node_disk_free_bytes{{N}})", "bytes"),
+                ("lease", "max by (node) (tunemq_node_lease_age_seconds{{N}})", "s"),
+                ("outbox", "sum by (node) (tunemq_node_outbox_bytes{{N}})", "bytes"),
+            ],
+            {"node": "node"},
+        ),
+        lines(
+            "Nodes by state",
+            "Silent ones were not heard for longer than their lease: their trials go on elsewhere.",
+            ("sum by (state) (tunemq_nodes{{F}})", "{{state}}"),
+            stacked=True,
+            colors=NODES,
+        ),
+        lines(
+            "Since nodes were heard",
+            "A lease is renewed every second, and lost after six.",
+            ("tunemq_node_lease_age_seconds{{N}}", "{{node}}"),
+            unit="s",
+        ),
+        lines(
+            "CPUs held",
+            "The part of each node's processors that trials have.",
+            ("tunemq_node_cpus_used{{N}} / (tunemq_node_cpus{{N}} > 0)", "{{node}}"),
+            unit="percentunit",
+            most=1,
+        ),
+        lines(
+            "Load of each processor",
+            "Load average of a minute, by processors offered. Above 1: more runs than was asked "
+            "for, or others use the machine.",
+            ("tunemq_node_load1{{N}} / (tunemq_node_cpus{{N}} > 0)", "{{node}}"),
+        ),
+        lines(
+            "Memory left",
+            "Of each node's machine, whoever has the rest.",
+            ("tunemq_node_memory_available_bytes{{N}}", "{{node}}"),
+            unit="bytes",
+        ),
+        lines(
+            "Disk left",
+            "Of the disk with each node's --workdir. Below 256 MiB a node gets no trials.",
+            ("tunemq_node_disk_free_bytes{{N}}", "{{node}}"),
+            unit="bytes",
+        ),
+        lines(
+            "Reports that no journal has yet",
+            "A node keeps what its trials report until a journal has it. It grows when a search's "
+            "process, the head's disk or Redis does not keep up.",
+            ("tunemq_node_outbox_bytes{{N}}", "{{node}}"),
+            unit="bytes",
+        ),
+        lines(
+            "Copies of checkpoints",
+            "What a node keeps so that trials go on there without asking the store.",
+            ("tunemq_node_cache_bytes{{N}}", "{{node}}"),
+            unit="bytes",
+        ),
+        lines(
+            "Other resources held",
+            "Of what nodes offer by --resources.",
+            (
+                (
+                    "sum by (resource) (tunemq_node_resource_used{{N}})"
+                    " / (sum by (resource) (tunemq_node_resource{{N}}) > 0)"
+                ),
+                "{{resource}}",
+            ),
+            unit="percentunit",
+            most=1,
+            width=24,
+        ),
+    ],
+    "Owners": [
+        lines(
+            "GPUs of owners",
+            "What each owner holds; dashed: what it is entitled to.",
+            ("sum by (owner) (tunemq_owner_gpus_held{{F}})", "{{owner}}"),
+            ("sum by (owner) (tunemq_owner_gpus_entitled{{F}})", "{{owner}}, entitled to"),
+            dashed="/.*entitled to/",
+        ),
+        lines(
+            "Shares of owners without GPUs",
+            "The part of the farm that each owner holds in trials that need no GPU; dashed: what "
+            "it is entitled to.",
+            ("sum by (owner) (tunemq_owner_share_held_ratio{{F}})", "{{owner}}"),
+            ("sum by (owner) (tunemq_owner_share_entitled_ratio{{F}})", "{{owner}}, entitled to"),
+            unit="percentunit",
+            dashed="/.*entitled to/",
+        ),
+        lines(
+            "How far owners are behind",
+            "Seconds of its share that an owner has missed, by pool; below 0 it had more. Who is "
+            "furthest behind comes first.",
+            ("sum by (owner, pool) (tunemq_owner_behind_seconds{{F}})", "{{owner}}, {{pool}}"),
+            unit="s",
+            least=None,
+            width=24,
+        ),
+    ],
+    "Scheduler": [
+        lines(
+            "Turns of the loop",
+            "How long turns last, less the waiting. Above some hundred milliseconds decisions come "
+            "late (docs/scaling.md).",
+            (
+                (
+                    "histogram_quantile(0.5, sum by (le) "
+                    "(rate(tunemq_scheduler_turn_seconds_bucket{{F}}[$__rate_interval])))"
+                ),
+                "half",
+            ),
+            (
+                (
+                    "histogram_quantile(0.99, sum by (le) "
+                    "(rate(tunemq_scheduler_turn_seconds_bucket{{F}}[$__rate_interval])))"
+                ),
+                "99 in 100",
+            ),
+            unit="s",
+        ),
+        lines(
+            "How busy the loop is",
+            "The part of the time in which the loop does not wait: at 1 it is full. And the "
+            "processor time of its whole process.",
+            ("sum(rate(tunemq_scheduler_turn_seconds_sum{{F}}[$__rate_interval]))", "loop"),
+            (
+                (
+                    "sum(rate(process_cpu_seconds_total{{F}}[$__rate_interval])"
+                    " and on (instance) tunemq_redis_away)"
+                ),
+                "process",
+            ),
+            unit="percentunit",
+        ),
+        lines(
+            "Memory of the scheduler",
+            "Of its own process; each search has another one.",
+            (
+                "process_resident_memory_bytes{{F}} and on (instance) tunemq_redis_away",
+                "{{instance}}",
+            ),
+            unit="bytes",
+        ),
+        lines(
+            "Messages refused per minute",
+            "What was not believed: who refused which messages why (docs/security.md). Some of "
+            "`repeated`, `old_term`, `dead_node` and `unknown_node` are as they should be.",
+            (
+                (
+                    "sum by (node, kind, reason) "
+                    "(rate(tunemq_messages_refused_total{{F}}[$__rate_interval])) * 60"
+                ),
+                "{{node}} {{kind}}: {{reason}}",
+            ),
+        ),
+        table(
+            "Alerts now",
+            "Those that fire or soon will; what to do stands in Prometheus, under Alerts.",
+            [
+                (
+                    "alerts",
+                    "count by (alertname, alertstate, severity, node, experiment) (ALERTS{{F}})",
+                    "short",
+                )
+            ],
+            {
+                "alertname": "alert",
+                "alertstate": "state",
+                "severity": "severity",
+                "node": "node",
+                "experiment": "search",
+            },
+        ),
+    ],
+}
+
+
+def text() -> str:
+    """What the file has to hold."""
+    return json.dumps(dashboard(ROWS), indent=2, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    _FILE.write_text(text(), encoding="utf-8")

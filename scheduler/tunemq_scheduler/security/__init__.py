@@ -1,0 +1,1 @@
+"""What a farm is looked over for: probes of its services, and `tunemq doctor`."""

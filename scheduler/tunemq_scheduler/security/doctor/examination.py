@@ -1,0 +1,189 @@
+"""All checks of a farm, in the order in which a person reads about them.
+
+No check keeps the others from being made: a service that does not answer is a finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.security.doctor.arguments import (
+    Secrets,
+    check_arguments,
+    running_processes,
+)
+from tunemq_scheduler.security.doctor.disks import check_folder
+from tunemq_scheduler.security.doctor.farm_facts import read_farm
+from tunemq_scheduler.security.doctor.keys import (
+    check_keys,
+    check_private_files,
+    private_files,
+    secrets_in,
+)
+from tunemq_scheduler.security.doctor.nodes import Versions, check_nodes
+from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
+from tunemq_scheduler.security.redis_probes import probe
+from tunemq_scheduler.security.store_probes import probe_store
+from tunemq_shared.answers import FarmDescription
+from tunemq_shared.errors import (
+    NoScheduler,
+    StoreError,
+    TuneError,
+    WireError,
+    WireUnavailable,
+)
+from tunemq_shared.http_address import TOKEN_VARIABLE
+from tunemq_shared.key_files import KeyFile
+from tunemq_shared.redis_address import parse_address
+from tunemq_shared.s3_address import find_keys
+from tunemq_shared.store_address import canonical_address, is_remote
+
+#: The scheduler is asked for so long.
+_ANSWER_S: Final = 10.0
+_AS_SCHEDULER: Final = (
+    "run this where the scheduler runs, with its $TUNEMQ_REDIS and --keys scheduler.toml"
+)
+_NOT_ASKED: Final = warning(
+    "scheduler",
+    "the scheduler and the nodes were not looked at, since the key file is of no use",
+    "mend what is said of the key file, and look again",
+)
+
+
+class Patient(msgspec.Struct, frozen=True, kw_only=True):
+    """The farm that is examined.
+
+    Attributes:
+        url: of its Redis.
+        keys: the path of the scheduler's key file; empty where nothing is signed.
+        store: the address of its store; empty: the scheduler's, if there is one.
+        results: the folder of all experiments.
+        environ: what is to be found in it: keys, certificates.
+    """
+
+    url: str
+    keys: str
+    store: str
+    results: str
+    environ: Mapping[str, str]
+
+    def __repr__(self) -> str:
+        """Without the password, and what else there is in it."""
+        return "Patient(...)"
+
+
+def examine(farm: Patient) -> list[Finding]:
+    """All that is found.
+
+    Raises:
+        ConfigError: an address cannot be used.
+    """
+    redis = parse_address(farm.url)
+    store = canonical_address(farm.store, farm.environ) if farm.store else ""
+    keys, found = check_keys(farm.keys, redis)
+    found += check_private_files(private_files(farm.keys, redis, farm.environ))
+    found += check_arguments(Secrets(redis, _secrets(keys, farm.environ)), running_processes())
+    try:
+        found += probe(farm.url)
+    except WireError as error:
+        return [*found, _unreachable(error), *_check_store(store, farm), *_check_disks(farm)]
+    description = None
+    if farm.keys and keys.is_empty:
+        found.append(_NOT_ASKED)
+    else:
+        description, told = _ask_scheduler(farm, keys)
+        found += told
+        found += _look_at_nodes(farm.url, keys, description)
+    found += _check_store(store or (description.store if description else ""), farm)
+    return found + _check_disks(farm)
+
+
+def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
+    """What ``--insecure`` makes of findings: what it lets start is no problem any more."""
+    return [
+        msgspec.structs.replace(one, level=Level.WARNING)
+        if one.level is Level.PROBLEM and one.refuses
+        else one
+        for one in findings
+    ]
+
+
+def _ask_scheduler(farm: Patient, keys: KeyFile) -> tuple[FarmDescription | None, list[Finding]]:
+    """What the scheduler says of the farm, and whether it does."""
+    owner = next(iter(keys.submitters), "")
+    try:
+        with FarmClient(
+            farm.url, owner=owner, keys=farm.keys or None, timeout_s=_ANSWER_S
+        ) as client:
+            description = client.farm()
+    except NoScheduler as error:
+        return None, [warning("scheduler", str(error), "tunemq scheduler")]
+    except TuneError as error:
+        return None, [problem("scheduler", str(error), _AS_SCHEDULER)]
+    return description, [ok("scheduler", description.scheduler.partition(", with")[0])]
+
+
+def _look_at_nodes(url: str, keys: KeyFile, description: FarmDescription | None) -> list[Finding]:
+    line = RedisLine(url)
+    try:
+        facts = read_farm(line, keys.seal_of_events())
+    except WireUnavailable as error:
+        return [_unreachable(error)]
+    except WireError as error:
+        return [warning("nodes", f"nodes cannot be looked at: {error}", _AS_SCHEDULER)]
+    finally:
+        line.close()
+    return check_nodes(facts, Versions.of_farm(description))
+
+
+def _check_store(address: str, farm: Patient) -> list[Finding]:
+    if not address:
+        return [
+            warning(
+                "store",
+                "the store was not looked at: no scheduler says where it is",
+                "tunemq doctor --store ADDRESS, or start the scheduler",
+            )
+        ]
+    if not is_remote(address):
+        return [check_folder("store", "the store", address)]
+    try:
+        return probe_store(address, farm.environ)
+    except StoreError as error:
+        return [
+            problem(
+                "store",
+                str(error),
+                "see that the server runs and is reached from here, and that its address"
+                " (--store) and its keys (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or"
+                f" {TOKEN_VARIABLE}) are those of the scheduler",
+            )
+        ]
+
+
+def _check_disks(farm: Patient) -> list[Finding]:
+    return [check_folder("results-disk", "the results in", farm.results)]
+
+
+def _secrets(keys: KeyFile, environ: Mapping[str, str]) -> set[str]:
+    """What must stay secret, as far as it is known here."""
+    found = {*secrets_in(keys), environ.get(TOKEN_VARIABLE, "")}
+    try:
+        store = find_keys(environ)
+    except TuneError:
+        return found  # there are none
+    return found | {store.secret_key, store.session_token}
+
+
+def _unreachable(error: WireError) -> Finding:
+    return problem(
+        "redis",
+        str(error),
+        "see that redis-server runs and is reached from here, and that $TUNEMQ_REDIS (or --redis)"
+        " has its address with the user and the password of the scheduler",
+    )

@@ -1,0 +1,147 @@
+"""What there is to know of a farm's nodes and scheduler, read from Redis.
+
+It is read there, not asked of the scheduler: a farm without one is looked over, too, and a node
+that the scheduler refuses is known to nobody else.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.executors.redis_line import Command, RedisLine
+from tunemq_shared import wire
+from tunemq_shared.message_limits import VITALS_BYTES
+from tunemq_shared.seals import Seal, SealBroken
+from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_shared.vitals import NodeAbout, NodeVitals, decode_vitals
+
+_SCANNED_AT_ONCE: Final = "1000"
+_PREFIX: Final = wire.vitals("")
+_STRANGE: Final = re.compile(r"[^\w.+:@/ -]", re.ASCII)
+_LONGEST_WORD: Final = 80
+
+
+class NodeFacts(NamedTuple):
+    """A node that lives, as it describes itself.
+
+    Attributes:
+        clock_ahead_s: of its clock before Redis's; None where it does not say.
+    """
+
+    incarnation: str
+    vitals: NodeVitals
+    clock_ahead_s: float | None
+
+    @property
+    def name(self) -> str:
+        """As people know it."""
+        return self.vitals.about.node if self.vitals.about is not None else self.incarnation
+
+
+class FarmFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was read.
+
+    Attributes:
+        unreadable: of nodes whose words nobody is to believe, the incarnation and why.
+        sealed: how many sign what they say, while there are no keys here to check it with.
+        clock_ahead_s: of this machine's clock before Redis's.
+    """
+
+    nodes: tuple[NodeFacts, ...]
+    unreadable: dict[str, str]
+    sealed: int
+    clock_ahead_s: float
+
+
+def read_farm(line: RedisLine, events: Seal) -> FarmFacts:
+    """Read it.
+
+    Args:
+        line: a connection as a user who may do what the scheduler may.
+        events: verifies what nodes say.
+
+    Raises:
+        WireError: this user may not.
+        WireUnavailable: Redis cannot be reached.
+    """
+    line.connect()
+    before = time.time()
+    (now,) = line.ask([("TIME",)])
+    here = (before + time.time()) / 2
+    nodes: list[NodeFacts] = []
+    unreadable: dict[str, str] = {}
+    sealed = 0
+    for key in _vitals_keys(line):
+        incarnation = key.removeprefix(_PREFIX)
+        said, left_ms, at = line.ask([("GET", key), ("PTTL", key), ("TIME",)])
+        if said is None:
+            continue  # it has ended meanwhile
+        if len(said) > VITALS_BYTES:
+            unreadable[incarnation] = f"has {len(said)} bytes, and {VITALS_BYTES} are the most"
+            continue
+        try:
+            body = events.open(said, b"vitals", incarnation.encode())
+            vitals = _harmless(decode_vitals(body))
+        except SealBroken as error:
+            if error.reason == "signed_without_keys":
+                sealed += 1
+                continue
+            unreadable[incarnation] = str(error)
+            continue
+        except UNDECODABLE:
+            unreadable[incarnation] = "cannot be read: it is of another version of TuneMQ"
+            continue
+        nodes.append(NodeFacts(incarnation, vitals, _ahead(vitals, left_ms, _unix(at))))
+    nodes.sort(key=lambda node: (node.name, node.incarnation))
+    return FarmFacts(
+        nodes=tuple(nodes),
+        unreadable=unreadable,
+        sealed=sealed,
+        clock_ahead_s=here - _unix(now),
+    )
+
+
+def _harmless(vitals: NodeVitals) -> NodeVitals:
+    """What stands in commands that people copy has nothing in it that a shell understands."""
+    about = vitals.about
+    if about is not None:
+        about = NodeAbout(
+            _word(about.node),
+            _word(about.hostname),
+            _word(about.python),
+            {_word(name): _word(version) for name, version in about.libraries.items()},
+            tuple(map(_word, about.gpus)),
+        )
+    return msgspec.structs.replace(vitals, version=_word(vitals.version), about=about)
+
+
+def _word(said: str) -> str:
+    return _STRANGE.sub("?", said[:_LONGEST_WORD])
+
+
+def _vitals_keys(line: RedisLine) -> list[str]:
+    found: set[str] = set()
+    cursor = "0"
+    while True:
+        look: Command = ("SCAN", cursor, "MATCH", wire.vitals("*"), "COUNT", _SCANNED_AT_ONCE)
+        ((following, keys),) = line.ask([look])
+        found.update(key.decode(errors="replace") for key in keys)
+        cursor = following.decode()
+        if cursor == "0":
+            return sorted(found)
+
+
+def _ahead(vitals: NodeVitals, left_ms: int, now: float) -> float | None:
+    """How far a node's clock was ahead when it said this, which Redis knows by what is left."""
+    if vitals.clock is None or left_ms < 0:
+        return None
+    return vitals.clock - (now - (wire.LEASE_TTL_S - left_ms / 1000))
+
+
+def _unix(answer: list[bytes]) -> float:
+    """The Unix time that Redis says in seconds and microseconds."""
+    return int(answer[0]) + int(answer[1]) / 1e6

@@ -1,0 +1,260 @@
+"""Asks a Redis what it would let others do, and whether it keeps what it is given.
+
+Nothing is changed there. What we may not ask, because whoever runs it gave us few rights, is said
+to be unknown; what matters most is seen without rights: whether a stranger is let in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.security.findings import Finding, ok, problem, warning
+from tunemq_scheduler.security.own_addresses import own_addresses
+from tunemq_scheduler.security.refusing import refuse
+from tunemq_shared import redis_dangers
+from tunemq_shared.errors import WireError, WireUnavailable
+from tunemq_shared.redis_address import RedisAddress, parse_address
+from tunemq_shared.redis_release import Release, release_in_hello, release_in_info
+
+EVICTION, AOF = "redis-eviction", "redis-aof"
+RIGHTS, REMOTE_CONTROL = "redis-rights", "celery-remote-control"
+
+_KEEPS_ALL: Final = "noeviction"
+#: Which queues take commands for Celery workers: each worker's, as long as it has not taken leave.
+_PIDBOX: Final = "_kombu.binding.celery.pidbox"
+#: Kombu's mark between the parts of a binding.
+_BINDING_MARK: Final = b"\x06\x16"
+_PASSWORDS: Final = (
+    "have it listen on 127.0.0.1 alone (bind in redis.conf), or load deploy/redis/users.acl, which"
+    " has a user with a password for each role."
+)
+
+
+def refuse_dangers(url: str, *, is_insecure: bool, tell: Callable[[str], None]) -> None:
+    """Return if a scheduler may use this Redis.
+
+    Args:
+        is_insecure: whether ``--insecure`` was given: then what is wrong is only told.
+        tell: shows a line to people.
+
+    Raises:
+        ConfigError: it may not; says all that is wrong, and how to mend it.
+        WireUnavailable: Redis cannot be reached.
+    """
+    address, line = parse_address(url), RedisLine(url)
+    try:
+        line.connect()
+        told = _info(line)
+        found = [*_check_access(address, line, told), _check_eviction(address, told)]
+    finally:
+        line.close()
+    refuse(found, is_insecure=is_insecure, tell=tell)
+
+
+def probe(url: str) -> list[Finding]:
+    """What is wrong with a Redis, as it looks from here and to this user; all checks.
+
+    Raises:
+        ConfigError: this is no address of one.
+        WireUnavailable: it cannot be reached, or does not let us in.
+    """
+    address, line = parse_address(url), RedisLine(url)
+    try:
+        line.connect()
+        told = _info(line)
+        return [
+            *_check_access(address, line, told),
+            _check_eviction(address, told),
+            _check_aof(address, told),
+            _check_rights(address, line),
+            _check_remote_control(address, line),
+        ]
+    finally:
+        line.close()
+
+
+# --- who is let in --------------------------------------------------------------------------------
+
+
+def _check_access(
+    address: RedisAddress, line: RedisLine, told: dict[str, str]
+) -> Iterator[Finding]:
+    release = _release(line, told)
+    found = list(redis_dangers.dangers(address, release))
+    unseen = []
+    if address.is_local and redis_dangers.lets_everybody_in(address):
+        try:
+            found += _open_beyond(address, told)
+        except OSError as error:
+            unseen.append(_untried(address, error))
+    fine = {
+        redis_dangers.PASSWORD: "strangers are not let in",
+        redis_dangers.DEFAULT_USER: f"its user is {address.user!r}",
+        redis_dangers.TLS: "what goes there is encrypted",
+        redis_dangers.CVE: f"{release} does not have CVE-2026-23479",
+    }
+    if address.is_local:
+        fine = dict.fromkeys(fine, f"other machines do not reach {address}")
+    fine[redis_dangers.VERSION] = str(release)
+    for check, words in fine.items():
+        wrong = [danger for danger in found if danger.check == check]
+        if check == redis_dangers.PASSWORD and unseen:
+            yield from unseen
+        elif (
+            not wrong
+            and not release.version
+            and check in {redis_dangers.VERSION, redis_dangers.CVE}
+        ):
+            yield _unknown(check, address, "INFO")
+        elif not wrong:
+            yield ok(check, words)
+        yield from (problem(check, one.what, one.fix, refuses=True) for one in wrong)
+
+
+def _open_beyond(address: RedisAddress, told: dict[str, str]) -> Iterator[redis_dangers.Danger]:
+    """Whether others reach without a password what we reach on this machine: it is tried.
+
+    What Redis says of its settings is not how others reach it: in a container it listens to all,
+    of whom only this machine is passed on.
+
+    Raises:
+        OSError: where to try it is not known.
+    """
+    port = int(told.get("tcp_port", "0")) if address.path else address.port
+    if not port:
+        return
+    for host in own_addresses():
+        from_outside = address._replace(path="", host=host, port=port, verify=False)
+        # A socket does not say whether its Redis is reached by TLS elsewhere.
+        ways = (False, True) if address.path else (address.tls,)
+        if any(redis_dangers.lets_everybody_in(from_outside._replace(tls=tls)) for tls in ways):
+            what = (
+                f"Redis at {address} lets everybody in, from other machines, too, without a"
+                f" password: they reach it at {from_outside}."
+            )
+            yield redis_dangers.Danger(redis_dangers.PASSWORD, what, _PASSWORDS)
+            return
+
+
+def _untried(address: RedisAddress, error: OSError) -> Finding:
+    return warning(
+        redis_dangers.PASSWORD,
+        f"Redis at {address} lets everybody in, without a password; whether from other machines,"
+        f" too, is not known: {error}.",
+        _PASSWORDS,
+    )
+
+
+def _check_rights(address: RedisAddress, line: RedisLine) -> Finding:
+    if address.is_default_user:  # what that means stands above
+        return ok(RIGHTS, "it is the default user, see redis-default-user")
+    if _asked(line, "CONFIG", "GET", "maxmemory-policy") is None:
+        return ok(RIGHTS, f"{address.user!r} may not administer it")
+    return warning(
+        RIGHTS,
+        f"{address.user!r} may administer Redis at {address}, which nobody of a farm has to.",
+        "give it the rights that its role has in deploy/redis/users.acl.",
+    )
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+def _check_eviction(address: RedisAddress, told: dict[str, str]) -> Finding:
+    policy, limit = told.get("maxmemory_policy"), told.get("maxmemory", "0")
+    if policy is None:
+        return _unknown(EVICTION, address, "INFO")
+    if policy == _KEEPS_ALL:
+        return ok(EVICTION, f"maxmemory-policy {_KEEPS_ALL}")
+    what = f"Redis at {address} has the maxmemory-policy {policy}"
+    fix = (
+        f"redis-cli CONFIG SET maxmemory-policy {_KEEPS_ALL}, and the same line in redis.conf: then"
+        " it refuses what it has no memory for, and nodes wait."
+    )
+    if limit != "0":
+        used = told.get("maxmemory_human", limit)
+        what += f": when its {used} are used up it deletes orders and results of trials."
+    else:
+        what += "; should it get a maxmemory, it will delete orders and results of trials."
+    if limit == "0" and not policy.startswith("allkeys-"):
+        return warning(EVICTION, what, fix)
+    return problem(EVICTION, what, fix, refuses=True)
+
+
+def _check_aof(address: RedisAddress, told: dict[str, str]) -> Finding:
+    is_on = told.get("aof_enabled")
+    if is_on is None:
+        return _unknown(AOF, address, "INFO")
+    if is_on == "1":
+        return ok(AOF, "appendonly yes")
+    return problem(
+        AOF,
+        f"Redis at {address} keeps nothing on disk: when it is started again, requests that nobody"
+        " has begun are lost, and nodes have to say again what was not journalled.",
+        "redis-cli CONFIG SET appendonly yes, and the same line in redis.conf.",
+    )
+
+
+# --- who else is there ----------------------------------------------------------------------------
+
+
+def _check_remote_control(address: RedisAddress, line: RedisLine) -> Finding:
+    queues = _asked(line, "SMEMBERS", _PIDBOX)
+    if queues is None:
+        return _unknown(REMOTE_CONTROL, address, f"SMEMBERS {_PIDBOX}")
+    if not queues:
+        return ok(REMOTE_CONTROL, "no Celery worker takes commands from others")
+    names = ", ".join(sorted(map(_worker_name, queues)))
+    return problem(
+        REMOTE_CONTROL,
+        f"Celery workers on Redis at {address} do what anybody there broadcasts, such as"
+        f" `shutdown`: {names}.",
+        "give them another Redis, or set worker_enable_remote_control = False; of one that was"
+        f" killed a trace is left: redis-cli DEL {_PIDBOX}",
+    )
+
+
+def _worker_name(binding: bytes) -> str:
+    queue = binding.rpartition(_BINDING_MARK)[2].decode(errors="replace")
+    return queue.removesuffix(".celery.pidbox")
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def _info(line: RedisLine) -> dict[str, str]:
+    """What Redis says of itself; nothing where we may not ask."""
+    text = _asked(line, "INFO")
+    if text is not None:
+        lines = text.decode(errors="replace").splitlines()
+        return dict(one.split(":", 1) for one in lines if ":" in one)
+    return {}
+
+
+def _release(line: RedisLine, told: dict[str, str]) -> Release:
+    return release_in_info(told) if told else release_in_hello(_asked(line, "HELLO", "2"))
+
+
+def _asked(line: RedisLine, *command: str) -> Any:
+    """The answer to a command; None where we may not ask, or it does not know that.
+
+    Raises:
+        WireUnavailable: it went away.
+    """
+    try:
+        return line.ask([command])[0]
+    except WireUnavailable:
+        raise
+    except WireError:
+        return None
+
+
+def _unknown(check: str, address: RedisAddress, command: str) -> Finding:
+    return warning(
+        check,
+        f"{check} was not looked at: the user {address.user or 'default'!r} may not ask Redis at"
+        f" {address} ({command}).",
+        f"look as the scheduler's user of deploy/redis/users.acl, who may do {command}.",
+    )

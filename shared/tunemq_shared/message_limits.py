@@ -1,0 +1,28 @@
+"""How long each kind of message may be, which is looked at before anything else is done with it.
+
+Each is a few times what the longest honest one has. What is longer is refused unread, so that
+nobody who may write to Redis can have others verify or parse what they have no memory for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: An assignment, and the base64 of one, which fits in a frame from the ear to its node.
+MAIL_BYTES: Final = 24 * 2**20 - 64
+MAIL_TEXT_BYTES: Final = MAIL_BYTES * 4 // 3 + 4
+#: An assignment as Celery's message: its base64 is JSON, and that is base64 again.
+TASK_BYTES: Final = MAIL_TEXT_BYTES * 4 // 3 + 64 * 2**10
+
+#: A node's introduction, its goodbye, its lease, what it says of its machine.
+HELLO_BYTES: Final = 2**20
+GOODBYE_BYTES: Final = 2**10
+LEASE_BYTES: Final = 2**10
+VITALS_BYTES: Final = 2**20
+#: The head of a batch; and its events, of which one may be as long as a frame from its host.
+HEADER_BYTES: Final = 2**12
+EVENTS_BYTES: Final = 40 * 2**20
+#: A piece of output, of which a node sends 16 KiB at once.
+OUTPUT_BYTES: Final = 64 * 2**10
+#: A field of the scheduler's reply to a node.
+REPLY_BYTES: Final = 64 * 2**10

@@ -1,0 +1,61 @@
+"""Which server a Redis is: Redis itself or Valkey, of which version, and whether that is weak.
+
+Valkey says two versions, its own and that of the Redis that it stands in for, which stays the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+REDIS, VALKEY = "Redis", "Valkey"
+
+#: CVE-2026-23479: who may use blocking commands may have the server run code. In Redis:
+_WEAK_FROM, _WEAK_UP_TO = (7, 2, 0), (8, 6, 2)
+#: The first version of each line of Valkey that is mended.
+_MENDED: Final[dict[tuple[int, ...], tuple[int, ...]]] = {
+    (7, 2): (7, 2, 13),
+    (8, 0): (8, 0, 8),
+    (8, 1): (8, 1, 7),
+    (9, 0): (9, 0, 4),
+}
+
+
+class Release(NamedTuple):
+    """What a server says that it is; ``version`` is such as ``7.0.15``, empty if not said."""
+
+    product: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.product} {self.version}"
+
+    @property
+    def number(self) -> tuple[int, ...]:
+        """The version, to be compared; empty where it is none."""
+        return tuple(int(part) for part in re.findall(r"\d+", self.version)[:3])
+
+    @property
+    def has_cve(self) -> bool:
+        """Whether it may have CVE-2026-23479: what somebody mended himself looks the same."""
+        if self.product == VALKEY:
+            return self.number < _MENDED.get(self.number[:2], ())
+        return _WEAK_FROM <= self.number <= _WEAK_UP_TO
+
+
+def release_in_info(told: Mapping[str, str]) -> Release:
+    """Of the lines of ``INFO``."""
+    if "valkey_version" in told:
+        return Release(VALKEY, told["valkey_version"])
+    return Release(REDIS, told.get("redis_version", ""))
+
+
+def release_in_hello(hello: Any) -> Release:
+    """Of the answer to ``HELLO 2``, which everybody gets who has come in; else of no version."""
+    if not isinstance(hello, list):
+        return Release(REDIS, "")
+    facts = dict(zip(hello[::2], hello[1::2], strict=False))
+    version = facts.get(b"version")
+    product = VALKEY if facts.get(b"server") == b"valkey" else REDIS
+    return Release(product, version.decode(errors="replace") if isinstance(version, bytes) else "")

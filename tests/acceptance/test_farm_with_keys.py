@@ -1,0 +1,120 @@
+"""A farm whose parts have keys: all goes on as without, also while the keys are changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.farm_service import FarmService, Search, farm_service
+from tests.support import eventually
+from tunemq_scheduler.security.key_folder import KeyFolder
+from tunemq_shared.key_files import KEYS_VARIABLE
+
+pytestmark = [pytest.mark.security, pytest.mark.integration]
+
+REASONS = {"unsigned", "signed_without_keys", "unknown_key", "unknown_submitter", "altered"}
+#: Whose file is whose, on which machine.
+FILES = {"head": "scheduler.toml", "one": "worker.toml", "two": "worker.toml", "laptop": "ada.toml"}
+
+
+class Keys:
+    """The keys of a farm, and their copies on its machines."""
+
+    def __init__(self, farm: FarmService) -> None:
+        self.farm = farm
+        self.folder = KeyFolder(str(farm.folder / "head" / "keys"))
+        self.folder.create(["ada"])
+        self.copy()
+        for machine in FILES:
+            farm.of_home[machine] = {KEYS_VARIABLE: str(self.path(machine))}
+
+    def path(self, machine: str) -> Path:
+        """Where a machine has its file."""
+        return self.farm.folder / machine / "farm-keys.toml"
+
+    def copy(self) -> None:
+        """Copy each file to where it is used, as `scp -p` does."""
+        for machine, file in FILES.items():
+            self.path(machine).parent.mkdir(exist_ok=True)
+            shutil.copy2(self.folder.path / file, self.path(machine))
+
+    def are_read(self, times: int) -> bool:
+        """Whether all that run have read their files again so often."""
+        logs = [self.farm.said(), *(self.said_by(name) for name in self.farm.workers)]
+        return all(log.count("was read again") >= times for log in logs)
+
+    def said_by(self, worker: str) -> str:
+        """What a worker has said."""
+        return (self.farm.folder / worker / "worker.log").read_text()
+
+
+def distrusted(farm: FarmService) -> set[tuple[str, str]]:
+    """What was refused because it was not signed as it had to be, by kind and reason."""
+    rows = farm.json("nodes")["refused"]
+    # The others happen to honest ones, too: who is not sure that he was heard says it again.
+    return {(row["kind"], row["reason"]) for row in rows if row["reason"] in REASONS}
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[FarmService]:
+    with farm_service(tmp_path, starts=False) as farm:
+        yield farm
+
+
+@pytest.fixture
+def keys(farm: FarmService, monkeypatch: pytest.MonkeyPatch) -> Keys:
+    keys = Keys(farm)
+    monkeypatch.setenv(KEYS_VARIABLE, str(keys.path("laptop")))  # of what asks in this process
+    farm.start_scheduler()
+    for name in ("one", "two"):
+        farm.add_worker(name)
+    farm.has_nodes("one", "two")
+    return keys
+
+
+def test_a_search_runs_while_all_keys_are_changed_and_the_scheduler_is_killed(farm, keys):
+    farm.submit(Search(name="exp", trials=4, steps=12, has_gate=True))
+    farm.open_gate("exp", 3)
+    farm.wait_for_steps("exp", trials=4, steps=3)
+    for number, change in enumerate((keys.folder.rotate, keys.folder.promote), start=1):
+        change()
+        keys.copy()
+        eventually(
+            lambda number=number: keys.are_read(number), within=60, message=lambda: str(farm)
+        )
+        farm.open_gate("exp", 3 + 2 * number)
+        farm.wait_for_steps("exp", trials=4, steps=3 + 2 * number)
+    assert distrusted(farm) == set()
+    farm.kill_scheduler()
+    farm.start_scheduler()
+    farm.has_nodes("one", "two")
+    keys.folder.drop()
+    keys.copy()
+    eventually(lambda: keys.are_read(3), within=60, message=lambda: str(farm))
+    farm.open_gate("exp", 12)
+    row = farm.wait_for("exp", "FINISHED")
+
+    assert row.owner == "ada"
+    farm.check_results("exp")
+    farm.check_steps("exp")
+    assert distrusted(farm) == set()
+
+
+def test_who_has_no_keys_neither_asks_nor_works(farm, keys):
+    farm.of_home["stranger"] = {}
+    farm.add_worker("stranger")
+    hers = farm.of_home.pop("laptop")
+    done = farm.run("ls")
+    farm.of_home["laptop"] = hers
+    assert done.returncode == 1
+    assert "takes signed requests only" in done.stderr
+    eventually(lambda: ("hello", "unsigned") in distrusted(farm), within=60, every=0.5)
+    assert ("request", "unknown_submitter") in distrusted(farm)
+    assert set(farm.nodes()) == {"one", "two"}
+
+    farm.submit(Search(name="short"))
+    farm.wait_for("short", "FINISHED")
+    farm.check_results("short")

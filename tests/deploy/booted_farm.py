@@ -1,0 +1,144 @@
+"""A farm on `tests.deploy.booted_machines`, set up as docs/deploy/bare-metal.md says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from tests.deploy.booted_machines import Machine
+from tests.support import eventually
+
+PROJECT: Final = Path(__file__).parents[2]
+#: What is carried to each machine, and lies there below root's home.
+CARRIED: Final = "/root/kit"
+PAGE: Final = PROJECT / "docs" / "deploy" / "bare-metal.md"
+#: What the machines of a test have, or cannot have without a network.
+_NOT_HERE: Final = ("apt-get ", "tunemq-farm ")
+#: Who comes from the head is root on the others.
+_SSH: Final = """
+install -d -m 700 /root/.ssh
+test -e /root/.ssh/id_ed25519 || ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519
+echo 'StrictHostKeyChecking accept-new' > /root/.ssh/config
+"""
+
+
+def commands_of(section: str, prompt: str) -> str:
+    """What a section of the page has one type behind a prompt, as a script."""
+    (text,) = re.findall(
+        rf"^## {section}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
+    lines = []
+    is_ours = False
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith(prompt):
+                is_ours = not line.removeprefix(prompt).strip().startswith(_NOT_HERE)
+            elif not line.startswith(">"):
+                is_ours = False
+            if is_ours:
+                lines.append(line.removeprefix(prompt).removeprefix(">").strip())
+    assert lines, f"nothing to type in {section}"
+    return "\n".join(["cd /root", *lines])
+
+
+class BootedFarm:
+    """A head and its racks.
+
+    Args:
+        head: has Redis, the store, the scheduler, and a person who submits.
+        wheels: of TuneMQ and what it needs.
+    """
+
+    def __init__(self, head: Machine, wheels: Path) -> None:
+        self.head = head
+        kit = head.root / CARRIED[1:]
+        kit.mkdir()
+        for name in ("install.sh", "systemd", "redis"):
+            source = PROJECT / "deploy" / name
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, kit / name)
+        shutil.copytree(wheels, kit / "wheels")
+        head.sh(_SSH)
+        head.sh(commands_of("The head", "head#"))
+        head.run("useradd", "--create-home", "ada")
+        self.install(head, "submitter", "--user", "ada", "--config", "/root/farm/ada")
+
+    def admit(self, machine: Machine, name: str = "") -> None:
+        """Let the head's root in on a machine, by its name or another one."""
+        key = self.head.sh("cat /root/.ssh/id_ed25519.pub")
+        folder = machine.root / "root/.ssh"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / "authorized_keys").write_text(key)
+        with (self.head.root / "etc/hosts").open("a") as hosts:
+            hosts.write(f"{machine.address} {name or machine.name}\n")
+
+    def install(self, machine: Machine, *arguments: str, wheels: str = "") -> str:
+        """Run install.sh on a machine; what it says."""
+        wheels = wheels or f"{CARRIED}/wheels"
+        line = ["nice", "-n", "19", "sh", f"{CARRIED}/install.sh", *arguments, "--wheels", wheels]
+        return machine.run(*line)
+
+    def install_worker(self, machine: Machine, *arguments: str) -> str:
+        """Make a machine, to which all was carried, a worker."""
+        return self.install(machine, "worker", "--config", "/root/worker", *arguments)
+
+    # --- what Ada does ----------------------------------------------------------------------------
+
+    def ada(self, *arguments: str, fails: bool = False, at: Machine | None = None) -> str:
+        """Run a command of Ada's, on the head unless it is said where."""
+        line = ["runuser", "-u", "ada", "--", "env", "--chdir=/home/ada", "HOME=/home/ada"]
+        return (at or self.head).run(*line, "tunemq-farm", *arguments, fails=fails)
+
+    def submit(self, name: str, script: str, at: Machine | None = None) -> None:
+        """Have the farm run a search."""
+        ((at or self.head).root / f"home/ada/{name}.py").write_text(script)
+        self.ada("submit", f"{name}.py", "--name", name, "--detach", at=at)
+
+    def state(self, name: str) -> str:
+        """Of a search; empty where the farm does not say."""
+        rows = self._asked("ls").get("experiments", [])
+        return next((str(row["state"]) for row in rows if row["name"] == name), "")
+
+    def _asked(self, *command: str) -> dict[str, Any]:
+        said = self.ada(*command, "--json", fails=True)
+        answer: dict[str, Any] = json.loads(said) if said.startswith("{") else {}
+        return answer
+
+    def ends_well(self, name: str, within: float = 180.0) -> None:
+        """Wait until a search is over, as it should be."""
+        eventually(
+            lambda: self.state(name) == "FINISHED",
+            within=within,
+            every=0.5,
+            message=lambda: f"{self.ada('show', name, fails=True)}{self}",
+        )
+
+    def results(self, name: str) -> list[dict[str, Any]]:
+        """All lines of all trials of a search."""
+        folder = self.head.root / f"var/lib/tunemq/results/{name}"
+        files = sorted(folder.glob("*/result.json"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def has_steps(self, name: str, steps: int) -> None:
+        """Wait until a search has so many results."""
+        eventually(
+            lambda: len(self.results(name)) >= steps,
+            within=60,
+            every=0.1,
+            message=lambda: f"{self.ada('show', name, fails=True)}{self}",
+        )
+
+    def ready(self, *names: str) -> None:
+        """Wait until these nodes are there."""
+
+        def are_there() -> bool:
+            nodes = self._asked("nodes").get("nodes", [])
+            return {node["node"] for node in nodes if node["state"] == "ready"} >= set(names)
+
+        eventually(are_there, within=90, every=0.5, message=lambda: f"no nodes {names}{self}")
+
+    def __str__(self) -> str:
+        said = self.head.run("journalctl", "--lines=30", "--output=cat", "-u", "tunemq-scheduler")
+        return f"\n{self.ada('nodes', fails=True)}\n{said}"

@@ -1,0 +1,197 @@
+"""One project of docker-compose.yml on Docker itself: what is typed there, and what is seen.
+
+    run = Run(folder)               # with ports and names of its own
+    run.compose("up", "--detach")
+    run.eventually("every service is healthy", lambda: run.are_well(1))
+
+Whatever is typed and seen goes to the standard output, and to a transcript.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tests.farm_processes import free_port
+
+REPOSITORY: Final = Path(__file__).parents[2]
+#: Without profiles, less those that have an end.
+SERVING: Final = ("redis", "minio", "proxy", "scheduler", "worker")
+#: Machines with much else to do are given time; nobody waits longer than he must.
+PATIENCE_S: Final = 300.0
+_SHOWN_LINES: Final = 16
+
+
+class Failed(Exception):
+    """What was promised did not come true."""
+
+
+class Run:
+    """A project of its own: what is typed, and what is seen.
+
+    Args:
+        folder: for what a person would have in hers.
+        transcript: where all of it is written, beside the standard output.
+    """
+
+    def __init__(self, folder: Path, transcript: Path | None = None) -> None:
+        self.folder = folder
+        self.project = f"tunemq-{secrets.token_hex(3)}"
+        self.variables = {
+            "COMPOSE_PROJECT_NAME": self.project,
+            "TUNEMQ_SUBMITTERS": "ada",
+            "TUNEMQ_REDIS_PORT": str(free_port()),
+            "TUNEMQ_STORE_PORT": str(free_port()),
+            "TUNEMQ_WORKER_CPUS": "0",
+            "COMPOSE_PROFILES": "",
+        }
+        self._transcript = transcript.open("w", encoding="utf-8") if transcript else None
+        self._began = time.monotonic()
+
+    # --- what is typed ----------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        """A line of the transcript."""
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+        if self._transcript:
+            self._transcript.write(f"{text}\n")
+            self._transcript.flush()
+
+    def title(self, text: str) -> None:
+        """What comes now."""
+        self.say(f"\n## {text} ({time.monotonic() - self._began:.0f} s)\n")
+
+    def typed(
+        self,
+        *line: str,
+        fails: bool = False,
+        is_shown: bool = True,
+        cwd: Path = REPOSITORY,
+        variables: Mapping[str, str] | None = None,
+    ) -> str:
+        """Run a command; what it prints.
+
+        Raises:
+            Failed: it fails, or does not although it should.
+        """
+        beside = sysconfig.get_path("scripts")
+        path = f"{beside}:{os.environ['PATH']}"
+        environ = {**os.environ, "PATH": path, **self.variables, **(variables or {})}
+        done = subprocess.run(
+            line, check=False, capture_output=True, text=True, cwd=cwd, env=environ, timeout=900
+        )
+        said = done.stdout + (done.stderr if fails or done.returncode else "")
+        if is_shown:
+            self.say(f"$ {shlex.join(line)}")
+            lines = (said or _last_states(done.stderr)).splitlines()
+            if (more := len(lines) - _SHOWN_LINES) > 1:  # the beginning, and the end
+                half = _SHOWN_LINES // 2
+                lines[half:-half] = [f"... ({more} more lines)"]
+            for one in lines:
+                self.say(f"    {one[:160]}")
+        if (done.returncode != 0) is not fails:
+            raise Failed(f"{shlex.join(line)}: exit code {done.returncode}: {done.stderr}")
+        return said
+
+    def compose(self, *line: str, fails: bool = False, is_shown: bool = True) -> str:
+        """`docker compose ...`."""
+        return self.typed("docker", "compose", *line, fails=fails, is_shown=is_shown)
+
+    def up(self, workers: int, *options: str) -> None:
+        """`up`, with so many workers in the settings from now on."""
+        self.variables["TUNEMQ_WORKERS"] = str(workers)
+        self.compose("up", "--detach", "--no-build", *options)
+        self.eventually(
+            f"every service is healthy, with {workers} workers", lambda: self.are_well(workers)
+        )
+
+    def tunemq(
+        self, *line: str, who: str = "ada", fails: bool = False, is_shown: bool = True
+    ) -> str:
+        """`tunemq ...` of a person outside."""
+        program = str(self.folder / f"tunemq-{who}" / "with")
+        return self.typed(program, "tunemq", *line, fails=fails, is_shown=is_shown, cwd=self.folder)
+
+    def asked(self, *line: str) -> Any:
+        """The same, to be looked at by a program."""
+        return json.loads(self.tunemq(*line, "--json", is_shown=False))
+
+    def eventually(
+        self, what: str, condition: Callable[[], bool], within: float = PATIENCE_S
+    ) -> None:
+        """Wait.
+
+        Raises:
+            Failed: it did not come true in time.
+        """
+        deadline = time.monotonic() + within
+        while not condition():
+            if time.monotonic() > deadline:
+                raise Failed(f"{what}: not within {within:g} s")
+            time.sleep(1)  # between two looks, each of which costs a process or two
+        self.say(f"  seen: {what}")
+
+    # --- what is seen -----------------------------------------------------------------------------
+
+    def containers(self) -> list[dict[str, Any]]:
+        """Those that there are."""
+        said = self.compose("ps", "--all", "--format", "json", is_shown=False)
+        if said.startswith("["):  # older ones
+            found: list[dict[str, Any]] = json.loads(said)
+            return found
+        return [json.loads(line) for line in said.splitlines()]
+
+    def are_well(self, workers: int) -> bool:
+        """Whether every service is healthy, and so many workers are."""
+        well = [one["Service"] for one in self.containers() if one["Health"] == "healthy"]
+        return set(well) == set(SERVING) and well.count("worker") == workers
+
+    def nodes(self) -> list[str]:
+        """The names of those that are ready."""
+        return [node["node"] for node in self.asked("nodes")["nodes"] if node["state"] == "ready"]
+
+    def shown(self, name: str) -> dict[str, Any]:
+        """A search, with its trials."""
+        found: dict[str, Any] = self.asked("show", name)
+        return found
+
+    def copy(self, who: str) -> Path:
+        """What `setup` has made for somebody outside, copied to where she keeps it."""
+        target = self.folder / f"tunemq-{who}"
+        shutil.rmtree(target, ignore_errors=True)
+        self.compose("cp", f"setup:/secrets/outside/{who}", str(target))
+        return target
+
+    def ids(self, *line: str) -> list[str]:
+        """Of containers or volumes of this project."""
+        mark = f"label=com.docker.compose.project={self.project}"
+        return self.typed("docker", *line, "--quiet", "--filter", mark, is_shown=False).split()
+
+    def nameless_volumes(self) -> list[str]:
+        """Those that containers have and the file does not name: nobody would remove them."""
+        said = self.typed("docker", "inspect", *self.ids("ps", "--all"), is_shown=False)
+        mounts = [mount for container in json.loads(said) for mount in container["Mounts"]]
+        names = [mount["Name"] for mount in mounts if mount["Type"] == "volume"]
+        return [name for name in names if not name.startswith(f"{self.project}_")]
+
+
+def _last_states(progress: str) -> str:
+    """What Compose says of containers last, without how it came there."""
+    ends = ("Started", "Healthy", "Exited", "Removed", "Created", "Running", "Copied", "Recreated")
+    seen: dict[str, str] = {}
+    for line in progress.splitlines():
+        words = line.split()
+        if words and words[-1] in ends:
+            seen[" ".join(words[:-1])] = words[-1]
+    return "\n".join(f"{what}  {state}" for what, state in seen.items())

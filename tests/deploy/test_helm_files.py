@@ -1,0 +1,71 @@
+"""The chart's files and its page, against each other and what they speak of; without Helm."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import yaml
+
+from tests.deploy.helm_parts import CHART, PAGE, ROOT
+
+
+def test_the_schema_knows_each_value_and_no_other() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert _paths(values) == _described(schema, schema) - {"global"}
+
+
+def _paths(values: dict[str, Any], before: str = "") -> set[str]:
+    """The names of all values; what is below a free choice of names is left out."""
+    found = set()
+    for name, value in values.items():
+        path = f"{before}{name}"
+        found.add(path)
+        is_free = name in {"resources", "pools"}
+        if isinstance(value, dict) and not is_free:
+            found |= _paths(value, f"{path}.")
+    return found
+
+
+def _described(schema: dict[str, Any], root: dict[str, Any], before: str = "") -> set[str]:
+    found = set()
+    for name, given in schema.get("properties", {}).items():
+        one = root["$defs"][given["$ref"].rsplit("/", 1)[1]] if "$ref" in given else given
+        path = f"{before}{name}"
+        found.add(path)
+        if name not in {"resources", "pools"}:
+            found |= _described(one, root, f"{path}.")
+    return found
+
+
+def test_the_chart_is_of_this_version_of_tunemq() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    ours = (ROOT / "tunemq" / "__init__.py").read_text()
+    assert f'__version__ = "{chart["appVersion"]}"' in ours
+    told = set(re.findall(r"registry\.example\.org/tunemq/[a-z-]+:(\S+)", PAGE.read_text()))
+    assert told == {chart["appVersion"]}
+
+
+def test_images_are_those_that_are_built_and_run_as_their_user() -> None:
+    files = [path.read_text() for path in (ROOT / "deploy" / "images").glob("*.Dockerfile")]
+    stages = re.compile(r"^FROM .* AS (\S+)$", re.MULTILINE)
+    built = {name for text in files for name in stages.findall(text)}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    used = {values[part]["image"] for part in ("redis", "desk", "scheduler")}
+    used |= set(re.findall(r'"(tunemq/worker[a-z-]*)"', helpers))
+    assert len(used) == 4
+    assert {name.removeprefix("tunemq/") for name in used} <= built
+    users = {user for text in files for user in re.findall(r"^USER (\S+)$", text, re.MULTILINE)}
+    assert users == {"10001:10001"}
+    assert "runAsUser: 10001" in helpers
+
+
+def test_the_page_says_what_becomes_of_a_worker_whose_trial_takes_all_memory() -> None:
+    page = PAGE.read_text()
+    heading = "When a trial takes too much memory"
+    assert f"### {heading}" in page
+    [row] = [line for line in page.splitlines() if "`OOMKilled`" in line]
+    assert f'"{heading}"' in row

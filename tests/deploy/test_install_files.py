@@ -1,0 +1,218 @@
+"""What `install.sh` writes and takes away, on a view of this machine, so that it stays as it is.
+
+There is no systemd at work there, no network, and a package of a few lines in TuneMQ's place.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.support import eventually
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
+
+DEPLOY: Final = Path(__file__).parents[2] / "deploy"
+_TOOLS: Final = ("unshare", "nsenter", "chroot", "useradd", "setpriv", "getent")
+_INFO: Final = "tunemq-1.0.dist-info"
+_FILES: Final = {
+    "tunemq.py": "import os, sys\ndef main():\n    print(*sys.argv[1:], os.getuid())\n"
+    "    print(*(os.environ.get(n, '') for n in ('TUNEMQ_REDIS', 'TUNEMQ_RESULTS')))\n",
+    f"{_INFO}/METADATA": "Metadata-Version: 2.1\nName: tunemq\nVersion: 1.0\n"
+    "Provides-Extra: metrics\nProvides-Extra: gpu\n",
+    f"{_INFO}/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\n"
+    "Tag: py3-none-any\n",
+    f"{_INFO}/entry_points.txt": "[console_scripts]\ntunemq = tunemq:main\n",
+}
+_LAYERS: Final = """
+set -eu
+mount --make-rprivate /
+mount -t tmpfs tmpfs {folder}
+cd {folder}
+mkdir upper work root
+mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work root
+mount --rbind /proc root/proc
+mount --rbind /dev root/dev
+mount -t tmpfs tmpfs root/tmp
+mount -t tmpfs tmpfs root/run
+cp -r {given} root/tmp/given
+touch root/tmp/ready
+exec sleep infinity
+"""
+
+
+def make_wheel(folder: Path, addition: str = "") -> None:
+    """A package called tunemq with the one command, which says what it was given and knows."""
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / "tunemq-1.0-py3-none-any.whl", "w") as archive:
+        for name, text in _FILES.items():
+            archive.writestr(name, text + (addition if name == "tunemq.py" else ""))
+        names = [*_FILES, f"{_INFO}/RECORD"]
+        archive.writestr(names[-1], "".join(f"{name},,\n" for name in names))
+
+
+class View:
+    """This machine's files, copied when they are written to, without its network."""
+
+    def __init__(self, folder: Path) -> None:
+        given, layers = folder / "given", folder / "layers"
+        shutil.copytree(DEPLOY / "systemd", given / "systemd")
+        shutil.copy(DEPLOY / "install.sh", given)
+        make_wheel(given / "wheels")
+        make_wheel(given / "newer", "    print('newer')\n")
+        config = given / "config"
+        config.mkdir()
+        (config / "environment").write_text("TUNEMQ_REDIS=redis://a?b&c=/etc/tunemq/ca.crt\n")
+        for name in ("keys.toml", "ca.crt"):
+            (config / name).write_text(name)
+        layers.mkdir()
+        script = _LAYERS.format(folder=layers, given=given)
+        self._process = subprocess.Popen(["unshare", "-m", "-n", "sh", "-c", script])
+        self._root = f"/proc/{self._process.pid}/root{layers}"
+        eventually(lambda: Path(f"{self._root}/root/tmp/ready").exists(), within=60)
+
+    def sh(self, script: str, code: int = 0) -> str:
+        """What lines of shell print there."""
+        pid = str(self._process.pid)
+        ended = subprocess.run(
+            [
+                "nsenter",
+                "-t",
+                pid,
+                "-m",
+                "-n",
+                "chroot",
+                f"{self._root}/root",
+                "sh",
+                "-euc",
+                script,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+        )
+        assert ended.returncode == code, ended.stdout
+        return ended.stdout
+
+    def install(self, line: str) -> str:
+        """Run install.sh there."""
+        return self.sh(f"cd /tmp/given && sh install.sh {line}")
+
+    def paths(self) -> set[str]:
+        """All that could be TuneMQ's."""
+        script = "find /etc /opt /usr /var/lib /var/cache -name '*tunemq*'"
+        found = set(self.sh(script).split())
+        return found | set(self.sh("getent passwd | grep tunemq || true").splitlines())
+
+    def close(self) -> None:
+        """Forget it all."""
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Iterator[View]:
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if os.geteuid() != 0 or missing:
+        pytest.skip(f"needs root, and {', '.join(_TOOLS)}")
+    made = View(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_worker_s_life_without_systemd(view: View):
+    before = view.paths()
+    line = "worker --wheels wheels --config config"
+
+    said = view.install(line)
+    assert "no systemd is at work here" in said
+    assert (
+        "/usr/local/bin/tunemq-farm worker --workdir /var/cache/tunemq/worker --grace 30"
+        " --trial-user tunemq-trials" in said
+    )
+    modes = view.sh("cd /etc/tunemq && stat -c '%U %a %n' . *").splitlines()
+    assert set(modes) == {
+        *("root 755 .", "root 640 environment", "root 600 keys.toml", "root 644 ca.crt")
+    }
+    assert view.sh("tunemq-farm ls").splitlines() == ["ls 0", "redis://a?b&c=/etc/tunemq/ca.crt "]
+    home = view.sh("stat -c '%U %a' ~tunemq-trials").strip()
+    assert home == "tunemq-trials 700"
+
+    said = view.install(line)
+    assert "has it all already" in said
+    assert "wrote" not in said
+
+    assert "installed tunemq==1.0" in view.install("worker --wheels newer --gpu --same-user")
+    assert "newer" in view.sh("tunemq-farm ls")
+    drop_ins = view.sh("ls /etc/systemd/system/tunemq-worker*.d").split()
+    assert drop_ins.count("gpu.conf") == drop_ins.count("same-user.conf") == 2
+    assert view.sh("stat -c %U /etc/tunemq/keys.toml").strip() == "tunemq"
+    assert view.sh("stat -c '%U %G' /etc/tunemq/environment").strip() == "root tunemq"
+
+    view.sh("sh /opt/tunemq/share/install.sh uninstall")
+    assert view.sh("cat /etc/tunemq/keys.toml") == "keys.toml"
+    assert {path for path in view.paths() - before if path.startswith(("/opt", "/usr"))} == set()
+    view.sh("cd /tmp/given && sh install.sh uninstall --purge")
+    assert view.paths() == before
+    view.sh("cd /tmp/given && sh install.sh uninstall --purge")  # there is nothing: no harm
+
+
+def test_a_head_that_also_works_and_has_a_person(view: View):
+    view.install("scheduler --wheels wheels --config config")
+    view.sh("useradd --create-home ada-of-a-test")
+    said = view.install("worker --wheels wheels --config config")
+    assert "env TUNEMQ_CONFIG=/etc/tunemq/worker  /usr/local/bin/tunemq-farm worker" in said
+    view.install("submitter --wheels wheels --config config --user ada-of-a-test")
+    owners = view.sh("stat -c '%U %n' /etc/tunemq/keys.toml /etc/tunemq/worker/keys.toml")
+    assert owners.split() == [
+        *("tunemq", "/etc/tunemq/keys.toml", "root", "/etc/tunemq/worker/keys.toml")
+    ]
+    assert "c=/etc/tunemq/worker/ca.crt" in view.sh("cat /etc/tunemq/worker/environment")
+    number = view.sh("id -u tunemq").strip()
+    assert view.sh("tunemq-farm doctor").splitlines() == [
+        f"doctor {number}",  # root becomes who the file is for
+        "redis://a?b&c=/etc/tunemq/ca.crt /var/lib/tunemq/results",
+    ]
+    theirs = view.sh(
+        "number=$(id -u ada-of-a-test); home=$(getent passwd $number | cut -d : -f 6);"
+        " setpriv --reuid $number --clear-groups env HOME=$home tunemq-farm ls; id -u ada-of-a-test"
+    ).split()
+    assert theirs[0] == "ls"
+    assert theirs[1] == theirs[-1]
+    assert "/ada-of-a-test/.config/tunemq/ca.crt" in theirs[2]
+    assert view.sh("stat -c %a ~ada-of-a-test/.config/tunemq/keys.toml").strip() == "600"
+
+
+def test_users_and_commands_that_were_there_before_are_left(view: View):
+    view.sh("useradd --system tunemq; echo theirs > /usr/local/bin/tunemq")
+    before = view.paths()
+    assert "left /usr/local/bin/tunemq" in view.install("worker --wheels wheels --config config")
+    view.sh("cd /tmp/given && sh install.sh uninstall --purge")
+    assert view.paths() == before
+    assert view.sh("cat /usr/local/bin/tunemq") == "theirs\n"
+
+
+def test_files_in_the_folder_above_it_are_not_believed(view: View):
+    view.sh("echo tunemq==0.1 > /tmp/constraints.txt; touch /tmp/pyproject.toml; chmod 1777 /tmp")
+    view.install("worker --wheels wheels --config config")
+    said = view.sh("cd /tmp/given && sh install.sh worker", 1)
+    assert "this is no checkout" in said
+
+
+def test_without_configuration_it_says_what_to_fill_in(view: View):
+    view.install("scheduler --wheels wheels")
+    text = view.sh("cat /etc/tunemq/environment")
+    lines = [line for line in text.splitlines() if "=" in line]
+    assert lines[1].startswith("#TUNEMQ_REDIS=rediss://scheduler:PASSWORD@")
+    assert all(line.startswith("#") for line in lines)
+    said = view.sh("mkdir /tmp/none && cd /tmp/given && sh install.sh worker --wheels /tmp/none", 1)
+    assert "there is no tunemq-*.whl" in said

@@ -1,0 +1,281 @@
+"""`install.sh` and `tunemq-farm`, as far as they need no machine of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+PROJECT: Final = Path(__file__).parents[2]
+SCRIPT: Final = PROJECT / "deploy" / "install.sh"
+FARM: Final = PROJECT / "deploy" / "systemd" / "tunemq-farm"
+
+
+def said_by(*arguments: str, code: int) -> str:
+    ended = subprocess.run(
+        ["sh", str(SCRIPT), *arguments], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == code, ended.stdout + ended.stderr
+    return ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("script", [SCRIPT, FARM], ids=lambda path: path.name)
+def test_the_scripts_are_posix_shell(script):
+    for shell in filter(shutil.which, ("sh", "dash", "bash")):
+        subprocess.run([shell, "-n", str(script)], check=True)
+    if (shellcheck := shutil.which("shellcheck")) is not None:
+        subprocess.run([shellcheck, "--shell=sh", str(script)], check=True)
+
+
+def test_its_help_names_every_option_that_it_knows():
+    text = SCRIPT.read_text()
+    known = {
+        word
+        for line in text.splitlines()
+        if line.strip().startswith("--") and line.rstrip().endswith((")", ";;"))
+        for word in line.replace("|", " ").replace(")", " ").split()
+        if word.startswith("--")
+    }
+    said = said_by("--help", code=0)
+    assert {option for option in known if option not in said} == set()
+    assert len(known) >= 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ([], "say what this machine is to be"),
+        (["worker", "scheduler"], "one at a time"),
+        (["worker", "--quickly"], "--quickly is not known"),
+        (["worker", "--config"], "--config needs a value"),
+        (["worker", "--config", "/nowhere"], "no file environment"),
+        (["worker", "--wheels", "/nowhere"], "is no folder"),
+        (["worker", "--wheel", "/nowhere"], "is no file"),
+        (["worker", "--requirements", "/nowhere"], "is no file"),
+        (["worker", "--wheel", "a", "--wheels", "b"], "not both"),
+        (["worker", "--index", "https://me:secret@there/simple"], "PIP_INDEX_URL"),
+        (["worker", "--purge"], "--purge goes with uninstall"),
+        (["worker", "--user", "ada"], "--user is for submitters"),
+        (["submitter", "--user", "ada"], "--user goes with --config"),
+        (["submitter", "--config", "/nowhere"], "--user whose files"),
+        (["scheduler", "--gpu"], "for workers"),
+    ],
+)
+def test_what_is_of_no_use_is_refused_with_the_reason(arguments, why):
+    said = said_by(*arguments, code=2)
+    assert why in said
+    assert "secret" not in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_who_is_not_root_is_told():
+    script = SCRIPT.read_text()
+    ended = subprocess.run(
+        ["setpriv", "--reuid=65534", "--clear-groups", "sh", "-s", "uninstall"],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "only root" in ended.stderr
+
+
+def farm(*arguments: str, folder: Path, code: int = 0) -> str:
+    """What tunemq-farm says, with a program of two lines in the place of tunemq."""
+    folder.mkdir(exist_ok=True)
+    program = folder / "tunemq"
+    program.write_text('#!/bin/sh\necho "$@"\necho "$TUNEMQ_REDIS" "$TOKEN"\n')
+    program.chmod(0o755)
+    script = folder / "tunemq-farm"
+    script.write_text(FARM.read_text().replace("/opt/tunemq/bin/tunemq", str(program)))
+    ended = subprocess.run(
+        ["sh", str(script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "HOME": "/", "TUNEMQ_CONFIG": str(folder)},
+    )
+    assert ended.returncode == code, ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def test_values_of_the_environment_file_are_taken_as_they_are(tmp_path):
+    url = "rediss://ada:$(touch x)@h:1/0?a=b&c=`id`;d 'e\""
+    lines = ["# a comment", "", f"TUNEMQ_REDIS={url}", "no pair", "TOKEN=last line, without an end"]
+    (tmp_path / "environment").write_text("\n".join(lines))
+    said = farm("ls", "--json", "a b", folder=tmp_path).splitlines()
+    assert said[:2] == ["ls --json a b", f"{url} last line, without an end"]
+    assert "is no NAME=VALUE" in said[2]
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_without_an_environment_file_is_named(tmp_path):
+    said = farm("ls", folder=tmp_path, code=64)
+    assert f"there is no {tmp_path}/environment" in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_root_believes_no_line_of_a_file_before_it_is_who_the_file_is_for():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        ran_as = folder / "ran-as"
+        ran_as.mkdir()
+        ran_as.chmod(0o777)
+        for tool in ("stat", "id", "getent", "cut", "setpriv", "env", "sh"):
+            evil = folder / tool
+            evil.write_text(f"#!/bin/sh\n: > {ran_as}/$(/usr/bin/id -u)\n")
+            evil.chmod(0o755)
+        variables = folder / "environment"
+        variables.write_text(f"PATH={folder}\nTUNEMQ_REDIS=theirs\n")
+        os.chown(variables, 65534, 65534)
+        assert farm("ls", folder=folder).splitlines() == ["ls", "theirs "]
+        assert [path.name for path in ran_as.iterdir() if path.name == "0"] == []
+
+
+class Installer:
+    """install.sh with folders of the test for those of the machine, and tools that only say so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.etc = folder / "etc"
+        self.programs = folder / "programs"
+        self.units = folder / "units"
+        for made in ("etc", "programs", "prefix", "stage", "units"):
+            (folder / made).mkdir()
+        functions = SCRIPT.read_text().replace('\nmain "$@"; exit\n', "\n")
+        (above, _) = functions.split("\nsay()", 1)  # where the folders of the machine are named
+        named = re.findall(r"^(\w+)=[/$]", above, re.MULTILINE)
+        assert {"prefix", "etc", "state", "units", "programs"} < {*named}
+        folders = "\n".join(f"{name}={folder}/{name}" for name in named)
+        self._functions = f"""{functions}
+            {folders}
+            chown() {{ :; }}
+            install() {{ for last; do :; done; mkdir -p "$last"; }}
+            flock() {{ :; }}
+            has_systemd() {{ true; }}
+            systemctl() {{ echo "systemctl $*"; [ "$1" != is-active ]; }}
+            running() {{ cat {folder}/running 2> /dev/null || :; }}
+            getent() {{ [ "$2" != nobody-here ]; }}
+            userdel() {{ echo "userdel $1"; }}
+            groupdel() {{ :; }}
+            put_programs() {{ :; }}
+            report() {{ :; }}
+            fetch() {{
+                mkdir -p $prefix
+                stage={folder}/stage is_new=$(cat {folder}/is_new 2> /dev/null || :)
+            }}
+            install_packages() {{ echo installed; }}
+        """
+
+    def sh(self, lines: str, code: int = 0, at: Path = SCRIPT) -> str:
+        """What lines say that use the script's functions."""
+        ended = subprocess.run(
+            ["sh", "-euc", f"{self._functions}\n{lines}", str(at)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == code, ended.stdout
+        return ended.stdout
+
+    def install(self, role: str, *options: str, code: int = 0) -> str:
+        """Make the machine what ``role`` is; each role has keys of its own name."""
+        config = self.folder / f"config-{role}"
+        config.mkdir(exist_ok=True)
+        (config / "environment").write_text(f"TUNEMQ_KEYS={self.etc}/keys.toml\n")
+        (config / "keys.toml").write_text(role)
+        line = " ".join([role, "--config", str(config), *options])
+        return self.sh(f"read_arguments {line}; make_users() {{ :; }}; install_role", code)
+
+    def uninstall(self, *options: str) -> str:
+        """Make it nothing again."""
+        return self.sh(f"read_arguments uninstall {' '.join(options)}; uninstall")
+
+
+@pytest.fixture
+def installer(tmp_path):
+    return Installer(tmp_path)
+
+
+def test_keys_that_an_uninstall_kept_are_not_another_role_s_to_write(installer):
+    installer.install("scheduler")
+    installer.install("worker")
+    installer.uninstall()
+    installer.install("worker")
+    assert (installer.etc / "keys.toml").read_text() == "scheduler"
+    assert (installer.etc / "worker" / "keys.toml").read_text() == "worker"
+    assert "worker/keys.toml" in (installer.etc / "worker" / "environment").read_text()
+    assert stat.S_IMODE((installer.etc / "environment").stat().st_mode) == 0o640
+    assert stat.S_IMODE((installer.etc / "keys.toml").stat().st_mode) == 0o600
+
+
+def test_an_uninstall_takes_away_nothing_that_is_somebody_else_s(installer):
+    installer.install("worker")
+    theirs = installer.units / "tunemq-backup.service"
+    theirs.touch()
+    (installer.programs / "tunemq").write_text("somebody's")
+    (installer.etc / ".made-users").write_text("tunemq\nnobody-here\n")
+    said = installer.uninstall("--purge")
+    assert "backup" not in said
+    assert "tunemq-*" not in said
+    assert [line for line in said.splitlines() if "userdel" in line] == ["userdel tunemq"]
+    assert theirs.exists()
+    assert not (installer.units / "tunemq-worker.service").exists()
+    assert (installer.programs / "tunemq").read_text() == "somebody's"
+    assert not installer.etc.exists()
+
+
+def test_what_a_run_has_changed_and_not_restarted_is_restarted_by_the_next(installer):
+    (installer.folder / "running").write_text("tunemq-worker.service\ntunemq-store.service\n")
+    said = installer.install("worker", "--no-start")
+    assert "restarted by the next run without --no-start: tunemq-worker.service" in said
+    assert "systemctl stop" not in said
+    said = installer.install("worker")
+    assert "systemctl stop tunemq-worker.service\n" in said
+    assert "has it all already" in installer.install("worker")
+
+
+def test_packages_are_not_replaced_below_what_runs_on(installer):
+    (installer.folder / "running").write_text("tunemq-worker.service\n")
+    (installer.folder / "is_new").write_text("yes")
+    said = installer.install("scheduler", "--no-start", code=1)
+    assert "systemctl stop tunemq-worker.service" in said
+    assert "installed" not in said
+    assert list(installer.etc.iterdir()) == []
+    said = installer.install("scheduler")
+    assert said.index("systemctl stop tunemq-worker.service") < said.index("installed")
+
+
+@pytest.mark.parametrize(
+    ("name", "project", "mode", "is_ours"),
+    [
+        ("deploy", "tunemq", 0o755, True),
+        ("kit", "tunemq", 0o755, False),
+        ("deploy", "theirs", 0o755, False),
+        ("deploy", "tunemq", 0o1777, False),  # such as /tmp
+        ("deploy", None, 0o755, False),
+    ],
+)
+def test_only_its_own_checkout_is_built_or_constrains_pip(
+    installer, tmp_path, name, project, mode, is_ours
+):
+    above = tmp_path / "above"
+    here = above / name
+    here.mkdir(parents=True)
+    here.chmod(0o755)
+    (here / "install.sh").touch()
+    if project is not None:
+        (above / "pyproject.toml").write_text(f'[project]\nname = "{project}"\n')
+    above.chmod(mode)
+    said = installer.sh(f"here={here}; if is_checkout; then echo yes; else echo no; fi")
+    assert said == ("yes\n" if is_ours else "no\n")

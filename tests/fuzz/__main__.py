@@ -1,0 +1,175 @@
+"""`make fuzz`: tries absurd input on every decoder of the program, for some minutes.
+
+    python -m tests.fuzz --seconds 300 --jobs 2
+    python -m tests.fuzz --decoder manifest --seconds 60
+    python -m tests.fuzz --decoder manifest --input build/fuzz/manifest-1a2b3c   # what was found
+
+Ends with 1 where a reader did what it must not, or a process died; the input is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import mmap
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import zlib
+from pathlib import Path
+from typing import Any, Final
+
+from tests.fuzz.decoder import Decoder, Desk
+from tests.fuzz.decoders import all_decoders
+from tests.fuzz.fuzzing import Fuzzer, in_turns
+
+_FOUND: Final = Path("build", "fuzz")
+#: A reader that takes more of it than this for a few bytes of input is at fault.
+_MEMORY: Final = 4 * 2**30
+_ROUND: Final = 50
+
+
+def main() -> int:
+    """Fuzz; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
+    parser.add_argument("--decoder", help="only those whose name has this in it")
+    parser.add_argument("--input", type=Path, help="try only the content of this file")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.seed is None:
+        options.seed = int.from_bytes(os.urandom(4), "big")
+    if options.input:
+        return _again(options)
+    return _child(options) if options.child else _all(options)
+
+
+def _all(options: argparse.Namespace) -> int:
+    _FOUND.mkdir(parents=True, exist_ok=True)
+    sys.stdout.write(f"seed {options.seed}, {options.jobs} processes, {options.seconds:g} s\n")
+    children = []
+    for number in range(options.jobs):
+        line = [sys.executable, "-m", "tests.fuzz", "--seconds", str(options.seconds)]
+        line += ["--seed", str(options.seed + number), "--child", str(_FOUND / f"now-{number}")]
+        line += ["--decoder", options.decoder] if options.decoder else []
+        children.append(subprocess.Popen(line, stdout=subprocess.PIPE, text=True))
+    tallies: dict[str, dict[str, Any]] = {}
+    failures, deaths = [], []
+    for number, child in enumerate(children):
+        said, _ = child.communicate()
+        with contextlib.suppress(json.JSONDecodeError, IndexError):
+            for name, one in json.loads(said.splitlines()[-1]).items():
+                _add(tallies.setdefault(name, {"taken": 0, "refused": 0, "failures": []}), one)
+        if child.returncode:
+            deaths.append((number, child.returncode))
+    sys.stdout.write(f"{'decoder':<60}{'taken':>10}{'refused':>10}{'wrong':>7}\n")
+    for name, one in sorted(tallies.items()):
+        failures += one["failures"]
+        wrong = len(one["failures"])
+        sys.stdout.write(f"{name:<60}{one['taken']:>10}{one['refused']:>10}{wrong:>7}\n")
+    tried = sum(one["taken"] + one["refused"] for one in tallies.values())
+    sys.stdout.write(f"{tried} inputs on {len(tallies)} decoders, {len(failures)} wrong\n")
+    for problem, path in failures:
+        sys.stdout.write(f"WRONG {problem}\n  {path}\n")
+    for number, code in deaths:
+        sys.stdout.write(f"DEAD  exit code {code}; its last input: {_FOUND}/now-{number}\n")
+    return int(bool(failures or deaths))
+
+
+def _add(total: dict[str, Any], one: dict[str, Any]) -> None:
+    for name in ("taken", "refused"):
+        total[name] += one[name]
+    known = {problem for problem, _ in total["failures"]}
+    total["failures"] += [found for found in one["failures"] if found[0] not in known]
+
+
+def _child(options: argparse.Namespace) -> int:
+    _prepare()
+    with _last_input(Path(options.child)) as note, _desk() as desk:
+        fuzzers = [Fuzzer(one, options.seed, note) for one in _chosen(options, desk)]
+        until = time.monotonic() + options.seconds
+        for fuzzer in fuzzers:
+            fuzzer.begin()
+        for fuzzer in in_turns(fuzzers, until):
+            for _ in range(_ROUND):
+                fuzzer.step()
+    found = {}
+    for fuzzer in fuzzers:
+        tally = fuzzer.tally
+        kept = [(one.kind, str(_keep(one.decoder, one.data))) for one in tally.failures]
+        found[fuzzer.decoder.name] = {
+            "taken": tally.taken,
+            "refused": tally.refused,
+            "failures": kept,
+        }
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+def _again(options: argparse.Namespace) -> int:
+    """Try one input, with all that a person wants to see."""
+    _prepare()
+    code = 0
+    with _desk() as desk:
+        for decoder in _chosen(options, desk):
+            sys.stdout.write(f"{decoder.name}: ")
+            try:
+                sys.stdout.write(f"{decoder.read(options.input.read_bytes())!r}\n")
+            except decoder.refuses as refusal:
+                sys.stdout.write(f"refused: {refusal!r}\n")
+            except Exception:  # noqa: BLE001  shown, for who mends it
+                sys.stdout.write(traceback.format_exc())
+                code = 1
+    return code
+
+
+def _prepare() -> None:
+    logging.disable()
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+
+
+@contextlib.contextmanager
+def _desk() -> Any:
+    with tempfile.TemporaryDirectory(prefix="tunemq-fuzz-") as folder, Desk(Path(folder)) as desk:
+        yield desk
+
+
+def _chosen(options: argparse.Namespace, desk: Desk) -> list[Decoder]:
+    chosen = [one for one in all_decoders(desk) if (options.decoder or "") in one.name]
+    if not chosen:
+        sys.exit(f"no decoder has {options.decoder!r} in its name")
+    return chosen
+
+
+@contextlib.contextmanager
+def _last_input(path: Path) -> Any:
+    """Gives what writes each input to a file that outlives this process, at the cost of a copy."""
+    size = 2**20
+    with path.open("wb+") as file:
+        file.truncate(size)
+        with mmap.mmap(file.fileno(), size) as shared:
+
+            def note(data: bytes) -> None:
+                shared[: len(data) + 8] = len(data).to_bytes(8, "big") + data
+
+            yield note
+    path.unlink()
+
+
+def _keep(decoder: str, data: bytes) -> Path:
+    name = "".join(letter if letter.isalnum() else "-" for letter in decoder)
+    path = _FOUND / f"{name}-{zlib.crc32(data):08x}"
+    path.write_bytes(data)
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The list of all decoders: whoever adds a reader to the program adds it here, or says why not."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.fuzz.decoder import Decoder, Desk
+from tests.fuzz.on_files import of_code, of_results, of_users
+from tests.fuzz.on_http import of_http
+from tests.fuzz.on_own_files import of_scheduler
+from tests.fuzz.on_seals import of_seals
+from tests.fuzz.on_the_wire import of_processes, of_redis
+
+#: Of `tests.fuzz.places` those that no decoder goes through, each with the reason.
+EXCUSED: Final = {
+    # They read what they have written a line before.
+    "tunemq_scheduler.callback_states:CallbackStates.write": "its own JSON",
+    "tunemq_scheduler.loggers.json_logger:_write_params": "its own JSON",
+    "tunemq_scheduler.search.optuna_trials:dump_trial": "its own JSON",
+    "tunemq_shared.checkpoint:Checkpoint.set_metadata": "its own JSON",
+    "tunemq_shared.bundles:_write": "it writes",
+    "tunemq_scheduler.security.forged_uploads:_archive": "it writes",
+    # Loading runs what is loaded: see tests/security/test_s01_nothing_runs_data.py.
+    "tunemq_shared.unpickling:unpickle": "is for an experiment's own code, in its own processes",
+    "tunemq_scheduler.client.pickled_tuner:load_tuner_parts": "likewise",
+    # Read by who has just asked for it, of a process of one's own or of a library's reader.
+    "tunemq_shared.executables.report_command:main": "the trial's own answer to its own command",
+    "tunemq_shared.s3_client:S3Client._strange": "the minio client has read the same before",
+    "tunemq_scheduler.farm.relay.link:ExperimentLink._answer": "its caller catches UNDECODABLE",
+}
+
+
+def all_decoders(desk: Desk) -> list[Decoder]:
+    """All of them; files that they read lie in the folder of ``desk``."""
+    return [
+        *of_redis(),
+        *of_processes(),
+        *of_http(desk),
+        *of_seals(desk),
+        *of_scheduler(desk),
+        *of_results(desk),
+        *of_code(desk),
+        *of_users(desk),
+    ]

@@ -1,0 +1,330 @@
+"""Readers of files: results' and checkpoints', code's, and those that users write."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+import cloudpickle
+import msgspec
+
+from tests.fuzz.decoder import Decoder, Desk, samples_of
+from tunemq_scheduler import restored, result
+from tunemq_scheduler.loggers.csv_cells import columns_of
+from tunemq_scheduler.mending import _step_in
+from tunemq_scheduler.search.space_file import read_space_file
+from tunemq_scheduler.tools.run import _pairs
+from tunemq_shared import manifest, messages, packing, shipping
+from tunemq_shared.blobs import BlobFolder
+from tunemq_shared.bundles import remove, unpack
+from tunemq_shared.checkpoint import METADATA_FILE, Checkpoint
+from tunemq_shared.checkpoint_folders import read_notes
+from tunemq_shared.code import modules_of
+from tunemq_shared.errors import (
+    BlobCorrupt,
+    CheckpointCorrupt,
+    CheckpointError,
+    ConfigError,
+    MetricError,
+    SearchSpaceError,
+    StoreError,
+    TrainableError,
+    WireError,
+)
+from tunemq_shared.executables.following import FollowedFile
+from tunemq_shared.executables.lines import metrics_in
+from tunemq_shared.executables.report_command import _object, _Unusable, _value
+from tunemq_shared.key_files import read_key_file
+from tunemq_shared.parameter_blob import dump_parameters, modules_of_parameters, write_parameters
+from tunemq_shared.passing_checkpoints import bytes_to_folder
+from tunemq_shared.s3_address import find_keys
+from tunemq_workers import node_setup
+
+_JSON = (b'{"a": 1, "b": [1.5, null], "c": {"d": "e"}}', b'{"state": {"n": 3}}')
+_HASH = "0" * 64
+
+
+def of_results(desk: Desk) -> list[Decoder]:
+    """What trials have left in their folders, and what programs print."""
+    s, h = "tunemq_scheduler", "tunemq_shared"
+    csv = b"training_iteration,loss\n"
+    return [
+        Decoder(
+            "line of result.json",
+            result._read,
+            (),
+            (*_JSON, b'{"loss": NaN}'),
+            (f"{s}.result:_read", f"{s}.result:_decode"),
+        ),
+        Decoder(
+            "params.json",
+            lambda data: result.Result.from_path(desk.written("trial/params.json", data).parent),
+            (ConfigError,),
+            _JSON,
+            (f"{s}.result:Result.from_path",),
+        ),
+        Decoder(
+            "state beside a checkpoint",
+            lambda data: restored._state_in(
+                str(desk.written(f"cp/{manifest.MANIFEST}", data).with_name(manifest.FILES))
+            ),
+            (CheckpointCorrupt,),
+            _manifests(),
+            (),
+        ),
+        Decoder(
+            "last line of result.json",
+            lambda data: _step_in([data], b"", "result.json"),
+            (StoreError,),
+            (b'{"training_iteration": 3}',),
+            (f"{s}.mending:_step_in",),
+        ),
+        Decoder(
+            "last line of progress.csv",
+            lambda data: _step_in([data], csv, "progress.csv"),
+            (StoreError,),
+            (b"3,0.5\n",),
+            (f"{s}.mending:_step_in",),
+        ),
+        Decoder(
+            "first line of progress.csv",
+            columns_of,
+            (StoreError,),
+            (csv, b'"a,b",c\n'),
+            (f"{s}.loggers.csv_cells:columns_of",),
+        ),
+        Decoder(
+            "metadata of a checkpoint",
+            lambda data: Checkpoint(
+                str(desk.written(f"meta/{METADATA_FILE}", data).parent)
+            ).get_metadata(),
+            (CheckpointError,),
+            _JSON,
+            (f"{h}.checkpoint:Checkpoint.get_metadata",),
+        ),
+        Decoder(
+            "notes of a checkpoint",
+            lambda data: read_notes(str(desk.written("notes/.tune_metadata.json", data).parent)),
+            (CheckpointError,),
+            _JSON,
+            (f"{h}.checkpoint_folders:read_notes",),
+        ),
+        Decoder(
+            "manifest",
+            lambda data: manifest.parse_manifest("t/1", data),
+            (CheckpointCorrupt,),
+            _manifests(),
+            (f"{h}.manifest:parse_manifest",),
+        ),
+        Decoder(
+            "checkpoint as an object",
+            lambda data: _unpacked_object(desk, data),
+            (CheckpointError,),
+            (msgspec.msgpack.encode({"a": b"1", "b/c": b"2"}),),
+            (f"{h}.passing_checkpoints:bytes_to_folder",),
+        ),
+        Decoder(
+            "followed file",
+            lambda data: _followed(desk, data),
+            (MetricError,),
+            (b'{"loss": 1}\n{"loss": 2}\n',),
+            (f"{h}.executables.following:FollowedFile._read",),
+        ),
+        Decoder(
+            "printed line",
+            lambda data: metrics_in(data.decode(errors="replace")),
+            (),
+            (b"loss=0.5 accuracy: 3e-4", b'{"loss": 1}', b"{'loss': 1}"),
+            (f"{h}.executables.lines:metrics_in",),
+        ),
+        Decoder(
+            "metrics of tunemq report",
+            lambda data: _object(data.decode(errors="surrogateescape")),
+            (_Unusable,),
+            _JSON,
+            (f"{h}.executables.report_command:_object",),
+        ),
+        Decoder(
+            "value of tunemq report",
+            lambda data: _value(data.decode(errors="surrogateescape")),
+            (),
+            (b"1.5", b"text", b"[1, 2]", b"1_000"),
+            (f"{h}.executables.report_command:_value",),
+        ),
+    ]
+
+
+def of_code(desk: Desk) -> list[Decoder]:
+    """Code, configurations and parameters on their way, as far as nothing of them is run."""
+    h = "tunemq_shared"
+    blobs = BlobFolder(desk.folder / "blobs")
+
+    def blob(data: bytes) -> messages.BlobRef:
+        return blobs.put(data)
+
+    return [
+        Decoder(
+            "configuration",
+            packing.peek_config,
+            (WireError,),
+            (
+                packing.pack_config({"lr": 0.1, "layers": [1, {"a": None}]}),
+                packing.pack_config({"pair": (1, 2), "kind": int}),
+            ),
+            (f"{h}.packing:_decode",),
+        ),
+        Decoder(
+            "modules of a pickle",
+            modules_of,
+            (),
+            (cloudpickle.dumps(lambda: json), cloudpickle.dumps({"a": (1, 2)}, protocol=2)),
+            (f"{h}.code:_modules_named",),
+        ),
+        Decoder(
+            "shipment",
+            lambda data: (shipping.preload_of(blob(data)), shipping.blobs_of(blob(data))),
+            (StoreError, TrainableError),
+            samples_of(shipping._Shipment),
+            (f"{h}.shipping:_decode",),
+        ),
+        Decoder(
+            "parameters",
+            lambda data: modules_of_parameters(blob(data)),
+            (StoreError,),
+            (Path(write_parameters(dump_parameters({"a": [1, 2]}), blobs).path).read_bytes(),),
+            (f"{h}.parameter_blob:_mapped",),
+        ),
+        Decoder(
+            "bundle",
+            lambda data: _unpacked_bundle(desk, data),
+            (BlobCorrupt, OSError),
+            _bundles(desk),
+            (f"{h}.bundles:unpack", f"{h}.bundles:_checked", f"{h}.bundles:_extract"),
+        ),
+    ]
+
+
+def of_users(desk: Desk) -> list[Decoder]:
+    """Files and options that people write."""
+    return [
+        Decoder(
+            "key file",
+            lambda data: read_key_file(_private(desk.written("keys.toml", data))),
+            (ConfigError,),
+            (
+                b'[orders]\n0011223344556677 = "' + b"A" * 43 + b'="\n[submitters.ada]\n'
+                b'8899aabbccddeeff = "' + b"B" * 43 + b'="\n',
+                b'[events]\n0011223344556677 = "x"\n',
+            ),
+            ("tunemq_shared.key_files:_parsed", "tunemq_shared.key_files:_secret"),
+        ),
+        Decoder(
+            "credentials file",
+            lambda data: find_keys(
+                {"AWS_SHARED_CREDENTIALS_FILE": str(desk.written("credentials", data))}
+            ),
+            (StoreError,),
+            (b"[default]\naws_access_key_id = a\naws_secret_access_key = b\n",),
+            ("tunemq_shared.s3_address:_keys_in_file",),
+        ),
+        Decoder(
+            "space in YAML",
+            lambda data: read_space_file(str(desk.written("space.yaml", data))),
+            (SearchSpaceError,),
+            (b"lr: {loguniform: [1e-4, 1e-1]}\nlayers: {choice: [1, 2]}\nseed: 3\n",),
+            ("tunemq_scheduler.search.space_file:_yaml",),
+        ),
+        Decoder(
+            "space in JSON",
+            lambda data: read_space_file(str(desk.written("space.json", data))),
+            (SearchSpaceError,),
+            (b'{"lr": {"loguniform": [1e-4, 1e-1]}, "seed": 3}',),
+            ("tunemq_scheduler.search.space_file:_json",),
+        ),
+        Decoder(
+            "NAME=VALUE",
+            lambda data: _pairs("--of", data.decode(errors="surrogateescape")),
+            (ConfigError,),
+            (b"max_t=81,grace=[1]",),
+            ("tunemq_scheduler.tools.run:_pairs",),
+        ),
+        Decoder(
+            "--resources",
+            lambda data: node_setup._resources(data.decode(errors="surrogateescape")),
+            (ConfigError,),
+            (b'{"licence": 2}',),
+            ("tunemq_workers.node_setup:_resources",),
+        ),
+        Decoder(
+            "--prewarm",
+            lambda data: node_setup._environment(str(desk.written("prewarm", data))),
+            (ConfigError,),
+            samples_of(messages.Environment, as_json=True),
+            ("tunemq_workers.node_setup:_environment",),
+        ),
+    ]
+
+
+# --- the journal ----------------------------------------------------------------------------------
+
+
+def _private(path: Path) -> Path:
+    path.chmod(0o600)
+    return path
+
+
+# --- checkpoints and code -------------------------------------------------------------------------
+
+
+def _manifests() -> tuple[bytes, ...]:
+    info = manifest.CheckpointInfo(
+        trial="t", epoch=1, n=1, step=3, metrics={"loss": float("nan")}, state={"n": [1]}
+    )
+    files = (manifest.FileEntry("a/b", 3, _HASH), manifest.FileEntry("c", 0, "f" * 64))
+    objects = {_HASH: f"t/1-1/{_HASH}", "f" * 64: f"t/1-1/{'f' * 64}"}
+    return (
+        manifest.make_manifest(info, files, ("empty",)),
+        manifest.make_manifest(info, files, (), objects),
+    )
+
+
+def _unpacked_object(desk: Desk, data: bytes) -> None:
+    parent = desk.folder / "objects"
+    parent.mkdir(exist_ok=True)
+    try:
+        bytes_to_folder(data, str(parent))
+    finally:
+        shutil.rmtree(parent)
+
+
+def _followed(desk: Desk, data: bytes) -> object:
+    path = desk.folder / "followed"
+    path.unlink(missing_ok=True)
+    file = FollowedFile(str(path))
+    path.write_bytes(data)
+    return list(file.new_objects(is_last=True))
+
+
+def _bundles(desk: Desk) -> tuple[bytes, ...]:
+    path = desk.folder / "bundle.zip"
+    made = []
+    for names in (["train.py", "models/net.py"], ["../out.py"], ["a", "a/b"], []):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in names:
+                archive.writestr(zipfile.ZipInfo(name), "SIZE = 3\n")
+        made.append(path.read_bytes())
+    return tuple(made)
+
+
+def _unpacked_bundle(desk: Desk, data: bytes) -> None:
+    target = desk.folder / "unpacked" / "code"
+    target.parent.mkdir(exist_ok=True)
+    try:
+        unpack(desk.written("archive.zip", data), target)
+    finally:
+        remove(target)
+        beside = os.listdir(target.parent)
+        assert not beside, beside

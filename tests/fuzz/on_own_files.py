@@ -1,0 +1,267 @@
+"""Readers of the files that a farm's scheduler keeps of itself, its journals' among them."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.fuzz.decoder import Decoder, Desk, of_type, samples_of
+from tests.unit.scheduler.journals import TURNS, begun
+from tunemq_scheduler import saved_tuner, states
+from tunemq_scheduler.callback import Callback
+from tunemq_scheduler.callback_states import STATES_FILE, CallbackStates
+from tunemq_scheduler.core import resuming, runner_state, snapshot
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.farm import nodes, record
+from tunemq_scheduler.farm.details import Details
+from tunemq_scheduler.farm.done_requests import DoneRequests
+from tunemq_scheduler.farm.entry import Entry
+from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_scheduler.farm.settings import read_settings
+from tunemq_scheduler.farm.streams import Streams
+from tunemq_scheduler.journal import contents, history, reading, version1
+from tunemq_shared import messages
+from tunemq_shared.answers import ExperimentDetail
+from tunemq_shared.errors import (
+    ConfigError,
+    JournalError,
+)
+from tunemq_shared.undecodable import UNDECODABLE
+
+_JSON = (b'{"a": 1, "b": [1.5, null], "c": {"d": "e"}}', b'{"state": {"n": 3}}')
+_HASH = "0" * 64
+
+
+def of_scheduler(desk: Desk) -> list[Decoder]:
+    """What a farm's scheduler keeps of itself."""
+    s = "tunemq_scheduler"
+    queue = desk.folder / "queue"
+    return [
+        *_of_journal(desk),
+        Decoder(
+            "snapshot's state",
+            lambda data: snapshot.restore(_runner(), data, {}),
+            (JournalError,),
+            (snapshot.dump(_runner()),),
+            (f"{s}.core.snapshot:_decode", f"{s}.core.snapshot:_version_of"),
+        ),
+        of_type(f"{s}.core.resuming:_decode_settings", resuming._decode_settings, RunnerSettings),
+        of_type(
+            f"{s}.core.runner_state:_unpack_summary",
+            runner_state._unpack_summary,
+            runner_state.TrialSummary,
+        ),
+        of_type("tunemq_shared.messages:decode_entries", messages.decode_entries,
+                list[messages.Entry]),
+        Decoder(
+            "done requests",
+            lambda data: DoneRequests(desk.written("done", data)),
+            (JournalError,),
+            (_done(desk),),
+            (f"{s}.farm.done_requests:DoneRequests._read",),
+        ),
+        Decoder(
+            "details",
+            lambda data: (desk.written("details/one", data), Details(desk.folder / "details"))[1]
+            .read("one"),
+            (),
+            samples_of(ExperimentDetail),
+            (f"{s}.farm.details:Details.read",),
+        ),
+        Decoder(
+            "nodes' states",
+            lambda data: nodes._read(desk.written("nodes", data)),
+            (JournalError,),
+            (b'{"one": "drain"}',),
+            (f"{s}.farm.nodes:_read",),
+        ),
+        Decoder(
+            "queue",
+            lambda data: _read_queue(queue, data),
+            (JournalError,),
+            samples_of(Entry, as_json=True),
+            (f"{s}.farm.queue:ExperimentQueue._read",),
+        ),
+        Decoder(
+            "run record",
+            lambda data: record._decoded(data, "it"),
+            (JournalError,),
+            samples_of(record.RunRecord, as_json=True),
+            (f"{s}.farm.record:_decoded",),
+        ),
+        Decoder(
+            "farm settings",
+            lambda data: read_settings(str(desk.written("farm.toml", data))),
+            (ConfigError,),
+            (b"max_running = 3\n[shares]\nada = 2\n[quotas.ben]\ngpu = 4\n",),
+            (f"{s}.farm.settings:read_settings",),
+        ),
+        Decoder(
+            "streams",
+            lambda data: Streams(desk.written("streams", data)),
+            (JournalError,),
+            (b'{"search": "tunemq:events:1"}',),
+            (f"{s}.farm.streams:Streams.__init__",),
+        ),
+        Decoder(
+            "callbacks' states",
+            lambda data: _take_back(desk, data),
+            (ConfigError,),
+            (b'{"0/_Kept": {"a": 1}}', *_JSON),
+            (f"{s}.callback_states:CallbackStates.take_back",),
+        ),
+        Decoder(
+            "saved tuner",
+            lambda data: saved_tuner.read_tuner(str(desk.written(f"t/{_TUNER}", data).parent)),
+            (ConfigError,),
+            _tuners(),
+            (f"{s}.saved_tuner:read_tuner",),
+        ),
+        Decoder(
+            "algorithm's state",
+            states.unpack_state,
+            (ValueError, RecursionError),
+            _JSON,
+            (f"{s}.states:unpack_state",),
+        ),
+    ]  # fmt: skip
+
+
+def _of_journal(desk: Desk) -> Iterator[Decoder]:
+    j = "tunemq_scheduler.journal"
+    whole = desk.folder / "journal"
+    begun(whole, TURNS)
+    names = sorted(path.name for path in whole.iterdir() if path.name != "lock")
+    for name in names:
+        good = (whole / name).read_bytes()
+        yield Decoder(
+            f"journal's {name}",
+            lambda data, name=name, good=good: _recovered(whole, name, data, good),  # type: ignore[misc]
+            (JournalError,),
+            (good,),
+            (f"{j}.frames:frame_at",),
+        )
+    yield Decoder(
+        "payload of a snapshot",
+        lambda data: contents.readable(data, reading._decode_snapshot, whole),
+        (JournalError,),
+        samples_of(contents.Snapshot),
+        (f"{j}.reading:_decode_snapshot",),
+    )
+    yield Decoder(
+        "payload of a history",
+        lambda data: contents.readable(data, history._decode, whole),
+        (JournalError,),
+        samples_of(list[history.Finished]),
+        (f"{j}.history:_decode",),
+    )
+    for kind in (contents.SegmentHeader, contents.SnapshotHeader, contents.HistoryHeader):
+        yield Decoder(
+            f"header {kind.__name__}",
+            lambda data, kind=kind: contents.decode_header(data, kind, whole),  # type: ignore[misc]
+            (JournalError,),
+            tuple(map(_of_this_version, samples_of(kind))),
+            (f"{j}.contents:decode_header", f"{j}.contents:_decode_any_header"),
+        )
+    yield Decoder(
+        "journal of version 1",
+        lambda data: version1.read(desk.written("journal.1", data)),
+        (JournalError,),
+        (_version1(_of_this_version(samples_of(version1._Header)[0], 1), b"turn"),),
+        (
+            f"{j}.version1:_payload_at",
+            f"{j}.version1:_is_whole_frame_behind",
+        ),
+    )
+    yield Decoder(
+        "header of version 1",
+        lambda data: version1.read(desk.written("journal.1", _version1(data, b"turn"))),
+        (JournalError,),
+        samples_of(version1._Header),
+        (f"{j}.version1:_decode_header",),
+    )
+    yield Decoder(
+        "turn of a journal",
+        lambda data: list(reading.Turns((), (data,), whole)),
+        (JournalError,),
+        tuple(messages.encode(turn) for turn in TURNS),
+        (),
+    )
+
+
+def _recovered(folder: Path, name: str, data: bytes, good: bytes) -> object:
+    """What a journal comes to of which one file is this."""
+    (folder / name).write_bytes(data)
+    try:
+        return list(reading.recover(folder).turns)
+    finally:
+        (folder / name).write_bytes(good)
+
+
+def _of_this_version(header: bytes, version: int = contents.JOURNAL_VERSION) -> bytes:
+    fields = msgspec.msgpack.decode(header)
+    return msgspec.msgpack.encode(
+        {**fields, "version": version, "protocol": messages.PROTOCOL_VERSION}
+    )
+
+
+def _version1(*payloads: bytes) -> bytes:
+    return b"".join(
+        version1._FRAME.pack(len(payload), zlib.crc32(payload)) + payload for payload in payloads
+    )
+
+
+# --- the farm's files -----------------------------------------------------------------------------
+
+_TUNER = saved_tuner.TUNER_FILE
+
+
+def _runner() -> Any:
+    return runner_state.RunnerState(RunnerSettings())
+
+
+def _done(desk: Desk) -> bytes:
+    path = desk.folder / "done-before"
+    done = DoneRequests(path)
+    done.add("0" * 32, b"answer")
+    done.add("1" * 32, b"")
+    return path.read_bytes()
+
+
+def _read_queue(folder: Path, data: bytes) -> object:
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        name = msgspec.json.decode(data)["name"]
+        path = folder / f"{name}.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data)
+    except (*UNDECODABLE, TypeError, KeyError, OSError, ValueError):
+        (folder / "one.json").parent.mkdir(parents=True, exist_ok=True)
+        (folder / "one.json").write_bytes(data)
+    return ExperimentQueue(folder)
+
+
+class _Kept(Callback):
+    """Has a state that is taken, whatever it is."""
+
+    def get_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def _take_back(desk: Desk, data: bytes) -> None:
+    folder = desk.written(f"callbacks/{STATES_FILE}", data).parent
+    CallbackStates(str(folder), [_Kept()]).take_back()
+
+
+def _tuners() -> tuple[bytes, ...]:
+    ours = {"version": saved_tuner._VERSION, **saved_tuner._versions()}
+    found = [msgspec.msgpack.decode(one) for one in samples_of(saved_tuner.SavedTuner)]
+    return tuple(msgspec.msgpack.encode({**one, **ours}) for one in found)

@@ -1,0 +1,144 @@
+"""Readers of what is signed: with keys and without, of messages that nobody signed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+
+import msgspec
+
+from tests.fuzz.decoder import Decoder, Desk
+from tests.keys import key_folder, of_scheduler
+from tunemq_scheduler.executors.wire_seals import WireSeals
+from tunemq_shared import wire
+from tunemq_shared.live_keys import LiveKeys
+from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_workers.ear_mail import NoMail, check_task
+from tunemq_workers.wire_seals import NodeSeals
+
+_NODE = "0123456789abcdef"
+_KEY = "tunemq:events:1"
+
+
+def of_seals(desk: Desk) -> list[Decoder]:
+    """Both sides', each of which counts what it refuses and raises nothing."""
+    found = []
+    for keys in (LiveKeys.none(), of_scheduler(key_folder(desk.folder / "keys"))):
+        how = "signed" if keys.is_signed else "unsigned"
+        found += [
+            Decoder(
+                f"{how} mail",
+                _mail(keys),
+                (),
+                (base64.b64encode(keys.orders.close(b"\x80", b"mail", _NODE.encode())),),
+                ("tunemq_workers.wire_seals:NodeSeals.mail",),
+            ),
+            Decoder(
+                f"{how} reply",
+                _of_table(lambda fields, keys=keys: NodeSeals(_NODE, keys).replies(  # type: ignore[misc]
+                    {name.decode(errors="replace"): value for name, value in fields.items()}
+                )),
+                (),
+                (_table(f=keys.orders.close(b"1", b"reply", _NODE.encode(), b"f")),),
+                (),
+            ),
+            Decoder(
+                f"{how} introduction",
+                _of_table(WireSeals(keys).introduction),
+                (),
+                (
+                    _table(**{wire.HELLO.decode(): keys.events.close(b"h", b"hello")}),
+                    _table(**{wire.BYE.decode(): keys.events.close(b"h", b"bye")}),
+                ),
+                (),
+            ),
+            Decoder(
+                f"{how} batch",
+                _of_table(lambda fields, keys=keys: WireSeals(keys).batch(_KEY, fields)),  # type: ignore[misc]
+                (),
+                (
+                    _table(
+                        h=keys.events.close(b"h", b"batch", _KEY.encode(), b"e"),
+                        e=b"e",
+                    ),
+                ),
+                (),
+            ),
+            Decoder(
+                f"{how} lease, vitals, output",
+                _beside_leases(keys),
+                (),
+                (
+                    keys.events.close(b"1:2:3", b"lease", _NODE.encode()),
+                    keys.events.close(b"\x80", b"vitals", _NODE.encode()),
+                    keys.events.close(b"\x80", b"output", _KEY.encode()),
+                ),
+                (),
+            ),
+        ]  # fmt: skip
+    found.append(
+        Decoder(
+            "task of Celery",
+            check_task,
+            (NoMail,),
+            (_task(),),
+            (
+                "tunemq_workers.ear_mail:_task",
+                "tunemq_workers.ear_mail:_arguments",
+                "tunemq_workers.ear_mail:check_task",
+            ),
+        )
+    )
+    return found
+
+
+def _mail(keys: LiveKeys) -> Callable[[bytes], object]:
+    def read(data: bytes) -> object:
+        opened = NodeSeals(_NODE, keys).mail(data)
+        sealed = base64.b64encode(keys.orders.close(data, b"mail", _NODE.encode()))
+        return opened, NodeSeals(_NODE, keys).mail(sealed)
+
+    return read
+
+
+def _of_table(read: Callable[[dict[bytes, bytes]], object]) -> Callable[[bytes], object]:
+    """Reads the fields of an entry; of what is no table, that as the content of each field."""
+
+    def read_fields(data: bytes) -> object:
+        try:
+            fields = msgspec.msgpack.decode(data, type=dict[bytes, bytes])
+        except UNDECODABLE:
+            fields = dict.fromkeys((wire.HELLO, wire.BYE, wire.HEADER, wire.EVENTS, b"f"), data)
+        return read(fields)
+
+    return read_fields
+
+
+def _beside_leases(keys: LiveKeys) -> Callable[[bytes], object]:
+    def read(data: bytes) -> object:
+        sealer = WireSeals(keys)
+        return (
+            sealer.leases({_NODE: data}),
+            sealer.leases({_NODE: keys.events.close(data, b"lease", _NODE.encode())}),
+            sealer.vitals(_NODE, data),
+            sealer.output(_KEY, data),
+        )
+
+    return read
+
+
+def _table(**fields: bytes) -> bytes:
+    return msgspec.msgpack.encode({name.encode(): value for name, value in fields.items()})
+
+
+def _task() -> bytes:
+    canvas = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+    body = json.dumps([["bWFpbA=="], {}, canvas]).encode()
+    return json.dumps({
+        "body": base64.b64encode(body).decode(),
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"task": wire.TASK, "id": "1", "timelimit": [None, None]},
+        "properties": {"body_encoding": "base64", "delivery_tag": "t", "delivery_info": {}},
+    }).encode()  # fmt: skip

@@ -1,0 +1,304 @@
+"""Readers of what comes through Redis, and from processes that run users' code."""
+
+from __future__ import annotations
+
+import io
+import platform
+import socket
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from tests.fuzz.decoder import Decoder, of_type, samples_of
+from tests.fuzz.samples import Samples
+from tunemq_scheduler.client import requests as client
+from tunemq_scheduler.executors.hellos import read_hello
+from tunemq_scheduler.farm import lease
+from tunemq_scheduler.farm.relay import forking
+from tunemq_scheduler.farm.relay import frames as relay_frames
+from tunemq_scheduler.farm.relay import messages as relay
+from tunemq_scheduler.farm.request_entry import KINDS, Unanswerable, decode_entry
+from tunemq_shared import answers as a
+from tunemq_shared import introductions, messages, output_pieces, vitals
+from tunemq_shared.errors import MetricError, RequestRefused, WireError
+from tunemq_shared.executables.report_line import Reported
+from tunemq_shared.live_keys import LiveKeys
+from tunemq_shared.requests import REQUESTS_VERSION
+from tunemq_shared.seals import Seal
+from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_workers import (
+    checkpoint_messages,
+    checkpoints,
+    forkserver_messages,
+    frames,
+    host_channel,
+    log_messages,
+    redis_client,
+)
+from tunemq_workers.transfers import messages as transfers
+
+_OWN = "0123456789abcdef"
+_ANSWERS = [
+    *(a.Submitted, a.ExperimentList, a.ExperimentDetail, a.LogPage, a.Done, a.Why, a.NodeList),
+    a.FarmDescription,
+]
+
+
+def of_redis() -> list[Decoder]:
+    """What stands in a farm's Redis."""
+    hello = msgspec.msgpack.encode(_hello())
+    return [
+        Decoder(
+            "hello",
+            read_hello,
+            (WireError,),
+            (hello, *samples_of(introductions.NodeHello)),
+            ("tunemq_shared.introductions:decode_hello",
+             "tunemq_scheduler.executors.hellos:_why_unreadable"),
+        ),
+        of_type(
+            "tunemq_shared.introductions:decode_header",
+            introductions.decode_header,
+            introductions.BatchHeader,
+        ),
+        of_type("tunemq_shared.vitals:decode_vitals", vitals.decode_vitals, vitals.NodeVitals),
+        of_type(
+            "tunemq_shared.output_pieces:decode", output_pieces.decode, output_pieces.OutputPiece
+        ),
+        of_type(
+            "tunemq_shared.messages:decode_node_event",
+            messages.decode_node_event,
+            messages.NodeEvent,
+        ),
+        of_type(
+            "tunemq_shared.messages:decode_node_events",
+            messages.decode_node_events,
+            list[messages.NodeEvent],
+        ),
+        of_type(
+            "tunemq_shared.messages:decode_assignment",
+            messages.decode_assignment,
+            messages.Assignment,
+        ),
+        Decoder(
+            "request entry",
+            _entry,
+            (Unanswerable,),
+            _entries(),
+            ("tunemq_scheduler.farm.request_entry:decode_entry",),
+        ),
+        *(
+            Decoder(
+                f"answer {kind.__name__}",
+                lambda data, kind=kind: client._decoded(data, kind),  # type: ignore[misc]
+                (RequestRefused,),
+                samples_of(kind),
+                ("tunemq_scheduler.client.requests:_decoded",),
+            )
+            for kind in (a.Reply, *_ANSWERS)
+        ),
+        Decoder(
+            "announcement",
+            lambda data: client._decoded(data, a.FarmAnnouncement, is_json=True),
+            (RequestRefused,),
+            samples_of(a.FarmAnnouncement, as_json=True),
+            ("tunemq_scheduler.client.requests:_decoded",),
+        ),
+        Decoder(
+            "term in an announcement",
+            client._term_in,
+            (),
+            samples_of(a.FarmAnnouncement, as_json=True),
+            ("tunemq_scheduler.client.requests:_term_in",),
+        ),
+        Decoder(
+            "holder of the scheduler's lease",
+            lease._holder,
+            (),
+            tuple(b"3:a:b:" + one for one in samples_of(lease.Holder, as_json=True)),
+            ("tunemq_scheduler.farm.lease:_holder",),
+        ),
+        Decoder(
+            "reply of Redis",
+            _redis_reply,
+            (OSError,),
+            (b"$3\r\nabc\r\n", b"*2\r\n:1\r\n$-1\r\n", b"+OK\r\n", b"-ERR no\r\n", b"*-1\r\n"),
+            (),
+        ),
+    ]  # fmt: skip
+
+
+def of_processes() -> list[Decoder]:
+    """What processes of one machine tell each other; those of a trial run anybody's code."""
+    w = "tunemq_workers"
+    return [
+        of_type(
+            f"{w}.checkpoint_messages:decode_room",
+            checkpoint_messages.decode_room,
+            checkpoint_messages.RoomAnswer,
+        ),
+        of_type(
+            f"{w}.checkpoint_messages:decode_fetch",
+            checkpoint_messages.decode_fetch,
+            checkpoint_messages.FetchCheckpoint,
+        ),
+        of_type(
+            f"{w}.checkpoint_messages:decode_fetched",
+            checkpoint_messages.decode_fetched,
+            checkpoint_messages.FetchAnswer,
+        ),
+        of_type(
+            f"{w}.checkpoints:_decode_written",
+            checkpoints._decode_written,
+            messages.CheckpointWritten,
+        ),
+        of_type(
+            f"{w}.forkserver_messages:decode_command",
+            forkserver_messages.decode_command,
+            forkserver_messages.Command,
+        ),
+        of_type(
+            f"{w}.forkserver_messages:decode_report",
+            forkserver_messages.decode_report,
+            forkserver_messages.Report,
+        ),
+        of_type(
+            f"{w}.forkserver_messages:decode_host_spec",
+            forkserver_messages.decode_host_spec,
+            forkserver_messages.HostSpec,
+        ),
+        of_type(
+            f"{w}.forkserver_messages:decode_boot",
+            forkserver_messages.decode_boot,
+            forkserver_messages.Boot,
+            as_json=True,
+        ),
+        of_type(f"{w}.host_channel:_decode_order", host_channel._decode_order, messages.HostOrder),
+        of_type(f"{w}.log_messages:decode_order", log_messages.decode_order, log_messages.Order),
+        of_type(f"{w}.log_messages:decode_answer", log_messages.decode_answer, log_messages.Answer),
+        of_type(f"{w}.transfers.messages:decode_order", transfers.decode_order, transfers.Order),
+        of_type(f"{w}.transfers.messages:decode_answer", transfers.decode_answer, transfers.Answer),
+        Decoder(
+            "frames of a host",
+            lambda data: [
+                frames.FrameDecoder().feed(data),
+                _in_pieces(frames.FrameDecoder(), data),
+            ],
+            (WireError,),
+            (frames.frame(frames.EVENT, b"abc") * 3, frames.frame(frames.IDLE)),
+            (f"{w}.frames:_unpack_header",),
+        ),
+        Decoder(
+            "frames of an experiment",
+            lambda data: _in_pieces(relay_frames.FrameDecoder(), data),
+            (WireError,),
+            (b"\0\0\0\3abc" * 3,),
+            ("tunemq_scheduler.farm.relay.frames:FrameDecoder.feed",),
+        ),
+        of_type(
+            "tunemq_scheduler.farm.relay.messages:decode_for_experiment",
+            relay.decode_for_experiment,
+            relay.ToExperiment,
+        ),
+        of_type(
+            "tunemq_scheduler.farm.relay.messages:decode_for_supervisor",
+            relay.decode_for_supervisor,
+            relay.ToSupervisor,
+        ),
+        of_type(
+            "tunemq_scheduler.farm.relay.messages:decode_events",
+            relay.decode_events,
+            list[messages.Event],
+        ),
+        of_type(
+            "tunemq_scheduler.farm.relay.forking:decode",
+            forking.decode,
+            forking.Answer,
+            refuses=(*UNDECODABLE, OverflowError),
+        ),
+        Decoder(
+            "tunemq report",
+            _report,
+            (MetricError,),
+            (b'{"metrics": {"loss": 1}, "checkpoint": ""}\n',),
+            ("tunemq_shared.executables.report_line:Reported.read",),
+        ),
+    ]
+
+
+# --- Redis ----------------------------------------------------------------------------------------
+
+
+def _hello() -> introductions.NodeHello:
+    fields: dict[str, Any] = {
+        "protocol": messages.PROTOCOL_VERSION,
+        "incarnation": _OWN,
+        "node": "one",
+        "python": platform.python_version(),
+        "cloudpickle": cloudpickle.__version__,
+    }
+    return msgspec.structs.replace(Samples(1).of(introductions.NodeHello), **fields)
+
+
+def _entry(data: bytes) -> object:
+    """A request whose entry has these fields; what is no table is the body of each kind."""
+    try:
+        found = msgspec.msgpack.decode(data, type=dict[bytes, bytes])
+    except UNDECODABLE:
+        found = None
+    if found is not None:
+        return decode_entry(found, LiveKeys.none(), "0.1", 1e9)
+    read, refused = 0, None
+    for kind in KINDS:
+        try:
+            decode_entry(_fields(kind, data), LiveKeys.none(), "0.1", 1e9)
+            read += 1
+        except Unanswerable as error:
+            refused = error
+    if not read and refused is not None:
+        raise refused
+    return read
+
+
+def _fields(kind: str, body: bytes) -> dict[bytes, bytes]:
+    return {
+        b"v": str(REQUESTS_VERSION).encode(),
+        b"tunemq": b"0.1",
+        b"id": b"0" * 32,
+        b"owner": b"ada",
+        b"kind": kind.encode(),
+        b"sent": b"1000000000000",
+        b"body": Seal("").close(body),
+    }
+
+
+def _entries() -> tuple[bytes, ...]:
+    bodies = [(kind, body) for kind, type_ in KINDS.items() for body in samples_of(type_, number=3)]
+    whole = [msgspec.msgpack.encode(_fields(kind, body)) for kind, body in bodies]
+    return (*whole, *(body for _, body in bodies))
+
+
+def _redis_reply(data: bytes) -> object:
+    connection = object.__new__(redis_client.RedisClient)
+    connection._replies = io.BytesIO(data)
+    return connection._read()
+
+
+# --- sockets --------------------------------------------------------------------------------------
+
+
+def _in_pieces(decoder: Any, data: bytes) -> list[Any]:
+    """All frames, if the data comes in pieces."""
+    found = []
+    for start in range(0, min(len(data), 4096), 7):
+        found += decoder.feed(data[start : start + 7])
+    return found
+
+
+def _report(data: bytes) -> object:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(data[:100_000])
+        theirs.shutdown(socket.SHUT_WR)
+        return Reported.read(ours)

@@ -1,0 +1,234 @@
+"""How a real scheduler and a real worker say that they are well, and how it is found that not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.farm_processes import Command, TcpRedis
+from tests.farm_service import FarmService, Search
+from tests.integration.farm_support import RedisServer, Scheduler
+from tests.integration.node_fixtures import scheduler, server
+from tests.service_manager import ServiceManager, variable_of
+from tests.support import descendants, eventually
+
+__all__ = ["scheduler", "server"]
+
+pytestmark = pytest.mark.integration
+
+_THEIRS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "TUNEMQ_HEALTH")
+
+
+def asked(file: Path, *more: str) -> tuple[int, str]:
+    """What `tunemq health` says of it, as a container's check runs it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tunemq", "health", *more, str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def becomes(code: int, file: Path, *more: str, within: float = 60.0) -> str:
+    """Wait until the check's exit code is this one; what it says then."""
+    said: list[tuple[int, str]] = []
+
+    def is_so() -> bool:
+        said[:] = [asked(file, *more)]
+        return said[0][0] == code
+
+    eventually(is_so, within=within, every=0.1, message=lambda: f"{said} {more}")
+    return said[0][1]
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[ServiceManager]:
+    one = ServiceManager(str(tmp_path / "notify"))
+    yield one
+    one.close()
+
+
+class Watched(Command):
+    """A worker that says how it is."""
+
+    def __init__(self, server: RedisServer, folder: Path, given: Mapping[str, str]) -> None:
+        self.file = folder / "health"
+        line = ["worker", "--redis", server.url, "--name", "one", "--workdir", str(folder / "w")]
+        variables = {"TUNEMQ_HEALTH": str(self.file), **given}
+        super().__init__(*line, "--cpus", "1", log=folder / "worker.log", variables=variables)
+
+
+@pytest.fixture
+def worker(
+    server: RedisServer, scheduler: Scheduler, manager: ServiceManager, tmp_path: Path
+) -> Iterator[Watched]:
+    worker = Watched(server, tmp_path, manager.variables)
+    yield worker
+    worker.kill()
+
+
+def test_a_worker_says_that_it_is_ready_as_long_as_it_is_and_that_it_stops(worker, manager):
+    assert "worker (process " in becomes(0, worker.file, "--ready")
+    eventually(lambda: "READY=1" in manager.lines())
+    eventually(lambda: manager.lines().count("WATCHDOG=1") >= 3)
+    assert "STATUS=no scheduler is there; trials: 0" in manager.lines()
+    assert "STOPPING=1" not in manager.lines()
+
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0
+    assert "STOPPING=1" in manager.lines()
+    assert manager.lines().count("READY=1") == 1
+    assert manager.speakers() == {worker.process.pid}  # what systemd takes from its main process
+    assert not worker.file.exists()
+
+
+def test_a_worker_that_hangs_is_found_and_one_that_goes_on_is_well(worker, manager):
+    becomes(0, worker.file, "--ready")
+    eventually(lambda: "READY=1" in manager.lines())
+    worker.send(signal.SIGSTOP)
+    said = becomes(1, worker.file, "--within", "2")
+    assert "hangs, or is gone" in said
+    manager.messages()
+    assert asked(worker.file)[0] == 0  # not yet, by the usual measure
+    assert manager.messages() == []
+    worker.send(signal.SIGCONT)
+    becomes(0, worker.file, "--ready", "--within", "2")
+
+
+def test_a_worker_that_was_killed_is_found(worker):
+    becomes(0, worker.file, "--ready")
+    worker.kill()
+    becomes(1, worker.file, "--within", "1")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_redis_is_away_is_alive_and_not_ready(worker, server, manager):
+    becomes(0, worker.file, "--ready")
+    server.kill()
+    said = becomes(1, worker.file, "--ready")
+    assert "Redis has not confirmed the lease" in said
+    assert asked(worker.file, "--within", "15")[0] == 0
+    told = manager.lines().count("WATCHDOG=1")
+    eventually(lambda: manager.lines().count("WATCHDOG=1") > told)
+    server.start()
+    becomes(0, worker.file, "--ready")
+
+
+@pytest.mark.slow
+def test_a_worker_whose_redis_hangs_is_alive_and_not_ready(worker, server):
+    becomes(0, worker.file, "--ready")
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        becomes(1, worker.file, "--ready")
+        assert asked(worker.file, "--within", "15")[0] == 0
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    becomes(0, worker.file, "--ready")
+
+
+def test_a_worker_that_was_fenced_goes_on_speaking_and_does_not_say_that_it_stops(
+    worker, manager, scheduler
+):
+    becomes(0, worker.file, "--ready")
+    eventually(lambda: len(scheduler.hellos()) == 1)
+    (hello,) = scheduler.hellos()
+    scheduler.reply(hello.incarnation, "f", "its trials run elsewhere")
+    eventually(lambda: manager.lines().count("READY=1") == 2, within=30)
+    becomes(0, worker.file, "--ready")
+    assert "STOPPING=1" not in manager.lines()
+    assert manager.speakers() == {worker.process.pid}
+
+
+def test_a_worker_whose_file_cannot_be_made_says_so(server, tmp_path):
+    worker = Watched(server, tmp_path, {"TUNEMQ_HEALTH": "/proc/nowhere"})
+    assert worker.ends() == 64
+    assert "$TUNEMQ_HEALTH is /proc/nowhere, which cannot be written" in worker.said
+
+
+# --- a farm ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[TcpRedis]:
+    redis = TcpRedis(tmp_path)
+    yield redis
+    redis.end()
+
+
+@pytest.fixture
+def farm(tmp_path: Path, redis: TcpRedis, manager: ServiceManager) -> Iterator[FarmService]:
+    farm = FarmService(tmp_path, redis.url)
+    file = str(tmp_path / "head" / "health")
+    farm.start_scheduler(variables={"TUNEMQ_HEALTH": file, **manager.variables})
+    yield farm
+    farm.close()
+
+
+def test_a_scheduler_that_hangs_is_found_and_one_that_stops_says_so(farm, manager):
+    file = farm.folder / "head" / "health"
+    assert "scheduler (process " in becomes(0, file, "--ready")
+    eventually(lambda: "READY=1" in manager.lines())
+    eventually(lambda: manager.lines().count("WATCHDOG=1") >= 2)
+    farm.scheduler.send_signal(signal.SIGSTOP)
+    becomes(1, file, "--within", "2")
+    farm.scheduler.send_signal(signal.SIGCONT)
+    becomes(0, file, "--ready", "--within", "2")
+    farm.scheduler.terminate()
+    assert farm.scheduler.wait(30) == 0
+    assert "STOPPING=1" in manager.lines()
+    assert manager.speakers() == {farm.scheduler.pid}
+    assert not file.exists()
+
+
+def test_a_scheduler_whose_redis_hangs_is_alive_and_not_ready(farm, redis):
+    file = farm.folder / "head" / "health"
+    becomes(0, file, "--ready")
+    redis.process.send_signal(signal.SIGSTOP)
+    try:
+        assert "Redis is away" in becomes(1, file, "--ready")
+        assert asked(file)[0] == 0
+    finally:
+        redis.process.send_signal(signal.SIGCONT)
+    becomes(0, file, "--ready")
+
+
+_NAMES = """
+import os
+
+def names(config):
+    import os
+    tune.report({"names": sorted(os.environ), "score": 1})
+
+print("names of the search:", *sorted(os.environ))
+"""
+
+
+def test_neither_trials_nor_searches_nor_helpers_can_speak_for_the_service(farm, manager):
+    farm.of_home["one"] = {"TUNEMQ_HEALTH": str(farm.folder / "h1"), **manager.variables}
+    worker = farm.add_worker("one", cpus=1)
+    farm.has_nodes("one")
+    farm.submit(Search(name="exp", trials=1, steps=1, trainable="names", code=_NAMES))
+    farm.wait_for("exp", "FINISHED")
+
+    (line,) = farm.recorded("exp")[0]
+    assert "HOME" in line["names"]
+    assert not set(_THEIRS) & set(line["names"])
+    printed = (farm.results / "exp" / "experiment.out").read_text()
+    assert "names of the search: " in printed
+    assert not any(name in printed for name in _THEIRS)
+    services = {worker.pid, farm.scheduler.pid}
+    helpers = {pid for service in services for pid in descendants(service)}
+    assert helpers
+    if os.geteuid() == 0:  # others may not look into them, nor may a trial
+        assert all(variable_of(pid, "PATH") for pid in helpers if variable_of(pid, "HOME"))
+        assert [variable_of(pid, name) for pid in helpers for name in _THEIRS] == [None] * (
+            len(helpers) * len(_THEIRS)
+        )
+    assert manager.speakers() == services

@@ -1,0 +1,153 @@
+"""A farm with keys, one end of it real and the other a test's; and who may write to its Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.farm_processes import Command
+from tests.integration.fake_node import FakeNode
+from tests.integration.farm_support import RedisServer, Scheduler
+from tests.keys import key_folder, of_scheduler, of_worker
+from tests.support import eventually
+from tunemq_scheduler.executors.node_wire import NodeWire
+from tunemq_shared import messages as m
+from tunemq_shared import wire as names
+from tunemq_shared.live_keys import LiveKeys
+from tunemq_shared.vitals import NodeVitals, decode_vitals
+
+KEY = names.events("one")
+#: What is still to happen, and does not, is waited for so long.
+_WHILE_S = 1.5
+
+
+class SignedWire:
+    """A scheduler's wire with keys, with one experiment, and nodes with and without keys."""
+
+    def __init__(self, server: RedisServer, folder: Path) -> None:
+        self.server = server
+        self.folder = key_folder(folder / "keys")
+        self.strangers = key_folder(folder / "others")
+        self.facts: list[m.Event] = []
+        self.news: list[str] = []
+        self._nodes: list[FakeNode] = []
+        self.term = 0
+        self.start()
+
+    def start(self) -> None:
+        """A scheduler, the first or the next one."""
+        self.term += 1
+        self.wire = NodeWire(self.server.url, term=self.term, keys=of_scheduler(self.folder))
+        self.client = self.wire.add(KEY)
+        self.wire.open()
+
+    def restart(self) -> None:
+        """This scheduler ends, and another begins that knows nothing."""
+        self.client.leave()
+        self.wire.close(now=True)
+        self.facts.clear()
+        self.start()
+
+    def node(self, incarnation: str, keys: LiveKeys | None = None, *, name: str = "n") -> FakeNode:
+        """A node of the farm, unless it has other keys."""
+        given = of_worker(self.folder) if keys is None else keys
+        self._nodes.append(FakeNode(self.server.url, incarnation, name=name, keys=given))
+        return self._nodes[-1]
+
+    def stranger(self, incarnation: str) -> FakeNode:
+        """One with the keys of another farm."""
+        return self.node(incarnation, of_worker(self.strangers))
+
+    def turn(self) -> None:
+        """One turn of its loop."""
+        self.wire.poll(0.02)
+        self.facts += self.client.take()
+        self.client.settle()
+        self.wire.send()
+        self.wire.flush()
+        self.news += self.wire.news()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Turn until the condition holds."""
+        eventually(
+            lambda: (self.turn(), condition())[1],
+            message=lambda: f"{self.facts} {self.news} {self.counted()}",
+        )
+
+    def a_while(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Turn for long enough that what was to happen would have."""
+        ends = time.monotonic() + _WHILE_S
+        while time.monotonic() < ends:
+            meanwhile()
+            self.turn()
+
+    def said(self, kind: type[Any]) -> list[Any]:
+        """The facts of a kind so far."""
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+    def counted(self) -> dict[tuple[str, str], int]:
+        """What was refused."""
+        return {(kind, reason): times for kind, reason, times in self.wire.refusals.counts()}
+
+    def close(self) -> None:
+        """Close everything."""
+        for node in self._nodes:
+            node.close()
+        self.wire.close(now=True)
+
+
+class SignedWorker(Command):
+    """A real `tunemq worker` with keys, and its scheduler: a test's.
+
+    Args:
+        has_keys: whether it is given some.
+    """
+
+    def __init__(self, server: RedisServer, folder: Path, *, has_keys: bool = True) -> None:
+        self.folder = folder
+        made = key_folder(folder / "keys")
+        self.strangers = key_folder(folder / "others")
+        self.scheduler = Scheduler(server, folder, keys=of_scheduler(made))
+        self.stranger = Scheduler(server, folder, "others", keys=of_scheduler(self.strangers))
+        self.keyless = Scheduler(server, folder, "keyless")
+        line = ["worker", "--redis", server.url, "--name", "one", "--cpus", "2"]
+        line += ["--workdir", str(folder / "work")]
+        line += ["--keys", str(made.path / "worker.toml")] if has_keys else []
+        super().__init__(*line, log=folder / "worker.log")
+
+    def introduced(self) -> str:
+        """Wait until it has introduced itself; its incarnation."""
+        eventually(self.scheduler.hellos, within=60, message=lambda: self.said)
+        return self.scheduler.hellos()[-1].incarnation
+
+    def vitals(self) -> NodeVitals:
+        """What it says of its machine, and of itself; nothing where it has not for seconds."""
+        for key in self.scheduler.client.keys(names.vitals("*")):
+            if (sealed := self.scheduler.client.get(key)) is not None:
+                incarnation = key.rpartition(b":")[2]
+                opened = self.scheduler.keys.events.open(sealed, b"vitals", incarnation)
+                return decode_vitals(opened)
+        return NodeVitals()
+
+    def refused(self, **at_least: int) -> None:
+        """Wait until it has refused so many messages, by kind and reason with two underscores."""
+
+        def has_refused() -> bool:
+            refused = self.vitals().refused
+            return all(
+                refused.get(about.replace("__", ":"), 0) >= times
+                for about, times in at_least.items()
+            )
+
+        eventually(has_refused, within=60, message=lambda: f"{self.vitals().refused} {self.said}")
+
+
+@pytest.fixture
+def worker(server: RedisServer, tmp_path: Path) -> Iterator[SignedWorker]:
+    worker = SignedWorker(server, tmp_path)
+    yield worker
+    worker.kill()

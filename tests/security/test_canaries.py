@@ -1,0 +1,83 @@
+"""What looks for secrets finds them wherever and however they may have been written."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.farm_processes import TcpRedis
+from tests.security.canaries import Canaries, CommandLines, files_below
+from tests.security.overheard import Overheard
+from tests.support import eventually
+
+pytestmark = pytest.mark.security
+
+TEXT, BYTES = "p/ss w0rd+with=odd&signs~0123456", bytes(range(120, 152))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        TEXT.encode(),
+        quote(TEXT, safe="").encode(),
+        TEXT.encode().hex().encode(),
+        BYTES,
+        BYTES.hex().upper().encode(),
+        repr(BYTES).encode(),
+        base64.b64encode(BYTES),
+        base64.urlsafe_b64encode(b"ab" + BYTES + b"c"),
+        *(base64.b64encode(b"x" * begin + TEXT.encode() + b"yy") for begin in range(7)),
+    ],
+)
+def test_a_secret_is_found_however_it_is_written(written: bytes) -> None:
+    canaries = Canaries({"text": TEXT, "bytes": BYTES})
+    canaries.look("log", "one", b"before " + written + b" after")
+    assert len(canaries.found) == 1
+    assert canaries.seen == {"log": len(written) + 13}
+
+
+def test_what_is_no_secret_is_not_found() -> None:
+    canaries = Canaries({"text": TEXT, "bytes": BYTES})
+    canaries.look("log", "one", TEXT[:-4].encode() + os.urandom(10_000) + BYTES[3:])
+    assert canaries.found == {}
+
+
+def test_a_secret_is_found_in_files_also_where_two_pieces_meet(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "file").write_bytes(bytes(2**22 - 7) + TEXT.encode())
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "password").write_text(TEXT)
+    canaries = Canaries({"text": TEXT})
+    canaries.look_into("files", files_below(tmp_path, without=[tmp_path / "kept"]))
+    assert canaries.found == {"text": {f"files: {tmp_path / 'deep' / 'file'}"}}
+
+
+def test_a_secret_among_the_arguments_of_a_process_is_seen() -> None:
+    canaries, seen = Canaries({"text": TEXT}), CommandLines()
+    seen.start()
+    for _ in range(20):  # they live for some milliseconds each
+        subprocess.run([sys.executable, "-c", "pass", TEXT], check=True)
+    canaries.look("ps", "a command line", seen.stop())
+    assert set(canaries.found) == {"text"}
+
+
+def test_what_is_said_to_a_redis_is_overheard(tmp_path: Path) -> None:
+    server = TcpRedis(tmp_path)
+    try:
+        overheard = Overheard(server.client)
+        overheard.start()
+        assert overheard.is_there.wait(20)
+        server.client.set("key", b"\0" + BYTES + b"\n")
+        server.client.set("other", TEXT)
+        eventually(lambda: b"other" in overheard.said)
+        canaries = Canaries({"text": TEXT, "bytes": BYTES})
+        canaries.look("monitor", "all", overheard.stop())
+        assert set(canaries.found) == {"text", "bytes"}
+    finally:
+        server.end()

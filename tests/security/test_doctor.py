@@ -1,0 +1,176 @@
+"""`tunemq doctor` on a farm in which nothing is wrong, and what it makes of wrong use."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.examined_farm import ExaminedFarm, farm
+from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
+from tunemq_scheduler.tools.doctor import shown
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+def test_a_healthy_farm_has_no_problem_and_no_warning(farm: ExaminedFarm):
+    found = farm.examined()
+    assert all(one.level is Level.OK for one in found.findings), str(found)
+    assert (found.problems, found.warnings) == (0, 0)
+    said = farm.doctor()
+    assert said.returncode == 0
+    assert said.stderr == ""
+    *lines, last = said.stdout.splitlines()
+    assert re.fullmatch(r"\d+ checks: all is well\.", last)
+    assert len(lines) == int(last.split()[0])
+    assert all(re.match(r"ok       [a-z-]+  +\S", line) for line in lines), said.stdout
+
+
+def test_the_healthy_farm_was_really_looked_at(farm: ExaminedFarm):
+    said = {one.check: one.what for one in farm.examined().findings}
+    assert "one" in said["nodes"]
+    assert "ada" in said["keys"]
+    assert "scheduler.toml" in said["key-files"]
+    assert "3 agree" in said["clocks"]
+    assert "free" in said["results-disk"]
+    wanted = {
+        "celery-remote-control",
+        "keys-in-arguments",
+        "node-disk",
+        "node-gpus",
+        "node-libraries",
+        "node-python",
+        "redis-aof",
+        "redis-cve",
+        "redis-default-user",
+        "redis-eviction",
+        "redis-password",
+        "redis-tls",
+        "redis-version",
+        "scheduler",
+        "store-anonymous",
+        "store-clock",
+        "store-keys",
+        "store-tls",
+        "store-unsigned-trailer",
+    }
+    assert wanted <= set(said)
+
+
+def test_the_page_says_what_each_check_means(farm: ExaminedFarm):
+    page = (Path(__file__).parents[2] / "docs" / "farm.md").read_text(encoding="utf-8")
+    section = page.partition("## Checking a farm")[2].partition("\n## ")[0]
+    checks = {one.check for one in farm.examined().findings}
+    assert not [check for check in checks | {"redis", "store"} if f"`{check}`" not in section]
+
+
+def test_a_person_reads_what_is_wrong_and_how_to_mend_it(farm: ExaminedFarm):
+    with farm.redis_says("maxmemory-policy", "allkeys-lru"):
+        done = farm.doctor()
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    at = lines.index("problem  redis-eviction")
+    assert "allkeys-lru" in lines[at + 1]
+    assert lines[at + 2].startswith("         to mend it: redis-cli CONFIG SET maxmemory-policy")
+    assert lines[-1].endswith("checks: 1 problem, no warnings.")
+
+
+def test_nothing_of_the_farm_is_changed_by_looking(farm: ExaminedFarm):
+    client = farm.server.client()
+
+    def objects() -> set[str]:
+        return {str(one.object_name) for one in client.list_objects(farm.bucket, recursive=True)}
+
+    before = objects()
+    farm.examined()
+    assert objects() == before
+
+
+def test_a_redis_that_is_not_there_is_a_problem_and_the_rest_is_looked_at(farm: ExaminedFarm):
+    found = farm.examined("--redis", "redis://127.0.0.1:1/0", "--store", farm.store)
+    (finding,) = found.of("redis")
+    assert finding.level is Level.PROBLEM
+    assert "127.0.0.1:1" in finding.what
+    assert "TUNEMQ_REDIS" in finding.fix
+    assert "store-keys" in {one.check for one in found.findings}
+
+
+def test_a_store_that_is_not_there_is_a_problem(farm: ExaminedFarm):
+    away = "s3://tunemq/farm?endpoint=http://127.0.0.1:1"
+    found = farm.examined("--store", away)
+    assert [one.check for one in found.findings if one.fix] == ["store"], str(found)
+    assert "AWS_ACCESS_KEY_ID" in found.of("store")[0].fix
+
+
+def test_wrong_use_says_what_is_wrong_and_ends_with_2(farm: ExaminedFarm):
+    for line, text in (
+        (("--redis", "http://nowhere"), "redis://"),
+        (("--store", "s3://NO"), "bucket"),
+        (("--results", "s3://bucket/results"), "folder"),
+        (("--no-such-option",), "unrecognized"),
+    ):
+        done = farm.doctor(*line)
+        assert done.returncode == 2, (line, done)
+        assert text in done.stderr, (line, done)
+        assert not done.stdout, (line, done)
+    done = farm.doctor(variables={"TUNEMQ_REDIS": ""})
+    assert done.returncode == 2
+    assert "TUNEMQ_REDIS" in done.stderr
+
+
+def test_no_secret_is_in_what_it_says(farm: ExaminedFarm):
+    for variables in ({}, {"AWS_SECRET_ACCESS_KEY": "canary-" * 4}):
+        secrets = [farm.environ("head", variables)["AWS_SECRET_ACCESS_KEY"]]
+        secrets += re.findall(r'"([^"]+)"', (farm.keys / "scheduler.toml").read_text())
+        for done in (farm.doctor(variables=variables), farm.doctor("--json", variables=variables)):
+            assert not [one for one in secrets if one in done.stdout + done.stderr], done
+
+
+# --- how it is shown ------------------------------------------------------------------------------
+
+
+def test_a_line_says_each_check_and_below_it_stands_what_is_wrong():
+    text = shown(
+        [
+            ok("a", "fine"),
+            problem("bb", "it is broken", "mend it"),
+            warning("a", "it creaks", "oil it"),
+            ok("c", "good"),
+        ]
+    )
+    assert text.splitlines() == [
+        "warning  a",
+        "         it creaks",
+        "         to mend it: oil it",
+        "problem  bb",
+        "         it is broken",
+        "         to mend it: mend it",
+        "ok       c   good",
+        "3 checks: 1 problem, 1 warning.",
+    ]
+
+
+def test_what_others_have_said_cannot_write_to_the_terminal():
+    text = shown([problem("a", "node \x1b[2J\nok  all", "\r\x9b31m")])
+    assert text.splitlines()[1:3] == [
+        "         node ?[2J?ok  all",
+        "         to mend it: ??31m",
+    ]
+
+
+def test_a_finding_has_a_fix_where_something_is_wrong_and_only_there():
+    for level, fix in ((Level.OK, "do"), (Level.WARNING, ""), (Level.PROBLEM, "")):
+        with pytest.raises(ValueError, match="fix"):
+            Finding(check="a", level=level, what="b", fix=fix)
+
+
+def test_json_is_one_line(farm: ExaminedFarm):
+    said = farm.doctor("--json").stdout
+    assert said.count("\n") == 1
+    found = json.loads(said)
+    assert set(found) == {"findings", "problems", "warnings"}
+    assert set(found["findings"][0]) == {"check", "level", "what", "fix", "refuses"}

@@ -1,0 +1,127 @@
+"""`tunemq doctor` finds what is wrong with the machines of a farm; each is planted alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.examined_farm import ExaminedFarm, beginning_with, farm, shifted_library
+from tests.integration.gpu_fixtures import uuids
+from tests.small_disk import on_small_disk, with_small_disk
+from tunemq_scheduler.security.findings import Level
+from tunemq_workers.gpu_locks import FOLDERS
+
+__all__ = ["farm", "uuids"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+def test_a_node_with_another_python_is_found(farm: ExaminedFarm, tmp_path: Path):
+    older = beginning_with(
+        tmp_path / "older", "import platform; platform.python_version = lambda: '3.9.1'"
+    )
+    with farm.worker("older", PYTHONPATH=older):
+        finding = farm.has_only("node-python", "python3.", "-m venv", "tunemq==")
+    assert "node older has Python 3.9.1" in finding.what
+
+
+def test_a_node_with_another_cloudpickle_is_found(farm: ExaminedFarm, tmp_path: Path):
+    other = shifted_library(tmp_path, "cloudpickle", "0.0.1")
+    with farm.worker("other", PYTHONPATH=other):
+        finding = farm.has_only("node-libraries", "pip install cloudpickle==")
+    assert "node other has cloudpickle 0.0.1" in finding.what
+
+
+def test_a_node_with_another_library_that_trials_use_is_found(farm: ExaminedFarm, tmp_path: Path):
+    (tmp_path / "numpy-1.0.7.dist-info").mkdir()
+    with farm.worker("other", PYTHONPATH=str(tmp_path)), farm.worker("third"):
+        finding = farm.has_only("node-libraries", "pip install numpy==", level=Level.WARNING)
+    assert "node other has numpy 1.0.7" in finding.what
+
+
+def test_a_node_with_a_torch_that_runs_code_from_checkpoints_is_found(
+    farm: ExaminedFarm, tmp_path: Path
+):
+    (tmp_path / "torch-2.5.1+cu121.dist-info").mkdir()
+    with farm.worker("other", PYTHONPATH=str(tmp_path)):
+        found = farm.examined()
+    whats = [one.what for one in found.of("node-libraries")]
+    assert any("torch 2.5.1+cu121" in what and "CVE-2026-24747" in what for what in whats), found
+
+
+def test_a_node_whose_clock_is_off_by_an_hour_is_found(farm: ExaminedFarm, tmp_path: Path):
+    late = beginning_with(
+        tmp_path / "late", "import time; now = time.time; time.time = lambda: now() - 3600"
+    )
+    with farm.worker("late", PYTHONPATH=late):
+        finding = farm.has_only("clocks", "timedatectl set-ntp true")
+    assert "node late is 60 min behind" in finding.what
+
+
+def test_a_head_whose_clock_is_off_by_an_hour_is_found(farm: ExaminedFarm, tmp_path: Path):
+    early = beginning_with(
+        tmp_path / "early", "import time; now = time.time; time.time = lambda: now() + 3600"
+    )
+    done = farm.doctor_process({"PYTHONPATH": early})
+    assert done.returncode == 1
+    assert "the clock of this machine is 60 min ahead of the others" in done.stdout
+
+
+def test_two_workers_on_one_gpu_are_found(farm: ExaminedFarm, uuids: list[str]):
+    shared, own = uuids
+    with farm.worker("first", "--gpus", shared):
+        for folder in FOLDERS:  # as where containers do not share it
+            lock = Path(folder, f"tunemq-gpu-{shared}.lock")
+            if lock.exists():
+                lock.unlink()
+        with farm.worker("second", "--gpus", f"{shared},{own}"):
+            finding = farm.has_only("node-gpus", "--gpus", "/dev/shm")
+    assert shared in finding.what
+    assert "first on" in finding.what
+    assert "second on" in finding.what
+
+
+def test_a_worker_with_a_full_disk_is_found(farm: ExaminedFarm, tmp_path: Path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    before = on_small_disk(disk, [], options="size=8m")
+    with farm.worker("full", "--workdir", str(disk / "work"), before=before):
+        finding = farm.has_only("node-disk", "tunemq worker --workdir", "tunemq rm --files")
+    assert "node full" in finding.what
+    assert "the disk is full" in finding.what
+
+
+def test_a_head_with_a_full_disk_is_found(farm: ExaminedFarm, tmp_path: Path, monkeypatch):
+    for name, value in farm.environ("head").items():
+        monkeypatch.setenv(name, value)
+    results = tmp_path / "results"
+    line = [*farm.command("doctor", "--results", str(results))]
+    done = with_small_disk(results, line)
+    assert done.returncode == 1, done
+    assert "problem  results-disk" in done.stdout
+    assert f"the results in {results}: " in done.stdout
+    assert "tunemq scheduler --results" in done.stdout
+
+
+def test_what_no_node_may_say_is_not_believed(farm: ExaminedFarm):
+    incarnation = secrets.token_hex(8)
+    key = f"tunemq:vitals:{incarnation}"
+    for words in (b"", b"\0", b"\x01" * 50, os.urandom(200), b"\0" + b"\x91" * 5000):
+        farm.redis.client.set(key, words, ex=600)  # longer than a look takes on a busy machine
+        try:
+            finding = farm.has_only("nodes", "tunemq worker --keys worker.toml")
+        finally:
+            farm.redis.client.delete(key)
+        assert incarnation in finding.what
+
+
+def test_a_farm_without_nodes_and_scheduler_is_told_what_to_start(farm: ExaminedFarm):
+    found = farm.examined("--redis", f"{farm.redis.url[:-1]}5", "--store", farm.store)
+    fixes = {one.check: one.fix for one in found.findings if one.level is not Level.OK}
+    assert set(fixes) == {"nodes", "scheduler"}, str(found)
+    assert "tunemq worker" in fixes["nodes"]
+    assert "tunemq scheduler" in fixes["scheduler"]
+    assert found.problems == 0

@@ -1,0 +1,106 @@
+"""`tunemq doctor` finds what is wrong with a Redis that other machines reach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.examination import Examination
+from tests.hosts import Host, Hosts
+from tests.lying_redis import WITH_THE_CVE
+from tests.support import eventually
+from tunemq_scheduler.embedded.redis_server import find_redis_server
+from tunemq_scheduler.security.findings import Level
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+_LYING = Path(__file__).parents[1] / "lying_redis.py"
+
+
+class Head:
+    """A machine with a Redis that others of its network can use, and no more of a farm."""
+
+    def __init__(self, host: Host, folder: Path) -> None:
+        self._host, self._folder = host, folder
+        self.address = host.address
+        line = [str(find_redis_server()), "--bind", self.address, "--protected-mode", "no"]
+        line += ["--save", "", "--appendonly", "yes", "--dir", str(folder)]
+        self._environ = {"HOME": str(folder), "PATH": "/usr/bin:/bin"}
+        host.start(line, self._environ, folder / "redis.log")
+        self._commands = host.commands(self._environ)
+        eventually(
+            lambda: not self.examined(6379).of("redis"),
+            every=0.2,
+            message=lambda: str(self.examined(6379)),
+        )
+
+    def examined(self, port: int, *more: str) -> Examination:
+        """What the doctor says there."""
+        line = ("doctor", "--json", "--redis", f"redis://{self.address}:{port}/0", *more)
+        done = self._commands.run(
+            (*line, "--store", str(self._folder)), self._environ, self._folder
+        )
+        assert done.stdout, done.stderr
+        return msgspec.json.decode(done.stdout, type=Examination)
+
+    def lying(self, real: str, said: str) -> int:
+        """The port of a proxy there that says another version."""
+        log = self._folder / "lying.log"
+        line = [sys.executable, str(_LYING), self.address, self.address, "6379", real, said]
+        self._host.start(line, self._environ, log)
+        eventually(lambda: log.read_text().strip(), message=log.read_text)
+        return int(log.read_text())
+
+    def close(self) -> None:
+        """End what runs commands; the rest ends with the machine."""
+        self._commands.close()
+
+
+@pytest.fixture
+def head(tmp_path: Path) -> Iterator[Head]:
+    with Hosts() as hosts:
+        head = Head(hosts.add("head"), tmp_path)
+        yield head
+        head.close()
+
+
+def test_an_open_redis_off_the_loopback_is_found(head: Head):
+    found = head.examined(6379)
+    (password,), (user,), (tls,), (keys,) = (
+        found.of(check) for check in ("redis-password", "redis-default-user", "redis-tls", "keys")
+    )
+    for one in (password, user, tls, keys):
+        assert one.level is Level.PROBLEM, one
+    for one in (password, user, tls):
+        assert one.refuses, one
+    assert "without a password" in password.what
+    assert "deploy/redis/users.acl" in password.fix
+    assert "rediss://" in tls.fix
+    assert "tunemq keys new" in keys.fix
+    assert found.problems == 4, str(found)
+
+
+def test_with_insecure_an_open_redis_is_a_warning(head: Head):
+    found = head.examined(6379, "--insecure")
+    for check in ("redis-password", "redis-default-user", "redis-tls"):
+        assert found.of(check)[0].level is Level.WARNING
+        assert found.of(check)[0].fix
+    assert [one.check for one in found.findings if one.level is Level.PROBLEM] == ["keys"]
+
+
+def test_a_redis_with_the_cve_is_found_off_the_loopback(head: Head):
+    said = subprocess.run([find_redis_server(), "--version"], capture_output=True, check=True)
+    real = said.stdout.decode().split(" v=")[1].split()[0]
+    assert not head.examined(6379).of("redis-cve")
+    weak = WITH_THE_CVE[len(real)]
+    (finding,) = head.examined(head.lying(real, weak)).of("redis-cve")
+    assert finding.level is Level.PROBLEM
+    assert finding.refuses
+    assert weak in finding.what
+    assert "CVE-2026-23479" in finding.what
+    assert "8.6.3" in finding.fix

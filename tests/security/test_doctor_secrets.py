@@ -1,0 +1,166 @@
+"""`tunemq doctor` finds keys where others can read them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examined_farm import ExaminedFarm, farm
+from tunemq_scheduler.security.doctor.arguments import Process, Secrets, check_arguments
+from tunemq_scheduler.security.findings import Level
+from tunemq_shared.redis_address import parse_address
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+@pytest.fixture
+def copied_keys(farm: ExaminedFarm, tmp_path: Path) -> Path:
+    """The scheduler's key file, to be treated badly."""
+    copy = tmp_path / "copy.toml"
+    shutil.copyfile(farm.keys / "scheduler.toml", copy)
+    copy.chmod(0o600)
+    return copy
+
+
+def test_a_key_file_is_found_that_others_may_read(farm: ExaminedFarm, copied_keys: Path):
+    for mode in (0o644, 0o640, 0o604, 0o620):
+        copied_keys.chmod(mode)
+        found = farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)})
+        problems = [one for one in found.findings if one.level is Level.PROBLEM]
+        assert [one.check for one in problems] == ["key-files"], str(found)
+        assert f"chmod 600 {copied_keys}" in problems[0].fix
+        assert f"{mode:04o}" in problems[0].what
+    copied_keys.chmod(0o600)
+    assert not farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)}).problems
+
+
+def test_a_key_file_is_found_that_others_may_replace(farm: ExaminedFarm, copied_keys: Path):
+    folder = copied_keys.parent
+    folder.chmod(0o770)
+    finding = farm.has_only(
+        "key-files", f"chmod go-w {folder}", variables={"TUNEMQ_KEYS": str(copied_keys)}
+    )
+    assert "replace" in finding.what
+
+
+def test_keys_of_the_store_are_found_that_others_may_read(farm: ExaminedFarm, tmp_path: Path):
+    file = tmp_path / "credentials"
+    file.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    file.chmod(0o644)
+    farm.has_only(
+        "key-files", f"chmod 600 {file}", variables={"AWS_SHARED_CREDENTIALS_FILE": str(file)}
+    )
+
+
+def test_a_key_file_of_no_use_is_found(farm: ExaminedFarm, copied_keys: Path):
+    copied_keys.write_text("[orders]\n")
+    found = farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)})
+    problems = [one for one in found.findings if one.level is Level.PROBLEM]
+    assert [one.check for one in problems] == ["keys"], str(found)
+    assert "tunemq keys new" in problems[0].fix
+
+
+def test_a_key_file_of_another_role_cannot_examine(farm: ExaminedFarm):
+    found = farm.examined(variables={"TUNEMQ_KEYS": str(farm.keys / "ada.toml")})
+    assert not found.problems, str(found)
+    assert "--keys scheduler.toml" in found.of("keys")[0].fix
+
+
+def test_a_farm_that_signs_says_so_to_who_has_no_keys(farm: ExaminedFarm):
+    found = farm.examined(variables={"TUNEMQ_KEYS": ""})
+    assert "--keys scheduler.toml" in found.of("nodes")[0].fix, str(found)
+
+
+def test_a_password_in_an_argument_is_found(farm: ExaminedFarm):
+    password = "secret-" + os.urandom(4).hex()
+    farm.redis.client.execute_command(
+        "ACL", "SETUSER", "spare", "on", f">{password}", "~*", "+@all"
+    )
+    url = farm.redis.url.replace("redis://", f"redis://spare:{password}@")
+    process = farm.head.start(
+        farm.command("scheduler", "--redis", url),  # which waits for its turn, for seconds
+        farm.environ("head"),
+        farm.folder / "head" / "second.log",
+    )
+    try:
+        finding = farm.has_only("keys-in-arguments", "TUNEMQ_REDIS")
+        assert f"process {process.pid}" in finding.what
+        assert password not in finding.what + finding.fix
+    finally:
+        process.kill()
+        process.wait()
+        farm.head.processes.remove(process)
+        farm.redis.client.execute_command("ACL", "DELUSER", "spare")
+
+
+def test_a_key_of_the_store_in_an_argument_is_found(farm: ExaminedFarm):
+    secret = farm.environ("head")["AWS_SECRET_ACCESS_KEY"]
+    line = [sys.executable, "-c", "import sys; sys.stdin.read()", f"--password={secret}"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE) as process:
+        finding = farm.has_only("keys-in-arguments", "AWS_SECRET_ACCESS_KEY")
+        assert f"process {process.pid}" in finding.what
+        assert secret not in finding.what
+
+
+# --- which arguments ------------------------------------------------------------------------------
+
+_OURS = parse_address("redis://me:wordword@farm.example:6379/0")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("tunemq", "worker", "--redis", "redis://u:pass@farm.example:6379/0"),
+        ("tunemq", "worker", "--redis=rediss://:pass@FARM.example/3"),
+        ("sh", "-c", "TUNEMQ_REDIS='redis://u:pass@farm.example:6379/0' tunemq worker"),
+        ("docker", "run", "-e", "AWS_SECRET_ACCESS_KEY=abc", "image", "tunemq", "worker"),
+        ("redis-cli", "-a", "wordword"),
+        ("redis-cli", "-u", "redis://me:wordword@elsewhere"),
+        ("anything", "--key=the-secret-of-the-store"),
+        ("anything", "the%20other%20one%2F"),
+        ("anything", "--key=wordword"),
+        ("sh", "-c", "redis-cli -a 'wordword' PING"),
+        ("anything", "xxthe-secret-of-the-storexx"),
+    ],
+)
+def test_these_arguments_show_a_key(line: tuple[str, ...]):
+    secrets = Secrets(_OURS, ["the-secret-of-the-store", "the other one/", ""])
+    (finding,) = check_arguments(secrets, [Process(7, line)])
+    assert finding.level is Level.PROBLEM
+    assert f"process 7 ({line[0]})" in finding.what
+    assert not [word for word in ("pass", "wordword", "abc") if word in finding.what.split()]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("tunemq", "worker", "--redis", "redis://farm.example:6379/0"),
+        ("tunemq", "worker", "--redis", "redis://u:pass@another.example:6379/0"),
+        ("tunemq", "worker", "--redis", "redis://u:pass@farm.example:6380/0"),
+        ("tunemq", "worker", "--redis", "redis://u:pass@farm.example:port/0"),
+        ("docker", "run", "-e", "AWS_SECRET_ACCESS_KEY", "image", "tunemq", "worker"),
+        ("aws", "AWS_SECRET_ACCESS_KEY=abc"),
+        ("", "short"),
+        ("python", "/srv/wordword-project/run.py", "--name=wordwords"),
+        (),
+    ],
+)
+def test_these_arguments_show_none(line: tuple[str, ...]):
+    secrets = Secrets(_OURS, ["short", ""])
+    assert [one.level for one in check_arguments(secrets, [Process(7, line)])] == [Level.OK]
+
+
+def test_an_address_of_this_machine_has_several_names():
+    secrets = Secrets(parse_address("redis://localhost:6379/0"), [])
+    line = ("tunemq", "--redis", "redis://u:pass@127.0.0.1/0")
+    assert check_arguments(secrets, [Process(7, line)])[0].level is Level.PROBLEM
+    secrets = Secrets(parse_address("unix:///run/r.sock"), [])
+    line = ("tunemq", "--redis", "unix://u:pass@/run/r.sock?db=0")
+    assert check_arguments(secrets, [Process(7, line)])[0].level is Level.PROBLEM

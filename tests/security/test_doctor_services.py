@@ -1,0 +1,137 @@
+"""`tunemq doctor` finds what is wrong with a farm's Redis and its store; each is planted alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.examined_farm import ExaminedFarm, farm
+from tests.lying_redis import OLDER, LyingRedis
+from tests.object_servers import MinioServer, minio_program
+from tests.support import eventually, need
+from tunemq_scheduler.security.findings import Level
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+# --- Redis ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu"])
+def test_a_redis_that_throws_keys_away_is_found(farm: ExaminedFarm, policy: str):
+    with farm.redis_says("maxmemory-policy", policy):
+        finding = farm.has_only("redis-eviction", "maxmemory-policy noeviction")
+    assert policy in finding.what
+    assert finding.refuses
+
+
+def test_a_redis_that_keeps_nothing_on_disk_is_found(farm: ExaminedFarm):
+    with farm.redis_says("appendonly", "no"):
+        farm.has_only("redis-aof", "appendonly yes")
+
+
+def test_a_redis_that_is_too_old_is_found(farm: ExaminedFarm):
+    real = str(farm.redis.client.info()["redis_version"])
+    older = OLDER[len(real)]
+    with contextlib.closing(LyingRedis(("127.0.0.1", farm.redis.port), real, older)) as lying:
+        finding = farm.has_only("redis-version", "6.2", more=("--redis", lying.url))
+    assert older in finding.what
+
+
+def test_a_celery_worker_that_takes_remote_control_is_found(farm: ExaminedFarm, tmp_path: Path):
+    (tmp_path / "others.py").write_text(
+        f"from celery import Celery\napp = Celery('others', broker={farm.redis.url!r})\n"
+    )
+    line = [sys.executable, "-m", "celery", "-A", "others", "worker", "--pool=solo", "-l", "INFO"]
+    environ = farm.environ("head") | {"PYTHONPATH": str(tmp_path)}
+    log, client = tmp_path / "celery.log", farm.redis.client
+    process = farm.head.start(line, environ, log)
+    try:
+        eventually(
+            lambda: "ready." in log.read_text(), within=60, every=0.05, message=log.read_text
+        )
+        farm.has_only("celery-remote-control", "worker_enable_remote_control")
+    finally:
+        process.terminate()
+        process.wait()
+        farm.head.processes.remove(process)
+        for key in client.scan_iter("*celery*"):
+            client.delete(key)
+
+
+@pytest.mark.parametrize("role", ["scheduler", "submitter"])
+def test_the_rights_that_tunemq_ships_suffice_for_the_scheduler_s_user(
+    farm: ExaminedFarm, role: str
+):
+    shipped = (Path(__file__).parents[2] / "deploy" / "redis" / "users.acl").read_text()
+    lines = [line.split() for line in shipped.splitlines()]
+    (rights,) = (line[2:] for line in lines if line[:2] == ["user", role])
+    kept = [right for right in rights if not right.startswith(("#", ">"))]
+    client = farm.redis.client
+    client.execute_command("ACL", "SETUSER", role, "reset", ">password-of-role", *kept)
+    url = farm.redis.url.replace("redis://", f"redis://{role}:password-of-role@")
+    try:
+        found = farm.examined(variables={"TUNEMQ_REDIS": url})
+    finally:
+        client.execute_command("ACL", "DELUSER", role)
+    assert not found.problems, str(found)
+    if role == "scheduler":
+        assert not found.warnings, str(found)
+    else:
+        assert "where the scheduler runs" in found.of("nodes")[0].fix, str(found)
+
+
+# --- the store ------------------------------------------------------------------------------------
+
+
+def test_a_store_with_the_keys_that_it_was_shipped_with_is_found(
+    farm: ExaminedFarm, tmp_path: Path
+):
+    need("minio (`make minio` builds it)", minio_program())
+    server = MinioServer(tmp_path / "minio")
+    server.access_key = server.secret_key = "minioadmin"
+    server.start()
+    try:
+        bucket = server.create_bucket()
+        address = server.address(bucket, "farm")
+        roles = farm.roles_on(server, bucket)
+        more = ("--store", address)
+        finding = farm.has_only("store-keys", "MINIO_ROOT_PASSWORD", more=more, variables=roles)
+        assert finding.refuses
+        found = farm.examined(*more, variables=server.environ)
+        assert found.of("store-keys")[0].level is Level.PROBLEM
+        excused = farm.examined(*more, "--insecure", variables=roles)
+        assert (excused.problems, excused.warnings) == (0, 1), str(excused)
+        assert excused.of("store-keys")[0].level is Level.WARNING
+    finally:
+        server.kill()
+
+
+def test_a_public_bucket_is_found(farm: ExaminedFarm):
+    client = farm.server.client()
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"AWS": ["*"]},
+        "Action": ["s3:GetObject"],
+        "Resource": [f"arn:aws:s3:::{farm.bucket}/*"],
+    }
+    client.set_bucket_policy(
+        farm.bucket, json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+    )
+    try:
+        finding = farm.has_only("store-anonymous", "mc anonymous set none", farm.bucket)
+        assert finding.refuses
+    finally:
+        client.delete_bucket_policy(farm.bucket)
+
+
+def test_a_store_that_takes_unsigned_uploads_is_found(farm: ExaminedFarm):
+    """As everybody with a MinIO and without the policies that TuneMQ ships has it."""
+    finding = farm.has_only("store-unsigned-trailer", "deploy/minio", variables=farm.server.environ)
+    assert "forged" in finding.what

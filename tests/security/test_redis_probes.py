@@ -1,0 +1,74 @@
+"""What is found about a Redis depends on what its user may ask; nothing is found by guessing."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from tests.farm_processes import TcpRedis
+from tests.secured_redis import SecuredRedis, secured_redis
+from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.own_addresses import own_addresses
+from tunemq_scheduler.security.redis_probes import AOF, EVICTION, REMOTE_CONTROL, RIGHTS, probe
+from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+_ALL = {PASSWORD, DEFAULT_USER, TLS, VERSION, CVE, EVICTION, AOF, RIGHTS, REMOTE_CONTROL}
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
+    with secured_redis(tmp_path_factory.mktemp("redis")) as redis:
+        yield redis
+
+
+def test_nothing_is_wrong_with_what_is_shipped(redis: SecuredRedis):
+    found = probe(redis.url("scheduler"))
+    assert {one.check for one in found} == _ALL
+    assert {one.level for one in found} == {Level.OK}
+
+
+def test_what_a_user_may_not_ask_is_said_to_be_unknown(redis: SecuredRedis):
+    found = {one.check: one for one in probe(redis.url("worker"))}
+    assert found.keys() == _ALL
+    unknown = {EVICTION, AOF, REMOTE_CONTROL}
+    assert {check for check, one in found.items() if one.level is not Level.OK} == unknown
+    for check in unknown:
+        assert f"{check} was not looked at: the user 'worker' may not ask" in found[check].what
+        assert ("SMEMBERS" if check == REMOTE_CONTROL else "INFO") in found[check].what
+        assert "scheduler's user" in found[check].fix
+    assert redis.client.info()["redis_version"] in found[VERSION].what
+
+
+def test_a_user_who_may_administer_redis_is_found(redis: SecuredRedis):
+    (finding,) = (one for one in probe(redis.url("admin")) if one.level is not Level.OK)
+    assert (finding.check, finding.level) == (RIGHTS, Level.WARNING)
+    assert "'admin' may administer" in finding.what
+    assert "deploy/redis/users.acl" in finding.fix
+
+
+def test_who_is_not_let_in_finds_nothing(redis: SecuredRedis):
+    with pytest.raises(WireUnavailable):
+        probe(redis.url("scheduler", password="wrong"))
+
+
+def test_an_open_redis_of_this_machine_alone_is_all_right(tmp_path_factory: pytest.TempPathFactory):
+    server = TcpRedis(tmp_path_factory.mktemp("open"), options=["--appendonly", "yes"])
+    try:
+        assert {one.level for one in probe(server.url)} == {Level.OK}
+    finally:
+        server.end()
+
+
+def test_what_is_tried_for_others_are_this_machines_own_addresses():
+    for address in own_addresses():
+        place = ipaddress.ip_address(address)
+        assert not place.is_loopback
+        family = socket.AF_INET if place.version == 4 else socket.AF_INET6
+        with socket.socket(family) as sock:
+            sock.bind((address, 0))  # which only who has it may

@@ -1,0 +1,99 @@
+"""S01: what others put into a worker's queue is not even unpacked, and holds nothing up."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import order
+from tests.integration.node_fixtures import server
+from tests.security.signed_wire import worker
+from tests.support import eventually
+from tunemq_shared import wire
+from tunemq_shared.messages import TrialFinished
+
+__all__ = ["server", "worker"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+def one_step(config):
+    from tunemq_shared.session import report
+
+    report({"loss": 0.5})
+
+
+class Gadget:
+    """What touches a file where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def message(body: bytes, content_type: str, encoding: str, **headers: object) -> str:
+    properties = {
+        "body_encoding": "base64",
+        "delivery_tag": "tag",
+        "delivery_info": {"exchange": "", "routing_key": "q"},
+    }
+    return json.dumps({
+        "body": base64.b64encode(body).decode(),
+        "content-type": content_type,
+        "content-encoding": encoding,
+        "headers": {"task": wire.TASK, "id": "1", **headers},
+        "properties": properties,
+    })  # fmt: skip
+
+
+def foreign_messages(gadget: Gadget) -> list[str]:
+    pickled = pickle.dumps(((gadget,), {}, {}))
+    task = json.dumps([["payload"], {}, {}]).encode()
+    chained = {"chain": [{"task": wire.TASK, "args": ["payload"], "options": {"queue": "stolen"}}]}
+    yaml = f"!!python/object/apply:pathlib.Path.touch [{gadget.path}]".encode()
+    return [
+        message(pickled, "application/x-python-serialize", "binary"),
+        message(pickled, "application/data", "binary", serializer="pickle"),
+        message(pickled, "application/json", "utf-8"),
+        message(yaml, "application/x-yaml", "utf-8"),
+        message(gzip.compress(bytes(2**20)), "application/json", "utf-8", compression="gzip"),
+        message(task, "application/json", "utf-8", eta="2099-01-01T00:00:00"),
+        message(task, "application/json", "utf-8", task="celery.backend_cleanup"),
+        message(json.dumps([["payload"], {}, chained]).encode(), "application/json", "utf-8"),
+        "[" * 200_000,
+        '{"body": 1}',
+        "nonsense",
+    ]
+
+
+def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_nothing_up(
+    worker, tmp_path
+):
+    scheduler, incarnation = worker.scheduler, worker.introduced()
+    gadget = Gadget(tmp_path / "unpickled")
+    foreign = foreign_messages(gadget)
+    scheduler.client.lpush(wire.queue(incarnation), *foreign)
+    scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
+
+    eventually(lambda: scheduler.said(TrialFinished), within=60, message=lambda: worker.said)
+    worker.refused(mail__unreadable=len(foreign))
+    assert not gadget.path.exists()
+    assert not scheduler.client.exists("stolen")
+    assert "ear.died" not in (tmp_path / "work" / "node.log").read_text()
+    assert worker.said.count("is no task of ours") == 1
+
+
+def test_s15_what_is_longer_than_any_assignment_is_refused_unread(worker):
+    scheduler, incarnation = worker.scheduler, worker.introduced()
+    scheduler.client.lpush(wire.queue(incarnation), b"[" * (50 * 2**20))
+    scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
+
+    eventually(lambda: scheduler.said(TrialFinished), within=60, message=lambda: worker.said)
+    worker.refused(mail__oversized=1)

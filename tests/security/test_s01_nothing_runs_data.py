@@ -1,0 +1,166 @@
+"""S01: no data becomes code but in one place, and in no process that holds a farm's keys."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunemq_shared.errors import BugError, TrainableError
+from tunemq_shared.pickling import dump
+from tunemq_shared.unpickling import load_pickled
+
+pytestmark = pytest.mark.security
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    path
+    for folder in ("shared", "scheduler", "workers", "tunemq")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+#: Modules whose readers run what they read.
+_RUNNING = frozenset({
+    *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"),
+    *("jsonpickle", "copyreg", "kombu.serialization"),
+})  # fmt: skip
+_READERS = frozenset({"load", "loads", "Unpickler", "open", "register"})
+_BUILTINS = frozenset({"eval", "exec", "__import__"})
+_YAML = frozenset({
+    *("load", "load_all", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all"),
+    *("Loader", "UnsafeLoader", "FullLoader"),
+})  # fmt: skip
+#: All that there is, with the reason why it may be.
+ALLOWED = {
+    "shared/tunemq_shared/unpickling.py: pickle.loads",  # the one place, see there
+}
+
+
+def runs_of_data(source: str) -> Iterator[str]:
+    """Each expression of a module that may run what it is given."""
+    tree = ast.parse(source)
+    modules: dict[str, str] = {}  # what stands for a module or a name of one here
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                modules[name.asname or name.name] = name.name
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for name in node.names:
+                modules[name.asname or name.name] = f"{node.module}.{name.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in modules:
+            home, _, name = modules[node.id].rpartition(".")
+            if is_running(home, name):
+                yield f"{home}.{name}"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            home = modules.get(node.value.id, "")
+            if is_running(home, node.attr):
+                yield f"{home}.{node.attr}"
+        if isinstance(node, ast.Name) and node.id in _BUILTINS:
+            yield node.id
+
+
+def is_running(module: str, name: str) -> bool:
+    """Whether the function of the module runs what it reads."""
+    if module == "yaml":
+        return name in _YAML
+    return module in _RUNNING and name in _READERS
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle\npickle.loads(data)",
+        "import pickle as p\np.Unpickler(file)",
+        "from pickle import loads as read\nread(data)",
+        "def f(data):\n    import cloudpickle\n    return cloudpickle.loads(data)",
+        "import dill\nmap(dill.load, files)",
+        "import marshal\nmarshal.loads(data)",
+        "import yaml\nyaml.load(text, yaml.SafeLoader)",
+        "from yaml import unsafe_load\nunsafe_load(text)",
+        "eval(text)",
+        "list(map(exec, texts))",
+    ],
+)
+def test_s01_what_is_looked_for_is_found(source: str) -> None:
+    assert list(runs_of_data(source))
+
+
+def test_s01_nothing_that_is_read_is_run_but_in_one_place() -> None:
+    assert len(SOURCES) > 400
+    found = {
+        f"{path.relative_to(ROOT)}: {what}"
+        for path in SOURCES
+        for what in runs_of_data(path.read_text(encoding="utf-8"))
+    }
+    assert found == ALLOWED
+
+
+#: How the processes begin that hold a farm's keys, and what of them rules unpickling out.
+KEY_HOLDERS = {
+    "the supervisor": "scheduler/tunemq_scheduler/farm/serving.py",
+    "the node": "workers/tunemq_workers/node.py",
+    "the ear": "workers/tunemq_workers/ear.py",
+    "transfers and log scanners": "workers/tunemq_workers/child_beginning.py",
+}
+
+
+@pytest.mark.parametrize("holder", KEY_HOLDERS)
+def test_s01_a_process_that_holds_keys_rules_out_that_it_unpickles(holder: str) -> None:
+    tree = ast.parse((ROOT / KEY_HOLDERS[holder]).read_text(encoding="utf-8"))
+    called = [
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    ]
+    assert "never_unpickle" in called
+
+
+def test_s01_a_process_that_has_ruled_it_out_unpickles_nothing_and_neither_do_its_forks() -> None:
+    code = """
+import os, pickle, sys
+from tunemq_shared.errors import BugError
+from tunemq_shared.packing import unpack_config
+from tunemq_shared.unpickling import load_pickled, never_unpickle, unpickle
+
+class Harm:
+    def __reduce__(self):
+        return print, ("harm",)
+
+never_unpickle()
+child = os.fork()
+for read in (unpickle, lambda pickled: load_pickled(pickled, "it")):
+    try:
+        read(pickle.dumps(Harm()))
+    except BugError:
+        pass
+    else:
+        sys.exit("it was read")
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_s01_elsewhere_what_was_pickled_is_read() -> None:
+    assert load_pickled(dump({"a": (1, 2)}), "it") == {"a": (1, 2)}
+    assert issubclass(BugError, RuntimeError)
+    with pytest.raises(TrainableError, match="it cannot be loaded on this worker"):
+        load_pickled(b"cno_such_module\nname\n.", "it")
+
+
+def test_s01_the_supervisor_loads_no_code_that_unpickles_experiments() -> None:
+    """What turns pickles into trainables and configurations is not even imported there."""
+    code = """
+import sys
+import tunemq_scheduler.farm.serving, tunemq_scheduler.farm.supervisor
+never = {"packing", "code", "shipping", "parameter_blob"}
+sys.exit(" ".join(sorted(never & {name.rpartition(".")[2] for name in sys.modules
+                                  if name.startswith("tunemq_shared.")})) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

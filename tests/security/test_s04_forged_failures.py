@@ -1,0 +1,98 @@
+"""S04: a failure is data: nobody makes an exception of it, and nobody reads a result backend."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.farm_support import RedisServer, order
+from tests.integration.node_fixtures import server
+from tests.security.signed_wire import KEY, SignedWire, SignedWorker
+from tests.support import eventually
+from tunemq_scheduler.executors.app import Publisher
+from tunemq_shared import messages as m
+from tunemq_shared import wire as names
+from tunemq_workers.ear import make_app
+
+__all__ = ["server"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+@pytest.fixture
+def wire(server: RedisServer, tmp_path: Path) -> Iterator[SignedWire]:
+    wire = SignedWire(server, tmp_path)
+    yield wire
+    wire.close()
+
+
+def gadget(path: Path) -> dict[str, object]:
+    """As Celery's result backend keeps a failure: the class is looked up, and called."""
+    return {
+        "status": "FAILURE",
+        "result": {
+            "exc_type": "touch",
+            "exc_module": "pathlib.Path",
+            "exc_message": [str(path)],
+        },
+        "traceback": "forged",
+        "children": [],
+    }
+
+
+def one_step(config):
+    from tunemq_shared.session import report
+
+    report({"loss": 0.5})
+
+
+def test_s04_neither_side_has_a_result_backend(server):
+    ears = make_app(server.url, "queue", lambda _: None)
+    publishers = Publisher(server.url)
+    for app in (ears, publishers._app):
+        assert type(app.backend).__name__ == "DisabledBackend"
+        assert app.conf.task_ignore_result
+        assert app.conf.accept_content == ["json"]
+        assert not app.conf.worker_send_task_events
+    assert not ears.conf.worker_enable_remote_control
+    publishers.close()
+
+
+def test_s04_a_forged_failure_in_a_result_backend_is_read_by_nobody(server, tmp_path):
+    worker = SignedWorker(server, tmp_path)
+    try:
+        scheduler, incarnation = worker.scheduler, worker.introduced()
+        touched = tmp_path / "touched"
+        key = f"celery-task-meta-{incarnation}/1:1"
+        forged = json.dumps(gadget(touched))
+        scheduler.client.set(key, forged)
+        scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
+        eventually(lambda: scheduler.said(m.HostFreed), within=60, message=lambda: worker.said)
+        assert not scheduler.said(m.TrialFailed)
+        assert scheduler.client.get(key).decode() == forged
+        assert scheduler.client.keys("celery*") == [key.encode()]
+        assert not touched.exists()
+    finally:
+        worker.kill()
+
+
+def test_s04_what_a_failure_says_is_text_and_nothing_is_made_of_it(wire, server, tmp_path):
+    node = wire.node("inc1")
+    node.say_hello()
+    wire.until(lambda: wire.said(m.NodeJoined))
+    before = set(sys.modules)
+    kind, error = "antigravity.Error", json.dumps(gadget(tmp_path / "touched"))
+    said = m.TrialFailed("t1", 1, kind, error, "no traceback", 1.0)
+    wire.stranger("inc1").send(KEY, said)
+    node.send(KEY, said)
+    wire.until(lambda: wire.said(m.TrialFailed))
+    assert wire.said(m.TrialFailed) == [said]
+    assert wire.counted() == {("events", "unknown_key"): 1}
+    assert "antigravity" not in set(sys.modules) - before
+    assert not (tmp_path / "touched").exists()
+    assert not server.client.keys("celery*")
+    assert not server.client.exists(names.queue("inc1"))

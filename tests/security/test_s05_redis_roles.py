@@ -1,0 +1,177 @@
+"""S05: each user of `deploy/redis/users.acl` is refused what the others may do, and all else."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis as redis_py
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
+from redis.retry import Retry
+
+from tests.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+_QUEUE, _EVENTS, _REPLY = "tunemq.node.abc", "tunemq:events:e1", "tunemq:reply:abc"
+_ANSWER, _REQUESTS = "tunemq:answer:1", "tunemq:requests"
+_CALL = "return redis.call(unpack(ARGV))"
+
+#: What nobody of a farm may do.
+_NOBODY = (
+    *("ACL LIST", "ACL SETUSER worker +@all", "BGREWRITEAOF", "CLIENT LIST", "CLUSTER INFO"),
+    *("CLIENT KILL TYPE normal", "COMMAND", "CONFIG GET *", "CONFIG SET dir /tmp", "DBSIZE"),
+    *("DUMP tunemq:term", "FLUSHALL", "FLUSHDB", "KEYS *", "LATENCY LATEST"),
+    *("MIGRATE 127.0.0.1 1 tunemq:term 0 10", "MODULE LIST", "MONITOR", "OBJECT ENCODING tunemq:x"),
+    *("PSUBSCRIBE *", "PUBLISH /0.celery.pidbox shutdown", "SUBSCRIBE a", "RANDOMKEY", "ROLE"),
+    *("REPLICAOF 127.0.0.1 1", "RESTORE tunemq:x 0 x", "SAVE", "SCRIPT FLUSH", "SCRIPT LOAD x"),
+    *("SHUTDOWN NOSAVE", "SLOWLOG GET", "SORT tunemq:x BY nosort GET *", "SWAPDB 0 1", "SYNC"),
+    *("GET others", "SET others 1", "DEL others", "SADD _kombu.binding.celery.pidbox x"),
+)
+_REFUSED = {
+    "scheduler": (
+        *(f"BRPOP {_QUEUE} 1", f"LRANGE {_QUEUE} 0 -1", f"XRANGE {_EVENTS} - +", "SMEMBERS others"),
+        *("LPUSH celery x", "XADD others * a b"),
+    ),
+    "worker": (
+        *(f"LPUSH {_QUEUE} mail", f"RPUSH {_QUEUE} mail", f"LSET {_QUEUE} 0 mail"),
+        *(f"LRANGE {_QUEUE} 0 -1", f"XADD {_REQUESTS} * a b", f"XREAD STREAMS {_REQUESTS} 0-0"),
+        *(f"XDEL {_REQUESTS} 1-1", f"DEL {_REQUESTS}", f"GET {_ANSWER}", f"SET {_ANSWER} x"),
+        *("SET tunemq:farm x", "GET tunemq:farm", "SET tunemq:term 9", "GET tunemq:term"),
+        *("SET tunemq:streams x", "GET tunemq:streams", f"HSET {_REPLY} v 9", f"HGETALL {_REPLY}"),
+        *(f"XREAD STREAMS {_EVENTS} 0-0", f"XRANGE {_EVENTS} - +", f"XTRIM {_EVENTS} MAXLEN 0"),
+        *("XREAD STREAMS tunemq:nodes 0-0", "XDEL tunemq:nodes 1-1", "SCAN 0", "INFO", "MGET a"),
+        *(f"XGROUP CREATE {_EVENTS} g $ MKSTREAM", "SMEMBERS _kombu.binding.celery.pidbox"),
+    ),
+    "submitter": (
+        *(f"XREAD STREAMS {_REQUESTS} 0-0", f"XRANGE {_REQUESTS} - +", f"XLEN {_REQUESTS}"),
+        *(f"XREAD STREAMS {_EVENTS} 0-0", f"XADD {_EVENTS} * h x", f"DEL {_EVENTS}"),
+        *(f"LPUSH {_QUEUE} mail", f"BRPOP {_QUEUE} 1", f"LRANGE {_QUEUE} 0 -1", f"GET {_QUEUE}"),
+        *(f"HMGET {_REPLY} v", f"HSET {_REPLY} v 9", "XADD tunemq:nodes * hello x"),
+        *("GET tunemq:lease:abc", "SET tunemq:lease:abc 1", "GET tunemq:vitals:abc"),
+        *(
+            "GET tunemq:term",
+            "GET tunemq:generation",
+            "DEL tunemq:generation",
+            "GET tunemq:streams",
+        ),
+        *("SET tunemq:farm x", "SET tunemq:scheduler x", f"SET {_ANSWER} x", "SCAN 0", "INFO"),
+        *("EVAL x 0", "EXPIRE tunemq:farm 1"),
+    ),
+    "exporter": (
+        *(f"XREAD STREAMS {_REQUESTS} 0-0", f"XRANGE {_EVENTS} - +", f"XADD {_REQUESTS} * a b"),
+        *(f"LRANGE {_QUEUE} 0 -1", f"LPUSH {_QUEUE} mail", f"BRPOP {_QUEUE} 1", f"DEL {_EVENTS}"),
+        *("GET tunemq:farm", "GET tunemq:generation", "SET tunemq:generation x", f"GET {_ANSWER}"),
+        *(
+            "XINFO STREAM tunemq:nodes",
+            "SCAN 0",
+            "EVAL x 0",
+            f"HMGET {_REPLY} v",
+            "GET tunemq:term",
+        ),
+    ),
+}
+#: What scripts must not do for those who may run some: what they may not do themselves.
+_REFUSED_TO_SCRIPTS = {
+    "scheduler": ("GET others", "PUBLISH a b", "KEYS *", f"RPOP {_QUEUE}", "FLUSHALL"),
+    "worker": (
+        *(f"LPUSH {_QUEUE} mail", f"XADD {_REQUESTS} * a b", "SET tunemq:term 9", "GET others"),
+        *(f"XRANGE {_EVENTS} - +", f"SET {_ANSWER} x", "PUBLISH a b", "KEYS *", "FLUSHALL"),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRedis]:
+    with secured_redis(tmp_path_factory.mktemp("redis")) as redis:
+        yield redis
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_s05_a_role_is_refused_what_is_not_its_own(redis: SecuredRedis, role: str):
+    with _client(redis, role) as client:
+        for command in (*_NOBODY, *_REFUSED[role]):
+            redis.refused()
+            try:
+                answer = client.execute_command(*command.split())
+            except NoPermissionError:
+                assert [user for user, _ in redis.refused()] == [role], command
+            else:
+                pytest.fail(f"{role} may do {command}: {answer!r}")
+
+
+@pytest.mark.parametrize("role", _REFUSED_TO_SCRIPTS)
+def test_s05_a_script_may_do_no_more_than_who_runs_it(redis: SecuredRedis, role: str):
+    with _client(redis, role) as client:
+        for command in _REFUSED_TO_SCRIPTS[role]:
+            redis.refused()
+            try:
+                answer = client.execute_command("EVAL", _CALL, "0", *command.split())
+            except ResponseError:
+                assert [user for user, _ in redis.refused()] == [role], command
+            else:
+                pytest.fail(f"a script of {role} may do {command}: {answer!r}")
+
+
+def _client(redis: SecuredRedis, role: str) -> redis_py.Redis:
+    """For one user; it names no library, which nobody may."""
+    return redis_py.Redis.from_url(redis.plain_url(role), protocol=2, driver_info=None)
+
+
+def test_s05_nothing_that_was_tried_has_changed_anything(redis: SecuredRedis):
+    assert redis.client.keys() == []
+
+
+def test_s05_a_stranger_and_the_default_user_may_do_nothing(redis: SecuredRedis):
+    socket = redis.folder / "redis.sock"
+    once = Retry(NoBackoff(), 0)
+    with redis_py.Redis(
+        unix_socket_path=str(socket), protocol=2, driver_info=None, retry=once
+    ) as stranger:
+        for command in ("PING", "GET tunemq:farm", "INFO", "XADD tunemq:requests * a b"):
+            with pytest.raises(AuthenticationError):
+                stranger.execute_command(*command.split())
+    passwords = {redis.password(role) for role in ROLES}
+    assert len(passwords) == len(ROLES)
+    for user, password in (("default", ""), ("default", "secret"), ("worker", "secret")):
+        with (
+            redis_py.Redis(
+                unix_socket_path=str(socket), username=user, password=password, retry=once
+            ) as one,
+            pytest.raises(redis_py.RedisError),
+        ):
+            one.ping()
+
+
+def test_s05_what_is_shipped_has_no_password(redis: SecuredRedis):
+    users = (SHIPPED / "users.acl").read_text()
+    assert "nopass" not in users
+    assert ">" not in users
+    assert [line.split()[1] for line in users.splitlines()] == ["default", *ROLES]
+    for line in users.splitlines()[1:]:
+        assert line.split()[3] == f"#sha256-of-the-password-of-{line.split()[1]}"
+        assert not {"allkeys", "~*", "allchannels", "&*", "+@all", "allcommands"} & set(
+            line.split()
+        )
+    default = redis.client.acl_getuser("default")
+    assert default is not None
+    assert "off" in default["flags"]
+    assert not {"allkeys", "allchannels", "allcommands", "nopass"} & set(default["flags"])
+
+
+@pytest.mark.parametrize(("name", "is_given_one"), [("Ada_L-2", True), ("ada.l", False)])
+def test_s05_no_user_is_left_without_a_password_unsaid(
+    tmp_path: Path, name: str, *, is_given_one: bool
+):
+    users, passwords = tmp_path / "users.acl", tmp_path / "passwords"
+    users.write_text(f"user {name} on #sha256-of-the-password-of-{name} ~* +ping\n")
+    script = str(SHIPPED / "passwords.sh")
+    line = ["sh", script, str(users), str(passwords)]
+    done = subprocess.run(line, check=False, capture_output=True, text=True)
+    assert (done.returncode == 0) == is_given_one
+    assert (f"of-{name}" in done.stderr) != is_given_one
+    assert ("sha256-of" in users.read_text()) != is_given_one
+    assert (passwords / f"{name}.password").exists() == is_given_one

@@ -1,0 +1,100 @@
+"""S06: remote control, by which who reaches the broker commands Celery workers, is off."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from celery import Celery
+
+from tests.farm_service import FarmService, Search, farm_service
+from tests.integration.farm_support import family_of
+from tests.support import eventually
+from tunemq_scheduler.security.redis_probes import REMOTE_CONTROL, probe
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+#: Commands that every Celery worker knows, and what they are given.
+_COMMANDS = {
+    "shutdown": {},
+    "pool_restart": {"reload": True},
+    "pool_shrink": {"n": 1},
+    "revoke": {"task_id": "x", "terminate": True, "signal": "SIGKILL"},
+    "cancel_consumer": {"queue": "x"},
+    "rate_limit": {"task_name": "tunemq.run_steps", "rate_limit": "1/h"},
+    "time_limit": {"task_name": "tunemq.run_steps", "hard": 1},
+}
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[FarmService]:
+    with farm_service(tmp_path) as farm:  # its Redis lets everybody do everything
+        yield farm
+
+
+@pytest.fixture
+def attacker(farm: FarmService) -> Iterator[Celery]:
+    with Celery(broker=farm.url, set_as_current=False) as app:
+        yield app
+
+
+def test_s06_what_is_broadcast_to_celery_workers_does_nothing_to_a_farm(
+    farm: FarmService, attacker: Celery
+):
+    farm.add_worker("one")
+    farm.has_nodes("one")
+    farm.submit(Search(name="first", steps=20, has_gate=True))
+    farm.open_gate("first", 5)
+    farm.wait_for_steps("first", 2, 5)
+    ears = _ears(farm)
+    assert len(ears) == 1
+    assert attacker.control.ping(timeout=1.0) == []  # nobody listens
+    queue = f"ear@{_incarnation(farm)}"
+    for command, arguments in _COMMANDS.items():
+        attacker.control.broadcast(command, arguments=arguments)
+        attacker.control.broadcast(command, arguments=arguments, destination=[queue])
+    farm.open_gate("first", 20)
+    farm.wait_for("first", "FINISHED")
+    farm.check_results("first")
+    farm.check_steps("first")
+    assert _ears(farm) == ears
+    (finding,) = (one for one in probe(farm.url) if one.check == REMOTE_CONTROL)
+    assert not finding.fix, finding
+
+
+def test_s06_a_worker_that_does_listen_is_ended_by_the_same_broadcast(
+    farm: FarmService, attacker: Celery, tmp_path: Path
+):
+    (tmp_path / "others.py").write_text(
+        f"from celery import Celery\napp = Celery(broker={farm.url!r})\n"
+    )
+    line = [sys.executable, "-m", "celery", "-A", "others", "worker", "--pool=solo", "-n", "me@it"]
+    log = tmp_path / "celery.log"
+    process = farm.head.start(line, {**farm.environ("head"), "PYTHONPATH": str(tmp_path)}, log)
+    eventually(lambda: attacker.control.ping(timeout=1.0), within=60, message=log.read_text)
+    (finding,) = (one for one in probe(farm.url) if one.check == REMOTE_CONTROL)
+    assert finding.fix
+    assert "me@it" in finding.what
+    attacker.control.broadcast("shutdown")
+    assert process.wait(20) == 0
+
+
+def _ears(farm: FarmService) -> list[int]:
+    """The processes of Celery's workers."""
+    pids = family_of(farm.workers["one"].pid)
+    return [pid for pid in pids if _name(pid) == "tunemq-ear"]
+
+
+def _name(pid: int) -> str:
+    """What a process is called; nothing of a host that has just ended with its trial."""
+    try:
+        return psutil.Process(pid).name()
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def _incarnation(farm: FarmService) -> str:
+    return farm.nodes()["one"].incarnation

@@ -1,0 +1,223 @@
+"""S07: the probes find a store that others can use, and leave it as it was; none starts on it."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.farm_service import farm_service
+from tests.late_proxy import late_proxy
+from tests.object_servers import (
+    Certificate,
+    MinioServer,
+    ObjectServer,
+    minio_program,
+    running_minio,
+)
+from tests.served_folders import FolderServer
+from tests.store_roles import make_roles
+from tests.support import eventually, need
+from tunemq_scheduler.security.findings import Finding, Level
+from tunemq_scheduler.security.store_probes import clock_finding, probe_store
+from tunemq_shared.errors import StoreError
+from tunemq_shared.retrying import StoreUnavailable
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+CHECKS = ["store-tls", "store-keys", "store-anonymous", "store-unsigned-trailer", "store-clock"]
+
+
+def wrong(address: str, environ: Mapping[str, str]) -> list[Finding]:
+    found = probe_store(address, environ)
+    assert [finding.check for finding in found] == CHECKS
+    return [finding for finding in found if finding.level is not Level.OK]
+
+
+def names(server: ObjectServer, bucket: str) -> list[str]:
+    listed = server.client().list_objects(bucket, recursive=True)
+    return [str(one.object_name) for one in listed]
+
+
+@pytest.fixture(scope="module")
+def default_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    """A MinIO as its first page tells one to start it."""
+    need("minio (`make minio` builds it)", minio_program())
+    server = MinioServer(tmp_path_factory.mktemp("default") / "server")
+    server.access_key = server.secret_key = "minioadmin"
+    server.start()
+    yield server
+    server.kill()
+
+
+def publish(server: ObjectServer, bucket: str, *actions: str) -> None:
+    statements = [
+        {
+            "Effect": "Allow",
+            "Principal": {"AWS": ["*"]},
+            "Action": [f"s3:{action}"],
+            "Resource": [f"arn:aws:s3:::{bucket}{'' if action == 'ListBucket' else '/*'}"],
+        }
+        for action in actions
+    ]
+    policy = {"Version": "2012-10-17", "Statement": statements}
+    server.client().set_bucket_policy(bucket, json.dumps(policy))
+
+
+def test_s07_with_the_shipped_policies_nothing_is_wrong_and_nothing_is_left(minio, bucket):
+    roles = make_roles(minio, bucket)
+    minio.client().put_object(bucket, "farm/kept", io.BytesIO(b"x"), 1)
+    for role in ("scheduler", "worker", "submitter"):
+        assert wrong(minio.address(bucket, "farm"), roles[role]) == []
+    assert names(minio, bucket) == ["farm/kept"]
+
+
+def test_s07_over_tls_too(tmp_path):
+    certificate = Certificate(tmp_path / "certificate")
+    need("minio (`make minio` builds it)", minio_program())
+    with running_minio(tmp_path / "minio", certificate=certificate) as server:
+        bucket = server.create_bucket()
+        roles = make_roles(server, bucket)
+        address = server.address(bucket, "farm")
+        assert wrong(address, roles["scheduler"]) == []
+        untrusting = {**roles["scheduler"], "AWS_CA_BUNDLE": ""}
+        with pytest.raises(StoreError, match="certificate"):
+            probe_store(f"s3://{bucket}/farm?endpoint={server.url}", untrusting)
+
+
+@pytest.mark.parametrize("prefix", ["", "farm", "deep/er"])
+def test_s07_a_server_that_takes_forged_uploads_is_found(minio, bucket, prefix):
+    """Every MinIO that can be built has this weakness; here nothing forbids it to the owner."""
+    need("minio (`make minio` builds it)", isinstance(minio, MinioServer))
+    (finding,) = wrong(minio.address(bucket, prefix), minio.environ)
+    assert (finding.check, finding.level) == ("store-unsigned-trailer", Level.PROBLEM)
+    assert "CVE-2026-40344" in finding.what
+    assert "CVE-2026-41145" in finding.what
+    assert "deploy/minio" in finding.fix
+    assert minio.secret_key not in str(finding)
+    assert names(minio, bucket) == []
+
+
+def test_s07_a_server_without_the_weakness_is_said_to_have_none(shared_rclone):
+    bucket = shared_rclone.create_bucket()
+    assert wrong(shared_rclone.address(bucket, "farm"), shared_rclone.environ) == []
+    assert names(shared_rclone, bucket) == []
+
+
+def test_s07_keys_that_everybody_knows_are_found_ours_or_not(default_server):
+    bucket = default_server.create_bucket()
+    address = default_server.address(bucket, "farm")
+    roles = make_roles(default_server, bucket)
+    for environ, said in (
+        (default_server.environ, "The keys for"),
+        (roles["scheduler"], "takes the keys that it was shipped with"),
+    ):
+        (finding,) = [one for one in wrong(address, environ) if one.check == "store-keys"]
+        assert finding.level is Level.PROBLEM
+        assert finding.refuses
+        assert said in finding.what
+        assert "MINIO_ROOT_PASSWORD" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("actions", "said"),
+    [
+        (["ListBucket"], "list"),
+        (["GetObject"], "read"),
+        (["PutObject"], "write"),
+        (["DeleteObject"], "remove"),
+        (["ListBucket", "GetObject", "PutObject"], "list and write and read"),
+    ],
+)
+def test_s07_a_public_bucket_is_found_by_what_anybody_may_do(minio, bucket, actions, said):
+    roles = make_roles(minio, bucket)
+    publish(minio, bucket, *actions)
+    found = wrong(minio.address(bucket, "farm"), roles["scheduler"])
+    (finding,) = [one for one in found if one.check == "store-anonymous"]
+    assert finding.refuses
+    assert f"one may {said} objects there" in finding.what
+    assert "mc anonymous set none" in finding.fix
+    assert names(minio, bucket) == []
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_s07_a_clock_that_is_off_by_an_hour_is_found(minio, bucket, hours):
+    roles = make_roles(minio, bucket)
+    with late_proxy(minio.port, 3600 * hours) as proxy:
+        address = minio.address(bucket, "farm", endpoint=proxy.url)
+        (finding,) = wrong(address, roles["scheduler"])
+    assert (finding.check, finding.level) == ("store-clock", Level.PROBLEM)
+    assert f"{'behind' if hours > 0 else 'ahead of'} that of the server" in finding.what
+    assert "NTP" in finding.fix
+
+
+def test_s07_clocks_that_are_off_by_minutes_are_worth_a_warning():
+    two_minutes_ago = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 120))
+    assert clock_finding("there", two_minutes_ago).level is Level.WARNING
+    assert clock_finding("there", "").level is Level.OK
+
+
+def test_s07_a_served_folder_is_looked_at_too(served: FolderServer):
+    assert wrong(served.address("farm"), served.environ) == []
+
+
+def test_s07_a_store_that_is_away_is_said_to_be(tmp_path, minio, bucket):
+    address = minio.address(bucket, "farm", endpoint="http://127.0.0.1:1")
+    with pytest.raises(StoreUnavailable, match="does not answer"):
+        probe_store(address, minio.environ)
+    assert probe_store(str(tmp_path), {}) == []
+
+
+@pytest.mark.parametrize("plant", ["default keys", "public"])
+def test_s07_no_scheduler_starts_on_a_store_that_others_can_use(
+    tmp_path: Path, minio, bucket, default_server, plant
+):
+    server, environ, said = minio, make_roles(minio, bucket)["scheduler"], "is public"
+    if plant == "default keys":
+        server, environ, said = default_server, default_server.environ, "everybody knows"
+        bucket = server.create_bucket()
+    else:
+        publish(minio, bucket, "GetObject")
+    store = ("--store", server.address(bucket, "farm"))
+    with farm_service(tmp_path, starts=False) as farm:
+        scheduler = farm.start_scheduler(*store, variables=environ)
+        assert scheduler.wait(60) == 64, farm.said()
+        assert said in farm.said()
+        assert "To mend it" in farm.said()
+        assert "Serving the farm" not in farm.said()
+        assert environ["AWS_SECRET_ACCESS_KEY"] not in farm.said() or plant == "default keys"
+        farm.start_scheduler(*store, "--insecure", variables=environ)
+        eventually(lambda: "Serving the farm" in farm.said(), within=60, message=farm.said)
+
+
+def test_s07_no_worker_starts_with_keys_that_everybody_knows(tmp_path: Path, default_server):
+    with farm_service(tmp_path, starts=False) as farm:
+        farm.of_home["one"] = default_server.environ
+        worker = farm.add_worker("one")
+        assert worker.wait(60) == 64
+        said = (tmp_path / "one" / "worker.log").read_text()
+        assert "everybody knows" in said
+        assert "--insecure" in said
+
+
+def test_s07_no_search_is_run_alone_on_a_store_that_others_can_use(tmp_path: Path, minio, bucket):
+    roles = make_roles(minio, bucket)
+    publish(minio, bucket, "ListBucket")
+    store, script = minio.address(bucket, "farm"), tmp_path / "search.py"
+    script.write_text(
+        "import tunemq as tune\n"
+        "tuner = tune.Tuner(\n"
+        "    lambda config: {'loss': 1.0},\n"
+        f"    run_config=tune.RunConfig(name='alone', storage_path={store!r}),\n"
+        ")\n"
+    )
+    with farm_service(tmp_path, starts=False) as farm:
+        scheduler = farm.start_scheduler(str(script), variables=roles["scheduler"])
+        assert scheduler.wait(60) == 64, farm.said()
+        assert "is public" in farm.said()
+        assert "--insecure" in farm.said()
+    assert not [name for name in names(minio, bucket) if "journal" in name]

@@ -1,0 +1,159 @@
+"""S07: each role may do in the bucket what it has to, and nothing else; so may not be strangers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from tests.object_servers import ObjectServer
+from tests.store_roles import ROLES, make_roles
+from tunemq_scheduler.security.forged_uploads import forgeries
+from tunemq_scheduler.security.store_probes import _Asker
+from tunemq_shared.object_client import Refused
+from tunemq_shared.s3_address import Keys, parse_address
+from tunemq_shared.s3_client import S3Client
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+CHECKPOINT = f"farm/search/trial_00000/checkpoint_1-000001/{'a' * 64}"
+MANIFEST = "farm/search/trial_00000/checkpoint_1-000001/manifest.json"
+TRIAL_FILE = "farm/search/trial_00000/stdout.1"
+JOURNAL = "farm/search/journal/000001.turns"
+PIECE = "farm/search/journal/000001/000001.turns/000000000000000-000000000000541"
+RECORD = "farm/search/journal/scheduler"
+TUNER = "farm/search/tuner.pkl"
+CODE = f"farm/blobs/{'b' * 64}"
+OTHERS = "others/object"
+
+ALL = (CHECKPOINT, MANIFEST, TRIAL_FILE, JOURNAL, PIECE, RECORD, TUNER, CODE, OTHERS)
+OURS = ALL[:-1]
+#: What each role may do, to which objects; all that is not here is refused.
+RIGHTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "scheduler": {"read": OURS, "write": OURS, "remove": OURS, "list": ("farm/",)},
+    "worker": {
+        "read": (CHECKPOINT, MANIFEST, CODE),
+        "write": (CHECKPOINT, MANIFEST, TRIAL_FILE),
+        "remove": (),
+        "list": (),
+    },
+    "submitter": {"read": OURS, "write": (CODE,), "remove": (), "list": ("farm/",)},
+}
+
+
+class Bucket:
+    """A bucket with something at each place, and a client of each role."""
+
+    def __init__(self, server: ObjectServer, bucket: str) -> None:
+        self.server, self.name = server, bucket
+        self.address = parse_address(server.address(bucket, "farm"), {})
+        self.roles = make_roles(server, bucket)
+        self._open = contextlib.ExitStack()
+        self.owner = self.client(server.environ)
+        for key in ALL:
+            self.owner.put(key, b"before", "")
+
+    def client(self, environ: Mapping[str, str]) -> S3Client:
+        keys = Keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"])
+        client = S3Client(self.address, keys, "", connect_s=20, read_s=20, at_once=2)
+        return self._open.enter_context(contextlib.closing(client))
+
+    def names(self) -> list[str]:
+        return [one.key for one in self.owner.listed("")]
+
+    def content(self, key: str) -> bytes:
+        with self.owner.get(key, "") as answer:
+            return b"".join(answer.blocks())
+
+    def close(self) -> None:
+        self._open.close()
+
+
+@pytest.fixture
+def shelf(minio: ObjectServer, bucket: str) -> Iterator[Bucket]:
+    shelf = Bucket(minio, bucket)
+    yield shelf
+    shelf.close()
+
+
+def read(client: S3Client, key: str) -> None:
+    with client.get(key, "it cannot be read") as answer:
+        assert b"".join(answer.blocks())
+
+
+def write(client: S3Client, key: str) -> None:
+    client.put(key, b"after", "it cannot be written")
+
+
+def write_in_parts(client: S3Client, key: str) -> None:
+    client.abort_upload(key, client.create_upload(key, "it cannot be written"))
+
+
+def remove(client: S3Client, key: str) -> None:
+    client.remove(key, "it cannot be removed")
+
+
+def list_below(client: S3Client, key: str) -> None:
+    next(client.listed(key), None)
+
+
+VERBS: list[tuple[str, Callable[[S3Client, str], None], tuple[str, ...]]] = [
+    ("read", read, ALL),
+    ("write", write_in_parts, ALL),
+    ("write", write, ALL),
+    ("list", list_below, ("farm/", "others/", "")),
+    ("remove", remove, ALL),
+]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_s07_each_role_may_do_its_own_work_and_is_refused_the_others(shelf: Bucket, role: str):
+    client = shelf.client(shelf.roles[role])
+    for verb, attempt, keys in VERBS:
+        for key in keys:
+            if key in RIGHTS[role][verb]:
+                attempt(client, key)
+                continue
+            with pytest.raises(Refused, match="not allowed to do that"):
+                attempt(client, key)
+    written, removed = RIGHTS[role]["write"], RIGHTS[role]["remove"]
+    assert shelf.names() == sorted(set(ALL) - set(removed))
+    for key in shelf.names():
+        assert shelf.content(key) == (b"after" if key in written else b"before")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_s07_no_role_may_look_after_the_server_or_make_the_bucket_public(shelf: Bucket, role: str):
+    from minio.commonconfig import CopySource
+    from minio.error import MinioException
+
+    client = shelf.client(shelf.roles[role])
+    for attempt in (
+        lambda: client.set_bucket_policy(shelf.name, "{}"),
+        lambda: client.get_bucket_policy(shelf.name),
+        lambda: client.remove_bucket(shelf.name),
+        lambda: client.make_bucket(f"{shelf.name}-2"),
+        lambda: client.copy_object(shelf.name, CHECKPOINT, CopySource(shelf.name, OTHERS)),
+    ):
+        with pytest.raises(MinioException, match=re.compile("denied", re.IGNORECASE)):
+            attempt()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_s07_forged_uploads_with_a_roles_access_key_are_refused(shelf: Bucket, role: str):
+    """Whatever the server's version: this one takes them from keys without these policies."""
+    asker = _Asker(shelf.server.url, "")
+    try:
+        before = shelf.names()
+        for folder, name in (("farm", "forged"), *(key.rsplit("/", 1) for key in ALL)):
+            access_key = shelf.roles[role]["AWS_ACCESS_KEY_ID"]
+            for forgery in forgeries(folder, name, access_key, "us-east-1"):
+                target = f"/{shelf.name}/{folder}/{name}?{forgery.query}"
+                answered = asker.ask("PUT", target, forgery.headers, forgery.body)
+                assert answered.status == 403, (forgery.weakness, folder)
+        assert shelf.names() == before
+        assert {shelf.content(key) for key in ALL} == {b"before"}
+    finally:
+        asker.close()

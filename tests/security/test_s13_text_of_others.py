@@ -1,0 +1,259 @@
+"""S13: what others named or printed steers no terminal, runs in no spreadsheet, and is no page."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pty
+import select
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.raw_requests import connect, raw
+from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tunemq_scheduler.loggers import CSVLoggerCallback
+from tunemq_scheduler.loggers.csv_cells import columns_of, row_of
+from tunemq_scheduler.report.harmless import harmless, harmless_output, write_output
+from tunemq_scheduler.tools import command, experiments, farm_tables
+from tunemq_shared import answers as a
+from tunemq_shared.errors import ConfigError
+
+__all__ = ["connect", "raw"]
+
+pytestmark = pytest.mark.security
+
+STEERING = [
+    "\x1b[2J\x1b[H",  # clears the screen
+    "\x1b]0;title\x07",
+    "\x1b]52;c;ZXZpbA==\x07",  # writes into the clipboard
+    "\x1b]8;;http://evil.example\x1b\\link\x1b]8;;\x1b\\",
+    "\x1b[6n",  # answers into the shell's input
+    "\x1bP+q544e\x1b\\",
+    "\x9b2J",
+    "\x9d0;title\x9c",
+    "\x08\x08\x08",
+    "\x07",
+    "\x00",
+    "\x7f",
+    "\u202egnp.exe",
+    "\u2066a\u2069",
+    "\u2028",
+    "\x0b\x0c",
+]
+MARKUP = ["[bold red]x[/]", "[link=http://evil.example]x[/link]", "[/]", "<script>1</script>"]
+FORMULAS = [
+    "=1+1",
+    '=HYPERLINK("http://evil.example","x")',
+    "+1+1",
+    "-2+3+cmd|' /C calc'!A0",
+    "@SUM(1+1)",
+    "\t=1+1",
+    "'=1+1",
+    "\uff1d1+1",
+    "=1\r\n=2",
+]
+BEGINS = "=+-@\t\r\uff1d\uff0b\uff0d\uff20"
+
+
+def steers(text: str) -> bool:
+    return any((ord(char) < 32 and char not in "\n\t") or 127 <= ord(char) < 160 for char in text)
+
+
+# --- the terminal ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", STEERING)
+def test_s13_what_steers_a_terminal_is_shown_instead(text):
+    for given_text in (text, f"a{text}b\n{text}"):
+        assert not steers(harmless(given_text))
+        assert not steers(harmless_output(given_text))
+    assert harmless("fine\ttext\nä …") == "fine\ttext\nä …"
+
+
+@given(st.text())
+def test_s13_nothing_is_left_of_any_text_that_could_steer(text):
+    assert not steers(harmless(text))
+    assert harmless(harmless(text)) == harmless(text)
+    left = harmless_output(text).replace("\r", "")
+    for number in range(100):
+        left = left.replace(f"\x1b[{number}m", "")
+    assert "\x1b]" not in left
+    assert "\x9b" not in left
+
+
+def test_s13_output_of_trials_keeps_its_colours_and_progress_bars():
+    bar = "\r\x1b[32m 50%\x1b[0m\r\x1b[1;31mdone\x1b[m\n"
+    assert harmless_output(bar) == bar
+    assert harmless_output(f"{bar}\x1b[2J") == f"{bar}\\x1b[2J"
+
+
+def test_s13_a_log_is_harmless_at_a_terminal_and_whole_in_a_file(tmp_path: Path):
+    data = b"\x1b]52;c;ZXZpbA==\x07\x1b[31mred\x1b[0m\n"
+    with (tmp_path / "log").open("w") as file:
+        write_output(file, data)
+    assert (tmp_path / "log").read_bytes() == data
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        assert terminal.isatty()
+        write_output(terminal, data)
+        shown = b""
+        while not shown.endswith(b"\n") and select.select([ours], [], [], 20)[0]:
+            shown += os.read(ours, 1000)
+    os.close(ours)
+    assert shown == b"\\x1b]52;c;ZXZpbA==\\x07\x1b[31mred\x1b[0m\r\n"
+
+
+@pytest.mark.parametrize("text", [*STEERING, *MARKUP])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_s13_tables_of_the_command_line_show_names_as_they_are(
+    capsys, monkeypatch, text, is_terminal
+):
+    if is_terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "400")
+    row = a.ExperimentRow(
+        name=f"n{text}",
+        id="1",
+        owner=f"o{text}",
+        priority=0,
+        state=a.ExperimentState.FAILED,
+        reason=f"r{text}",
+        submitted=0.0,
+        started=None,
+        ended=None,
+        trials={},
+        total=None,
+        position=None,
+    )
+    trial = a.TrialRow(
+        trial=f"t{text}", name=f"t{text}", status="ERROR", node=f"h{text}", note=f"x{text}"
+    )
+    detail = a.ExperimentDetail(
+        experiment=row,
+        folder=f"/f{text}",
+        store=f"s3://s{text}",
+        notes=(f"w{text}",),
+        trials=(trial,),
+        metric=f"m{text}",
+    )
+    farm_tables.show_experiments([row])
+    farm_tables.show_detail(detail)
+    told = capsys.readouterr().out
+    for number in (*range(110),):
+        told = told.replace(f"\x1b[{number}m", "")
+    assert not steers(told)
+    assert "\u202e" not in told
+    if text in MARKUP:
+        assert f"n{text}" in told
+        assert f"r{text}" in told
+
+
+@pytest.mark.parametrize("text", STEERING)
+def test_s13_errors_and_answers_steer_no_terminal_either(capsys, monkeypatch, text):
+    def fail(_options):
+        raise ConfigError(f"there is no experiment {text}.")
+
+    monkeypatch.setattr(command, "list_failpoints", fail)
+    assert command.main("1", ["failpoints"]) == 64
+    assert not steers(capsys.readouterr().err)
+
+    class Client:
+        def ask(self, _request, kind):
+            return (
+                a.Why(lines=(f"because {text}",)) if kind is a.Why else a.Done(text=f"did {text}")
+            )
+
+    options = command.argparse.Namespace(experiment="n", trial="", json=False)
+    experiments.tell_why(Client(), options)
+    experiments.resume(Client(), options)
+    told = capsys.readouterr().out
+    assert "because " in told
+    assert "did " in told
+    assert not steers(told)
+
+
+# --- spreadsheets ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_s13_no_cell_of_progress_csv_is_a_formula(tmp_path, text):
+    trial, logger = FakeTrial(0, tmp_path), CSVLoggerCallback()
+    logger.on_trial_result(0, [trial], trial, trial.result(1, **{text: 1.5, "note": text}))
+    logger.on_trial_complete(0, [trial], trial)
+    with Path(trial.local_path, "progress.csv").open(newline="") as file:
+        header, row = csv.reader(file, strict=True)
+    assert not [cell for cell in (*header, *row) if cell[:1] and cell[0] in BEGINS]
+    assert row[header.index("note")].startswith("'")
+
+
+def test_s13_numbers_stay_numbers(tmp_path):
+    trial, logger = FakeTrial(0, tmp_path), CSVLoggerCallback()
+    numbers = {"loss": -0.5, "text": "-1.5e-3", "more": "+7", "least": -(10**20)}
+    logger.on_trial_result(0, [trial], trial, trial.result(1, **numbers))
+    logger.on_trial_complete(0, [trial], trial)
+    with Path(trial.local_path, "progress.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file, strict=True)
+    assert {name: float(row[name]) for name in numbers} == {
+        "loss": -0.5,
+        "text": -0.0015,
+        "more": 7.0,
+        "least": -1e20,
+    }
+
+
+@given(st.lists(st.text(st.sampled_from("'=+-@a1\t"), max_size=5), min_size=1, max_size=5))
+def test_s13_a_restored_trial_finds_its_columns_whatever_they_are_called(names):
+    line = row_of(names)
+    assert columns_of(line) == names
+    (cells,) = csv.reader(io.StringIO(line.decode()))
+    assert not [cell for cell in cells if cell[:1] in {"=", "@"}]
+
+
+# --- the HTTP store -------------------------------------------------------------------------------
+
+
+@pytest.mark.integration
+def test_s13_an_object_is_never_a_page(shared_served, raw):
+    page = b"<script>alert(1)</script>"
+    with shared_served.objects("pages") as objects:
+        objects.put_bytes("index.html", page)
+    raw.socket.sendall(
+        b"GET /pages/index.html HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        + f"Authorization: Bearer {shared_served.token}\r\n\r\n".encode()
+    )
+    told = b""
+    while piece := raw.socket.recv(65536):
+        told += piece
+    head, _, body = told.partition(b"\r\n\r\n")
+    assert body == page
+    for line in (
+        b"Content-Type: application/octet-stream",
+        b"X-Content-Type-Options: nosniff",
+        b"Content-Security-Policy: default-src 'none'; sandbox",
+        b"Cache-Control: no-store",
+    ):
+        assert line in head.splitlines(), head
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("text", ["%1b%5b2J", "<script>", "%0d%0aX-Evil:%201", "%0aroot:x"])
+def test_s13_what_is_asked_for_is_in_no_head_and_no_line_of_the_log(shared_served, raw, text):
+    status, told = raw.ask(f"GET /{text} HTTP/1.1")
+    assert status in (400, 404)
+    assert not steers(told.decode())
+    assert not steers(shared_served.said())
+    assert "X-Evil" not in shared_served.said()
+
+
+def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():
+    """Commands write what a farm answers by these; here nobody may begin to write it himself."""
+    folder = Path(sys.modules[experiments.__name__].__file__).parent
+    for file in ("experiments.py", "nodes.py", "on_farm.py"):
+        for line in (folder / file).read_text().splitlines():
+            if "stdout.write" in line or "stderr.write" in line:
+                assert "harmless" in line or "json" in line or "Remove the results" in line, line

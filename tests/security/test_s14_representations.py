@@ -1,0 +1,97 @@
+"""S14: what holds a secret does not show it, whoever prints or logs it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.keys import key_folder, of_scheduler
+from tunemq_scheduler.farm.service import Wanted
+from tunemq_scheduler.farm.serving import Service
+from tunemq_scheduler.farm.supervisor import Farm
+from tunemq_scheduler.security.doctor.examination import Patient
+from tunemq_scheduler.store_server import handler
+from tunemq_shared.key_files import read_key_file
+from tunemq_shared.redis_address import parse_address
+from tunemq_shared.s3_address import find_keys
+from tunemq_shared.seals import Key
+
+pytestmark = pytest.mark.security
+
+ROOT = Path(__file__).parents[2]
+SECRET = "4fda7c91e2secret"
+URL = f"rediss://ada:{SECRET}@10.0.0.1:6379/0"
+_FIELD = re.compile(r"(url|password|token|secrets?|secret_key)")
+#: By name, the same in places where it is no secret.
+HARMLESS = {
+    "Holder.token",  # tells processes apart
+}
+
+
+class _Folder:
+    root = Path("/srv")
+
+
+HOLDERS: dict[str, Any] = {
+    "Wanted": Wanted(url=URL, script="search.py"),
+    "Service": Service(url=URL),
+    "handler.Service": handler.Service(_Folder(), None, None, SECRET, None),  # type: ignore[arg-type]
+    "Farm": Farm(url=URL, address="rediss://10.0.0.1:6379/0", results="/r", store="/r"),
+    "Patient": Patient(url=URL, keys="", store="", results="", environ={"A": SECRET}),
+    "RedisAddress": parse_address(URL),
+    "Keys": find_keys({"AWS_ACCESS_KEY_ID": "ada", "AWS_SECRET_ACCESS_KEY": SECRET}),
+    "Key": Key(b"01234567", SECRET.encode()),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_s14_what_holds_a_secret_does_not_show_it(name: str) -> None:
+    shown = f"{HOLDERS[name]!r} {HOLDERS[name]} {[HOLDERS[name]]}"
+    assert SECRET not in shown
+    assert shown
+
+
+def test_s14_keys_of_a_farm_do_not_show_themselves(tmp_path: Path) -> None:
+    folder = key_folder(tmp_path / "keys", "ada")
+    path = folder.path / "scheduler.toml"
+    live, found = of_scheduler(folder), read_key_file(path)
+    shown = f"{live!r} {live.orders!r} {live.orders._ring!r} {found!r} {vars(live)!r}"
+    secrets = re.findall(r'= "([\w+/=]+)"', path.read_text())
+    assert len(secrets) >= 3
+    for key in (*found.orders, *found.events, *found.submitters["ada"]):
+        assert repr(key.secret)[2:-1] not in shown
+        assert key.id.hex() in shown
+    assert not [one for one in secrets if one in shown]
+
+
+def test_s14_all_that_hold_a_secret_are_known() -> None:
+    """A struct that gets such a field gets a representation of its own, too, and a place above."""
+    found = set()
+    for folder in ("shared", "scheduler", "workers"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and _shows_fields(node):
+                    found |= {f"{node.name}.{name}" for name in _fields(node)}
+    assert found == HARMLESS
+
+
+def _fields(node: ast.ClassDef) -> list[str]:
+    return [
+        one.target.id
+        for one in node.body
+        if isinstance(one, ast.AnnAssign)
+        and isinstance(one.target, ast.Name)
+        and _FIELD.fullmatch(one.target.id)
+    ]
+
+
+def _shows_fields(node: ast.ClassDef) -> bool:
+    """Whether it is of a kind that shows all fields, and does not say otherwise."""
+    kinds = ast.unparse(ast.Tuple([*node.bases, *node.decorator_list], ast.Load()))
+    is_shown = re.search(r"Struct|NamedTuple|dataclass", kinds) is not None
+    own = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+    return is_shown and "__repr__" not in own

@@ -1,0 +1,120 @@
+"""S15: who appends with the greatest id, behind which there is none, holds nobody up for long.
+
+And what nodes said to a scheduler with other keys, which threw it away, they say again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ResponseError
+
+from tests.farm_desk import served
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.keys import key_folder, of_scheduler, of_submitter
+from tests.security.signed_wire import KEY, SignedWire
+from tests.support import eventually
+from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.executors import node_wire
+from tunemq_scheduler.executors.node_wire import NodeWire
+from tunemq_scheduler.security.unsigned_start import refuse_unsigned
+from tunemq_shared import messages as m
+from tunemq_shared import wire as names
+from tunemq_shared.errors import ConfigError
+from tunemq_shared.live_keys import LiveKeys
+
+__all__ = ["server"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+_GREATEST = 2**64 - 1
+_LAST = f"{_GREATEST}-{_GREATEST}"
+
+
+@pytest.fixture
+def wire(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedWire]:
+    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.05)
+    wire = SignedWire(server, tmp_path)
+    yield wire
+    wire.close()
+
+
+@pytest.mark.parametrize(("key", "kind"), [(names.NODES, "hello"), (KEY, "events")])
+def test_s15_a_stream_that_takes_nothing_any_more_begins_anew(wire, server, key, kind):
+    generation = server.client.get(names.GENERATION)
+    server.client.xadd(key, {"x": "y"}, id=_LAST)
+    with pytest.raises(ResponseError, match=r"exhausted|equal or smaller"):
+        server.client.xadd(key, {"x": "y"})
+    wire.until(lambda: wire.counted().get((kind, "early")))
+    wire.until(lambda: server.client.get(names.GENERATION) not in {None, generation})
+    assert [line for line in wire.news if key in line]
+
+    node = wire.node("inc1")
+    node.say_hello()
+    node.send(KEY, m.TrialFinished("t1", 1))
+    wire.until(lambda: wire.said(m.TrialFinished))
+
+
+def test_s15_requests_are_taken_again_after_the_greatest_id(server, tmp_path):
+    keys = key_folder(tmp_path / "keys", "ada")
+    server.client.xadd(names.REQUESTS, {"x": "y"}, id=_LAST)
+    with (
+        served(server.url, server.client, tmp_path / "results", keys=of_scheduler(keys)),
+        FarmClient(server.url, owner="ada", keys=of_submitter(keys, "ada")) as ada,
+    ):
+        eventually(lambda: not server.client.exists(names.REQUESTS))
+        assert ada.farm().store
+
+
+def test_nodes_that_a_scheduler_without_keys_refused_come_back(wire, server):
+    node = wire.node("inc1")
+    before = server.client.get(names.GENERATION)
+    wire.wire.close(now=True)
+    server.client.set(names.SIGNS, "abcdef01")  # as a farm's scheduler does
+    keyless = NodeWire(server.url, term=2)
+    keyless.open()
+    try:
+        without = server.client.get(names.GENERATION)
+        assert without != before, "nodes say again what another threw away"
+        node.say_hello()
+        while not keyless.refusals.counts():
+            keyless.poll(0.02)
+        keyless.flush()
+    finally:
+        keyless.close(now=True)
+    assert not server.client.xlen(names.NODES)
+    wire.term = 2
+    wire.start()
+    assert server.client.get(names.GENERATION) not in {None, before, without}
+
+
+def test_what_nodes_that_have_ended_said_outlives_a_change_of_keys(wire, server):
+    node = wire.node("inc1")
+    node.say_hello()
+    node.send(KEY, m.TrialFinished("t1", 1))
+    wire.until(lambda: wire.said(m.TrialFinished))
+    wire.stranger("inc9").say_hello()
+    wire.until(lambda: wire.counted().get(("hello", "unknown_key")))
+    generation = server.client.get(names.GENERATION)
+    wire.folder.rotate()
+    wire.until(lambda: server.client.get(names.GENERATION) not in {None, generation})
+    assert server.client.xlen(KEY) == 1
+
+
+def test_a_farm_that_signs_is_not_served_without_keys(server, wire, tmp_path):
+    wire.client.leave()
+    told: list[str] = []
+    server.client.set(names.SIGNS, "abcdef01")
+    with pytest.raises(ConfigError, match=r"this farm signs .*abcdef01.* give --keys FILE"):
+        refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=told.append)
+    assert told == []
+    refuse_unsigned(server.url, LiveKeys.none(), is_insecure=True, tell=told.append)
+    (line,) = told
+    assert "this farm signs" in line
+    refuse_unsigned(server.url, of_scheduler(wire.folder), is_insecure=False, tell=told.append)
+    server.client.delete(names.SIGNS)
+    refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=told.append)
+    assert len(told) == 1

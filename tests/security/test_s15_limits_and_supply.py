@@ -1,0 +1,129 @@
+"""S15: what is sent is bounded before it is looked at, and what is installed is what was tested."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.raw_requests import Raw, connect, raw, writing
+from tunemq_shared import message_limits, requests
+
+__all__ = ["connect", "raw"]
+
+pytestmark = pytest.mark.security
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PINS = dict(
+    line.lower().replace("_", "-").split("==")
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+)
+#: Imports all of a package, and ends with what was to leave the machine meanwhile.
+_IMPORTS = """
+import importlib, pkgutil, sys
+
+asked = []
+sys.addaudithook(lambda event, _: event.startswith(("socket.connect", "socket.getaddrinfo",
+    "socket.gethostby", "socket.sendto", "urllib.", "http.client.")) and asked.append(event))
+modules = [package] = [importlib.import_module(sys.argv[1])]
+if hasattr(package, "__path__"):
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not found.name.endswith("__main__"):
+            modules.append(importlib.import_module(found.name))
+print(len(modules))
+sys.exit(" ".join(asked) or 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "least"),
+    [("tunemq", 1), ("tunemq_shared", 80), ("tunemq_scheduler", 200), ("tunemq_workers", 70)],
+)
+def test_s15_nothing_is_asked_of_the_network_at_import(package: str, least: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _IMPORTS, package],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout.split()[-1]) >= least
+
+
+def test_s15_an_import_that_asks_the_network_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "telling.py").write_text(
+        "import socket\nsocket.getaddrinfo('127.0.0.1', 9)\n", encoding="utf-8"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORTS, "telling"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.stderr == "socket.getaddrinfo\n"
+
+
+def test_s15_all_that_is_installed_for_tests_is_of_one_known_version() -> None:
+    groups = [
+        PROJECT["project"]["dependencies"],
+        *PROJECT["project"]["optional-dependencies"].values(),
+        *PROJECT["dependency-groups"].values(),
+    ]
+    asked = {
+        re.split(r"[\[<>=;~! ]", one.lower(), maxsplit=1)[0] for group in groups for one in group
+    }
+    assert len(asked) > 15
+    assert asked - PINS.keys() == set()
+    for name, version in PINS.items():
+        assert re.fullmatch(r"[0-9][0-9a-z.+-]*", version), name
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert "://" not in pinned  # from the index that one's pip is set to, and from nowhere else
+
+
+def test_s15_the_next_version_of_a_library_does_not_come_unasked() -> None:
+    """Those that speak to others have an upper bound, too."""
+    asked = {re.split(r"[\[<>=; ]", one, maxsplit=1)[0]: one for one in _dependencies()}
+    for name in ("celery", "redis", "minio", "urllib3"):
+        assert re.search(r"<\d|==\d", asked[name]), asked[name]
+
+
+def _dependencies() -> list[str]:
+    found: list[str] = PROJECT["project"]["dependencies"]
+    return found
+
+
+def test_s15_each_kind_of_message_has_a_length_that_is_looked_at_first() -> None:
+    """Which is done with messages that are longer: tests/security/test_ten_thousand_messages.py."""
+    known = {name: size for name, size in vars(message_limits).items() if name.isupper()}
+    assert len(known) >= 10
+    assert all(2**9 < size <= 64 * 2**20 for size in known.values())
+    assert requests.MAX_REQUEST_BYTES <= 2**20
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "bytes=" + ",".join(f"{at}-" for at in range(2_000)),
+        "bytes=" + "0-0," * 4_000 + "0-0",
+        "bytes=" + "9" * 5_000 + "-",
+        "bytes=5-2",
+        "bytes=-" + "9" * 30,
+        "chars=0-1",
+    ],
+)
+def test_s15_whoever_asks_for_thousands_of_parts_gets_no_more_than_that(
+    raw: Raw, asked: str
+) -> None:
+    content = b"0123456789" * 100
+    assert raw.ask(writing("runs/parts", content), content)[0] == 201
+    status, body = raw.ask(f"GET /runs/parts HTTP/1.1\r\nRange: {asked}")
+    assert status in {200, 206, 400, 416, 431}
+    # A refusal says what was asked for.
+    assert len(body) <= len(content) + len(asked) + 100

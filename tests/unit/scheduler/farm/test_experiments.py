@@ -1,0 +1,144 @@
+"""When the supervisor starts an experiment's process, and what it tells it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.farm_desk import CODE
+from tests.unit.scheduler.farm.test_relay_link import Nodes
+from tunemq_scheduler.farm.allotting.allotter import Allotter
+from tunemq_scheduler.farm.entry import Entry
+from tunemq_scheduler.farm.experiments import Experiments
+from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.relay.frames import FrameSocket
+from tunemq_scheduler.farm.relay.link import ExperimentLink
+from tunemq_scheduler.farm.results_folders import ResultsFolders
+from tunemq_scheduler.farm.settings import FarmSettings
+from tunemq_shared import wire
+from tunemq_shared.answers import ExperimentDetail, ExperimentRow
+from tunemq_shared.answers import ExperimentState as State
+
+_SEGFAULT = -11
+
+
+class Process:
+    """An experiment's process, which is none: it hears, and ends when the test says so."""
+
+    pid = watched = -1
+
+    def __init__(self, _folder: Path, sock: socket.socket, **_options: object) -> None:
+        self.code: int | None = None
+        self._frames = FrameSocket(sock)
+
+    def say(self, message: r.ToSupervisor) -> None:
+        self._frames.put(r.encode(message))
+        self._frames.flush()
+
+    def heard(self) -> list[r.ToExperiment]:
+        return [r.decode_for_experiment(payload) for payload in self._frames.receive()]
+
+    def returncode(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -9
+
+    def close(self) -> None:
+        self._frames.close()
+
+    def last_words(self) -> str:
+        return "its last words"
+
+
+class Farm:
+    """Experiments of a supervisor that is not there, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.processes: list[Process] = []
+        self.queue = ExperimentQueue(folder / "experiments")
+        self.experiments = Experiments(
+            folder,
+            self.queue,
+            Allotter(FarmSettings().for_allotter()),
+            self._start,
+            end_hosts=lambda key: None,
+            folders=ResultsFolders(folder, folder / "trash", str(folder), lambda line: None),
+            max_running=8,
+            pause_grace_s=30.0,
+            news=lambda line: None,
+        )
+
+    def _start(self, entry: Entry, _events_key: str) -> ExperimentLink:
+        job = r.Job(name=entry.name, results="", code=entry.code, term=1, prefix=entry.id)
+        return ExperimentLink(job, Nodes(), folder=Path(), begin=self._begin)
+
+    def _begin(self, *arguments: object, **options: object) -> Process:
+        self.processes.append(Process(*arguments, **options))  # type: ignore[arg-type]
+        return self.processes[-1]
+
+    def end(self) -> None:
+        self.experiments.leave(0.0)
+        for process in self.processes:
+            process.kill()
+        for link in list(self.experiments.links()):
+            link.attend()
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    made = Farm(tmp_path)
+    yield made
+    made.end()
+
+
+def test_one_that_is_stopped_before_its_dead_process_is_started_again_does_not_wait_for_that(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    (first,) = farm.processes
+    first.code = _SEGFAULT
+    farm.experiments.turn()
+    assert farm.experiments.next_due > 0.0  # it waits for its next process
+    assert farm.processes == [first]
+
+    farm.queue.move("x", State.STOPPING, "stopped by alice")
+    farm.experiments.stop("x", "stopped by alice")
+    assert farm.experiments.next_due == 0.0
+    farm.experiments.turn()
+
+    (_, second) = farm.processes
+    farm.experiments.turn()  # what waits to be sent is sent
+    asked = [heard.request for heard in second.heard() if isinstance(heard, r.Asked)]
+    assert asked == [r.StopSearch("stopped by alice")]
+
+
+def test_who_asks_for_one_whose_process_ends_meanwhile_is_told_what_that_said_last(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    (process,) = farm.processes
+    asked = farm.experiments.detail("x", 10)
+    assert asked.outcome is None
+    row = ExperimentRow(
+        name="x", id="1", owner="alice", priority=0, state=State.RUNNING, submitted=0.0
+    )
+    last = ExperimentDetail(experiment=row, metric="loss", notes=("is over",))
+    (entry,) = farm.queue.in_state(State.RUNNING)
+    process.say(r.Attach(wire.events(entry.id)))
+    process.say(r.Goodbye("is over", detail=msgspec.msgpack.encode(last)))
+    process.code = 0
+    farm.experiments.turn()
+    assert asked.outcome == last
+
+
+def test_who_asks_for_one_that_dies_without_a_word_is_told_that(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    asked = farm.experiments.detail("x", 10)
+    farm.processes[0].code = _SEGFAULT
+    farm.experiments.turn()
+    assert asked.outcome.text == "its process ended before it answered."

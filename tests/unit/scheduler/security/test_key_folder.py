@@ -1,0 +1,168 @@
+"""Key files are made and changed together, and at no step does one miss what another signs with."""
+
+from __future__ import annotations
+
+import os
+import stat
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.keys import key_folder
+from tunemq_scheduler.security.key_folder import KeyFolder
+from tunemq_shared.errors import ConfigError
+from tunemq_shared.key_files import SUBMITTER_NAME, KeyFile, read_key_file
+from tunemq_shared.seals import Seal
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> KeyFolder:
+    return key_folder(tmp_path / "keys", "ada", "ben")
+
+
+def all_files(folder: KeyFolder) -> dict[str, KeyFile]:
+    return {path.name: read_key_file(path) for path in folder.path.iterdir()}
+
+
+def test_each_gets_what_it_needs_and_no_more(folder):
+    files = all_files(folder)
+    whole = files["scheduler.toml"]
+
+    assert set(files) == {"scheduler.toml", "worker.toml", "ada.toml", "ben.toml"}
+    assert files["worker.toml"] == KeyFile(orders=whole.orders, events=whole.events)
+    assert files["ada.toml"] == KeyFile(submitters={"ada": whole.submitters["ada"]})
+    secrets = [
+        key.secret
+        for its in (whole.orders, whole.events, *whole.submitters.values())
+        for key in its
+    ]
+    assert len(set(secrets)) == len(secrets) == 4
+
+
+def test_nobody_else_can_read_or_enter(folder, tmp_path):
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    for path in folder.path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    open_folder = tmp_path / "open"
+    open_folder.mkdir(mode=0o755)
+    for path in key_folder(open_folder).path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_keys_that_are_there_are_not_lost(folder):
+    before = all_files(folder)
+    with pytest.raises(ConfigError, match=r"there are keys in .* already"):
+        folder.create(["eve"])
+    assert all_files(folder) == before
+
+
+@pytest.mark.parametrize("name", ["scheduler", "worker", "", "a/b", "..\n", "x" * 65, "a\x1b[31m"])
+def test_names_that_no_file_can_have_are_refused(folder, tmp_path, name):
+    with pytest.raises(ConfigError, match="a submitter cannot be called"):
+        folder.add([name])
+    with pytest.raises(ConfigError, match="a submitter cannot be called"):
+        KeyFolder(str(tmp_path / "other")).create([name])
+    assert not (tmp_path / "other").exists()
+
+
+@given(st.sets(st.from_regex(SUBMITTER_NAME, fullmatch=True), min_size=1, max_size=3))
+def test_every_name_that_is_allowed_comes_back(tmp_path_factory, names):
+    names -= {"scheduler", "worker"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)  # the disk's own pace is not what is looked at
+        folder = key_folder(tmp_path_factory.mktemp("names"), *names, "ann")
+    assert set(folder.keys().submitters) == {*names, "ann"}
+    for name in names:
+        assert list(read_key_file(folder.path / f"{name}.toml").submitters) == [name]
+
+
+def test_only_what_changes_is_to_be_copied(folder):
+    assert folder.add(["eve"]) == ["scheduler.toml", "eve.toml"]
+    assert folder.rotate(["worker"]) == ["scheduler.toml", "worker.toml"]
+    assert folder.rotate(["ada"]) == ["scheduler.toml", "ada.toml"]
+    assert folder.promote() == ["scheduler.toml", "worker.toml", "ada.toml"]
+    assert folder.remove(["eve"]) == ["scheduler.toml"]
+    assert not (folder.path / "eve.toml").exists()
+
+
+def test_between_two_steps_each_understands_each(folder):
+    """Whoever has the files of one step, and whoever has those of the next, as copying takes."""
+    steps = [all_files(folder)]
+    for change in (folder.rotate, folder.promote, folder.drop):
+        change()
+        steps.append(all_files(folder))
+    for one, next_one in pairwise(steps):
+        for files, others in ((one, next_one), (next_one, one)):
+            head, worker, ada = (
+                files[name] for name in ("scheduler.toml", "worker.toml", "ada.toml")
+            )
+            other_worker, other_ada = others["worker.toml"], others["ada.toml"]
+            understand(head.seal_of_orders(), other_worker.seal_of_orders())
+            understand(other_worker.seal_of_events(), head.seal_of_events())
+            understand(head.seal_of_submitter("ada"), other_ada.seal_of_submitter("ada"))
+            understand(other_ada.seal_of_submitter("ada"), head.seal_of_submitter("ada"))
+            assert worker.orders == head.orders
+            assert ada.submitters["ada"] == head.submitters["ada"]
+    first, last = (files["scheduler.toml"] for files in (steps[0], steps[-1]))
+    assert not {key.secret for key in first.orders} & {key.secret for key in last.orders}
+    assert len(last.orders) == len(last.submitters["ben"]) == 1
+
+
+def understand(one: Seal, other: Seal) -> None:
+    assert other.open(one.close(b"said", b"place"), b"place") == b"said"
+
+
+def test_steps_in_the_wrong_order_are_refused_with_the_right_one(folder):
+    with pytest.raises(ConfigError, match="nothing to drop"):
+        folder.drop()
+    with pytest.raises(ConfigError, match=r"signs already.*tunemq keys rotate"):
+        folder.promote()
+    folder.rotate()
+    with pytest.raises(ConfigError, match=r"second key in .orders. already.*promote"):
+        folder.rotate()
+    with pytest.raises(ConfigError, match=r"does not sign yet.*promote"):
+        folder.drop()
+    folder.promote()
+    with pytest.raises(ConfigError, match=r"signs already.*tunemq keys drop"):
+        folder.promote()
+    folder.drop()
+
+
+def test_a_submitter_who_came_in_the_middle_hinders_no_step(folder):
+    folder.rotate()
+    folder.add(["eve"])
+    folder.promote()
+    folder.drop()
+    assert {len(its) for its in folder.keys().submitters.values()} == {1}
+
+
+def test_unknown_names_are_told_with_the_known_ones(folder):
+    for change in (folder.rotate, folder.promote, folder.drop, folder.remove):
+        with pytest.raises(ConfigError, match=r"no keys of 'eve' in .* of worker, ada, ben"):
+            change(["eve"])
+    with pytest.raises(ConfigError, match="ada has keys already"):
+        folder.add(["ada"])
+
+
+def test_a_folder_without_keys_is_told(tmp_path):
+    with pytest.raises(ConfigError, match="tunemq keys new"):
+        KeyFolder(str(tmp_path / "missing")).rotate()
+    with pytest.raises(ConfigError, match=r"scheduler\.toml cannot be read"):
+        KeyFolder(str(tmp_path)).add(["ada"])
+
+
+def test_a_command_that_was_cut_off_is_given_again(folder):
+    """That with all keys is written last: what the others have too much is written over."""
+    before = (folder.path / "scheduler.toml").read_bytes()
+    folder.rotate()
+    (folder.path / "scheduler.toml").write_bytes(before)
+    (folder.path / ".scheduler.toml.new").write_bytes(b"half")
+
+    folder.rotate()
+
+    files = all_files(folder)
+    assert files["worker.toml"].orders == files["scheduler.toml"].orders
+    assert files["ada.toml"].submitters["ada"] == files["scheduler.toml"].submitters["ada"]

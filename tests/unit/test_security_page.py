@@ -1,0 +1,65 @@
+"""SECURITY.md names each threat, S01 to S15, with tests that exist and are named after it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+THREATS = [f"S{number:02d}" for number in range(1, 16)]
+#: A row's cells; the last one names files below tests/.
+ROWS = {
+    cells[0]: cells
+    for line in PAGE.splitlines()
+    if line.startswith("| S")
+    for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
+}
+NAMED = re.compile(r"`((?:unit|contracts|integration|faults|security|acceptance)/[\w/.]+)`")
+
+
+def names_in(path: Path) -> set[str]:
+    """The names of a file's tests, those of classes too."""
+    return {
+        node.name
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+
+
+def named_after(threat: str, path: Path) -> bool:
+    """Whether a file has a test that is named after a threat."""
+    return any(re.search(rf"_{threat.lower()}_", name) for name in names_in(path))
+
+
+def test_every_threat_has_a_row_and_there_are_no_others() -> None:
+    assert list(ROWS) == THREATS
+    assert all(len(cells) == 4 and all(cells) for cells in ROWS.values())
+
+
+@pytest.mark.parametrize("threat", THREATS)
+def test_each_threat_has_tests_that_are_named_after_it(threat: str) -> None:
+    named = NAMED.findall(ROWS[threat][-1])
+    assert named
+    assert ", ".join(f"`{name}`" for name in named) == ROWS[threat][-1]  # it names nothing else
+    files = [ROOT / "tests" / name for name in named]
+    assert [str(path) for path in files if not path.exists()] == []
+    assert any(named_after(threat, path) for path in files)
+
+
+def test_tests_that_are_named_after_a_threat_are_on_the_page() -> None:
+    """In tests/security, where they are looked for; others may stand beside what they are about."""
+    for path in (ROOT / "tests" / "security").glob("test_*.py"):
+        for threat in THREATS:
+            if named_after(threat, path):
+                assert f"security/{path.name}" in NAMED.findall(ROWS[threat][-1]), path.name
+
+
+def test_the_page_says_what_it_has_to() -> None:
+    headings = [line.removeprefix("## ") for line in PAGE.splitlines() if line.startswith("## ")]
+    assert {"The attacker assumed", "Each boundary", "What is not promised"} <= set(headings)
+    for name in re.findall(r"`((?:docs|deploy|tests)/[\w/.-]+)`", PAGE):
+        assert (ROOT / name).exists(), name
