@@ -83,8 +83,9 @@ def test_a_worker_says_that_it_is_ready_as_long_as_it_is_and_that_it_stops(worke
 
     worker.send(signal.SIGTERM)
     assert worker.ends() == 0
-    assert "STOPPING=1" in manager.lines()
-    assert manager.lines().count("READY=1") == 1
+    lines = manager.lines()
+    assert "STOPPING=1" in lines
+    assert lines.count("READY=1") < lines.count("WATCHDOG=1")  # not at every look
     assert manager.speakers() == {worker.process.pid}  # what systemd takes from its main process
     assert not worker.file.exists()
 
@@ -140,7 +141,7 @@ def test_a_worker_that_was_fenced_goes_on_speaking_and_does_not_say_that_it_stop
     eventually(lambda: len(scheduler.hellos()) == 1)
     (hello,) = scheduler.hellos()
     scheduler.reply(hello.incarnation, "f", "its trials run elsewhere")
-    eventually(lambda: manager.lines().count("READY=1") == 2, within=30)
+    eventually(lambda: manager.lines().count("READY=1") >= 2)
     becomes(0, worker.file, "--ready")
     assert "STOPPING=1" not in manager.lines()
     assert manager.speakers() == {worker.process.pid}

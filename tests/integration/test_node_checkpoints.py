@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -126,18 +127,22 @@ def test_what_is_saved_is_written_then_committed_and_then_the_node_waits_for_not
     assert scheduler.said(TrialFinished)
 
 
+def committed_by(node):
+    """The names of the trials of which a node, or one before it in its folder, has saved."""
+    return set(re.findall(r"checkpoint\.committed key=(\w+)/", node.log()))
+
+
 def clone_ten(server, scheduler, store, ref, folder, first):
     """Have ten trials begin on a new node from one checkpoint, which each saves again; the node."""
     node = Node(server, scheduler, folder)
     try:
-        numbers = range(first, first + 10)
-        clones = [
-            order(f"c{n}", start(scheduler, store, n, steps=2, restore=(ref,))) for n in numbers
+        starts = [
+            start(scheduler, store, n, steps=2, restore=(ref,)) for n in range(first, first + 10)
         ]
+        clones = [order(f"c{n}", begin) for n, begin in enumerate(starts)]
+        names = {begin.trial_name for begin in starts}
         scheduler.assign(node.incarnation, *clones)
-        eventually(
-            lambda: node.log().count("checkpoint.committed") == 10, within=80, message=node.log
-        )
+        eventually(lambda: names <= committed_by(node), message=node.log)
     finally:
         node.end()
     return node

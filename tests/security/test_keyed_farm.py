@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,11 +84,14 @@ def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_pat
     farm.add_worker("stranger", 2, "--keys", others)
     farm.add_worker("one", 2, "--keys", str(keyed.folder.path / WORKER_FILE))
     farm.has_nodes("one")
-    wanted = {("", "hello", "unsigned"): 1, ("", "hello", "unknown_key"): 1}
-    eventually(lambda: keyed.serious() == wanted, within=60, message=lambda: str(farm))
+    # How often: a worker that loses Redis for a moment introduces itself again.
+    wanted = {("", "hello", "unsigned"), ("", "hello", "unknown_key")}
+    eventually(lambda: keyed.serious().keys() == wanted, within=60, message=lambda: str(farm))
     assert list(farm.nodes()) == ["one"]
     told = farm.run("nodes")
-    assert "the scheduler refused 1 message of the kind hello: unsigned" in told.stderr
+    assert re.search(
+        r"the scheduler refused \d+ messages? of the kind hello: unsigned", told.stderr
+    )
 
     def says(name, text):
         log = tmp_path / name / "worker.log"
