@@ -34,11 +34,14 @@ help:  ## this list
 demo: $(VENV)/.examples  ## tune a classifier of handwritten digits; about half a minute
 	$(BIN)/python examples/digits.py
 
+# Some tests take a minute: who has done its own helps who has drawn those.
+TOGETHER := -n $(JOBS) --dist worksteal
+
 test: $(VENV)/.test minio  ## run every test, on real processes, a real redis-server and a real MinIO
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest $(TOGETHER) $(ARGS)
 
 soak: $(VENV)/.test minio  ## the tests that take minutes each; with KILLS=300 a farm on which all dies in turn
-	$(if $(KILLS),$(BIN)/python -m tests.soak --kills $(KILLS),$(BIN)/python -m pytest -n $(JOBS) -m soak) $(ARGS)
+	$(if $(KILLS),$(BIN)/python -m tests.soak --kills $(KILLS),$(BIN)/python -m pytest $(TOGETHER) -m soak) $(ARGS)
 
 deployments: $(VENV)/.test minio  ## each way of docs/deploy for real, as far as Docker, systemd and Helm are here
 	$(BIN)/python -m pytest -n 0 -m deploy tests/deploy $(ARGS)

@@ -13,11 +13,28 @@ class CountedProxy(socketserver.ThreadingTCPServer):
     """Passes everything on to a port of this machine; counts the bytes of both directions."""
 
     daemon_threads = True
+    request_queue_size = 128  # a busy machine accepts late, and whom it turns away waits a second
 
     def __init__(self, port: int) -> None:
         self.target = port
-        self.moved = 0
+        self._moved = 0
+        self._counting = threading.Lock()
         super().__init__(("127.0.0.1", 0), _Connection)
+
+    @property
+    def moved(self) -> int:
+        """How many bytes have passed since this was set to 0."""
+        return self._moved
+
+    @moved.setter
+    def moved(self, number: int) -> None:
+        with self._counting:
+            self._moved = number
+
+    def count(self, number: int) -> None:
+        """So many have passed; each connection has two threads that say so."""
+        with self._counting:
+            self._moved += number
 
     @property
     def port(self) -> int:
@@ -38,7 +55,7 @@ class _Connection(socketserver.BaseRequestHandler):
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):  # either end may have gone
             while data := source.recv(65536):
-                self.server.moved += len(data)
+                self.server.count(len(data))
                 target.sendall(data)
         for end in (source, target):
             with suppress(OSError):

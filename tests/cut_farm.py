@@ -98,8 +98,15 @@ class CutRun(ChainRun):
     def node_of(self, trial: int, epoch: int = 1) -> int:
         """The number of the node that hosts an incarnation of a trial."""
         start = self.wait_for_start(trial, epoch)
-        nodes = self.cut_farm.nodes
-        return next(n for n in range(len(nodes)) if start.pid in self.cut_farm.family(n))
+        found: list[int] = []
+
+        def is_found() -> bool:  # the kernel may leave out some children while others end
+            nodes = range(len(self.cut_farm.nodes))
+            found[:] = [n for n in nodes if start.pid in self.cut_farm.family(n)]
+            return bool(found)
+
+        eventually(is_found, message=self.state)
+        return found[0]
 
     def wait_for_start(self, trial: int, epoch: int, within: float = 60.0) -> m.TrialStarted:
         """Wait until an incarnation of a trial has started; returns what was said of it."""

@@ -156,7 +156,7 @@ class ExaminedFarm(FarmService):
             yield process
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait(60)
             self.head.processes.remove(process)
             self.has_vitals(number)
 
@@ -167,7 +167,7 @@ class ExaminedFarm(FarmService):
 
     def vitals(self) -> list[bytes]:
         """The keys of what nodes say of their machines."""
-        return list(self.redis.client.scan_iter(wire.vitals("*")))
+        return sorted(set(self.redis.client.scan_iter(wire.vitals("*"))))  # it may say one twice
 
     def has_vitals(self, number: int) -> None:
         """Wait until so many nodes say how they are, and what is installed there."""
@@ -179,7 +179,7 @@ class ExaminedFarm(FarmService):
             ready.update({key: said in (self.redis.client.get(key) or b"") for key in keys})
             return len(keys) == number and all(ready[key] for key in keys)
 
-        eventually(are_there, within=30, every=0.05, message=lambda: f"{number}: {ready}{self}")
+        eventually(are_there, every=0.05, message=lambda: f"{number}: {ready}{self}")
 
 
 @contextlib.contextmanager

@@ -137,6 +137,6 @@ def take_memory(file: str | Path, uuid: str, size: float, pid: int | None = None
     folder = Path(f"{file}.held")
     folder.mkdir(exist_ok=True)
     held = folder / f"{pid or os.getpid()}@{uuid}"
-    new = held.with_name(f".{held.name}")
+    new = held.with_name(f"{held.name}.new")  # those whose names end with a UUID are read
     new.write_text(str(size))
     new.replace(held)

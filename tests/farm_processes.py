@@ -36,6 +36,12 @@ def redis_program() -> str:
     return str(program)
 
 
+def whole_lines(path: Path) -> list[bytes]:
+    """The lines of a file but for a last one that is being written."""
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    return whole.splitlines()
+
+
 class TcpRedis:
     """A redis-server on a port of its own, which keeps nothing on disk, unless options say so."""
 
@@ -55,7 +61,7 @@ class TcpRedis:
     def start(self) -> None:
         """Start it, with what its disk has kept."""
         self.process = subprocess.Popen(self._command, cwd=self._folder)  # its log is relative
-        self.client = redis.Redis.from_url(self.url, socket_timeout=5)
+        self.client = redis.Redis.from_url(self.url, socket_timeout=60)
         eventually(self.answers, message="redis-server does not answer")
 
     def answers(self) -> bool:
@@ -205,7 +211,7 @@ class Farm:
         return {
             int(file.parent.name.rpartition("_")[2]): [
                 (line["training_iteration"], line["chain"])
-                for line in map(json.loads, file.read_text(encoding="utf-8").splitlines())
+                for line in map(json.loads, whole_lines(file))
             ]
             for file in files
         }
@@ -250,4 +256,4 @@ def farms(folder: Path, redis: Sequence[str] = ()) -> Iterator[Farm]:
     farm.close()
 
 
-__all__ = ["Command", "Farm", "TcpRedis", "farms", "free_port", "m"]
+__all__ = ["Command", "Farm", "TcpRedis", "farms", "free_port", "m", "whole_lines"]

@@ -10,11 +10,13 @@ Machines are processes here, or hosts of `tests.hosts`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from tests.chain import executed, expected, open_gate
-from tests.farm_processes import TcpRedis
+from tests.farm_processes import TcpRedis, whole_lines
 from tests.hosts import Hosts
 from tests.integration.farm_support import family_of, is_alive
 from tests.support import eventually
@@ -34,9 +36,13 @@ from tunemq_scheduler.client.requests import FarmClient
 from tunemq_scheduler.embedded.redis_server import find_redis_server
 from tunemq_shared import answers as a
 from tunemq_shared import requests as r
-from tunemq_shared.errors import TuneError
+from tunemq_shared.errors import NoScheduler, TuneError, WireUnavailable
 
 _A = TypeVar("_A", bound=a.Answer)
+#: A scheduler that runs answers after so long, on a machine that stood still, too.
+_ANSWERS_WITHIN_S: Final = 30.0
+#: The exit codes of a command that found no Redis, and no scheduler.
+_NOBODY_ANSWERS: Final = frozenset({69, 75})
 _ROOT: Final = Path(__file__).parents[1]
 _SEARCH: Final = """
 import tunemq as tune
@@ -139,9 +145,11 @@ class Here:
 
     def kill(self) -> None:
         """Kill all that was started, with all that it has started."""
-        pids = [pid for process in self.processes for pid in family_of(process.pid)]
+        # Another process may have the number of one that was waited for.
+        running = [process.pid for process in self.processes if process.poll() is None]
+        pids = [member for pid in running for member in family_of(pid)]
         for pid in pids:
-            if is_alive(pid):
+            with contextlib.suppress(ProcessLookupError):  # ended with one that was killed before
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
@@ -304,15 +312,34 @@ class FarmService:
         return {row.node: row for row in found.nodes if row.state != "gone"}
 
     def _ask(self, request: r.Request, kind: type[_A], command: str) -> _A | None:
-        """Ask without a process for it, where Redis can be reached from here."""
+        """Ask; again for a while, if nobody answers though the scheduler runs: it may be slow."""
+        deadline = time.monotonic() + _ANSWERS_WITHIN_S
+        while True:
+            answer, is_heard = self._ask_once(request, kind, command)
+            if answer is not None or is_heard or time.monotonic() > deadline:
+                return answer
+            if "scheduler" not in vars(self) or self.scheduler.poll() is not None:
+                return None
+            time.sleep(self.every)  # between two looks
+
+    def _ask_once(self, request: r.Request, kind: type[_A], command: str) -> tuple[_A | None, bool]:
+        """Ask without a process for it, where Redis can be reached from here.
+
+        Returns:
+            The answer, and whether the scheduler has heard of it.
+        """
         if isinstance(self.laptop, Here):
             try:
                 with FarmClient(self.url) as client:
-                    return client.ask(request, kind)
+                    return client.ask(request, kind), True
+            except (NoScheduler, WireUnavailable):
+                return None, False
             except TuneError:
-                return None
+                return None, True
         done = self.run(command, "--json")
-        return msgspec.json.decode(done.stdout, type=kind) if done.returncode == 0 else None
+        if done.returncode:
+            return None, done.returncode not in _NOBODY_ANSWERS
+        return msgspec.json.decode(done.stdout, type=kind), True
 
     def has_nodes(self, *names: str) -> None:
         """Wait until these nodes are there, and ready."""
@@ -322,10 +349,10 @@ class FarmService:
             return all(name in nodes and nodes[name].state == "ready" for name in names)
 
         eventually(
-            are_ready, within=60, every=self.every, message=lambda: f"not ready: {names}{self}"
+            are_ready, within=90, every=self.every, message=lambda: f"not ready: {names}{self}"
         )
 
-    def wait_for(self, name: str, state: str, within: float = 90.0) -> a.ExperimentRow:
+    def wait_for(self, name: str, state: str, within: float = 120.0) -> a.ExperimentRow:
         """Wait until an experiment is in a state; its row."""
         found: list[a.ExperimentRow] = []
 
@@ -348,7 +375,7 @@ class FarmService:
         """By trial, the steps of a search that were executed, in their order."""
         return executed(self.folder / "executed" / name)
 
-    def wait_for_steps(self, name: str, trials: int, steps: int, within: float = 60.0) -> None:
+    def wait_for_steps(self, name: str, trials: int, steps: int, within: float = 90.0) -> None:
         """Wait until so many trials have executed so many steps each."""
 
         def have_begun() -> bool:
@@ -360,9 +387,7 @@ class FarmService:
     def recorded(self, name: str) -> dict[int, list[dict[str, Any]]]:
         """By trial, the lines of its result.json."""
         return {
-            int(path.parent.name.rpartition("_")[2]): [
-                json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()
-            ]
+            int(path.parent.name.rpartition("_")[2]): list(map(json.loads, whole_lines(path)))
             for path in sorted(self.results.glob(f"{name}/*/result.json"))
         }
 
@@ -383,7 +408,7 @@ class FarmService:
 
     def said(self) -> str:
         """What the scheduler has said."""
-        return (self.folder / "head" / "scheduler.log").read_text()
+        return (self.folder / "head" / "scheduler.log").read_text(errors="replace")
 
     def __str__(self) -> str:
         logs = [*self.folder.glob("*/*.log"), *self.results.glob("*/experiment.*")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -86,7 +87,8 @@ class Host:
         self._answer(frames.ROOM, RoomAnswer(str(self.server.cache)))
 
     def _answer(self, kind: int, answer: RoomAnswer | FetchAnswer) -> None:
-        self._line.send(frames.frame(kind, checkpoint_messages.encode(answer)))
+        with contextlib.suppress(ConnectionError):  # it has died since it asked
+            self._line.send(frames.frame(kind, checkpoint_messages.encode(answer)))
 
     def tell(self, kind: int, order: HostOrder) -> None:
         """Send an order."""

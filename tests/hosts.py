@@ -86,7 +86,9 @@ class Host:
 
     def kill(self) -> None:
         """Cut its power: all of its processes are gone at once."""
-        pids = [pid for process in self.processes for pid in family_of(process.pid)]
+        # Another process may have the number of one that was waited for.
+        running = [process.pid for process in self.processes if process.poll() is None]
+        pids = [member for pid in running for member in family_of(pid)]
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -44,7 +44,11 @@ class LyingRedis:
                 client, _ = self._sock.accept()
             except OSError:
                 return
-            server = socket.create_connection(self._target)
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:  # it has ended
+                client.close()
+                continue
             for source, sink in ((client, server), (server, client)):
                 threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
 

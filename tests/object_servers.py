@@ -126,7 +126,7 @@ class ObjectServer(ABC):
                 stderr=log,
             )
         SERVER_PIDS.add(self.process.pid)
-        eventually(self.answers, within=30, message=self._story)
+        eventually(self.answers, message=self._story)
 
     def answers(self) -> bool:
         """Whether it can be reached and lets its owner in."""

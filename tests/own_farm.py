@@ -79,7 +79,7 @@ class NodeProcess:
     def log(self) -> str:
         """What it has written to its log."""
         path = self.folder / "node.log"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def end(self) -> None:
         """End it, whatever became of it."""
@@ -87,7 +87,7 @@ class NodeProcess:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -319,7 +319,7 @@ class ChainRun:
         )
         return time.monotonic() - since
 
-    def wait_for_silence(self, quiet_s: float = 0.5, within: float = 30.0) -> None:
+    def wait_for_silence(self, quiet_s: float = 0.5, within: float = 60.0) -> None:
         """Wait until no trial has executed a step for so long: all wait for commands."""
         last, since = self.done(), time.monotonic()
 
@@ -352,7 +352,7 @@ class ChainRun:
             self._thread.join(0.005)
         return waits
 
-    def ends_well(self, within: float = 60.0) -> None:
+    def ends_well(self, within: float = 150.0) -> None:
         """Wait for its end: whatever went wrong meanwhile, results are as if nothing had."""
         self._thread.join(within)
         assert not self._thread.is_alive(), self.state()
@@ -366,7 +366,7 @@ class ChainRun:
             assert steps == list(range(1, self.steps + 1))
             assert result.metrics["chain"] == expected(result.config, self.steps)
 
-    def ends(self, within: float = 90.0) -> None:
+    def ends(self, within: float = 150.0) -> None:
         """Wait for its end, and check that nothing was lost, repeated or mixed up."""
         self.ends_well(within)
         wanted = list(range(1, self.steps + 1))

@@ -19,7 +19,7 @@ class Raw:
     """A connection on which anything can be said."""
 
     def __init__(self, server: FolderServer) -> None:
-        self.socket = socket.create_connection((server.host, server.port), timeout=20)
+        self.socket = socket.create_connection((server.host, server.port), timeout=60)
         self.token = server.token
 
     def ask(self, text: str, body: bytes = b"", token: str | None = None) -> tuple[int, bytes]:

@@ -107,7 +107,7 @@ class RelaySupervisor:
         self.until(lambda: replies)
         return replies[0]
 
-    def ends(self, within: float = 40.0) -> Ending:
+    def ends(self, within: float = 90.0) -> Ending:
         """Turn until the experiment's process has ended."""
         assert self.link is not None
         self.until(lambda: self.link is not None and self.link.ending, within)

@@ -36,7 +36,7 @@ MARK = "SEARCH_TEST_MARK"
 KEEPER, REDIS = "embedded.keeper", "redis-server"
 NODE, EAR = "tunemq_workers.node", "tunemq-ear"
 #: However a script ends, nothing of it is left after two seconds; on a busy machine, after so long.
-GONE_WITHIN_S = 15.0
+GONE_WITHIN_S = 60.0
 #: A shell that becomes the script.
 _RUN = 'exec "$@"'
 
@@ -243,7 +243,7 @@ class RunningSearch:
 
     # --- its end ----------------------------------------------------------------------------------
 
-    def ends(self, within: float = 90.0) -> int:
+    def ends(self, within: float = 150.0) -> int:
         """Wait for the script's end, read what it said to the end; returns its exit code."""
         try:
             code = self.process.wait(within)

@@ -81,7 +81,7 @@ class FolderServer:
         self.url, self.port = found[1], int(found[2])
 
     def said(self) -> str:
-        return self.log.read_text()
+        return self.log.read_text(errors="replace")
 
     def _is_ready(self) -> bool:
         assert self.process is not None
@@ -117,7 +117,7 @@ class FolderServer:
         self.process.send_signal(how)
         self.process.send_signal(signal.SIGCONT)
         try:
-            code = self.process.wait(20)
+            code = self.process.wait(60)
         finally:
             self.process.kill()
             self.process.wait()

@@ -45,6 +45,6 @@ def with_small_disk(
         env={**os.environ, "PYTHONWARNINGS": "error"},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=150,
         check=False,
     )

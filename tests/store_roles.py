@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import urllib3
 
 from tests.object_servers import MinioServer, ObjectServer
 from tests.support import eventually, need
+
+if TYPE_CHECKING:  # loaded by the tests that use it, not by every run
+    from minio import MinioAdmin
 
 ROLES: Final = ("scheduler", "worker", "submitter")
 _SHIPPED: Final = Path(__file__).parents[1] / "deploy" / "minio"
@@ -28,6 +31,22 @@ def policy(role: str, bucket: str, prefix: str = "farm") -> dict[str, Any]:
     return found
 
 
+def wait_for_users(admin: MinioAdmin) -> None:
+    """Wait until a server knows of users: one that has just begun serves objects before."""
+    from minio.error import MinioAdminException
+
+    def looks_after_users() -> bool:
+        try:
+            admin.user_list()
+        except MinioAdminException as error:
+            if "XMinioServerNotInitialized" not in str(error):
+                raise
+            return False
+        return True
+
+    eventually(looks_after_users, every=0.05)
+
+
 def make_roles(
     server: ObjectServer, bucket: str, prefix: str = "farm"
 ) -> dict[str, dict[str, str]]:
@@ -35,7 +54,6 @@ def make_roles(
     need("minio (`make minio` builds it)", isinstance(server, MinioServer))
     from minio import MinioAdmin
     from minio.credentials import StaticProvider
-    from minio.error import MinioAdminException
 
     certificate = str(server.certificate.file) if server.certificate else None
     admin = MinioAdmin(
@@ -46,18 +64,7 @@ def make_roles(
             timeout=urllib3.Timeout(connect=30, read=30), retries=False, ca_certs=certificate
         ),
     )
-
-    def looks_after_users() -> bool:
-        """A server that has just begun serves objects before it knows of users."""
-        try:
-            admin.user_list()
-        except MinioAdminException as error:
-            if "XMinioServerNotInitialized" not in str(error):
-                raise
-            return False
-        return True
-
-    eventually(looks_after_users, every=0.05)
+    wait_for_users(admin)
     made = {}
     for role in ROLES:
         user, password = f"{role}-{secrets.token_hex(6)}", secrets.token_hex(20)

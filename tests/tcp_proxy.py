@@ -132,7 +132,7 @@ class TcpProxy:
                 self._delay_s, self._bytes_per_s = 0.0, float("inf")
                 self._changed.notify_all()
 
-        asyncio.run_coroutine_threadsafe(now(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(now(), self._loop).result(60)
 
     def close(self) -> None:
         """End it, and all connections through it."""
@@ -154,7 +154,7 @@ class TcpProxy:
         async def in_loop() -> T:
             return call()
 
-        return asyncio.run_coroutine_threadsafe(in_loop(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(in_loop(), self._loop).result(60)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

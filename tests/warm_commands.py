@@ -80,7 +80,7 @@ class WarmCommands:
         folder: Path,
         *,
         said: str = "",
-        timeout: float = 90.0,
+        timeout: float = 150.0,
     ) -> subprocess.CompletedProcess[str]:
         """Run ``tunemq`` with these arguments to its end.
 

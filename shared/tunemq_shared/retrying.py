@@ -34,6 +34,10 @@ class TimedOut(StoreError, TimeoutError):
     """The store did not do it in the time that was given."""
 
 
+class _TimeIsOver(TimedOut):
+    """Said by a `Cancel`, which does not know what the trouble was."""
+
+
 class Cancel:
     """Ends what it was handed to: when its time is over, or when somebody calls `cancel`.
 
@@ -71,7 +75,7 @@ class Cancel:
         if self._called_off.is_set():
             raise Cancelled
         if not self.left:
-            raise TimedOut(f"it was not done within {self.timeout_s:g} s.")
+            raise _TimeIsOver(f"it was not done within {self.timeout_s:g} s.")
 
     def pause(self, seconds: float) -> None:
         """Sleep so long, or until its time is over, or until it is called off."""
@@ -106,12 +110,17 @@ def retried(
         Cancelled: ``cancel`` was called off.
         TimedOut: its time is over; the message says what the last trouble was.
     """
+    trouble: StoreUnavailable | None = None
     for tries in itertools.count():
-        cancel.check()
         try:
+            cancel.check()
             result = call()
         except StoreUnavailable as error:
             trouble = error
+        except _TimeIsOver as error:  # in the middle of a try, perhaps
+            if trouble is None:
+                raise
+            raise _gave_up(trouble, cancel) from error
         else:
             if tries:
                 on_trouble("")
@@ -122,8 +131,12 @@ def retried(
             longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tries, 10))
             cancel.pause(longest * random.uniform(0.5, 1.0))
         if not cancel.left:
-            raise TimedOut(f"{trouble} Gave up after {cancel.timeout_s:g} s.") from trouble
+            raise _gave_up(trouble, cancel) from trouble
     raise AssertionError  # it counts for ever
+
+
+def _gave_up(trouble: StoreUnavailable, cancel: Cancel) -> TimedOut:
+    return TimedOut(f"{trouble} Gave up after {cancel.timeout_s:g} s.")
 
 
 def in_parallel(

@@ -27,6 +27,6 @@ def run(folder: Path, *arguments: str, given: str = "") -> subprocess.CompletedP
         input=given,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+#: It computes for half a minute on a machine that does nothing else.
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "digits.py"
 RUNGS = (3, 9, 27)

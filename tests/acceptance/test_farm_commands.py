@@ -73,14 +73,14 @@ def test_an_experiment_is_followed_to_its_end_and_ctrl_c_leaves_it_running(farm)
         lambda: "started on" in log.read_text(), within=60, every=0.3, message=lambda: str(farm)
     )
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == CTRL_C
+    assert process.wait(60) == CTRL_C
     assert "second goes on" in log.read_text()
     assert "tunemq logs -f second" in log.read_text()
     assert "Traceback" not in log.read_text()
 
     following, log = _attached(farm, "logs", "-f", "second")
     farm.open_gate("second", 4)
-    assert following.wait(60) == 0
+    assert following.wait(90) == 0
     assert "ended after 4 steps" in log.read_text()
     farm.check_results("second")
     farm.check_steps("second")
@@ -105,8 +105,12 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
     farm.wait_for_steps("exp", 4, 3)
 
     assert "exp" in farm.tunemq("ls")
-    (row,) = farm.json("ls")["experiments"]
-    assert (row["state"], row["priority"], row["total"]) == ("RUNNING", 3, 6)
+
+    def is_listed() -> bool:
+        (row,) = farm.json("ls")["experiments"]
+        return (row["state"], row["priority"], row["total"]) == ("RUNNING", 3, 6)
+
+    eventually(is_listed, every=0.3, message=lambda: str(farm))  # its process says how many
 
     def is_shown() -> bool:
         rows = farm.json("show", "exp")["trials"]
@@ -125,15 +129,14 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
     assert "runs, on" in farm.tunemq("why", "exp", running["trial"])
     assert farm.json("why", "exp")["lines"]
 
-    nodes = farm.json("nodes")["nodes"]
-    assert [(row["node"], row["state"]) for row in nodes] == [("one", "ready"), ("two", "ready")]
-    assert [row["used"]["cpu"] for row in nodes] == [2, 2]
-    assert [row["trials"] for row in nodes] == [2, 2]
-    eventually(  # it comes with what they say of their machines, not with the first word
-        lambda: all(row["version"] for row in farm.json("nodes")["nodes"]),
-        every=0.3,
-        message=lambda: str(farm),
-    )
+    def are_in_use() -> bool:
+        rows = farm.json("nodes")["nodes"]
+        found = [(row["node"], row["state"], row["used"]["cpu"], row["trials"]) for row in rows]
+        # The version comes with what they say of their machines, not with the first word.
+        has_versions = all(row["version"] for row in rows)
+        return has_versions and found == [("one", "ready", 2, 2), ("two", "ready", 2, 2)]
+
+    eventually(are_in_use, every=0.3, message=lambda: str(farm))
     assert "ready" in farm.tunemq("nodes")
 
     farm.open_gate("exp", 6)
@@ -165,12 +168,13 @@ def test_what_waits_says_for_what(farm):
 
 
 def test_an_experiment_is_paused_resumed_stopped_and_removed(farm):
-    farm.submit(Search(name="exp", trials=4, steps=2000, step_s=0.05))
+    # It is not over before it is stopped, however long that takes.
+    farm.submit(Search(name="exp", trials=4, steps=99_999, step_s=0.05))
     farm.wait_for_steps("exp", 4, 2)
 
     assert farm.json("pause", "exp")["state"] == "PAUSED"
     eventually(
-        lambda: all(row.trials == 0 for row in farm.nodes().values()),
+        lambda: [row.trials for row in farm.nodes().values()] == [0, 0],
         within=60,
         every=0.3,
         message=lambda: str(farm),
@@ -264,12 +268,12 @@ def test_trials_in_error_are_retried_while_others_run_and_when_all_is_over(farm)
 
 
 def test_a_node_is_drained_used_again_and_retired(farm):
-    farm.submit(Search(name="exp", trials=4, steps=1000, step_s=0.1))
+    farm.submit(Search(name="exp", trials=4, steps=99_999, step_s=0.1))
     farm.wait_for_steps("exp", 4, 1)
 
     farm.tunemq("nodes", "drain", "one")
     eventually(
-        lambda: farm.nodes()["one"].state == "drained",
+        lambda: (row := farm.nodes().get("one")) and row.state == "drained",
         within=60,
         every=0.3,
         message=lambda: str(farm),
@@ -280,7 +284,7 @@ def test_a_node_is_drained_used_again_and_retired(farm):
 
     assert farm.json("nodes", "resume", "one")["text"]
     eventually(
-        lambda: farm.nodes()["one"].trials == 2,
+        lambda: (row := farm.nodes().get("one")) and row.trials == 2,
         within=60,
         message=lambda: f"{farm.nodes()}{farm}",
     )

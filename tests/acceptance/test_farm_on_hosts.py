@@ -24,7 +24,7 @@ from tests.object_servers import minio_program
 from tests.support import eventually, need
 from tests.warm_commands import WarmCommands
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(700)]
 
 _ROOT: Final = Path(__file__).parents[2]
 #: ``name$ command``, as the page writes what is typed on which machine.
@@ -101,9 +101,17 @@ class _Page:
     def start(self) -> None:
         self.type(self.redis, "redis", *self.lines["redis"], "redis")
         self.type(self.minio, "minio", *self.lines["minio"], "minio")
+        # A scheduler begins with a store that answers, and ends where there is none.
+        eventually(self._has_store, within=90, every=0.3, message=self.log)
         self.start_scheduler()
         for _ in range(3):
             self.add_worker()
+
+    def _has_store(self) -> bool:
+        place = f"http://{self.minio.address}:9000/minio/health/cluster"
+        line = [sys.executable, "-c", f"import urllib.request as r; r.urlopen({place!r})"]
+        log = self.folder / "head" / "store.log"
+        return self.head.start(line, self.environ("head"), log).wait() == 0
 
     def start_scheduler(self) -> None:
         self.scheduler = self.type(self.head, "head", *self.lines["head"], "scheduler")
@@ -139,6 +147,10 @@ class _Page:
 
     def nodes(self) -> dict[str, dict[str, Any]]:
         return {row["node"]: row for row in self.json("nodes")["nodes"] if row["state"] != "gone"}
+
+    def state_of(self, node: str) -> str:
+        """Of a node; nothing where it is gone."""
+        return str(self.nodes().get(node, {}).get("state", ""))
 
     def state(self, name: str) -> str:
         (row,) = [row for row in self.json("ls")["experiments"] if row["name"] == name]
@@ -216,25 +228,22 @@ def test_the_farm_page_works_and_machines_may_go_and_come(page):
 
     # A cable is pulled, and put back: silent, then there again.
     page.workers[0].unplug()
-    eventually(
-        lambda: page.nodes()["worker0"]["state"] == "silent", within=60, every=0.5, message=page.log
-    )
+    eventually(lambda: page.state_of("worker0") == "silent", within=60, every=0.5, message=page.log)
     page.workers[0].plug_in()
-    eventually(
-        lambda: page.nodes()["worker0"]["state"] == "ready", within=60, every=0.5, message=page.log
-    )
+    eventually(lambda: page.state_of("worker0") == "ready", within=60, every=0.5, message=page.log)
 
     # A machine loses its power, and another one comes.
     page.workers[1].kill()
     page.add_worker()
     eventually(
         lambda: page.nodes().get("worker3", {}).get("used", {}).get("cpu"),
-        within=60,
+        within=90,  # what ran on a machine without power is waited for
+        every=0.5,
         message=page.log,
     )
 
     page.open_gate(_STEPS)
-    eventually(lambda: page.state("first") == "FINISHED", within=120, every=0.5, message=page.log)
+    eventually(lambda: page.state("first") == "FINISHED", within=240, every=0.5, message=page.log)
     shown = page.json("show", "first")
     assert [row["status"] for row in shown["trials"]] == ["TERMINATED"] * _TRIALS
     assert {row["step"] for row in shown["trials"]} == {_STEPS}

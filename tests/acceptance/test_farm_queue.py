@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,18 +36,29 @@ def _settings(text: str) -> pytest.MarkDecorator:
 def _goes_on(
     farm: FarmService, name: str, begun: int, last: int, until: Callable[[], bool]
 ) -> None:
-    """Have its trials do a step at a look until something is so: they are not over before."""
-    steps = itertools.count(begun + 1)
+    """Have its trials do one step after another until something is so: they are not over before.
+
+    More and more slowly: those that are left last a slow machine until then.
+    """
+    step, pause, due = begun, 0.03, 0.0
 
     def is_so() -> bool:
-        farm.open_gate(name, min(next(steps), last))
+        nonlocal step, pause, due
+        if step < last and time.monotonic() >= due:
+            step, due, pause = step + 1, time.monotonic() + pause, 1.025 * pause
+            farm.open_gate(name, step)
         return until()
 
     eventually(is_so, within=90, every=0.03, message=lambda: str(farm))
 
 
 def _has_ended(farm: FarmService, name: str) -> bool:
-    return farm.rows()[name].state == "FINISHED"
+    return (row := farm.rows().get(name)) is not None and row.state == "FINISHED"
+
+
+def _trials_of_one(farm: FarmService) -> int | None:
+    """How many trials worker one hosts; None while nobody says it."""
+    return (row := farm.nodes().get("one")) and row.trials
 
 
 def _repeated(steps: list[int]) -> int:
@@ -162,7 +173,7 @@ def test_a_pause_and_what_follows_it_repeat_no_more_than_one_interval(farm):
     farm.wait_for_steps("exp", 2, 6)
 
     farm.tunemq("pause", "exp")
-    _goes_on(farm, "exp", 6, 199, lambda: farm.nodes()["one"].trials == 0)
+    _goes_on(farm, "exp", 6, 199, lambda: _trials_of_one(farm) == 0)
     farm.open_gate("exp", 200)
     farm.tunemq("resume", "exp")
     farm.wait_for("exp", "FINISHED")
@@ -209,7 +220,7 @@ def test_a_killed_scheduler_repeats_nothing_loses_nothing_and_knows_its_queue(fa
 @pytest.mark.timeout(400)
 def test_a_thousand_that_wait_do_not_keep_an_urgent_one_waiting(tmp_path):
     with farm_service(tmp_path, settings="max_running = 2", starts=False) as farm:
-        script = farm.write(Search(name="many", trials=1, steps=1000, step_s=0.1, trainable=_CLASS))
+        script = farm.write(Search(name="many", trials=1, steps=9999, step_s=0.1, trainable=_CLASS))
         farm.results.mkdir(parents=True)
         with open_blobs(str(farm.results)) as blobs:
             code = ScriptCode(bundle=bundle(script.parent, blobs), script=script.name)
@@ -219,7 +230,7 @@ def test_a_thousand_that_wait_do_not_keep_an_urgent_one_waiting(tmp_path):
         farm.start_scheduler()
         farm.add_worker("one", cpus=2)
         farm.has_nodes("one")
-        eventually(lambda: farm.nodes()["one"].trials == 2, within=60, message=lambda: str(farm))
+        eventually(lambda: _trials_of_one(farm) == 2, within=60, message=lambda: str(farm))
 
         farm.submit(Search(name="urgent", trials=1, steps=2), "--priority", "1")
 

@@ -308,7 +308,7 @@ def test_every_option_reaches_the_search(project):
         project,
         "--space", "space.yaml", "--metric", "score", "--mode", "max", "--num-samples", "3",
         "--search", "random", "--scheduler", "asha,max_t=2,grace_period=1", "--cpus", "0.5",
-        "--max-concurrent", "2", "--max-failures", "2", "--seed", "5", "--time-budget", "60",
+        "--max-concurrent", "2", "--max-failures", "2", "--seed", "5", "--time-budget", "600",
         "--name", "named", "--results", "here", "--json", "--cwd", "{trial_dir}",
         "--metrics-from", "report", "--",
         "bash", "-c", "touch made; for i in 1 2 3; do tunemq report score={lr}; done",

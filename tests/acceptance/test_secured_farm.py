@@ -85,7 +85,7 @@ def test_s05_a_search_runs_over_tls_and_nobody_needs_more_rights_than_his_role_h
         farm.tunemq("rm", "first")
         worker = farm.workers["one"]
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(30) == 0
+        assert worker.wait(90) == 0
         eventually(lambda: "one" not in farm.nodes(), message=lambda: str(farm))
         assert redis.refused() == []
 

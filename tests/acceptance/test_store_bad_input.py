@@ -24,6 +24,7 @@ from tests.chain_searches import ChainSearch
 from tests.object_servers import running_minio
 from tests.own_store import Start, own_bucket, server, start
 from tests.small_disk import with_small_disk
+from tests.store_roles import wait_for_users
 from tests.support import eventually
 from tunemq_shared import messages as m
 
@@ -87,8 +88,12 @@ def still_running() -> list[psutil.Process]:
 
 def nothing_is_left(folder: Path) -> None:
     """Check that no process of the script's is left, and no temporary file."""
-    eventually(lambda: not still_running(), message=lambda: f"{still_running()}")
-    assert list((folder.parent / "tmp").iterdir()) == []
+
+    def left() -> list[object]:
+        # Redis writes its title over its mark: its folder tells of it.
+        return [*still_running(), *(folder.parent / "tmp").iterdir()]
+
+    eventually(lambda: not left(), message=lambda: f"left: {left()}")
 
 
 # --- found before anything starts -----------------------------------------------------------------
@@ -251,12 +256,12 @@ def has_saved_twice(start: Start) -> ChainSearch:
 def ends_in_an_error(search: ChainSearch, reason: str, sync_timeout: float) -> None:
     """It said why it waits, waited as long as it was told to, and ended in such an error."""
     waits = search.wait_for(m.TrialWaits, what="save")
-    failed = search.wait_for(m.TrialFailed, within=4 * SYNC_S)
+    failed = search.wait_for(m.TrialFailed, within=9 * SYNC_S)
     assert failed.event.kind == "storage"
     assert f"given up after {sync_timeout:g} s" in failed.event.error
     assert reason in failed.event.error
     assert failed.at - waits.at > sync_timeout / 2
-    assert search.ends(within=40) == 0, str(search)
+    assert search.ends() == 0, str(search)
     said = search.said.decode()
     assert "saving: waits for the store" in said
     assert reason in said
@@ -271,6 +276,7 @@ def test_keys_that_are_revoked_are_told_and_end_the_trial_after_sync_timeout(
 ):
     keys = StaticProvider(server.access_key, server.secret_key)
     admin = MinioAdmin(endpoint=server.url.partition("//")[2], credentials=keys, secure=False)
+    wait_for_users(admin)
     admin.user_add("guest", "guests-secret")
     admin.policy_set("readwrite", user="guest")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "guest")
@@ -291,8 +297,9 @@ def test_a_bucket_that_is_removed_is_told_and_ends_the_trial_after_sync_timeout(
         shutil.rmtree(server.data / "shelf", ignore_errors=True)
         return bool(search.all_of(m.TrialFailed))
 
-    eventually(is_given_up, within=4 * SYNC_S, message=lambda: str(search))
+    eventually(is_given_up, within=9 * SYNC_S, message=lambda: str(search))
     ends_in_an_error(search, "there is no bucket 'shelf'", SYNC_S)
     # It comes back: what was committed before is there, whole.
+    shutil.rmtree(server.data / "shelf", ignore_errors=True)  # made anew once more, see above
     (server.folder / "removed").rename(server.data / "shelf")
     search.is_restorable()

@@ -10,9 +10,17 @@ import pytest
 import tunemq as tune
 from tests.object_servers import ObjectServer
 from tests.searches import results_of, table_of
+from tunemq_shared import remote_objects
 from tunemq_shared.errors import ConfigError
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers may take its time, as one on a busy machine does."""
+    monkeypatch.setattr(remote_objects, "PROBE_S", 30.0)
+    monkeypatch.setattr(remote_objects, "PROBE_ANSWER_S", 30.0)
 
 
 def train(config):

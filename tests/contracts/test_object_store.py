@@ -19,7 +19,14 @@ from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.object_store import MissingObject, WrongSize
 from tunemq_shared.parts import PART
 from tunemq_shared.remote_objects import RemoteObjects
-from tunemq_shared.retrying import Cancel, Cancelled, in_parallel, retried
+from tunemq_shared.retrying import (
+    Cancel,
+    Cancelled,
+    StoreUnavailable,
+    TimedOut,
+    in_parallel,
+    retried,
+)
 
 LARGE = 2 * PART + 12345
 
@@ -43,13 +50,14 @@ def make_file(path: Path, size: int) -> tuple[int, str]:
 
 def put(objects: RemoteObjects, key: str, path: Path, cancel: Cancel | None = None) -> None:
     size, sha256 = path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
-    objects.put_file(key, path, size=size, sha256=sha256, cancel=cancel or Cancel(50))
+    objects.put_file(key, path, size=size, sha256=sha256, cancel=cancel or Cancel(200))
 
 
 class TestObjectStore:
     """The suite."""
 
-    def test_a_place_that_can_be_used_is_left_as_it_was(self, objects):
+    def test_a_place_that_can_be_used_is_left_as_it_was(self, objects, monkeypatch):
+        monkeypatch.setattr(remote_objects, "PROBE_S", 60.0)  # of a machine that is busy
         objects.probe()
         assert list(objects.list()) == []
 
@@ -73,7 +81,7 @@ class TestObjectStore:
         make_file(tmp_path / "file", size)
         put(objects, "t/c/file", tmp_path / "file")
         assert [found[:2] for found in objects.list("t/")] == [("t/c/file", size)]
-        objects.get_file("t/c/file", tmp_path / "copy", size=size, cancel=Cancel(50))
+        objects.get_file("t/c/file", tmp_path / "copy", size=size, cancel=Cancel(200))
         assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
     @pytest.mark.parametrize("size", [1000, LARGE])
@@ -87,7 +95,7 @@ class TestObjectStore:
         ]
         for changes, message in wrong:
             with pytest.raises(CheckpointCorrupt, match=message):
-                objects.put_file("a", path, cancel=Cancel(50), **changes)
+                objects.put_file("a", path, cancel=Cancel(200), **changes)
         assert list(objects.list()) == []
         assert objects.abort_uploads(lambda _key: True) == 0
 
@@ -97,7 +105,7 @@ class TestObjectStore:
         put(objects, "a", tmp_path / "file")
         for expected in {size + 1, max(size - 1, 0), size + 2 * PART} - {size}:
             with pytest.raises(CheckpointCorrupt, match=r"expected \d+ bytes|cut short"):
-                objects.get_file("a", tmp_path / "copy", size=expected, cancel=Cancel(50))
+                objects.get_file("a", tmp_path / "copy", size=expected, cancel=Cancel(200))
             (tmp_path / "copy").unlink()
 
     def test_an_object_that_is_missing_is_said_to_be(self, objects, tmp_path):
@@ -105,7 +113,7 @@ class TestObjectStore:
             objects.get_bytes("nowhere", limit=1)
         for size in (1, LARGE):
             with pytest.raises(MissingObject, match="nowhere"):
-                objects.get_file("nowhere", tmp_path / "copy", size=size, cancel=Cancel(50))
+                objects.get_file("nowhere", tmp_path / "copy", size=size, cancel=Cancel(200))
             (tmp_path / "copy").unlink()
 
     def test_removing_twice_is_no_error(self, objects):
@@ -133,7 +141,7 @@ class TestObjectStore:
         def put_one(key: str, cancel: Cancel) -> None:
             retried(lambda: objects.put_bytes(key, b""), cancel)
 
-        in_parallel(put_one, keys, Cancel(150), at_once=4)
+        in_parallel(put_one, keys, Cancel(250), at_once=4)
         assert [found.key for found in objects.list()] == keys
 
     @pytest.mark.parametrize("key", ["", "/a", "../a", "a/../../b", "a//b", "a/", ".", "a\0b"])
@@ -206,7 +214,7 @@ def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
         monkeypatch.setattr(remote_objects, "failpoint", forget)
         put(objects, "a", tmp_path / "file")
         assert forgotten == [1]
-        objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(50))
+        objects.get_file("a", tmp_path / "copy", size=LARGE, cancel=Cancel(200))
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
@@ -219,3 +227,15 @@ def test_a_transfer_under_way_can_be_called_off(keeps_parts, tmp_path, monkeypat
             put(objects, "a", tmp_path / "file", cancel)
         assert list(objects.list()) == []
         eventually(lambda: not unfinished(objects))
+
+
+def test_what_was_wrong_is_told_where_the_time_ends_in_the_middle_of_another_try():
+    cancel, troubles = Cancel(0.5), []
+
+    def send() -> None:
+        while troubles:
+            cancel.check()  # as bodies do while they are sent
+        raise StoreUnavailable("The disk is full.")
+
+    with pytest.raises(TimedOut, match=r"The disk is full\. Gave up after 0\.5 s"):
+        retried(send, cancel, troubles.append)

@@ -260,7 +260,10 @@ def nvmlDeviceGetMPSComputeRunningProcesses(handle: _Handle) -> list[_Struct]:
 def nvmlSystemGetProcessName(pid: int) -> str:
     if not _lives(pid):
         raise NVMLError(NVML_ERROR_NOT_FOUND)
-    return Path(f"/proc/{pid}/comm").read_text().strip()
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:  # it has ended since
+        raise NVMLError(NVML_ERROR_NOT_FOUND) from None
 
 
 def nvmlDeviceGetMigMode(device: _Handle) -> list[int]:

@@ -16,8 +16,8 @@ __all__ = ["cut_farm"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
-#: A busy machine may take so long to fork a host and to look at leases.
-SLACK_S = 15.0
+#: A busy machine may take so long to look at leases, to load the trial's code, and to fork a host.
+SLACK_S = 30.0
 SAVE_EVERY = 10
 
 
@@ -27,8 +27,8 @@ def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_voi
     cut_farm, tmp_path
 ):
     farm = cut_farm()
-    # What is under way to the store is bounded in time here: four intervals are long beside it.
-    run = CutRun(farm, tmp_path, steps=250, step_s=0.04, save_every=SAVE_EVERY, gate=150)
+    # However late the journal and this test are: what is executed and not recorded has an end.
+    run = CutRun(farm, tmp_path, steps=250, step_s=0.04, save_every=SAVE_EVERY, gate=90)
     run.wait_for_recorded(60, epoch=1, within=60)
     node = run.node_of(0)
     killed = farm.kill(node)
@@ -43,7 +43,7 @@ def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_voi
     (lost,) = run.all_of(m.NodeLost)
     assert not lost.is_dead, "nobody can know"
     assert run.all_of(m.NodeReturned) == []
-    # Of those that are not in the store one may be under way, one may wait, one is being written.
+    # Before step 60 was recorded the checkpoint of step 50 was.
     assert run.repeated()[0] <= 4 * SAVE_EVERY
     assert any("is lost" in line for line in run.told)
 

@@ -46,12 +46,14 @@ def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(
     farm.worker("one")
     farm.worker("two")
     options = {"trials": 6, "steps": 60, "save_every": 5, "step_s": 0.1, "storage": storage}
-    first = farm.scheduler("--journal-release", release, **options)
+    # The gate: none of the first four ends before, and none of the others is just being started.
+    first = farm.scheduler("--journal-release", release, **options, gate=40)
     farm.wait_for_steps(4, 25, within=90)
     first.kill()
     # With its machine its disk is gone; trials that go on may write into what is being removed.
     farm.results.rename(farm.folder / "gone")
     shutil.rmtree(farm.folder / "gone", ignore_errors=True)
+    farm.open_gate(60)
     # The workers read the code from a folder that both machines share.
     second = farm.scheduler(
         "--take-over", f"{storage}/search", "--journal-release", release, results=elsewhere

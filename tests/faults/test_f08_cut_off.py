@@ -30,7 +30,8 @@ def test_f08_late_results_and_checkpoints_of_a_node_that_was_cut_off_change_noth
     farm.proxies[node].cut(stay=True)
     run.wait_for_start(0, 2, within=60)
     run.wait_for_recorded(120, epoch=2)
-    assert zombie in farm.family(node), "it cannot know"
+    # It cannot know. The kernel may leave out some children while others end.
+    eventually(lambda: zombie in farm.family(node), message=run.state)
     farm.proxies[node].heal()
     run.wait_for(m.NodeReturned)
     eventually(lambda: zombie not in farm.family(node), message=run.state)

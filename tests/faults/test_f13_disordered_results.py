@@ -37,7 +37,7 @@ def unread(own: OwnFarm, run: ChainRun) -> tuple[bytes, list[tuple[bytes, dict]]
         found[:] = own.server.client.xrange(key, min=b"(" + newest)
         return len(found) > 8
 
-    eventually(are_enough, within=30, message=run.state)
+    eventually(are_enough, message=run.state)
     return key, found
 
 
@@ -72,7 +72,6 @@ def test_f13_a_result_that_overtakes_others_is_recorded_in_its_turn(farm, tmp_pa
         # The gap has everything sent anew. Held while there is no generation, no node would append.
         eventually(
             lambda before=before: own.server.client.get(wire.GENERATION) not in {before, None},
-            within=30,
             message=run.state,
         )
     run.open_gate(STEPS)

@@ -25,6 +25,7 @@ from tests.support import eventually
 from tunemq_scheduler.journal import recover
 
 disk, steps, ending = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+is_full = disk.parent / "is-full"
 said = []
 
 class Tee:
@@ -38,8 +39,8 @@ def text():
 
 def trains(config):
     for step in range(steps):
-        while step == 20 and not (disk / "filler0").exists():
-            time.sleep(0.01)  # the disk is filled while it runs, however late
+        while step == 20 and not is_full.exists():
+            time.sleep(0.01)  # it is not over before the disk is full, however late that is
         time.sleep(0.02)
         tune.report({"loss": 1 / (step + 1)})
 
@@ -49,7 +50,7 @@ def journalled():
 seen = {}
 
 def fill_and_free():
-    eventually(lambda: list(disk.glob("e/*/result.json")), within=40)
+    eventually(lambda: list(disk.glob("e/*/result.json")))
     fillers = []
     while not "degraded" in text():
         free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
@@ -57,6 +58,7 @@ def fill_and_free():
             fillers.append(disk / f"filler{len(fillers)}")
             with contextlib.suppress(OSError):  # the search may be quicker
                 fillers[-1].write_bytes(b"x" * free)
+            is_full.touch()
         time.sleep(0.01)
     before = journalled()
     time.sleep(1.5)

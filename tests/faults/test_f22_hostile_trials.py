@@ -302,7 +302,7 @@ def multiplies(config):
 
 @pytest.mark.parity(128)
 @pytest.mark.parametrize("bomb", [hops, multiplies])
-def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, tmp_path, bomb):
+def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, bomb):
     server = serve()
     other = server.start(sleeps, 1)
     other.result()
@@ -312,7 +312,7 @@ def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, tmp_path,
     server.client.kill(host.name)
     host.gone()
     print(f"gone after {time.monotonic() - began:.2f} s")
-    assert not left_of(tmp_path / "trial_0")
+    assert not left_of(server.root / "trial_0")
     assert not server.said(m.HostDied, other.name)
     assert not server.warnings()
 

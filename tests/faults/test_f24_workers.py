@@ -23,10 +23,13 @@ def farm(tmp_path: Path) -> Iterator[Farm]:
 
 def test_f24_trials_of_a_worker_that_is_told_to_stop_go_on_elsewhere_and_are_not_blamed(farm):
     farm.worker("one")
-    search = farm.scheduler(trials=2, steps=80, save_every=5, step_s=0.05)
+    search = farm.scheduler(trials=2, steps=80, save_every=5, step_s=0.05, gate=20)
     farm.wait_for_steps(2, 12, within=60)
     farm.worker("two")
     farm.workers["one"].send(signal.SIGTERM)
+    log = farm.folder / "worker-one" / "node.log"
+    eventually(lambda: "node.stopping" in log.read_text(), message=lambda: str(farm))
+    farm.open_gate(80)  # before, the trials might have been over when it was told
     assert farm.workers["one"].ends() == 0, farm
     assert search.ends(90) == 0, farm
     farm.nothing_is_missing_or_doubled(2, 80)

@@ -29,7 +29,7 @@ __all__ = ["node", "scheduler", "server"]
 pytestmark = pytest.mark.faults
 
 #: What is left of a forkserver is gone within a second; on a busy machine, within so many.
-SOON = 15.0
+SOON = 40.0
 
 
 def with_a_daemon(config):

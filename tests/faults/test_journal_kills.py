@@ -46,7 +46,7 @@ def run(folder: Path, failpoints: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, VARIABLE: failpoints},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 

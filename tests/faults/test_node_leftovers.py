@@ -24,7 +24,12 @@ from tests.support import eventually
 from tunemq_shared import wire
 from tunemq_shared.checkpoint_folders import TEMPORARY_PREFIX
 from tunemq_shared.failpoints import VARIABLE
-from tunemq_shared.messages import CheckpointWritten, ResultReported, TrialFinished
+from tunemq_shared.messages import (
+    CheckpointCommitted,
+    CheckpointWritten,
+    ResultReported,
+    TrialFinished,
+)
 
 __all__ = ["scheduler", "server"]
 
@@ -96,7 +101,7 @@ def test_f01_a_node_that_is_killed_while_it_downloads_leaves_only_logs(
         scheduler.assign(first.incarnation, order("t", start(scheduler, store, steps=1)))
         eventually(lambda: scheduler.said(TrialFinished), message=first.log)
         eventually(lambda: keys(scheduler, CheckpointWritten), message=first.log)
-        eventually(lambda: "checkpoint.committed" in first.log(), message=first.log)
+        eventually(lambda: keys(scheduler, CheckpointCommitted), message=first.log)
     finally:
         first.end()
     folder = tmp_path / "node"

@@ -22,8 +22,8 @@ Start = Callable[..., RunningSearch]
 KILLS = 20
 #: Medians of `KILLS`: from the kill to its record, and to the next result of the trial. They are a
 #: tenth and half a second where nobody else needs the processors.
-KNOWN_WITHIN_S, BACK_WITHIN_S = 2.0, 5.0
-FAMILY_GONE_WITHIN_S = 15.0
+KNOWN_WITHIN_S, BACK_WITHIN_S = 4.0, 10.0
+FAMILY_GONE_WITHIN_S = 40.0
 
 
 @pytest.fixture

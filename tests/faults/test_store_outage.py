@@ -28,7 +28,7 @@ def outage(start: Start, server: ObjectServer, seconds: float, end: Callable[[],
     for number in range(2):
         search.wait_for(m.TrialWaits, trial=search.trial(number), what="save")
     eventually(lambda: b"waits for the store" in search.said, message=lambda: str(search))
-    eventually(lambda: time.monotonic() > gone_at + seconds, within=seconds + 5)
+    eventually(lambda: time.monotonic() > gone_at + seconds, within=seconds + 60)
     assert search.process.poll() is None, str(search)
     server.thaw() if server.process is not None else server.start()
     assert search.ends() == 0, str(search)

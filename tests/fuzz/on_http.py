@@ -114,8 +114,11 @@ class _Client:
     def _answer(self, data: bytes) -> None:
         with self._listener.accept()[0] as guest, contextlib.suppress(OSError):
             guest.settimeout(5)
-            while not guest.recv(65536).endswith(b"\r\n\r\n"):
-                pass
+            asked = b""
+            while not asked.endswith(b"\r\n\r\n"):
+                if not (piece := guest.recv(65536)):  # it has hung up
+                    return
+                asked += piece
             guest.sendall(data)
 
 

@@ -22,7 +22,8 @@ class FakeNode:
         self, url: str, incarnation: str, *, name: str = "local", keys: LiveKeys | None = None
     ) -> None:
         self.keys = LiveKeys.none() if keys is None else keys
-        self.redis = redis.Redis.from_url(url)
+        # By default it would say all again after 5 s: what it adds to a stream, too.
+        self.redis = redis.Redis.from_url(url, socket_timeout=120)
         self.incarnation = incarnation
         self.name = name
         self.taken = (0, 0)
@@ -59,7 +60,7 @@ class FakeNode:
         sealed = self.keys.events.close(self.incarnation.encode(), b"bye")
         self.redis.xadd(wire.NODES, {wire.BYE: sealed})
 
-    def read_mail(self, within: int = 20) -> m.Assignment | None:
+    def read_mail(self, within: int = 60) -> m.Assignment | None:
         """Take the next assignment in the queue; None when there is none for ``within`` seconds."""
         popped = self.redis.brpop([wire.queue(self.incarnation)], within)
         if popped is None:

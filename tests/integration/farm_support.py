@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import redis
 from celery import Celery
@@ -41,6 +41,16 @@ from tunemq_shared.shipping import ship
 
 #: What stays in a node's working folder, empty: its caches.
 CACHES = frozenset({"cache", "blobs", "code"})
+#: A `Node` that has time for its goodbye: a machine may sleep through the usual second.
+PATIENT: Final = (
+    "-c",
+    """
+from tunemq_workers import node_loop
+from tunemq_workers.node import main
+node_loop._GOODBYE_S = 60.0
+raise SystemExit(main())
+""",
+)
 _VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
 
 
@@ -68,7 +78,8 @@ class RedisServer:
         log = ["--loglevel", "warning", "--logfile", "redis.log"]
         command = [str(self._program), *options, *log, *self._options]
         self.process = subprocess.Popen(command, cwd=self._folder)
-        self.client = redis.Redis.from_url(self.url, socket_timeout=5)
+        # It says all again after that: on a machine that sleeps mail would come twice.
+        self.client = redis.Redis.from_url(self.url, socket_timeout=60)
         eventually(self.answers, message="redis-server does not answer")
 
     def add_options(self, *options: str) -> None:
@@ -239,6 +250,21 @@ class Scheduler:
         opened = self.keys.events.open(value, b"lease", incarnation.encode())
         return [int(part) for part in opened.split(b":")]
 
+    def renewals(self, incarnation: str) -> int:
+        """The lease's counter; one that ran out while the machine slept is waited for."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            found[:] = self.lease(incarnation)
+            return bool(found)
+
+        eventually(is_there, message="there is no lease")
+        return found[0]
+
+    def taken(self, incarnation: str) -> tuple[int, ...]:
+        """The term and version that were taken, as the lease says; empty while there is none."""
+        return tuple(self.lease(incarnation)[1:])
+
 
 class Node:
     """A node process, introduced."""
@@ -262,7 +288,7 @@ class Node:
             mine[:] = [hello for hello in scheduler.hellos() if hello.pid == self.process.pid]
             return bool(mine)
 
-        eventually(is_introduced, within=30, message="the node does not introduce itself")
+        eventually(is_introduced, message="the node does not introduce itself")
         self.hello = mine[-1]
         self.incarnation = self.hello.incarnation
 
@@ -271,13 +297,19 @@ class Node:
         return (self.folder / "node.log").read_text()
 
     def ears(self) -> int:
-        """The pid of what its ears are forked from."""
-        (pid,) = (
-            pid
-            for pid in children_of(self.process.pid)
-            if b"tunemq_workers.ear" in command_line(pid)
-        )
-        return pid
+        """The pid of what its ears are forked from; one that has just died is followed by another.
+
+        The kernel's list of children may leave one out while another ends.
+        """
+        found: list[int] = []
+
+        def is_one() -> bool:
+            children = children_of(self.process.pid)
+            found[:] = [pid for pid in children if b"tunemq_workers.ear" in command_line(pid)]
+            return len(found) == 1
+
+        eventually(is_one, message=lambda: f"what forks ears: {found}")
+        return found[0]
 
     def ear(self) -> int | None:
         """Its ear's pid."""
@@ -292,7 +324,7 @@ class Node:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(60)
 
 
 def order(

@@ -39,7 +39,7 @@ class Ear:
         if self.sock is not None:
             self.sock.close()
         self.sock = fork_ear(self.forkserver)
-        self.sock.settimeout(30)
+        self.sock.settimeout(60)
         self.decoder = FrameDecoder()
         self.frames = []
 

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from tests.support import eventually
+from tunemq_scheduler.embedded import farm as farm_module
 from tunemq_scheduler.embedded import layout, runtime_folder, warm
 from tunemq_scheduler.embedded.command_lines import default_cpus, environment
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
@@ -27,6 +28,12 @@ pytestmark = pytest.mark.integration
 
 #: A node's stand-in, with a descendant that has left its session.
 RESTLESS = "setsid sleep 600 & exec sleep 600"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A keeper that does not end in time is killed, and leaves what it was about to: not here."""
+    monkeypatch.setattr(farm_module, "_STOP_WITHIN_S", 60.0)
 
 
 def start_farm(script: str = RESTLESS) -> EmbeddedFarm:
@@ -145,7 +152,7 @@ def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
     farm = EmbeddedFarm(
         1, make_node_command=lambda *_: ["/bin/sh", "-c", "echo no such module >&2; exit 3"]
     )
-    eventually(farm.trouble, within=30.0)
+    eventually(farm.trouble)
 
     assert "its node ends as soon as it is started (exit code 3, 6 times" in farm.trouble()
     assert "it said: no such module" in farm.trouble()
@@ -174,7 +181,7 @@ def test_f22_deaths_of_a_node_for_which_a_trial_is_judged_are_not_held_against_i
 
 def test_a_command_that_does_not_exist_is_given_up_and_named():
     farm = EmbeddedFarm(1, make_node_command=lambda *_: ["/no/such/python"])
-    eventually(farm.trouble, within=30.0)
+    eventually(farm.trouble)
 
     assert "cannot start /no/such/python" in farm.trouble()
     farm.stop()
@@ -231,7 +238,7 @@ def test_a_node_reads_the_file_once_and_removes_it():
     farm = EmbeddedFarm(1, prewarm=environment)
     try:
         log = Path(farm.folder, layout.NODE, "node.log")
-        eventually(lambda: log.exists() and "forkserver.started" in log.read_text(), within=30.0)
+        eventually(lambda: log.exists() and "forkserver.started" in log.read_text())
         assert not os.path.exists(os.path.join(farm.folder, layout.PREWARM))
     finally:
         farm.stop()

@@ -26,7 +26,7 @@ from tunemq_scheduler.journal.copy import JournalCopy
 from tunemq_scheduler.journal.fetch import fetch_journal
 from tunemq_shared import messages as m
 from tunemq_shared.errors import BugError, JournalError
-from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.object_store import MissingObject, ObjectInfo, ObjectStore
 
 pytestmark = pytest.mark.integration
 
@@ -176,6 +176,30 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
     assert fetch_journal(objects, tmp_path / "fetched").turn == 20
 
 
+def test_a_piece_that_becomes_part_of_a_longer_one_while_they_are_listed_is_looked_for_again(
+    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy, "PERIOD_S", 0.001)
+    with Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects)
+        for turn in TURNS[:3]:
+            journal.append(turn)
+            is_copied(copied)
+        assert copied.close(within_s=60)
+    listed, looks = objects.list, 0
+
+    def lacks_one(prefix: str) -> list[ObjectInfo]:
+        nonlocal looks
+        looks += 1
+        found = list(listed(prefix))
+        _, second, *_ = [one for one in found if ".turns/" in one.key]
+        return [one for one in found if looks > 1 or one is not second]
+
+    monkeypatch.setattr(objects, "list", lacks_one)
+    assert fetch_journal(objects, tmp_path / "fetched").turn == 3
+    assert looks == 2
+
+
 def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) -> None:
     big = [m.Entry(m.NodeWarned("n" * 300_000))]
     with Journal.create(tmp_path / "journal", HEADER, sync=False) as journal:
@@ -289,7 +313,7 @@ def test_a_defect_in_the_thread_of_the_copy_is_raised_where_its_news_are_asked_f
 
     with Journal.create(tmp_path / "journal", HEADER) as journal:
         copied = JournalCopy(journal, objects, copied=fails)
-        copied.close()
+        copied.close(within_s=60)
         with pytest.raises(BugError, match="a defect"):
             copied.news()
 

@@ -89,8 +89,8 @@ def test_f08_a_short_silence_ends_nothing(node, scheduler, server, host):
 
 def test_f03_trials_whose_farm_has_no_scheduler_for_too_long_save_and_end(node, scheduler, host):
     scheduler.client.set(wire.SCHEDULER, "1:host:somebody")
-    renewals = scheduler.lease(node.incarnation)[0]
-    eventually(lambda: scheduler.lease(node.incarnation)[0] > renewals + 2)
+    renewals = scheduler.renewals(node.incarnation)
+    eventually(lambda: scheduler.renewals(node.incarnation) > renewals + 2)
     assert is_alive(host)
     scheduler.client.delete(wire.SCHEDULER)
     eventually(lambda: not is_alive(host), message=node.log)

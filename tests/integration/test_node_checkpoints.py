@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.counted_proxy import counted
-from tests.integration.farm_support import Node, RedisServer, Scheduler, children_of, order
+from tests.integration.farm_support import (
+    Node,
+    RedisServer,
+    Scheduler,
+    children_of,
+    command_line,
+    order,
+)
 from tests.integration.node_fixtures import scheduler, server
 from tests.object_servers import ObjectServer, running_minio
 from tests.support import eventually
@@ -194,9 +201,7 @@ def test_a_store_that_is_away_is_waited_for_visibly_and_nothing_due_is_skipped(
             assert len(scheduler.said(CheckpointWritten)) == 2
             assert len(scheduler.said(ResultReported)) == 3
             minio.start()
-            eventually(
-                lambda: len(scheduler.said(CheckpointCommitted)) == 6, within=30, message=node.log
-            )
+            eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 6, message=node.log)
         finally:
             node.end()
     assert keys(scheduler, CheckpointCommitted) == keys(scheduler, CheckpointWritten)
@@ -270,6 +275,8 @@ def test_uploads_go_on_when_the_trial_is_over_and_a_new_node_reuses_what_is_comm
 def test_a_copy_that_is_damaged_on_the_disk_is_downloaded_anew(node, scheduler, store, tmp_path):
     scheduler.assign(node.incarnation, order("t", start(scheduler, store, steps=1)))
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
+    # One that has not finished yet would be killed for its successor.
+    eventually(lambda: scheduler.said(HostFreed), message=node.log)
     ref = committed(scheduler)
     (weights,) = (tmp_path / "node" / "cache").glob(f"*/{ref.key}/files/weights")
     weights.chmod(0o644)
@@ -287,9 +294,9 @@ def test_a_transfers_process_that_is_killed_costs_nothing(node, scheduler, store
     scheduler.assign(node.incarnation, order("t", begin))
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     for pid in children_of(node.process.pid):
-        if b"transfers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"tunemq_workers.transfers" in command_line(pid):
             os.kill(pid, signal.SIGKILL)
-    eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 8, within=30, message=node.log)
+    eventually(lambda: len(scheduler.said(CheckpointCommitted)) == 8, message=node.log)
     assert keys(scheduler, CheckpointCommitted) == keys(scheduler, CheckpointWritten)
 
 

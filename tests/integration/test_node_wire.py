@@ -11,7 +11,7 @@ from signal import SIGCONT, SIGSTOP
 import pytest
 
 from tests.integration.fake_node import FakeNode
-from tests.integration.farm_support import Node, RedisServer, Scheduler, is_alive
+from tests.integration.farm_support import PATIENT, Node, RedisServer, Scheduler, is_alive
 from tests.integration.node_fixtures import server
 from tests.integration.test_node_streams import without_end
 from tests.support import eventually
@@ -113,7 +113,7 @@ def schedulers(server: RedisServer, tmp_path: Path) -> list[Scheduler]:
 
 @pytest.fixture
 def node(server: RedisServer, schedulers: list[Scheduler], tmp_path: Path) -> Iterator[Node]:
-    node = Node(server, schedulers[0], tmp_path / "node")
+    node = Node(server, schedulers[0], tmp_path / "node", program=PATIENT)
     yield node
     node.end()
 
@@ -233,7 +233,7 @@ def test_a_node_that_is_to_retire_takes_its_leave(both, wire, node):
     turn_until(lambda: all(one.told(m.NodeLost) for one in both), wire, *both, message=node.log)
 
     assert all(fact.is_dead for one in both for fact in one.told(m.NodeLost))
-    assert node.process.wait(30) == 0
+    assert node.process.wait(60) == 0
     assert "somebody wants its machine" in node.log()
     assert wire.hosted(node.incarnation) == 0
 

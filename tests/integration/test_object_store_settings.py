@@ -13,6 +13,8 @@ from minio import MinioAdmin
 from minio.credentials import StaticProvider
 
 from tests.object_servers import Certificate, running_minio, running_rclone
+from tests.store_roles import wait_for_users
+from tunemq_shared import remote_objects
 from tunemq_shared.errors import StoreError
 from tunemq_shared.remote_objects import PROBE_S
 from tunemq_shared.s3_address import parse_address
@@ -32,6 +34,13 @@ def refusal(address: str, environ: dict[str, str]) -> str:
     return str(caught.value)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers may take its time, as one on a busy machine does."""
+    monkeypatch.setattr(remote_objects, "PROBE_S", 20.0)
+    monkeypatch.setattr(remote_objects, "PROBE_ANSWER_S", 20.0)
+
+
 def use(address: str, environ: dict[str, str]) -> S3Objects:
     return S3Objects(parse_address(address, environ), environ)
 
@@ -46,11 +55,13 @@ def place(server) -> str:
     return server.create_bucket()
 
 
+@pytest.mark.usefixtures("patient")
 def test_everything_can_come_from_the_environment(minio, bucket):
     with open_objects(f"s3://{bucket}/a") as objects:
         objects.probe()
 
 
+@pytest.mark.usefixtures("patient")
 def test_wrong_keys(server, place):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         told = refusal(server.address(place), {**server.environ, name: "wrong" * 4})
@@ -63,6 +74,7 @@ def test_no_keys(server, place):
     assert "there are no keys for the store" in refusal(server.address(place), {})
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_bucket_that_is_missing_is_made_only_if_told_so(server):
     name = f"missing-{server.access_key[:6]}"
     told = refusal(server.address(name), server.environ)
@@ -113,11 +125,13 @@ def web_server() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_is_no_object_store(shared_minio, web_server):
     told = refusal(shared_minio.address("bucket", endpoint=web_server), shared_minio.environ)
     assert "what answers there does not speak S3" in told
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_wrong_region(tmp_path):
     with running_minio(tmp_path / "minio", region="eu-test") as server:
         place = server.create_bucket()
@@ -157,6 +171,7 @@ def test_a_server_that_accepts_and_says_nothing(tmp_path):
         assert "the server cannot be reached (timed out)" in told
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize(
     ("allowed", "message"),
     [
@@ -170,6 +185,7 @@ def test_keys_that_are_not_allowed_enough(tmp_path, allowed, message):
     with running_minio(tmp_path / "minio") as server:
         keys = StaticProvider(server.access_key, server.secret_key)
         admin = MinioAdmin(endpoint=server.url[len("http://") :], credentials=keys, secure=False)
+        wait_for_users(admin)
         admin.user_add("reader", "readers-secret")
         admin.policy_add("some", policy=policy)
         admin.policy_set("some", user="reader")

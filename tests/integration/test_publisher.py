@@ -42,14 +42,14 @@ assert dict(os.environ) == before
 @pytest.fixture
 def farm() -> Iterator[EmbeddedFarm]:
     farm = EmbeddedFarm(make_node_command=lambda *_: ["/bin/sleep", "600"])
-    farm.wait_until_ready()
+    farm.wait_until_ready(within=60)
     yield farm
     farm.stop()
 
 
 def test_variables_and_settings_of_the_scripts_own_celery_change_nothing(farm):
     environ = {**os.environ, **OF_THE_SCRIPT}
-    subprocess.run([sys.executable, "-c", PUBLISH, farm.url], env=environ, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", PUBLISH, farm.url], env=environ, check=True, timeout=120)
     client = redis.Redis.from_url(farm.url)
     assert client.llen(wire.queue("inc1")) == 1
     assert client.keys("*") == [wire.queue("inc1").encode()]
@@ -63,5 +63,5 @@ def test_a_publisher_that_lost_its_redis_says_so(farm):
     started = time.monotonic()
     with pytest.raises(WireUnavailable, match="could not be queued"):
         publisher.publish("inc1", "inc1/1:2", "payload")
-    assert time.monotonic() - started < 10.0, "nobody waits here for Redis to come back"
+    assert time.monotonic() - started < 30.0, "nobody waits here for Redis to come back"
     publisher.close()

@@ -45,6 +45,7 @@ def claim(redis, monkeypatch):
     monkeypatch.setattr(lease_module, "TTL_S", LONG_S)
     monkeypatch.setattr(lease_module, "PERIOD_S", 0.1)
     monkeypatch.setattr(lease_module, "_FRESH_S", FRESH_S)
+    monkeypatch.setattr(lease_module, "_LOOK_WITHIN_S", LONG_S)
     leases = []
 
     def claim(at_least: int = 1, holder: Holder | None = None) -> SchedulerLease:
@@ -66,7 +67,7 @@ def freeze(lease: SchedulerLease, monkeypatch) -> None:
     """Have a lease renewed no more, as if its process were stopped; it runs out at once."""
     is_frozen = threading.Event()
     monkeypatch.setattr(lease, "_look", is_frozen.set)
-    assert is_frozen.wait(20), "its last look is over"
+    assert is_frozen.wait(60), "its last look is over"
     line = RedisLine(lease._url)
     line.connect()
     line.ask([("PEXPIRE", wire.SCHEDULER, "100")])
@@ -170,6 +171,13 @@ def test_what_is_known_of_a_successor_is_said_without_a_look(claim, monkeypatch)
     look()
     with pytest.raises(SchedulerSuperseded, match="on successor"):
         zombie.check_known()
+    # Nobody looks any more, and nobody waits for a look.
+    zombie._thread.join()
+    eventually(lambda: time.monotonic() - zombie._looked_at > FRESH_S)
+    began = time.monotonic()
+    with pytest.raises(SchedulerSuperseded, match="on successor"):
+        zombie.check()
+    assert time.monotonic() - began < LONG_S / 2
 
 
 def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(claim, redis):

@@ -105,7 +105,7 @@ def test_a_time_budget_ends_an_endless_search(budget):
     began = time.monotonic()
     results = fit(forever, num_samples=-1, time_budget_s=budget)
 
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
     assert results.num_errors == 0
     assert {result.status for result in results} == {"TERMINATED"}
 

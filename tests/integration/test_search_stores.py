@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import tunemq as tune
 from tests.checkpoints import contents
 from tests.journals import ended_searches
 from tests.searches import fit, results_of
-from tests.support import eventually
+from tests.support import eventually, free_port
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_shared.errors import ConfigError, StoreError
 from tunemq_shared.stored_checkpoint import StoredCheckpoint
@@ -98,7 +97,7 @@ def test_the_local_folder_has_the_results_and_no_checkpoint_when_the_search_is_o
 
     folder = Path(results.experiment_path)
     # Its node learns with its next lease that the search is over.
-    eventually(lambda: not (folder / ".cache").exists(), within=30)
+    eventually(lambda: not (folder / ".cache").exists())
     assert [one for one in contents(folder) if "checkpoint_" in one] == []
     address = read_header(folder / FILE_NAME).store
     assert address.startswith(f"s3://{bucket}/searches/mine?endpoint={minio.url}")
@@ -342,11 +341,9 @@ def test_keys_that_are_not_let_in_are_said_to_be_wrong_and_not_shown(
 
 
 def test_a_server_that_nobody_runs_is_named(minio, tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        free_port = listener.getsockname()[1]
-    with pytest.raises(StoreError, match=f"127.0.0.1:{free_port}"):
-        fit(train, storage_path=f"s3://bucket/x?endpoint=http://127.0.0.1:{free_port}")
+    port = free_port()
+    with pytest.raises(StoreError, match=f"127.0.0.1:{port}"):
+        fit(train, storage_path=f"s3://bucket/x?endpoint=http://127.0.0.1:{port}")
     assert nothing_was_made(tmp_path)
 
 
@@ -367,7 +364,7 @@ def test_no_key_is_written_down_or_shown_anywhere(minio, bucket, capfd):
     secret = minio.secret_key.encode()
     folder = Path(results.experiment_path)
     # What its node still removes is in the bucket, too.
-    eventually(lambda: not (folder / ".cache").exists(), within=30)
+    eventually(lambda: not (folder / ".cache").exists())
     files = contents(folder)
     assert b"redis" in next(text for name, text in files.items() if name.endswith("/shown"))
     assert [name for name, text in files.items() if secret in text] == []

@@ -60,7 +60,7 @@ def test_a_large_file_is_refused_with_the_reason_too(shared_served, tmp_path):
     with HttpObjects(address, {"TUNEMQ_STORE_TOKEN": "wrong" * 8}) as objects:
         for _ in range(5):
             with pytest.raises(Refused, match="not the server's token"):
-                objects.put_file("a", file, size=PART, sha256=sha256, cancel=Cancel(20))
+                objects.put_file("a", file, size=PART, sha256=sha256, cancel=Cancel(100))
 
 
 def test_the_token_is_made_once_and_for_its_owner_only(tmp_path):

@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.small_disk import on_small_disk
 from tests.support import eventually
 from tunemq_scheduler.store_server.guests import Guests
 from tunemq_scheduler.store_server.server import StoreServer
+from tunemq_shared import remote_objects
 from tunemq_shared.errors import StoreError
 from tunemq_shared.http_address import parse_http_address
 from tunemq_shared.http_objects import HttpObjects
@@ -85,7 +87,7 @@ def test_many_write_and_remove_in_the_same_folders_at_once(tmp_path):
                 if left:
                     objects.delete([key])
 
-        in_parallel(work, range(8), Cancel(60), at_once=8)
+        in_parallel(work, range(8), Cancel(200), at_once=8)
         one = objects.get_bytes("same/one", limit=10**6)
         assert one in [str(n).encode() * 100 for n in range(8)]
         assert len(list(objects.list("same/folder/"))) == 8
@@ -122,7 +124,7 @@ file = Path(sys.argv[1], "..", "large")
 file.write_bytes(bytes(20 * 2**20))
 sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
 try:
-    objects.put_file("large", file, size=20 * 2**20, sha256=sha256, cancel=Cancel(2))
+    objects.put_file("large", file, size=20 * 2**20, sha256=sha256, cancel=Cancel(5))
 except TimedOut as error:
     print(error)
 print([found.key for found in objects.list()])
@@ -134,14 +136,14 @@ thread.join()
         on_small_disk(disk, command, options="size=8m"),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     first, second, listed = done.stdout.splitlines()
     assert f"the disk of the served folder {disk} is full: 9437184 bytes are to be wr" in first
     assert first.endswith("are free; make room there.")
-    assert "Gave up after 2 s" in second
+    assert "Gave up after 5 s" in second
     assert listed == "['kept']"
 
 
@@ -172,7 +174,7 @@ def test_a_folder_is_served_by_one_process(tmp_path):
 )
 def test_what_cannot_be_served_is_told(tmp_path, options, message):
     command = [sys.executable, "-m", "tunemq", "store", "serve", str(tmp_path / "x"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 64
     assert message in done.stderr
 
@@ -227,7 +229,7 @@ def test_what_is_no_store_is_told(answer, kind, message):
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                with connection:
+                with connection, suppress(OSError):  # who asked may have gone
                     connection.recv(65536)
                     connection.sendall(answer)
 
@@ -275,10 +277,11 @@ def test_https_where_there_is_http(shared_served):
         objects.probe()
 
 
-def test_a_server_that_accepts_and_says_nothing_is_given_up(tmp_path):
+def test_a_server_that_accepts_and_says_nothing_is_given_up(tmp_path, monkeypatch):
     with serving(tmp_path / "server") as server, server.objects() as objects:
         server.freeze()
         with pytest.raises(StoreError, match=f"Gave up after {PROBE_S:g} s"):
             objects.probe()
         server.thaw()
+        monkeypatch.setattr(remote_objects, "PROBE_S", 60.0)  # it may take its time
         objects.probe()

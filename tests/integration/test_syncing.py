@@ -88,8 +88,8 @@ def test_a_file_that_grows_all_the_time_is_copied_as_it_was_at_some_moment(
     minio: ObjectServer, bucket: str, folder: Path, tmp_path: Path
 ) -> None:
     address = minio.address(bucket, "grows")
-    line = b"0123456789abcdef" * 4096 + b"\n"
-    (folder / "log").write_bytes(line * 40)
+    line = b"0123456789abcdef" * 256 + b"\n"  # no faster than the slowest store takes it
+    (folder / "log").write_bytes(line * 640)
     is_over = threading.Event()
 
     def grow() -> None:
@@ -139,10 +139,10 @@ def test_a_sync_that_a_frozen_store_holds_up_ends_in_time_and_the_next_mends_it(
     )
     begun = time.monotonic()
     turning(callback, lambda: "took longer than 1 s and was cancelled" in caplog.text)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 40
     server.thaw()
     for lane in (callback._experiment_lane(),):
-        lane._timeout_s = callback._sync_timeout = 60
+        lane._timeout_s = callback._sync_timeout = 200
     callback.on_experiment_end([])
     assert stored(address) == {"journal": 1, "model": 30 * 2**20}
     assert f"the experiment was not wholly copied to {without_settings(address)}" in caplog.text

@@ -63,7 +63,7 @@ class Node:
         return self.cache / key
 
     def upload(
-        self, key: str = KEY, *, base: str = "", base_sha256: str = "", timeout_s: float = 30
+        self, key: str = KEY, *, base: str = "", base_sha256: str = "", timeout_s: float = 200
     ) -> Waiting:
         it = Waiting()
         folder, committed = str(self.cache / key), self.cache / base / "committed.json"
@@ -78,7 +78,7 @@ class Node:
 
     def download(self, sha256: str, folder: Path, key: str = KEY, **changes) -> Waiting:
         it = Waiting()
-        timeout_s = changes.get("timeout_s", 30)
+        timeout_s = changes.get("timeout_s", 200)
         order = Download(self.store, key, sha256, str(folder), timeout_s)
         it.number = self.transfers.download(order, *it.callbacks)
         return it
@@ -239,13 +239,13 @@ def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, m
         try:
             folder = node.write(source)
             node.write(source, NEXT)
-            node.finish(node.upload(NEXT))  # a process that begins takes its time from the two s
+            node.finish(node.upload(NEXT))  # a process that begins takes its time from the five
             server.stop()
-            up = node.upload(timeout_s=2)
-            down = node.download("0" * 64, tmp_path / "elsewhere" / KEY, timeout_s=2)
+            up = node.upload(timeout_s=5)
+            down = node.download("0" * 64, tmp_path / "elsewhere" / KEY, timeout_s=5)
             for it in (up, down):
                 reason, is_corrupt = node.fail(it)
-                assert "it was given up after 2 s: " in reason
+                assert "it was given up after 5 s: " in reason
                 assert server.url in reason
                 assert not is_corrupt
             server.start()
@@ -262,7 +262,8 @@ def test_an_upload_can_be_called_off_while_it_goes_on(node, tmp_path, minio, buc
     source.mkdir()
     (source / "model.bin").write_bytes(os.urandom(LARGE))
     folder = node.write(source)
-    node.failpoints = ["upload.within_object=delay:1"]
+    # Between its parts there is time to call it off, also for a test that is slow.
+    node.failpoints = ["upload.within_object=delay:3,upload.within_object=delay:3@2"]
     it = node.upload()
     node.until(lambda: "transfer.begun" in node.said())
     node.transfers.cancel(it.number)
@@ -368,10 +369,10 @@ def test_keys_that_were_replaced_are_found(node, source, minio, tmp_path, monkey
 def test_what_is_refused_for_too_long_fails_with_the_reason(node, source, minio):
     node.write(source)
     node.write(source, NEXT)
-    node.finish(node.upload(NEXT))  # a process that begins takes its time from the two seconds
+    node.finish(node.upload(NEXT))  # a process that begins takes its time from the five seconds
     node.store = minio.address("no-such-bucket-here", "runs/one")
-    reason, is_corrupt = node.fail(node.upload(timeout_s=2.0))
-    assert "given up after 2 s" in reason
+    reason, is_corrupt = node.fail(node.upload(timeout_s=5.0))
+    assert "given up after 5 s" in reason
     assert "no-such-bucket-here" in reason
     assert not is_corrupt
 

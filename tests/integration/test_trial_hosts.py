@@ -386,13 +386,16 @@ def test_a_host_waits_for_room_and_that_is_no_time_of_its_trial(serve):
     host.until(lambda: time.monotonic() > asked_at + 2.0, "two seconds")
     assert host.results == [{"n": 1}]
 
+    waited_s = time.monotonic() - asked_at
     host.is_full = False
     host.give_room()
     host.gone()
 
-    times = [e.time_this_iter_s for e in host.events if isinstance(e, ResultReported)]
-    assert len(times) == 4
-    assert max(times) < 2.0
+    results = [event for event in host.events if isinstance(event, ResultReported)]
+    assert len(results) == 4
+    between_s = results[1].timestamp - results[0].timestamp
+    # Not less than two seconds: on a busy machine the step itself may take as long.
+    assert results[1].time_this_iter_s < between_s - waited_s + 0.5
 
 
 @pytest.mark.parametrize("store", [REMOTE, None], ids=["cache", "store"])

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.integration
 
 #: What it takes to notice, to write the stacks, and to kill who does not heed SIGTERM; they would
 #: sleep for longer.
-ENDED_WITHIN_S = 40.0
+ENDED_WITHIN_S = 120.0
 #: What a trial may take that is to take too long. Its first result has to come before, on a machine
 #: that does three other things.
 SHORT_S = 4.0
@@ -58,7 +58,7 @@ def sleeps(config):
     from tunemq_shared.session import report
 
     report({"x": 1})
-    time.sleep(60)
+    time.sleep(600)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def takes_every_handler_there_is(config):
             signal.signal(number, lambda *_: None)
     report({"x": 1})
     while True:
-        time.sleep(60)
+        time.sleep(600)
 
 
 def test_one_that_takes_the_signal_for_the_stacks_too_is_killed_without_them(node, scheduler):
@@ -145,7 +145,7 @@ def says_goodbye(config):
 
     signal.signal(signal.SIGTERM, leave)
     report({"x": 1})
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_one_that_takes_too_long_may_clean_up_at_sigterm_and_has_failed_all_the_same(
@@ -169,9 +169,9 @@ def raises_a_family_and_sleeps(config):
         os.setsid()
         if os.fork() == 0:
             os.write(writing, b"%d" % os.getpid())
-        time.sleep(60)
+        time.sleep(600)
     report({"grandchild": int(os.read(reading, 20))})
-    time.sleep(60)
+    time.sleep(600)
 
 
 @pytest.mark.parity(128)
@@ -215,7 +215,7 @@ def stalls_behind_its_horizon(config):
     from tunemq_shared.session import report
 
     report({"x": 1})
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_a_trial_that_was_told_to_go_on_and_does_not_has_its_time_from_then(node, scheduler):
@@ -252,9 +252,9 @@ def children_hold_it_together(config):
         if os.fork() == 0:
             os.setsid()
             held = b"x" * (80 << 20)
-            time.sleep(60)
+            time.sleep(600)
             print(len(held))
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_the_memory_of_a_whole_family_counts(node, scheduler):
@@ -273,7 +273,7 @@ def shares_what_it_holds(config):
     held = b"x" * (100 << 20)
     for _ in range(4):
         if os.fork() == 0:
-            time.sleep(60)
+            time.sleep(600)
     for _ in range(30):
         time.sleep(0.05)
         report({"x": len(held)})
@@ -309,7 +309,7 @@ def shares_what_is_loaded(config):
     def load(number):
         for at in range(0, block.size, 1 << 20):
             block.buf[at : at + (1 << 20)] = bytes([number]) * (1 << 20)
-        time.sleep(60)
+        time.sleep(600)
 
     context = multiprocessing.get_context("fork")
     for number in range(4):
@@ -336,7 +336,7 @@ def multiplies(config):
                     os.setsid()
                     break
             break
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_a_family_of_too_many_processes_ends_by_the_name_of_its_limit(node, scheduler):
@@ -400,7 +400,8 @@ def test_the_time_of_a_trial_runs_on_through_its_retries(ended_searches):
     kinds = [event.kind for event in events if isinstance(event, TrialFailed)]
     assert kinds[-1] == "trial_limit"
     assert set(kinds[:-1]) == {"user"}
-    assert result.metrics["time_total_s"] > 2
+    # Of each process before the last one: five steps, however many there were in that time.
+    assert result.metrics["time_total_s"] > 0.49 * (len(kinds) - 1)
 
 
 def test_a_search_has_its_limits_from_tune_run_too():

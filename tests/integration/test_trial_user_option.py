@@ -42,7 +42,7 @@ def refused(server: RedisServer) -> Refused:
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert ended.returncode == 64, ended

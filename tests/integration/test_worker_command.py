@@ -66,13 +66,14 @@ class Worker(Command):
             ]
             return bool(found)
 
-        eventually(is_introduced, within=30, message=lambda: f"no hello\n{self.said}")
+        eventually(is_introduced, message=lambda: f"no hello\n{self.said}")
         return found[-1]
 
 
 @pytest.fixture
 def worker(server: RedisServer, scheduler: Scheduler, tmp_path: Path) -> Iterator[Worker]:
-    worker = Worker(server, tmp_path, "--grace", "5")
+    # After half of it a trial without checkpoints is paused, and has the other half for that.
+    worker = Worker(server, tmp_path, "--grace", "10")
     yield worker
     worker.kill()
 
@@ -222,7 +223,7 @@ def test_a_second_ctrl_c_ends_a_worker_at_once(server, scheduler, tmp_path):
     worker.says("Stopping (SIGINT)")
     worker.send(signal.SIGINT)
     try:
-        assert worker.ends(within=30) == 0
+        assert worker.ends() == 0
     finally:
         worker.kill()
     eventually(lambda: not any(map(is_alive, family)))

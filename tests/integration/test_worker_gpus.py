@@ -65,7 +65,7 @@ class Worker(Command):
             found[:] = [one for one in scheduler.hellos() if one.pid == self.process.pid]
             return bool(found)
 
-        eventually(is_introduced, within=30, message=lambda: f"no hello\n{self.said}")
+        eventually(is_introduced, message=lambda: f"no hello\n{self.said}")
         return found[-1]
 
 
@@ -119,7 +119,7 @@ def test_trials_see_the_gpus_that_they_were_given_and_no_others(worker, schedule
         for number, (name, (resources, devices)) in enumerate(given.items())
     ]
     scheduler.assign(incarnation, *orders)
-    eventually(lambda: len(seen(scheduler)) == len(given), within=30)
+    eventually(lambda: len(seen(scheduler)) == len(given))
     assert seen(scheduler) == {
         "whole": f"{first},{second}",
         "half": second,
@@ -140,7 +140,7 @@ def test_trials_of_a_host_that_is_used_again_see_their_own_gpu(worker, scheduler
             reuse=True,
         )
         scheduler.assign(incarnation, order(f"t{number}", start))
-        eventually(lambda: len(scheduler.said(HostFreed)) == number + 1, within=30)  # noqa: B023
+        eventually(lambda: len(scheduler.said(HostFreed)) == number + 1)  # noqa: B023
     assert seen(scheduler) == {"t0": uuids[0], "t1": uuids[1], "t2": uuids[1]}
 
 
@@ -150,7 +150,7 @@ def test_gpus_without_names_leave_what_trials_see_alone(worker, scheduler):
     assert (hello.gpus, hello.resources["gpu"]) == ((), 2.0)
     start = scheduler.start(tells_what_it_sees, resources={"gpu": 1.0}, devices={"0": 1.0})
     scheduler.assign(hello.incarnation, order("t", start))
-    eventually(lambda: seen(scheduler) == {"t": "anything"}, within=30)
+    eventually(lambda: seen(scheduler) == {"t": "anything"})
 
 
 def test_a_second_worker_on_a_gpu_is_refused_until_the_first_is_gone(worker, scheduler, uuids):
@@ -196,13 +196,13 @@ def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
 
 
 def test_a_worker_that_is_to_retire_saves_its_trials_and_ends(worker, scheduler):
-    one = worker("one", "--gpus", "0", "--grace", "20")
+    one = worker("one", "--gpus", "0", "--grace", "60")
     incarnation = one.hello(scheduler).incarnation
     scheduler.assign(incarnation, order("t", scheduler.start(saves_every_third_step)))
-    eventually(lambda: scheduler.said(ResultReported), within=30)
+    eventually(lambda: scheduler.said(ResultReported))
     scheduler.reply(incarnation, "r", "retired by ann")
     one.says("Somebody has this worker retire (retired by ann)")
-    eventually(lambda: scheduler.said(HostFreed), within=30)
+    eventually(lambda: scheduler.said(HostFreed))
     assert scheduler.said(TrialPaused)
     scheduler.journal(incarnation, len(scheduler.events()))
     assert one.ends() == 0
@@ -210,14 +210,14 @@ def test_a_worker_that_is_to_retire_saves_its_trials_and_ends(worker, scheduler)
 
 
 def test_a_trial_of_a_worker_that_is_told_to_stop_runs_on_until_it_has_saved(worker, scheduler):
-    one = worker("one", "--gpus", "0", "--grace", "60")
+    one = worker("one", "--gpus", "0", "--grace", "240")
     incarnation = one.hello(scheduler).incarnation
     scheduler.assign(incarnation, order("t", scheduler.start(saves_every_third_step)))
-    eventually(lambda: len(scheduler.said(ResultReported)) >= 4, within=30)
+    eventually(lambda: len(scheduler.said(ResultReported)) >= 4)
     began = time.monotonic()
     one.send(signal.SIGTERM)
-    eventually(lambda: scheduler.said(HostFreed), within=30)
-    assert time.monotonic() - began < 30  # it was not the plain pause, which comes then
+    eventually(lambda: scheduler.said(HostFreed))
+    assert time.monotonic() - began < 110  # it was not the plain pause, which comes after 120
     assert not scheduler.said(HostDied)
     assert scheduler.said(ResultReported)[-1].step % 3 == 0
     scheduler.journal(incarnation, len(scheduler.events()))

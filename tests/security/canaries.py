@@ -93,12 +93,15 @@ class CommandLines(threading.Thread):
 
     def run(self) -> None:
         """See `threading.Thread`."""
+        known: set[int] = set()
         while not self._is_over.wait(0.002):
-            for pid in psutil.pids():
+            pids = psutil.pids()
+            for pid in sorted(pids, key=known.__contains__):  # new ones may not live for long
                 try:
                     self.lines.add(Path(f"/proc/{pid}/cmdline").read_bytes())
                 except OSError:  # it has just ended
                     continue
+            known = set(pids)
 
     def stop(self) -> bytes:
         """All that was seen."""

@@ -27,6 +27,7 @@ class Overheard(threading.Thread):
     def run(self) -> None:
         """See `threading.Thread`."""
         connection = self._client.connection_pool.make_connection()
+        connection.socket_timeout = None  # nothing may be said for long
         connection.connect()
         connection.send_command("MONITOR")
         connection.read_response(disable_decoding=True)

@@ -61,8 +61,12 @@ def test_a_secret_is_found_in_files_also_where_two_pieces_meet(tmp_path: Path) -
 def test_a_secret_among_the_arguments_of_a_process_is_seen() -> None:
     canaries, seen = Canaries({"text": TEXT}), CommandLines()
     seen.start()
-    for _ in range(20):  # they live for some milliseconds each
+
+    def is_seen() -> bool:
         subprocess.run([sys.executable, "-c", "pass", TEXT], check=True)
+        return any(TEXT.encode() in line for line in seen.lines.copy())
+
+    eventually(is_seen)  # they live for some milliseconds each, and one may be missed
     canaries.look("ps", "a command line", seen.stop())
     assert set(canaries.found) == {"text"}
 
@@ -72,7 +76,7 @@ def test_what_is_said_to_a_redis_is_overheard(tmp_path: Path) -> None:
     try:
         overheard = Overheard(server.client)
         overheard.start()
-        assert overheard.is_there.wait(20)
+        assert overheard.is_there.wait(60)
         server.client.set("key", b"\0" + BYTES + b"\n")
         server.client.set("other", TEXT)
         eventually(lambda: b"other" in overheard.said)

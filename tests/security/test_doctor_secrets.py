@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -85,10 +86,11 @@ def test_a_password_in_an_argument_is_found(farm: ExaminedFarm):
     )
     url = farm.redis.url.replace("redis://", f"redis://spare:{password}@")
     process = farm.head.start(
-        farm.command("scheduler", "--redis", url),  # which waits for its turn, for seconds
+        farm.command("scheduler", "--redis", url),
         farm.environ("head"),
         farm.folder / "head" / "second.log",
     )
+    process.send_signal(signal.SIGSTOP)  # it would wait for its turn, and end after seconds
     try:
         finding = farm.has_only("keys-in-arguments", "TUNEMQ_REDIS")
         assert f"process {process.pid}" in finding.what

@@ -28,6 +28,12 @@ _LIST: Final = (
 Answers = Callable[[str, str], tuple[int, str]]
 
 
+@pytest.fixture(autouse=True)
+def _probes_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of a machine that does other things, too, may take longer to answer."""
+    monkeypatch.setattr("tunemq_scheduler.security.store_probes.PROBE_ANSWER_S", 60.0)
+
+
 @contextmanager
 def odd_store(answers: Answers) -> Iterator[str]:
     """The address of a store that answers so; nothing is written there."""

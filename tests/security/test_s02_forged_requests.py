@@ -44,6 +44,12 @@ def desk(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[Serve
         yield desk
 
 
+@pytest.fixture
+def patient(monkeypatch) -> None:
+    """Behind a forged answer the true one may come late: this machine does other things, too."""
+    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 60.0)
+
+
 def client_of(server: RedisServer, keys: KeyFolder, name: str, **more) -> FarmClient:
     return FarmClient(server.url, keys=of_submitter(keys, name), **more)
 
@@ -69,6 +75,11 @@ def asking(client: FarmClient, request: r.Request, answer: type) -> tuple[thread
     return thread, found
 
 
+def reasons(desk: ServedDesk) -> set[str]:
+    """Why requests were refused; one that is not answered at once comes again, and is done once."""
+    return {reason for _, reason, _ in desk.refused} - {"repeated"}
+
+
 def captured(server: RedisServer) -> dict[bytes, bytes]:
     """A request that nobody has taken yet, as whoever can read Redis sees it."""
     eventually(lambda: server.client.xlen(wire.REQUESTS))
@@ -85,7 +96,7 @@ def test_s02_who_has_keys_asks_and_is_known_by_them(desk, ada, server, keys):
         assert (row.owner, ben.owner) == ("ada", "ben")
         ben.ask(r.Stop(name="exp"), a.Done)
     assert desk.queue.get("exp").reason == "stopped by ben"
-    assert desk.refused == []
+    assert reasons(desk) == set()
 
 
 def test_s02_nobody_gives_himself_anothers_name(server, keys):
@@ -102,7 +113,8 @@ def test_s02_what_is_not_signed_is_refused_with_what_to_do(desk, server):
     ):
         client.ask(SUBMIT, a.Submitted)
     assert desk.queue.all() == []
-    assert [told[:2] for told in desk.refused] == [("request", "unsigned")]
+    assert {told[0] for told in desk.refused} == {"request"}
+    assert reasons(desk) == {"unsigned"}
 
 
 def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
@@ -116,7 +128,7 @@ def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
     ):
         client.ask(SUBMIT, a.Submitted)
     assert desk.queue.all() == []
-    assert {told[1] for told in desk.refused} == {"unknown_key"}
+    assert reasons(desk) == {"unknown_key"}
 
 
 def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, keys, monkeypatch):
@@ -128,9 +140,10 @@ def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, key
     ):
         client.ask(SUBMIT, a.Submitted)
     assert desk.queue.all() == []
-    assert {told[1] for told in desk.refused} == {"signed_without_keys"}
+    assert reasons(desk) == {"signed_without_keys"}
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("name", ["owner", "kind", "body", "sent", "id"])
 def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
     with desk.lock:
@@ -146,7 +159,7 @@ def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
         server.client.xtrim(wire.REQUESTS, maxlen=0)  # whose ids grow on, in the same millisecond
         server.client.xadd(wire.REQUESTS, {**fields, name.encode(): forged})
     eventually(lambda: desk.refused)
-    thread.join(20)
+    thread.join(60)
     assert [answer.name for answer in found] == ["exp"]  # sent again, as she meant it
     assert [(entry.name, entry.owner) for entry in desk.queue.all()] == [("exp", "ada")]
 
@@ -164,9 +177,10 @@ def test_s02_nothing_that_is_made_up_is_done_and_the_next_request_is(desk, ada, 
     server.client.xadd(wire.REQUESTS, fields)
     assert ada.ask(r.ListExperiments(), a.ExperimentList).experiments == ()
     assert len(desk.refused) == before + 1
-    assert server.client.xlen(wire.REQUESTS) == 0
+    eventually(lambda: not server.client.xlen(wire.REQUESTS))  # she may have asked twice
 
 
+@pytest.mark.usefixtures("patient")
 def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(desk, ada, server):
     with desk.lock:
         thread, found = asking(ada, SUBMIT, a.Submitted)
@@ -176,7 +190,7 @@ def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(desk, ada, serv
         looked = server.client.info("commandstats")["cmdstat_get"]["calls"]
         eventually(lambda: server.client.info("commandstats")["cmdstat_get"]["calls"] > looked + 20)
         assert found == []
-    thread.join(20)
+    thread.join(60)
     assert [answer.name for answer in found] == ["exp"]
 
 
@@ -196,13 +210,14 @@ def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
             "of another request": seal.close(said, b"answer", b"1" * 32),
         }[forged]
         server.client.set(wire.answer(request), data)
-        thread.join(20)
+        thread.join(60)
     (error,) = found
     assert isinstance(error, RequestRefused)
     assert "does not have the keys of ada" in str(error)
     assert "curl" not in str(error)
 
 
+@pytest.mark.usefixtures("patient")
 def test_s02_an_id_that_another_uses_first_gives_him_nothing(desk, ada, server, keys):
     ben = desk.keys.submitter("ben")
     with desk.lock:
@@ -214,7 +229,7 @@ def test_s02_an_id_that_another_uses_first_gives_him_nothing(desk, ada, server, 
         server.client.xtrim(wire.REQUESTS, maxlen=0)  # no entry's id comes again
         server.client.xadd(wire.REQUESTS, {**hers, b"owner": b"ben", b"body": his})
         server.client.xadd(wire.REQUESTS, hers)
-    thread.join(20)
+    thread.join(60)
     assert [answer.name for answer in found] == ["exp"]
     owners = {entry.name: entry.owner for entry in desk.queue.all()}
     assert owners == {"his": "ben", "exp": "ada"}
@@ -277,7 +292,7 @@ def test_keys_are_changed_while_requests_go_on_and_none_is_refused(desk, server,
         signers.append(desk.keys.submitter("ada").signer)
     is_over.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert (errors, desk.refused) == ([], [])
     assert signers[0] != signers[1] == signers[2]
 
@@ -291,7 +306,7 @@ def test_who_was_removed_asks_no_more(desk, server, keys, monkeypatch):
         with pytest.raises(RequestRefused, match="does not have the keys of ben"):
             ben.ask(r.Stop(name="exp"), a.Done)
     assert desk.queue.get("exp").state is a.ExperimentState.QUEUED
-    assert {told[1] for told in desk.refused} == {"unknown_submitter"}
+    assert reasons(desk) == {"unknown_submitter"}
 
 
 def test_who_is_given_anothers_file_meanwhile_is_told_so(desk, server, keys, monkeypatch):

@@ -79,7 +79,7 @@ def test_s06_a_worker_that_does_listen_is_ended_by_the_same_broadcast(
     assert finding.fix
     assert "me@it" in finding.what
     attacker.control.broadcast("shutdown")
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def _ears(farm: FarmService) -> list[int]:

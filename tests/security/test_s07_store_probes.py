@@ -32,6 +32,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 CHECKS = ["store-tls", "store-keys", "store-anonymous", "store-unsigned-trailer", "store-clock"]
 
 
+@pytest.fixture(autouse=True)
+def _probes_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of a machine that does other things, too, may take longer to answer."""
+    monkeypatch.setattr("tunemq_scheduler.security.store_probes.PROBE_ANSWER_S", 60.0)
+
+
 def wrong(address: str, environ: Mapping[str, str]) -> list[Finding]:
     found = probe_store(address, environ)
     assert [finding.check for finding in found] == CHECKS

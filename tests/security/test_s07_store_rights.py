@@ -43,6 +43,12 @@ RIGHTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _probes_are_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of a machine that does other things, too, may take longer to answer."""
+    monkeypatch.setattr("tunemq_scheduler.security.store_probes.PROBE_ANSWER_S", 60.0)
+
+
 class Bucket:
     """A bucket with something at each place, and a client of each role."""
 
@@ -57,7 +63,7 @@ class Bucket:
 
     def client(self, environ: Mapping[str, str]) -> S3Client:
         keys = Keys(environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"])
-        client = S3Client(self.address, keys, "", connect_s=20, read_s=20, at_once=2)
+        client = S3Client(self.address, keys, "", connect_s=60, read_s=60, at_once=2)
         return self._open.enter_context(contextlib.closing(client))
 
     def names(self) -> list[str]:

@@ -66,14 +66,14 @@ def test_s10_a_manifest_with_a_name_that_leads_out_writes_nothing(tmp_path: Path
     data, sha256 = manifest_of("fine", name)
     target = tmp_path / "cache" / KEY
     with pytest.raises(CheckpointCorrupt, match="is not the name of a file below it"):
-        download(stored(data), KEY, sha256, target, Cancel(10))
+        download(stored(data), KEY, sha256, target, Cancel())
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_s10_odd_names_are_files_of_their_own_below_the_folder(tmp_path: Path):
     data, sha256 = manifest_of(*ONLY_ODD)
     target = tmp_path / "cache" / KEY
-    download(stored(data), KEY, sha256, target, Cancel(10))
+    download(stored(data), KEY, sha256, target, Cancel())
     files = target / "files"
     found = {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()}
     assert found == set(ONLY_ODD)
@@ -88,7 +88,7 @@ def test_s10_a_link_in_the_cache_is_not_followed_when_a_checkpoint_is_put_there(
     target.parent.mkdir(parents=True)
     target.symlink_to(outside)
     with pytest.raises(StoreError, match="cannot be put into"):
-        download(stored(data), KEY, sha256, target, Cancel(10))
+        download(stored(data), KEY, sha256, target, Cancel())
     assert list(outside.iterdir()) == []
 
 

@@ -31,7 +31,7 @@ SHA256_OF_X = "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
 
 def exchanged(server: FolderServer, head: str, body: bytes = b"") -> tuple[int, bytes]:
     """Status, and all that is answered, to a request without anything that is not given."""
-    with socket.create_connection((server.host, server.port), timeout=20) as connection:
+    with socket.create_connection((server.host, server.port), timeout=60) as connection:
         connection.sendall(f"{head}\r\n\r\n".encode("latin-1") + body)
         connection.shutdown(socket.SHUT_WR)
         told = b""
@@ -231,7 +231,7 @@ def test_s12_over_tls_nobody_reads_the_token_on_its_way(tmp_path: Path):
             ):
                 objects.probe()
         # Who connects and does not begin to speak TLS holds up nobody, and is sent away.
-        with socket.create_connection((server.host, server.port), timeout=30) as silent:
+        with socket.create_connection((server.host, server.port), timeout=60) as silent:
             with HttpObjects(parse_http_address(address), server.environ) as objects:
                 objects.probe()
             silent.sendall(b"GET / HTTP/1.1\r\n\r\n")

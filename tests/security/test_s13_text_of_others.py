@@ -102,7 +102,7 @@ def test_s13_a_log_is_harmless_at_a_terminal_and_whole_in_a_file(tmp_path: Path)
         assert terminal.isatty()
         write_output(terminal, data)
         shown = b""
-        while not shown.endswith(b"\n") and select.select([ours], [], [], 20)[0]:
+        while not shown.endswith(b"\n") and select.select([ours], [], [], 60)[0]:
             shown += os.read(ours, 1000)
     os.close(ours)
     assert shown == b"\\x1b]52;c;ZXZpbA==\\x07\x1b[31mred\x1b[0m\r\n"

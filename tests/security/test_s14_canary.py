@@ -88,7 +88,7 @@ class CanaryFarm:
     def metrics(self) -> bytes:
         """What Prometheus reads."""
         told = next(line for line in self.farm.said().splitlines() if "Metrics are at" in line)
-        with urllib.request.urlopen(told.split()[-1], timeout=20) as answer:
+        with urllib.request.urlopen(told.split()[-1], timeout=60) as answer:
             return answer.read()
 
     def look_at_redis(self) -> None:
@@ -152,7 +152,7 @@ def test_s14_no_artefact_of_a_full_run_has_a_secret_in_it(farm: CanaryFarm, tmp_
     seen, overheard = CommandLines(), Overheard(farm.server.client)
     seen.start()
     overheard.start()
-    assert overheard.is_there.wait(20)
+    assert overheard.is_there.wait(60)
     farm.start()
     service = farm.farm
 

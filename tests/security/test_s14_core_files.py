@@ -102,13 +102,20 @@ def test_s14_no_process_of_a_farm_leaves_a_core_file_with_a_key_in_it(crashing, 
     eventually(lambda: (farm.folder / "laptop" / "logs").stat().st_size)
     processes: list[psutil.Process] = []
     names: dict[int, str] = {}
-    for top in (asking, farm.scheduler, farm.workers["one"]):
-        for pid in family_of(top.pid):
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-                process = psutil.Process(pid)
-                names[pid] = process.name()
-                processes.append(process)
-    assert {"tunemq-fork", "tunemq-transfer"} <= set(names.values())
+
+    def are_there() -> bool:
+        processes.clear()
+        names.clear()
+        for top in (asking, farm.scheduler, farm.workers["one"]):
+            for pid in family_of(top.pid):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                    process = psutil.Process(pid)
+                    names[pid] = process.name()
+                    processes.append(process)
+        return {"tunemq-fork", "tunemq-transfer"} <= set(names.values())
+
+    # What uploads begins with the first checkpoint, and is called so a moment later.
+    eventually(are_there, every=0.05, message=lambda: str(names))
     assert len(processes) >= 8
     processes.sort(key=lambda one: one.create_time(), reverse=True)
     for number, process in enumerate(processes):

@@ -85,7 +85,7 @@ def test_nodes_that_a_scheduler_without_keys_refused_come_back(wire, server):
         keyless.flush()
     finally:
         keyless.close(now=True)
-    assert not server.client.xlen(names.NODES)
+    eventually(lambda: not server.client.xlen(names.NODES))  # nobody waits for Redis's answer
     wire.term = 2
     wire.start()
     assert server.client.get(names.GENERATION) not in {None, before, without}

@@ -118,7 +118,7 @@ class GuardedFarm:
         """End all of it."""
         if self.worker is not None:
             self.worker.send_signal(signal.SIGTERM)
-            self.worker.wait(30)
+            self.worker.wait(60)
         self.redis.end()
 
     def _give(self, path: Path, owner: int) -> None:

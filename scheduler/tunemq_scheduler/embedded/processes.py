@@ -18,6 +18,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 #: How often in a row no child must be seen before there is none.
 _QUIET_LOOKS = 3
+#: No more than this counts as waiting between two looks: whom we killed may have stood still, too.
+_LONGEST_GAP_S = 0.1
 #: Attempts to remove a folder into which somebody may still write.
 _REMOVALS = 5
 
@@ -85,7 +87,7 @@ def kill_children(
 
     Gives up after ``within_s`` seconds: what sleeps in the kernel cannot be killed.
     """
-    deadline = time.monotonic() + within_s
+    waited, looked_at = 0.0, time.monotonic()
     pause = 0.0005
     quiet_looks = 0
     # The kernel's list may leave out a child when another one ends while it is read.
@@ -98,8 +100,10 @@ def kill_children(
             if on_end is not None:
                 on_end(pid, status)
         quiet_looks = 0 if targets or ended else quiet_looks + 1
+        now = time.monotonic()
+        waited, looked_at = waited + min(now - looked_at, _LONGEST_GAP_S), now
         if targets and not ended:
-            if time.monotonic() > deadline:
+            if waited > within_s:
                 return
             time.sleep(pause)  # there is no event for "an orphan has arrived"
             pause = min(2 * pause, 0.01)

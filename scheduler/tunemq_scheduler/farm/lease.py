@@ -187,9 +187,15 @@ class SchedulerLease:
                 self._looks_wanted = True
                 self._turn.notify_all()
                 self._turn.wait_for(
-                    lambda: self._looked_at > before or not self._looks_wanted, _LOOK_WITHIN_S
+                    lambda: self._looked_at > before or not self._looks_wanted or self._is_lost,
+                    _LOOK_WITHIN_S,
                 )
         self.check_known()
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether nobody looks any more, and why is known."""
+        return self._successor is not None or self._broke is not None
 
     @property
     def proven_at(self) -> float:

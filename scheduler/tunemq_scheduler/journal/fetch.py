@@ -25,6 +25,10 @@ _TRIES: Final = 10
 _Files = dict[str, list[ObjectInfo]]
 
 
+class _PieceMissing(JournalError):
+    """A piece was not listed: it may have become part of a longer one just then."""
+
+
 def fetch_journal(objects: ObjectStore, folder: Path, *, timeout_s: float = 600.0) -> Recovered:
     """Bring the copy into ``folder``, which is made, and must be empty if it is there.
 
@@ -47,7 +51,7 @@ def fetch_journal(objects: ObjectStore, folder: Path, *, timeout_s: float = 600.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
             try:
                 return _fetched(objects, Path(scratch, FILE_NAME), folder, cancel)
-            except MissingObject:
+            except (MissingObject, _PieceMissing):
                 if not left:
                     raise
     raise AssertionError  # the last try returns or raises
@@ -190,7 +194,7 @@ def _in_order(pieces: list[ObjectInfo]) -> list[ObjectInfo]:
     at, size = 0, max(end for end, _ in longest.values())
     while at < size:
         if at not in longest:
-            raise JournalError(
+            raise _PieceMissing(
                 f"the copy of a journal is damaged: the piece of {pieces[0].key.rpartition('/')[0]}"
                 f" that begins at byte {at} is missing."
             )

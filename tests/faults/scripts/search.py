@@ -111,7 +111,7 @@ def stubborn(config):
 def first_holds_the_gil(config):
     """The third step of the first trial does not let go of the GIL; the others are as always."""
     holds = config["number"] == 0
-    plain(config, lambda step: holds and step == 3 and ctypes.PyDLL(None).sleep(30))
+    plain(config, lambda step: holds and step == 3 and ctypes.PyDLL(None).sleep(90))
 
 
 # --- the search -----------------------------------------------------------------------------------

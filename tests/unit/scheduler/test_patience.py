@@ -31,9 +31,23 @@ class FullJournal:
         pass
 
 
+class Clock:
+    """Time that passes only while somebody sleeps, however slow the machine is."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "RETRY_S", 0.0)
+    monkeypatch.setattr(patience, "RETRY_S", 2.0)
+    monkeypatch.setattr(patience, "time", Clock())
 
 
 def with_full_journal(tries: int) -> tuple[Loop, FullJournal]:
@@ -48,7 +62,7 @@ def test_a_turn_for_which_there_is_no_room_is_written_and_acted_upon_when_there_
     names = ["news", "journal", "news", "start", "RecordTrialAdded", "release"]
     assert [line[0] for line in log] == names
     assert log[0][1].startswith("degraded: there is no room left for /j (7 bytes are free).")
-    assert "there is room again after 0 s" in log[2][1]
+    assert "there is room again after 6 s" in log[2][1]
     assert journal.tries == 4
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,12 +26,14 @@ class Gate:
         self.is_open = threading.Event()
         self.at_work = self.most_at_work = self.begun = 0
         self.outcome: Callable[[], Any] = lambda: "done"
+        self.cancel: Cancel | None = None
         self._lock = threading.Lock()
 
     def pass_through(self, *_args: Any, cancel: Cancel, **_named: Any) -> Any:
         with self._lock:
             self.at_work += 1
             self.most_at_work = max(self.at_work, self.most_at_work)
+            self.cancel = cancel
             self.begun += 1  # last: who sees it sees the others, too
         self.is_open.wait(60)
         with self._lock:
@@ -167,7 +170,7 @@ def test_its_end_is_told_when_its_outcome_is_there(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 60, on_end=on_end)
     transfer.start()
     gate.is_open.set()
-    assert told.wait(20)
+    assert told.wait(60)
     assert states == [False]
     assert transfer.wait() == "done"
 
@@ -306,12 +309,12 @@ def test_a_retry_does_the_last_thing_again(gate: Gate) -> None:
 
 @pytest.mark.parity(156)
 def test_a_pickled_syncer_leaves_behind_what_is_in_flight(gate: Gate) -> None:
-    syncer = GatedSyncer(sync_period=7, sync_timeout=8)
+    syncer = GatedSyncer(sync_period=7, sync_timeout=80)
     syncer.gate = gate
     syncer.sync_up_if_needed("/here", "there")
     syncer.gate = None
     other = pickle.loads(pickle.dumps(syncer))
-    assert (other.sync_period, other.sync_timeout) == (7, 8)
+    assert (other.sync_period, other.sync_timeout) == (7, 80)
     other.wait()
     with pytest.raises(TuneError, match="nothing to try again"):
         other.retry()
@@ -326,10 +329,19 @@ def test_a_pickled_syncer_leaves_behind_what_is_in_flight(gate: Gate) -> None:
 def test_closing_cancels_what_is_in_flight_and_waits_for_its_end(gate: Gate) -> None:
     syncer = GatedSyncer(gate)
     syncer.sync_up("/here", "there")
-    eventually(lambda: gate.at_work == 1)
-    threading.Timer(0.01, gate.is_open.set).start()
+    gate.be_reached()
+
+    def end_a_little_later() -> None:
+        assert gate.cancel is not None
+        gate.cancel.pause(60)  # not before it was called off, however late that is
+        time.sleep(0.01)
+        gate.is_open.set()
+
+    ending = threading.Thread(target=end_a_little_later)
+    ending.start()
     syncer.close()
     assert gate.at_work == 0
+    ending.join()
     with pytest.raises(TuneError, match="called off"):
         syncer.wait()
     with pytest.raises(TuneError, match="closed"):
@@ -352,7 +364,7 @@ def test_cancelling_ends_the_pauses_between_retries(gate: Gate) -> None:
     thread.start()
     eventually(lambda: gate.begun == 1)
     syncer.cancel()
-    thread.join(30)
+    thread.join(60)
     assert ended == [True]
     assert gate.begun == 1
 

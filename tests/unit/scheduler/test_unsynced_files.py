@@ -32,7 +32,7 @@ class Disk:
 
     def fsync(self, descriptor: int) -> None:
         path = os.readlink(f"/proc/self/fd/{descriptor}")
-        self.is_open.wait(10)
+        self.is_open.wait(60)
         self.threads.add(threading.current_thread())
         if path == self.refuses:
             raise OSError(errno.EIO, "Input/output error")

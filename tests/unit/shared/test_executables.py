@@ -14,6 +14,7 @@ import pytest
 from tests.support import eventually
 from tests.unit.shared.fakes import World, up_to
 from tunemq_shared.errors import TrainableError
+from tunemq_shared.executables import report_line
 from tunemq_shared.executables.executable import executable
 from tunemq_shared.messages import CheckpointRef
 from tunemq_shared.run_trial import run_trial
@@ -127,6 +128,7 @@ def _tunemq_on_the_path(tmp_path, monkeypatch):
     (folder / "tunemq").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tunemq "$@"\n')
     (folder / "tunemq").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setattr(report_line, "_READ_S", 60.0)  # for a busy machine
 
 
 def test_after_kill_9_it_goes_on_from_its_last_checkpoint(trials, monkeypatch):
@@ -159,7 +161,11 @@ def test_what_is_written_under_a_name_with_a_dot_is_not_taken(trials):
 
 
 def test_a_checkpoint_behind_the_last_result_counts_with_that(trials):
-    trials.run('echo loss=1; echo 7 > "$TUNEMQ_CHECKPOINT_DIR/end"')
+    go_on = trials.touched_when_sent("go_on")  # what is there earlier may go with the line itself
+    trials.run(
+        f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; "
+        'echo 7 > "$TUNEMQ_CHECKPOINT_DIR/end"'
+    )
 
     (kept,) = trials.channel.checkpoints
     assert kept.step == 1
@@ -209,7 +215,7 @@ def test_report_waits_until_the_trial_may_go_on(trials, tmp_path):
 
     trials.channel.wait = wait
     runner.start()
-    runner.join(30)
+    runner.join(60)
 
     assert first.exists()
     assert trials.metrics == [{"loss": 1}, {"loss": 2}]
@@ -350,7 +356,7 @@ while :; do sleep 0.05; done
 
 
 def test_a_stop_in_mid_step_tells_the_whole_family(trials, tmp_path):
-    session = trials.session(**LOSS)
+    session = trials.session(stop_grace_s=60.0, **LOSS)
     trials.channel.news.append(trials.order())
     order = trials.order(stop=True)
 
@@ -389,7 +395,7 @@ def test_a_paused_program_that_saves_when_told_to_end_loses_nothing(trials):
         "trap 'echo late > \"$TUNEMQ_CHECKPOINT_DIR/n\"; exit 0' TERM; "
         'echo early > "$TUNEMQ_CHECKPOINT_DIR/n"; echo loss=1; while :; do sleep 0.05; done'
     )
-    session = trials.session(run_until=up_to(1), **LOSS)
+    session = trials.session(run_until=up_to(1), stop_grace_s=60.0, **LOSS)
     trials.channel.waited_for.append(trials.order(pause=True))
     trials.finish(script, session)
 

@@ -107,9 +107,9 @@ def test_a_manifest_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_names_that_nest_deeply_are_read_in_no_time() -> None:
     names = [{"name": f"{'d/' * 2000}{n}", "size": 0, "sha256": A} for n in range(1000)]
     data = changed(files=names, objects={})
-    began = time.perf_counter()
+    began = time.thread_time()  # what others take meanwhile is not ours
     assert len(parse_manifest(KEY, data).files) == 1000
-    assert time.perf_counter() - began < 10
+    assert time.thread_time() - began < 10
 
 
 names = st.text(st.sampled_from("a./\0-"), max_size=8)

@@ -71,7 +71,7 @@ def write(cache: LocalStore, key: str = KEY, **files: bytes) -> Path:
 
 def send(objects: MemoryObjects, folder: Path, base: Path | None = None) -> Uploaded:
     key = f"{folder.parent.name}/{folder.name}"
-    return upload(objects, key, folder, base and base / "committed.json", Cancel(10))
+    return upload(objects, key, folder, base and base / "committed.json", Cancel(60))
 
 
 def name(data: bytes) -> str:
@@ -95,7 +95,7 @@ def test_files_of_one_checkpoint_with_the_same_content_are_one_object(objects, c
     sent = send(objects, write(cache, a=b"same", b=b"same", c=b"", d=b""))
     assert len(objects.written) == 3
     assert (sent.sent, sent.size) == (4, 8)
-    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(10))
+    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
     assert contents(tmp_path / "other" / KEY / "files") == {
         "a": b"same",
         "b": b"same",
@@ -156,7 +156,7 @@ def test_what_the_store_cannot_do_now_is_tried_again(objects, cache, monkeypatch
     monkeypatch.setattr(Cancel, "pause", lambda _self, _seconds: None)
     told: list[str] = []
     objects.fail_at, objects.failures = "manifest.json", 3
-    upload(objects, KEY, write(cache, a=b"1"), None, Cancel(10), told.append)
+    upload(objects, KEY, write(cache, a=b"1"), None, Cancel(60), told.append)
     assert told == [*[f"{KEY}/manifest.json cannot be written now."] * 3, ""]
     assert list_checkpoints(objects) == [KEY]
 
@@ -182,14 +182,14 @@ def test_an_upload_that_was_called_off_commits_nothing(objects, cache):
 
 def test_a_checkpoint_that_is_not_in_the_cache_is_an_error_that_names_it(objects, tmp_path):
     with pytest.raises(StoreError, match=f"{KEY} cannot be read from .*manifest.json: No such"):
-        upload(objects, KEY, tmp_path / KEY, None, Cancel(10))
+        upload(objects, KEY, tmp_path / KEY, None, Cancel(60))
 
 
 def test_a_download_is_a_checkpoint_of_the_cache(objects, cache, tmp_path):
     put(cache, fill(tmp_path / "source"))
     sent = send(objects, cache.root / KEY)
     other = LocalStore(tmp_path / "other")
-    manifest = download(objects, KEY, sent.sha256, other.root / KEY, Cancel(10))
+    manifest = download(objects, KEY, sent.sha256, other.root / KEY, Cancel(60))
     opened = other.open_checkpoint(KEY, sent.sha256)
     assert contents(opened.path) == contents(tmp_path / "source")
     assert opened.manifest == manifest == read_manifest(objects, KEY, sent.sha256)
@@ -199,11 +199,11 @@ def test_a_download_is_a_checkpoint_of_the_cache(objects, cache, tmp_path):
 def test_a_download_that_was_killed_after_its_end_is_good(objects, cache, tmp_path):
     sent = send(objects, write(cache, a=b"1"))
     folder = tmp_path / "other" / KEY
-    download(objects, KEY, sent.sha256, folder, Cancel(10))
-    download(objects, KEY, sent.sha256, folder, Cancel(10))
+    download(objects, KEY, sent.sha256, folder, Cancel(60))
+    download(objects, KEY, sent.sha256, folder, Cancel(60))
     (folder / "committed.json").write_bytes(b"another")
     with pytest.raises(StoreError, match=f"{KEY} cannot be put into"):
-        download(objects, KEY, sent.sha256, folder, Cancel(10))
+        download(objects, KEY, sent.sha256, folder, Cancel(60))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_damage_in_the_store_leaves_nothing_in_the_cache(objects, cache, tmp_pat
     else:
         objects.objects[f"{KEY}/{name(b'1')}"] = damage
     with pytest.raises(CheckpointCorrupt, match=message):
-        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(10))
+        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
     assert contents(tmp_path / "other") == {".staging": b"<empty>"}
 
 
@@ -229,7 +229,7 @@ def test_swapped_objects_are_found(objects, cache, tmp_path):
     one, two = (f"{KEY}/{name(data)}" for data in (b"1", b"2"))
     objects.objects[one], objects.objects[two] = objects.objects[two], objects.objects[one]
     with pytest.raises(CheckpointCorrupt, match="is damaged: expected SHA-256"):
-        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(10))
+        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
 
 
 @pytest.mark.security
@@ -244,7 +244,7 @@ def test_a_manifest_cannot_name_any_object(objects, cache, tmp_path, at):
     forged = json.dumps(manifest).encode()
     objects.put_bytes(f"{KEY}/manifest.json", forged)
     with pytest.raises(CheckpointCorrupt, match="is not the key of an object"):
-        download(objects, KEY, hashlib.sha256(forged).hexdigest(), tmp_path / KEY, Cancel(10))
+        download(objects, KEY, hashlib.sha256(forged).hexdigest(), tmp_path / KEY, Cancel(60))
 
 
 def test_a_manifest_that_was_never_uploaded_is_refused(objects, cache, tmp_path):
@@ -264,7 +264,7 @@ def test_deleting_keeps_what_others_refer_to(objects, cache, tmp_path):
     delete_checkpoint(objects, KEY, keep=[name(b"unchanged")])
     left = {key for key in objects.objects if key.startswith(f"{KEY}/")}
     assert left == {f"{KEY}/{name(b'unchanged')}", f"{KEY}/notes.txt"}
-    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, Cancel(10))
+    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, Cancel(60))
     delete_checkpoint(objects, NEXT)
     delete_objects(objects, sent.shared)
     assert list(objects.objects) == [f"{KEY}/notes.txt"]
@@ -309,7 +309,7 @@ def test_what_a_crash_left_is_collected_and_nothing_else(objects, cache, tmp_pat
     del objects.objects[f"{KEY}/manifest.json"]
     collected = collect(objects, {NEXT: sent.sha256}, lambda _key: False)
     assert collected == (2, len(b"old") + len(b"x"))
-    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, Cancel(10))
+    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, Cancel(60))
 
 
 def test_nobody_is_asked_who_is_busy_before_everything_is_listed(cache):
@@ -339,7 +339,7 @@ def test_a_checkpoint_without_files_has_no_objects(objects, tmp_path):
     (folder / "manifest.json").write_bytes(manifest)
     sent = send(objects, folder)
     assert objects.written == [f"{KEY}/manifest.json"]
-    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(10))
+    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
     assert contents(tmp_path / "other" / KEY / "files") == {"hollow": b"<empty>"}
 
 

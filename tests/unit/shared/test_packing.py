@@ -161,8 +161,9 @@ def test_packing_six_scalars_takes_microseconds() -> None:
         "nesterov": True,
         "seed": None,
     }
-    best = min(timeit.repeat(lambda: pack_config(config), number=2000, repeat=5)) / 2000
-    assert best < 5e-6
+    # In many short times: on a busy machine others run in most of the long ones.
+    best = min(timeit.repeat(lambda: pack_config(config), number=50, repeat=200))
+    assert best / 50 < 5e-6
 
 
 def test_what_scripts_import_loads_no_heavy_library() -> None:

@@ -60,17 +60,18 @@ def test_what_would_be_the_same_next_time_is_not_tried_again():
 
 
 def test_after_its_time_it_says_what_was_wrong_last():
-    with pytest.raises(TimedOut, match=r"away\. Gave up after 0.05 s"):
-        retried(failing(99, StoreUnavailable("away.")), Cancel(0.05))
+    # Long enough that its first try is within it wherever this process is held up.
+    with pytest.raises(TimedOut, match=r"away\. Gave up after 0.5 s"):
+        retried(failing(99, StoreUnavailable("away.")), Cancel(0.5))
 
 
 def test_calling_off_ends_a_pause_at_once(monkeypatch):
-    monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 40.0)
-    monkeypatch.setattr(retrying, "LONGEST_PAUSE_S", 40.0)
+    monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 200.0)
+    monkeypatch.setattr(retrying, "LONGEST_PAUSE_S", 200.0)
     cancel, begin = Cancel(), time.monotonic()
     with pytest.raises(Cancelled):
         retried(failing(99, StoreUnavailable("away")), cancel, lambda _trouble: cancel.cancel())
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 def test_a_child_ends_with_its_parent_and_not_the_other_way_round():
@@ -81,7 +82,8 @@ def test_a_child_ends_with_its_parent_and_not_the_other_way_round():
             child.check()
         parent.check()
     with parent.child() as child:
-        assert child.left == pytest.approx(parent.left, abs=1)
+        before, left, after = parent.left, child.left, parent.left
+        assert before >= left >= after
         parent.cancel()
         with pytest.raises(Cancelled):
             child.check()
@@ -98,7 +100,7 @@ def test_things_done_in_parallel_keep_their_order():
     barrier = threading.Barrier(3)
 
     def work(number: int, _cancel: Cancel) -> int:
-        barrier.wait(30)
+        barrier.wait(60)
         return number * 10
 
     assert in_parallel(work, iter(range(3)), Cancel(), at_once=3) == [0, 10, 20]
@@ -108,16 +110,16 @@ def test_the_first_failure_stops_the_others_and_is_the_one_that_is_raised():
     others_wait = threading.Barrier(3)
 
     def work(number: int, cancel: Cancel) -> None:
-        others_wait.wait(30)
+        others_wait.wait(60)
         if number == 1:
             raise ValueError("the cause")
-        cancel.pause(30)
+        cancel.pause(120)
         cancel.check()
 
     begin = time.monotonic()
     with pytest.raises(ValueError, match="the cause"):
         in_parallel(work, range(3), Cancel(), at_once=3)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
 
 
 def test_a_failure_among_the_items_stops_what_is_under_way():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -24,7 +26,8 @@ class Machine(RuleBasedStateMachine):
         self.gpus = Gpus(*UUIDS)
         self.hosts = {}
         self.shares = dict.fromkeys(UUIDS, 0.0)
-        self.dead = set()
+        #: When those ended whose memory is kept.
+        self.dead = {}
         self.broken = set()
         self.pids = 100
 
@@ -54,7 +57,7 @@ class Machine(RuleBasedStateMachine):
         was_seen = host.pid in self.gpus.keeper._pids[host.name]
         is_alone = self.shares[uuid] == 0
         if keeps and (was_seen or is_alone):
-            self.dead.add(host.pid)
+            self.dead[host.pid] = self.gpus.clock.now
             self.gpus.end(host, keeps=True)
         else:
             self.gpus.end(host)
@@ -62,7 +65,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def memory_comes_back(self):
         for held in self.gpus.held.values():
-            for pid in self.dead & held.keys():
+            for pid in self.dead.keys() & held.keys():
                 del held[pid]
         self.dead.clear()
 
@@ -81,9 +84,11 @@ class Machine(RuleBasedStateMachine):
     @rule(ago=st.sampled_from((0.1, 5.0)))
     def a_late_look_is_told(self, ago):
         held = {uuid: dict(held) for uuid, held in self.gpus.held.items()}
-        for one in self.gpus.held.values():  # as it was before: nobody had anything
-            one.clear()
-        self.gpus.look(asked_at=self.gpus.clock.now - ago)
+        asked_at = self.gpus.clock.now - ago
+        for one in self.gpus.held.values():  # as it was before: only who had ended had anything
+            for pid in [pid for pid in one if self.dead.get(pid, math.inf) > asked_at]:
+                del one[pid]
+        self.gpus.look(asked_at=asked_at)
         for uuid, one in held.items():
             self.gpus.held[uuid] = one
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import eventually
 from tunemq_shared import failpoints
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import CheckpointCorrupt, MetricError, StoreError, TuneError
@@ -131,7 +132,7 @@ def waits_and_says(channel, node):
     waiting.start()
     said = received(node)
     node.send(frames.frame(frames.ORDER, encode(order(2))))
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
     return said
 
@@ -210,7 +211,7 @@ def test_damage_is_told_from_a_store_that_is_away(pair, is_corrupt):
 
 def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
     channel, node = pair
-    node.settimeout(20)
+    node.settimeout(60)
     asked, broken = [], []
 
     def too_long(*_):
@@ -221,6 +222,8 @@ def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
 
     def break_the_wait():
         asked.extend(received(node))
+        # Who has asked may be held up before it waits.
+        eventually(lambda: channel._awaits_answer)
         # More than once: the first may come just before the wait.
         signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
 
@@ -313,7 +316,7 @@ def test_a_forked_child_does_not_hold_the_line(pair):
         os.read(reading, 1)
         os._exit(0)
     channel._line.close()
-    node.settimeout(20)
+    node.settimeout(60)
 
     assert node.recv(1) == b""
     os.write(writing, b"x")

@@ -27,7 +27,7 @@ from tunemq_shared.messages import (
     decode_node_event,
     encode,
 )
-from tunemq_workers import log_watch, outputs
+from tunemq_workers import child_keeper, log_watch, outputs
 from tunemq_workers.child_process import start_child
 from tunemq_workers.host_contracts import Key
 from tunemq_workers.log_messages import (
@@ -337,7 +337,12 @@ def test_what_is_no_event_is_passed_on_for_others_to_refuse(follows: World) -> N
 
 
 @pytest.fixture
-def real(tmp_path: Path) -> Iterator[tuple[Reactor, Callable[..., None], list[NodeEvent]]]:
+def real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Reactor, Callable[..., None], list[NodeEvent]]]:
+    # A busy machine takes its time to start a process, and to kill it.
+    monkeypatch.setattr(log_watch, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(child_keeper, "_CLOSE_S", 60.0)
     reactor, children = Reactor(), set[int]()
     emitted: list[NodeEvent] = []
     log = str(tmp_path / "log")

@@ -30,7 +30,7 @@ def test_an_event_whose_fields_have_changed_is_told_as_it_is():
 
 
 def test_a_terminal_writes_lines_with_the_time_until_it_is_closed(monkeypatch):
-    monkeypatch.setattr(terminal_module, "_FLUSH_S", 20.0)  # for a busy machine
+    monkeypatch.setattr(terminal_module, "_FLUSH_S", 60.0)  # for a busy machine
     stream = io.StringIO()
     terminal = Terminal(stream)
     terminal.emit(record("node.ended"))
@@ -45,7 +45,7 @@ def test_a_terminal_that_is_gone_or_stuck_holds_nobody_up():
         let_go = threading.Event()
 
         def write(self, text: str) -> int:
-            self.let_go.wait(20)
+            self.let_go.wait(60)
             raise BrokenPipeError
 
     terminal = Terminal(Stuck())
@@ -53,4 +53,4 @@ def test_a_terminal_that_is_gone_or_stuck_holds_nobody_up():
         terminal.emit(record("node.ended"))
     terminal.close()
     Stuck.let_go.set()
-    terminal._thread.join(20)
+    terminal._thread.join(60)

@@ -83,7 +83,8 @@ class Processes:
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Processes:
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
+    monkeypatch.setattr(child_keeper, "_CLOSE_S", 60.0)  # a busy machine takes its time to kill
     return Processes(tmp_path)
 
 
@@ -117,21 +118,18 @@ def time_ends(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 
 @pytest.fixture
-def transfers(
-    reactor: Reactor, processes: Processes, children: set[int], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Transfers]:
-    monkeypatch.setattr(child_keeper, "_CLOSE_S", 20.0)  # a busy machine takes its time to kill
+def transfers(reactor: Reactor, processes: Processes, children: set[int]) -> Iterator[Transfers]:
     transfers = Transfers(reactor, start=processes.start, children=children)
     yield transfers
     transfers.close()
     assert not children
 
 
-def upload(name: str, timeout_s: float = 30) -> Upload:
+def upload(name: str, timeout_s: float = 300) -> Upload:
     return Upload("s3://b/x", f"t/{name}", "/cache/t/c", "", timeout_s)
 
 
-def download(name: str, timeout_s: float = 30) -> Download:
+def download(name: str, timeout_s: float = 300) -> Download:
     return Download("s3://b/x", f"t/{name}", "sha", "/cache/t/c", timeout_s)
 
 
@@ -258,7 +256,7 @@ def test_a_transfer_that_takes_too_long_is_left_and_fails_with_the_last_trouble(
 def test_each_waits_as_long_as_it_said(transfers, processes, reactor, time_ends):
     short, long = Waiting(), Waiting()
     transfers.download(download("slow", SHORT_S), *short.callbacks)
-    number = transfers.download(download("slow", timeout_s=30), *long.callbacks)
+    number = transfers.download(download("slow", timeout_s=300), *long.callbacks)
     run_until(reactor, processes.told)
     time_ends()
     run_until(reactor, lambda: short.is_over)

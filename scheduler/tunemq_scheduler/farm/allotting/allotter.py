@@ -248,7 +248,8 @@ class Allotter:
         """Take over what another allotter offered."""
         member.is_expected = False
         self._members.expected.pop(member.name, None)
-        for incarnation in usage.seen.keys() | usage.held.keys():
+        # In the order in which it said them: that of a set is another one in each process.
+        for incarnation in dict.fromkeys((*usage.seen, *usage.held)):
             if incarnation in member.parts or not usage.seen.get(incarnation, 1):
                 continue  # nothing was ever offered there
             part = self._ledger.part(member.name, incarnation)

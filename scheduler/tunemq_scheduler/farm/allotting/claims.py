@@ -87,7 +87,7 @@ class Claims:
         self._promise(claim.incarnation)
         self._members.review(claim.member, now)
         needed = {part for one in self.on(claim.incarnation) for part in one.givers}
-        for part in claim.givers.keys() - needed:
+        for part in [one for one in claim.givers if one not in needed]:  # in their order
             self._spare(part, now)
 
     def move(self, incarnation: str, kept: Amounts, gone: Amounts) -> None:

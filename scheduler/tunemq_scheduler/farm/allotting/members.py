@@ -157,7 +157,7 @@ class Members:
             del self.waiting[request][member.name]
             if not self.waiting[request]:
                 del self.waiting[request]
-        for request in after.keys() - before.keys():
+        for request in [one for one in after if one not in before]:  # no set: it has no order
             self.waiting.setdefault(request, {})[member.name] = None
         member.since = {request: member.since.get(request, now) for request in after}
         if after:

@@ -289,6 +289,25 @@ def test_a_node_that_joins_after_the_experiments_reported_is_not_given_twice() -
     assert gpus_of(allotter.offers(), "new") == 1
 
 
+def test_who_is_taken_over_has_its_nodes_in_the_order_in_which_it_named_them() -> None:
+    """That of a set is another one in each process, and what is taken back hangs on it."""
+    names = [f"n{place}" for place in range(8)]
+    allotter = an_allotter(*((name, 1) for name in names))
+    allotter.experiment_added("e", "ada")
+    allotter.expect("e")
+    held = {name: _held(f"{name}-0") for name in names}
+    allotter.usage("e", Usage(dict.fromkeys(names, 1), held, ()))
+    assert [offer.incarnation for _, offer in allotter.offers()] == names
+
+
+def test_requests_wait_in_the_order_in_which_they_were_said() -> None:
+    allotter = an_allotter(("one", 1))
+    allotter.experiment_added("e", "ada")
+    requests = [{"cpu": float(cpus), "gpu": 1.0} for cpus in range(1, 9)]
+    allotter.usage("e", Usage({}, {}, tuple(Wanted(request, 1) for request in requests)))
+    assert [dict(request) for request in allotter._members.waiting] == requests
+
+
 # --- quotas ---------------------------------------------------------------------------------------
 
 

@@ -144,7 +144,7 @@ def server():
 
 
 def scraped(server: MetricsServer) -> dict[str, float]:
-    with urllib.request.urlopen(server.address, timeout=10) as answer:
+    with urllib.request.urlopen(server.address, timeout=60) as answer:
         assert answer.status == 200
         text = answer.read().decode()
     families = text_string_to_metric_families(text)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tunemq_scheduler.farm.relay import line as module
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.frames import FrameSocket
 from tunemq_scheduler.farm.relay.line import SupervisorLine
@@ -107,13 +108,14 @@ def test_a_wait_ends_with_a_message_and_when_it_is_woken(ends):
     assert line.wait(10.0)
     assert not line.wait(0.0)
     threading.Timer(0.05, line.wake).start()
-    assert line.wait(10.0)
+    assert line.wait(60.0)
     say(supervisor, r.Notes(("Redis is away",)))
     assert not line.wait(10.0)
     assert line.take() == [r.Notes(("Redis is away",))]
 
 
-def test_what_was_said_last_is_sent_before_the_line_is_closed(ends):
+def test_what_was_said_last_is_sent_before_the_line_is_closed(ends, monkeypatch):
+    monkeypatch.setattr(module, "_CLOSED_WITHIN_S", 60.0)
     line, supervisor = ends
     news = r.News(("x" * 2**20,))
     for _ in range(5):
