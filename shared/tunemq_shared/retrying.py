@@ -34,10 +34,6 @@ class TimedOut(StoreError, TimeoutError):
     """The store did not do it in the time that was given."""
 
 
-class _TimeIsOver(TimedOut):
-    """Said by a `Cancel`, which does not know what the trouble was."""
-
-
 class Cancel:
     """Ends what it was handed to: when its time is over, or when somebody calls `cancel`.
 
@@ -75,7 +71,7 @@ class Cancel:
         if self._called_off.is_set():
             raise Cancelled
         if not self.left:
-            raise _TimeIsOver(f"it was not done within {self.timeout_s:g} s.")
+            raise TimedOut(f"it was not done within {self.timeout_s:g} s.")
 
     def pause(self, seconds: float) -> None:
         """Sleep so long, or until its time is over, or until it is called off."""
@@ -117,10 +113,10 @@ def retried(
             result = call()
         except StoreUnavailable as error:
             trouble = error
-        except _TimeIsOver as error:  # in the middle of a try, perhaps
-            if trouble is None:
+        except TimedOut as error:  # in the middle of a try, perhaps
+            if trouble is None or error.__cause__ is not None:  # nothing was wrong, or it says what
                 raise
-            raise _gave_up(trouble, cancel) from error
+            raise _gave_up(trouble, cancel) from trouble
         else:
             if tries:
                 on_trouble("")

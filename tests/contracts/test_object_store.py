@@ -19,14 +19,7 @@ from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.object_store import MissingObject, WrongSize
 from tunemq_shared.parts import PART
 from tunemq_shared.remote_objects import RemoteObjects
-from tunemq_shared.retrying import (
-    Cancel,
-    Cancelled,
-    StoreUnavailable,
-    TimedOut,
-    in_parallel,
-    retried,
-)
+from tunemq_shared.retrying import Cancel, Cancelled, in_parallel, retried
 
 LARGE = 2 * PART + 12345
 
@@ -227,15 +220,3 @@ def test_a_transfer_under_way_can_be_called_off(keeps_parts, tmp_path, monkeypat
             put(objects, "a", tmp_path / "file", cancel)
         assert list(objects.list()) == []
         eventually(lambda: not unfinished(objects))
-
-
-def test_what_was_wrong_is_told_where_the_time_ends_in_the_middle_of_another_try():
-    cancel, troubles = Cancel(0.5), []
-
-    def send() -> None:
-        while troubles:
-            cancel.check()  # as bodies do while they are sent
-        raise StoreUnavailable("The disk is full.")
-
-    with pytest.raises(TimedOut, match=r"The disk is full\. Gave up after 0\.5 s"):
-        retried(send, cancel, troubles.append)

@@ -26,10 +26,9 @@ GONE_WITHIN_S = 30.0
 
 SCRIPT = """
 import os, signal, subprocess, sys, threading, time
-from tunemq_scheduler.embedded import farm as farms, warm
+from tunemq_scheduler.embedded import warm
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
 
-farms._STOP_WITHIN_S = 60.0  # a keeper that is killed for being late could not end the orphans
 # Like a node: hosts with sessions of their own, some of them stubborn, some of them orphans.
 NODE = "trap '' TERM HUP INT; setsid sleep 600 & (setsid setsid sleep 600 &); wait"
 warm.EmbeddedFarm = lambda cpus, **_: EmbeddedFarm(

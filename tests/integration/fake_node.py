@@ -22,8 +22,8 @@ class FakeNode:
         self, url: str, incarnation: str, *, name: str = "local", keys: LiveKeys | None = None
     ) -> None:
         self.keys = LiveKeys.none() if keys is None else keys
-        # By default it would say all again after 5 s: what it adds to a stream, too.
-        self.redis = redis.Redis.from_url(url, socket_timeout=120)
+        # What is not answered in that time is said again, and would come twice.
+        self.redis = redis.Redis.from_url(url, socket_timeout=60)
         self.incarnation = incarnation
         self.name = name
         self.taken = (0, 0)

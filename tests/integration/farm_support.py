@@ -14,7 +14,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import redis
 from celery import Celery
@@ -41,16 +41,6 @@ from tunemq_shared.shipping import ship
 
 #: What stays in a node's working folder, empty: its caches.
 CACHES = frozenset({"cache", "blobs", "code"})
-#: A `Node` that has time for its goodbye: a machine may sleep through the usual second.
-PATIENT: Final = (
-    "-c",
-    """
-from tunemq_workers import node_loop
-from tunemq_workers.node import main
-node_loop._GOODBYE_S = 60.0
-raise SystemExit(main())
-""",
-)
 _VARIABLES = {"PATH": os.environ.get("PATH", ""), "HOME": os.environ.get("HOME", "/")}
 
 
@@ -78,7 +68,7 @@ class RedisServer:
         log = ["--loglevel", "warning", "--logfile", "redis.log"]
         command = [str(self._program), *options, *log, *self._options]
         self.process = subprocess.Popen(command, cwd=self._folder)
-        # It says all again after that: on a machine that sleeps mail would come twice.
+        # What is not answered in that time is said again, and would come twice.
         self.client = redis.Redis.from_url(self.url, socket_timeout=60)
         eventually(self.answers, message="redis-server does not answer")
 

@@ -15,7 +15,6 @@ import pytest
 import redis
 
 from tests.support import eventually
-from tunemq_scheduler.embedded import farm as farm_module
 from tunemq_scheduler.embedded import layout, runtime_folder, warm
 from tunemq_scheduler.embedded.command_lines import default_cpus, environment
 from tunemq_scheduler.embedded.farm import EmbeddedFarm
@@ -28,12 +27,6 @@ pytestmark = pytest.mark.integration
 
 #: A node's stand-in, with a descendant that has left its session.
 RESTLESS = "setsid sleep 600 & exec sleep 600"
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A keeper that does not end in time is killed, and leaves what it was about to: not here."""
-    monkeypatch.setattr(farm_module, "_STOP_WITHIN_S", 60.0)
 
 
 def start_farm(script: str = RESTLESS) -> EmbeddedFarm:

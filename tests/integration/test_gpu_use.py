@@ -65,7 +65,8 @@ def test_two_halves_of_a_gpu_are_told_apart_by_memory_and_share_its_energy(
             orders.append(order(trial, begin))
         scheduler.assign(node.incarnation, *orders)
         eventually(lambda: len(scheduler.said(ResultReported)) == 2, within=60)
-        eventually(fake.energy_questions)  # what is used is counted from the first look on
+        # What is used is counted from the first look on; a question is noted before its answer.
+        eventually(lambda: fake.energy_questions() >= 2)
         fake.change(uuid, energy_mj=5_000_000)
         before = fake.energy_questions()
         # Of a look that has begun, of one more, and of a third: then the second is handed over.

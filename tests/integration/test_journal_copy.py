@@ -176,8 +176,9 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
     assert fetch_journal(objects, tmp_path / "fetched").turn == 20
 
 
-def test_a_piece_that_becomes_part_of_a_longer_one_while_they_are_listed_is_looked_for_again(
-    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("until", [2, 99], ids=["for a moment", "for good"])
+def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too(
+    objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int
 ) -> None:
     monkeypatch.setattr(copy, "PERIOD_S", 0.001)
     with Journal.create(tmp_path / "journal", HEADER) as journal:
@@ -189,14 +190,19 @@ def test_a_piece_that_becomes_part_of_a_longer_one_while_they_are_listed_is_look
     listed, looks = objects.list, 0
 
     def lacks_one(prefix: str) -> list[ObjectInfo]:
+        """As if it became part of a longer one just then, which the next listing has."""
         nonlocal looks
         looks += 1
         found = list(listed(prefix))
         _, second, *_ = [one for one in found if ".turns/" in one.key]
-        return [one for one in found if looks > 1 or one is not second]
+        return [one for one in found if looks >= until or one is not second]
 
     monkeypatch.setattr(objects, "list", lacks_one)
-    assert fetch_journal(objects, tmp_path / "fetched").turn == 3
+    if until == 2:
+        assert fetch_journal(objects, tmp_path / "fetched").turn == 3
+    else:
+        with pytest.raises(JournalError, match=r"begins at byte \d+ is missing"):
+            fetch_journal(objects, tmp_path / "fetched")
     assert looks == 2
 
 

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from tests.integration.farm_support import (
-    PATIENT,
     Node,
     children_of,
     family_of,
@@ -214,9 +213,10 @@ def test_no_trial_notices_that_the_ear_was_killed(node, scheduler):
     eventually(lambda: scheduler.said(ResultReported), message=node.log)
     ear = node.ear()
     os.kill(ear, signal.SIGKILL)
-    version = scheduler.assign(node.incarnation, order("t1", None, run_until=next_result(10**6)))
+    grown = order("t1", None, run_until=next_result(10**6))
+    version = scheduler.assign(node.incarnation, grown)
     eventually(lambda: node.ear() not in {None, ear})
-    is_sent_until_taken(node, scheduler, version, order("t1", None))
+    is_sent_until_taken(node, scheduler, version, grown)
     assert not scheduler.said(HostDied)
 
 
@@ -309,15 +309,12 @@ def test_a_node_without_a_generation_waits_with_its_hello(server, scheduler, tmp
         process.wait(60)
 
 
-def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(server, scheduler, tmp_path):
-    node = Node(server, scheduler, tmp_path / "node", program=PATIENT)
-    try:
-        scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
-        eventually(lambda: scheduler.said(TrialStarted), message=node.log)
-        family = family_of(node.process.pid)
-    finally:
-        node.end()
-    assert node.process.returncode == 0
+def test_a_terminated_node_kills_its_hosts_and_gives_its_lease_back(node, scheduler):
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(without_end)))
+    eventually(lambda: scheduler.said(TrialStarted), message=node.log)
+    family = family_of(node.process.pid)
+    node.process.terminate()
+    assert node.process.wait(60) == 0
     assert not scheduler.said(HostFreed)  # nor that a trial ended: its goodbye says it of all
     assert scheduler.goodbyes() == [node.incarnation]
     assert scheduler.lease(node.incarnation) == []

@@ -11,7 +11,7 @@ from signal import SIGCONT, SIGSTOP
 import pytest
 
 from tests.integration.fake_node import FakeNode
-from tests.integration.farm_support import PATIENT, Node, RedisServer, Scheduler, is_alive
+from tests.integration.farm_support import Node, RedisServer, Scheduler, is_alive
 from tests.integration.node_fixtures import server
 from tests.integration.test_node_streams import without_end
 from tests.support import eventually
@@ -113,7 +113,7 @@ def schedulers(server: RedisServer, tmp_path: Path) -> list[Scheduler]:
 
 @pytest.fixture
 def node(server: RedisServer, schedulers: list[Scheduler], tmp_path: Path) -> Iterator[Node]:
-    node = Node(server, schedulers[0], tmp_path / "node", program=PATIENT)
+    node = Node(server, schedulers[0], tmp_path / "node")
     yield node
     node.end()
 

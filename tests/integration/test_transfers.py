@@ -239,13 +239,13 @@ def test_what_a_store_that_is_away_does_not_do_in_time_fails(tmp_path, source, m
         try:
             folder = node.write(source)
             node.write(source, NEXT)
-            node.finish(node.upload(NEXT))  # a process that begins takes its time from the five
+            node.finish(node.upload(NEXT))  # a process that begins takes its time from the three
             server.stop()
-            up = node.upload(timeout_s=5)
-            down = node.download("0" * 64, tmp_path / "elsewhere" / KEY, timeout_s=5)
+            up = node.upload(timeout_s=3)
+            down = node.download("0" * 64, tmp_path / "elsewhere" / KEY, timeout_s=3)
             for it in (up, down):
                 reason, is_corrupt = node.fail(it)
-                assert "it was given up after 5 s: " in reason
+                assert "it was given up after 3 s: " in reason
                 assert server.url in reason
                 assert not is_corrupt
             server.start()
@@ -369,10 +369,10 @@ def test_keys_that_were_replaced_are_found(node, source, minio, tmp_path, monkey
 def test_what_is_refused_for_too_long_fails_with_the_reason(node, source, minio):
     node.write(source)
     node.write(source, NEXT)
-    node.finish(node.upload(NEXT))  # a process that begins takes its time from the five seconds
+    node.finish(node.upload(NEXT))  # a process that begins takes its time from the three seconds
     node.store = minio.address("no-such-bucket-here", "runs/one")
-    reason, is_corrupt = node.fail(node.upload(timeout_s=5.0))
-    assert "given up after 5 s" in reason
+    reason, is_corrupt = node.fail(node.upload(timeout_s=3.0))
+    assert "given up after 3 s" in reason
     assert "no-such-bucket-here" in reason
     assert not is_corrupt
 

@@ -390,16 +390,16 @@ class Struggles(tune.Trainable):
 
 def test_the_time_of_a_trial_runs_on_through_its_retries(ended_searches):
     (result,) = fit(
-        Struggles, checkpoint_frequency=1, max_failures=-1, trial_limits=tune.TrialLimits(trial_s=5)
+        Struggles, checkpoint_frequency=1, max_failures=-1, trial_limits=tune.TrialLimits(trial_s=6)
     )
 
     assert result.status == "ERROR"
-    assert "its limit is 5 s (TrialLimits(trial_s=...))" in str(result.error)
+    assert "its limit is 6 s (TrialLimits(trial_s=...))" in str(result.error)
     journal = Path(ended_searches[0].experiment.folder, FILE_NAME)
     events = [entry.event for entry in read_entries(journal)]
     kinds = [event.kind for event in events if isinstance(event, TrialFailed)]
     assert kinds[-1] == "trial_limit"
-    assert set(kinds[:-1]) == {"user"}
+    assert set(kinds[:-1]) == {"user"}  # it failed before, and its time went on
     # Of each process before the last one: five steps, however many there were in that time.
     assert result.metrics["time_total_s"] > 0.49 * (len(kinds) - 1)
 

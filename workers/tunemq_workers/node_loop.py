@@ -67,9 +67,10 @@ from tunemq_workers.wire_seals import NodeSeals
 _EXPECTING_S: Final = 5.0
 #: An assignment that the scheduler announces and that does not come for so long: the ear is deaf.
 _OVERDUE_S: Final = (2.0, 60.0)
-#: At the end: for the families to go and the last events to be sent, then for the goodbye.
+#: At the end: for the families to go and the last events to be sent, then for the goodbye, which
+#: takes a Redis that answers milliseconds.
 _ENDING_S: Final = 3.0
-_GOODBYE_S: Final = 1.0
+_GOODBYE_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 

@@ -36,8 +36,9 @@ NodeCommand = Callable[[str, str, str, int, str | None], list[str]]
 
 #: Redis answers within milliseconds; so long only where the machine is overloaded.
 _READY_WITHIN_S: Final = 20.0
-#: The keeper needs a few milliseconds to end everything; after so long it is killed itself.
-_STOP_WITHIN_S: Final = 1.8
+#: The keeper needs a few milliseconds to end everything, and gives up by itself after two seconds
+#: that it could work. One that hangs is killed, and can then not end the orphans.
+_STOP_WITHIN_S: Final = 10.0
 _LOG_TAIL_BYTES: Final = 2000
 #: Variables for a store's clients (where it is, its keys and certificates), and for failpoints.
 _ABOUT_STORE: Final = (

@@ -85,7 +85,8 @@ def kill_children(
 ) -> None:
     """Kill and reap all children but ``spared``, and what is re-parented to us when they die.
 
-    Gives up after ``within_s`` seconds: what sleeps in the kernel cannot be killed.
+    Gives up after ``within_s`` seconds, not counting those for which the machine stood still: what
+    sleeps in the kernel cannot be killed.
     """
     waited, looked_at = 0.0, time.monotonic()
     pause = 0.0005

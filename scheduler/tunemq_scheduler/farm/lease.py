@@ -181,7 +181,7 @@ class SchedulerLease:
         Raises:
             SchedulerSuperseded: somebody took our place; says who.
         """
-        if time.monotonic() - self._looked_at > _FRESH_S:
+        if not self._is_lost and time.monotonic() - self._looked_at > _FRESH_S:
             with self._turn:
                 before = self._looked_at
                 self._looks_wanted = True

@@ -47,13 +47,18 @@ def fetch_journal(objects: ObjectStore, folder: Path, *, timeout_s: float = 600.
     if any(folder.iterdir()):
         raise JournalError(f"{folder} is not empty; name a folder for the copy of the journal.")
     cancel = Cancel(timeout_s)
+    missing = ""
     for left in reversed(range(_TRIES)):
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
             try:
                 return _fetched(objects, Path(scratch, FILE_NAME), folder, cancel)
-            except (MissingObject, _PieceMissing):
+            except MissingObject:
                 if not left:
                     raise
+            except _PieceMissing as error:
+                if not left or str(error) == missing:  # in the next listing, too: it is not there
+                    raise
+                missing = str(error)
     raise AssertionError  # the last try returns or raises
 
 
@@ -167,15 +172,18 @@ def _bring_copy(objects: ObjectStore, files: _Files, folder: Path, cancel: Cance
         and turns_file(folder, number := int(name.partition(".")[0])).name in files
     ]
     base = max(snapshots, default=0)
+    wanted: dict[Path, list[ObjectInfo]] = {}
     if base:
         path = snapshot_file(folder, base)
-        _bring(objects, files[path.name], path, cancel)
+        wanted[path] = files[path.name]
     if HISTORY in files:
-        _bring(objects, _in_order(files[HISTORY]), folder / HISTORY, cancel)
+        wanted[folder / HISTORY] = _in_order(files[HISTORY])
     number = max(1, base)
     while (path := turns_file(folder, number)).name in files:
-        _bring(objects, _in_order(files[path.name]), path, cancel)
+        wanted[path] = _in_order(files[path.name])
         number += 1
+    for path, pieces in wanted.items():
+        _bring(objects, pieces, path, cancel)
 
 
 def _in_order(pieces: list[ObjectInfo]) -> list[ObjectInfo]:

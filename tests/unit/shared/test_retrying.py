@@ -59,10 +59,40 @@ def test_what_would_be_the_same_next_time_is_not_tried_again():
     assert cancel.seconds == []
 
 
+def ends(cancel: Cancel) -> None:
+    """Have its time be over."""
+    cancel._deadline = 0.0
+
+
 def test_after_its_time_it_says_what_was_wrong_last():
-    # Long enough that its first try is within it wherever this process is held up.
-    with pytest.raises(TimedOut, match=r"away\. Gave up after 0.5 s"):
-        retried(failing(99, StoreUnavailable("away.")), Cancel(0.5))
+    cancel = Cancel(60)
+    with pytest.raises(TimedOut, match=r"away\. Gave up after 60 s"):
+        retried(failing(99, StoreUnavailable("away.")), cancel, lambda _trouble: ends(cancel))
+
+
+def test_what_was_wrong_is_told_where_the_time_ends_in_the_middle_of_another_try(monkeypatch):
+    monkeypatch.setattr(retrying, "FIRST_PAUSE_S", 0.001)
+    cancel, tries = Cancel(60), 0
+
+    def send() -> None:
+        nonlocal tries
+        tries += 1
+        if tries > 1:
+            ends(cancel)
+            cancel.check()  # as bodies do while they are sent
+        raise StoreUnavailable("The disk is full.")
+
+    with pytest.raises(TimedOut, match=r"The disk is full\. Gave up after 60 s") as caught:
+        retried(send, cancel)
+    assert isinstance(caught.value.__cause__, StoreUnavailable)
+
+
+def test_a_try_that_says_why_its_time_was_over_is_believed():
+    def send() -> None:
+        raise TimedOut("The name server is slow.") from StoreUnavailable("no answer")
+
+    with pytest.raises(TimedOut, match=r"^The name server is slow\.$"):
+        retried(send, Cancel(60))
 
 
 def test_calling_off_ends_a_pause_at_once(monkeypatch):
