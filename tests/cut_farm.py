@@ -45,11 +45,14 @@ class CutFarm(OwnFarm):
 
     def stop(self, node: int) -> list[int]:
         """SIGSTOP a node and all that it started; returns them."""
-        family = self.family(node)
-        for pid in family:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
-                os.kill(pid, signal.SIGSTOP)
-        return family
+        stopped: set[int] = set()
+        # The kernel's list may leave out a child while another one ends.
+        while found := set(self.family(node)) - stopped:
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= found
+        return list(stopped)
 
     def go_on(self, family: list[int]) -> None:
         """SIGCONT what was stopped, if it is there still."""
@@ -59,7 +62,7 @@ class CutFarm(OwnFarm):
 
     def kill(self, node: int) -> float:
         """Kill a whole machine at once; returns when."""
-        family = self.family(node)
+        family = self.stop(node)
         killed = time.monotonic()
         for pid in family:
             with contextlib.suppress(ProcessLookupError):

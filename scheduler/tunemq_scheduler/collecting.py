@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.store_keeper import StoreKeeper
 from tunemq_shared.errors import StoreError
+from tunemq_shared.retrying import Cancel, Cancelled
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import without_settings
 
@@ -16,6 +19,8 @@ from tunemq_shared.store_address import without_settings
 #: was interrupted for all removals. A slow store is waited for: who else would remove the rest?
 PATIENCE_S: Final = 10.0
 SHORT_PATIENCE_S: Final = 1.0
+#: How often is looked whether the person at the terminal has lost patience.
+_LOOK_S: Final = 0.05
 #: How many of those that are left are named.
 _NAMED: Final = 5
 
@@ -58,7 +63,28 @@ def settle_store(
     is_quiet = runner.is_finished and not (uploading or left or runner.interrupted)
     if is_quiet and loop.is_journalled and (loop.has_leftovers or runner.stale) and not is_enough():
         try:
-            store.collect(runner.live_checkpoints(), runner.is_busy)
+            with _called_off_once(is_enough) as cancel:
+                store.collect(runner.live_checkpoints(), runner.is_busy, cancel)
+        except Cancelled:
+            tell(f"What broken uploads left in {place} was not removed: there was no time for it.")
         except StoreError as error:
             tell(f"What broken uploads left in {place} could not be removed: {error}")
     store.close()
+
+
+@contextmanager
+def _called_off_once(is_enough: Callable[[], bool]) -> Iterator[Cancel]:
+    cancel, is_over = Cancel(), threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_LOOK_S):
+            if is_enough():
+                cancel.cancel()
+
+    watcher = threading.Thread(target=watch, name="patience", daemon=True)
+    watcher.start()
+    try:
+        yield cancel
+    finally:
+        is_over.set()
+        watcher.join()

@@ -38,6 +38,7 @@ from tunemq_shared.manifest import (
     make_manifest,
     parse_manifest,
 )
+from tunemq_shared.retrying import Cancel
 from tunemq_shared.staging import Staging, measure
 from tunemq_shared.store import Collected, Committed, Opened, Store, check_key
 
@@ -180,10 +181,17 @@ class LocalStore(Store):
                 and os.path.isdir(os.path.join(folder, FILES))
             )
 
-    def collect(self, live: Mapping[str, str], is_busy: Callable[[str], bool]) -> Collected:
+    def collect(
+        self,
+        live: Mapping[str, str],
+        is_busy: Callable[[str], bool],
+        cancel: Cancel | None = None,
+    ) -> Collected:
         """See `Store.collect`."""
         objects = size = 0
         for key in self.list_checkpoints():
+            if cancel is not None:
+                cancel.check()
             # What is no checkpoint of ours only looks like one: people put things here, too.
             if key not in live and not is_busy(key) and self._unverified(key) is not None:
                 found = measure(self._path(key))

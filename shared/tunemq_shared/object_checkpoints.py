@@ -17,7 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -43,6 +43,8 @@ from tunemq_shared.parts import PART
 from tunemq_shared.retrying import Cancel, ignore, in_parallel, retried
 from tunemq_shared.staging import Staging
 from tunemq_shared.store import Collected, check_key
+
+_T = TypeVar("_T")
 
 #: Seconds that what is small is tried again.
 PATIENCE_S: Final = 30.0
@@ -289,6 +291,8 @@ def collect(
     """Remove what nothing refers to: of checkpoints not in ``live``, and of unfinished uploads.
 
     What else is below the store's prefix is not touched. Nobody may delete checkpoints meanwhile.
+    Each request is tried for `PATIENCE_S`: how many there are depends on ``live``, of which each
+    manifest is read.
 
     Args:
         objects: The experiment's store.
@@ -300,30 +304,42 @@ def collect(
     Raises:
         StoreError: the store failed; what was removed is gone.
     """
-    cancel = cancel or Cancel(PATIENCE_S)
+    cancel = cancel or Cancel()
+
+    def patiently(request: Callable[[], _T]) -> _T:
+        with cancel.child(PATIENCE_S) as patience:
+            return retried(request, patience)
+
+    def objects_of(one: tuple[str, str], cancel: Cancel) -> Iterable[str] | None:
+        with cancel.child(PATIENCE_S) as patience, contextlib.suppress(CheckpointCorrupt):
+            return read_manifest(objects, *one, patience).objects.values()
+        return None
+
     found = [
         (checkpoint, each)
-        for each in retried(lambda: list(objects.list()), cancel)
+        for each in patiently(lambda: list(objects.list()))
         if (checkpoint := _checkpoint_of(each.key))
     ]
     staying = {key for key in {key for key, _ in found} - set(live) if is_busy(key)}
     referred = {f"{key}/{MANIFEST}" for key in live}
-    for key, sha256 in live.items():
-        try:
-            referred.update(read_manifest(objects, key, sha256, cancel).objects.values())
-        except CheckpointCorrupt:
+    for key, referred_to in zip(
+        live, in_parallel(objects_of, live.items(), cancel, at_once=_AT_ONCE), strict=True
+    ):
+        if referred_to is None:
             staying.add(key)  # whoever wants to mend it may find what it had
+        else:
+            referred.update(referred_to)
     doomed = [each for key, each in found if key not in staying and each.key not in referred]
     # Manifests go first: what can be seen is whole.
     keys = [each.key for each in doomed]
-    _delete(objects, [key for key in keys if key.endswith(f"/{MANIFEST}")], cancel)
-    _delete(objects, [key for key in keys if not key.endswith(f"/{MANIFEST}")], cancel)
+    patiently(lambda: objects.delete([key for key in keys if key.endswith(f"/{MANIFEST}")]))
+    patiently(lambda: objects.delete([key for key in keys if not key.endswith(f"/{MANIFEST}")]))
 
     def is_over(key: str) -> bool:
         checkpoint = _checkpoint_of(key)
         return bool(checkpoint) and (checkpoint in live or not is_busy(checkpoint))
 
-    retried(lambda: objects.abort_uploads(is_over), cancel)
+    patiently(lambda: objects.abort_uploads(is_over))
     return Collected(len(doomed), sum(each.size for each in doomed))
 
 

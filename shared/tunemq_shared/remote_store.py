@@ -88,9 +88,14 @@ class RemoteStore(Store):
         """See `Store.list_checkpoints`."""
         return object_checkpoints.list_checkpoints(self.objects)
 
-    def collect(self, live: Mapping[str, str], is_busy: Callable[[str], bool]) -> Collected:
+    def collect(
+        self,
+        live: Mapping[str, str],
+        is_busy: Callable[[str], bool],
+        cancel: Cancel | None = None,
+    ) -> Collected:
         """See `Store.collect`."""
-        return object_checkpoints.collect(self.objects, live, is_busy)
+        return object_checkpoints.collect(self.objects, live, is_busy, cancel)
 
     def close(self) -> None:
         """See `Store.close`."""

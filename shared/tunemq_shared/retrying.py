@@ -78,9 +78,16 @@ class Cancel:
         self._called_off.wait(min(seconds, self.left, threading.TIMEOUT_MAX))
 
     @contextlib.contextmanager
-    def child(self) -> Iterator[Self]:
-        """One that ends no later than this one and may be called off on its own."""
-        child = type(self)(self.timeout_s, deadline=self._deadline)
+    def child(self, timeout_s: float = math.inf) -> Iterator[Self]:
+        """One that ends no later than this one and may be called off on its own.
+
+        Args:
+            timeout_s: Seconds from now until its own time is over, too.
+        """
+        if timeout_s < self.left:
+            child = type(self)(timeout_s)
+        else:
+            child = type(self)(self.timeout_s, deadline=self._deadline)
         self._children.append(child)
         if self._called_off.is_set():
             child.cancel()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tunemq_shared.errors import StoreError
 from tunemq_shared.manifest import CheckpointInfo, Manifest, is_safe_name
+from tunemq_shared.retrying import Cancel
 
 
 class Committed(NamedTuple):
@@ -114,14 +115,21 @@ class Store(ABC):
         """The keys of all complete checkpoints, sorted."""
 
     @abstractmethod
-    def collect(self, live: Mapping[str, str], is_busy: Callable[[str], bool]) -> Collected:
+    def collect(
+        self,
+        live: Mapping[str, str],
+        is_busy: Callable[[str], bool],
+        cancel: Cancel | None = None,
+    ) -> Collected:
         """Remove what crashes left, while others may write.
 
         Args:
             live: The checkpoints that stay, with the hashes of their manifests.
             is_busy: Whether somebody may be writing the checkpoint with this key; it stays, too.
+            cancel: What ends it early, with some of it done.
 
         Raises:
+            Cancelled: it was called off.
             StoreError: the storage failed.
         """
 

@@ -147,7 +147,7 @@ from tunemq.search import Searcher
 
 class Sleeper(Searcher):
     def suggest(self, trial_id):
-        time.sleep(60)
+        time.sleep(600)
         return {}
 
     def on_trial_complete(self, trial_id, result=None, error=False):

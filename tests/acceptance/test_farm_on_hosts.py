@@ -109,7 +109,11 @@ class _Page:
 
     def _has_store(self) -> bool:
         place = f"http://{self.minio.address}:9000/minio/health/cluster"
-        line = [sys.executable, "-c", f"import urllib.request as r; r.urlopen({place!r})"]
+        line = [
+            sys.executable,
+            "-c",
+            f"import urllib.request as r; r.urlopen({place!r}, timeout=10)",
+        ]
         log = self.folder / "head" / "store.log"
         return self.head.start(line, self.environ("head"), log).wait() == 0
 

@@ -211,7 +211,7 @@ def test_time_is_counted_over_all_runs(searched, monkeypatch, ended_searches):
     assert all(one.status == "TERMINATED" for one in stopped)
     assert told(stopped) == told(before), "its time is used up"
     # So much that a slow machine comes to something, too; the criterion ends it.
-    more = tune.TuneConfig(metric="loss", mode="min", seed=1, time_budget_s=250, num_samples=9)
+    more = tune.TuneConfig(metric="loss", mode="min", seed=1, time_budget_s=250, num_samples=2)
 
     run_config = tune.RunConfig(stop={"training_iteration": 2}, verbose=0)
     grid = searched.restore(tune_config=more, run_config=run_config)

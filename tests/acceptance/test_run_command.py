@@ -167,7 +167,7 @@ def test_after_kill_9_of_the_program_its_trial_goes_on(project):
             "slow.sh": REPORTS.replace(
                 "tunemq report",
                 'if [ "$step" = 3 ] && mkdir "$TUNEMQ_TRIAL_DIR/waits" 2> /dev/null; then'
-                ' echo $$ > "$TUNEMQ_TRIAL_DIR/pid"; sleep 60; fi\n  tunemq report',
+                ' echo $$ > "$TUNEMQ_TRIAL_DIR/pid"; sleep 600; fi\n  tunemq report',
             )
         },
     )

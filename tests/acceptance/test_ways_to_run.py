@@ -41,7 +41,7 @@ def test_a_second_search_finds_the_farm_warm_and_is_quicker():
     warm.stop_all()
     cold = timed()
     before = keepers()
-    eventually(lambda: timed() < cold)  # a busy machine slows down what is quicker, now and then
+    assert min(timed() for _ in range(8)) < cold  # a busy machine slows down some of them
 
     assert keepers() == before
     assert len(before) == 1

@@ -92,7 +92,7 @@ def test_f09_a_checkpoint_that_never_arrives_ends_its_trial_and_the_one_before_s
         save_every=5,
         step_s=0.05,
         max_storage_failures=0,
-        sync_timeout=10.0,  # a machine that stands still for some seconds uploads in that, too
+        sync_timeout=7.0,  # a machine that stands still for some seconds uploads in that, too
         variables=variables,
     )
     try:

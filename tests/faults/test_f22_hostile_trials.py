@@ -268,7 +268,7 @@ def hops(config):
                 os.setsid()
             os._exit(0)
     report({"x": 1})
-    time.sleep(60)
+    time.sleep(600)
 
 
 def multiplies(config):
@@ -297,7 +297,7 @@ def multiplies(config):
     while os.path.getsize(counter) < 80:
         time.sleep(0.01)
     report({"x": 1})
-    time.sleep(60)
+    time.sleep(600)
 
 
 @pytest.mark.parity(128)
@@ -323,7 +323,7 @@ def sleeps(config):
     from tunemq_shared.session import report
 
     report({"x": 1})
-    time.sleep(60)
+    time.sleep(600)
 
 
 def left_of(folder: Path) -> list[str]:

@@ -43,11 +43,11 @@ def raise_a_family(config):
             if grandchild:
                 os.write(writing, b"%d" % grandchild)
             while True:
-                time.sleep(60)
+                time.sleep(600)
         family += [pid, int(os.read(reading, 20))]
     report({"family": family})
     while True:
-        time.sleep(60)
+        time.sleep(600)
 
 
 def test_f02_a_killed_host_takes_its_whole_family_along(serve):
@@ -97,7 +97,7 @@ def hold_shared_memory(config):
     if os.getpid() == os.getpgrp():
         report({"block": block.name})
     while True:
-        time.sleep(60)
+        time.sleep(600)
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
@@ -128,7 +128,7 @@ def pretend_to_clean_up(config):
         [sys.executable, "-c", "while True: pass", "multiprocessing.resource_tracker"]
     )
     report({"child": child.pid})
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_who_only_looks_as_if_it_cleaned_up_is_killed_a_moment_later(serve):
@@ -206,7 +206,7 @@ NODE = """
     server = Server(Path(sys.argv[1]))
     host = server.start(raise_a_family)
     print(server.client.pid, host.pid, *host.result()["family"], flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 
@@ -251,7 +251,7 @@ def wait_for_ever(config):
 
     report({"loss": 1.0})
     while True:
-        time.sleep(60)
+        time.sleep(600)
 
 
 def hold_the_gil(config):
@@ -263,7 +263,7 @@ def hold_the_gil(config):
     if config["stubborn"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     report({"loss": 1.0})
-    ctypes.PyDLL(None).sleep(60)
+    ctypes.PyDLL(None).sleep(600)
 
 
 @pytest.mark.parity(18, 74)

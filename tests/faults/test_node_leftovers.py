@@ -132,7 +132,7 @@ def leaves_its_folder(config):
     left = [name for name in os.listdir() if name.startswith("checkpoint_tmp")]
     report({"left": len(left)})
     if config["is_first"]:
-        time.sleep(60)
+        time.sleep(600)
 
 
 def test_f02_what_a_killed_trial_left_while_it_saved_is_gone_when_it_goes_on(

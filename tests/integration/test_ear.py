@@ -165,7 +165,7 @@ forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "ear.log")!
 ear = fork_ear(forkserver)  # without this end of it, it has no node
 ear.recv(100)
 print(*children_of(forkserver.pid), flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", node], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

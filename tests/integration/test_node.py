@@ -144,7 +144,7 @@ def test_a_trial_that_ignores_its_stop_is_killed_after_its_grace(node, scheduler
 
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
-            time.sleep(60)
+            time.sleep(600)
 
     start = scheduler.start(deaf, stop_grace_s=0.1)
     scheduler.assign(node.incarnation, order("t1", start))

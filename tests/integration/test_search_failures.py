@@ -75,7 +75,7 @@ def hangs_with_a_child(config):
     import time
 
     def waits_in_a_child():
-        time.sleep(60)
+        time.sleep(600)
 
     child = multiprocessing.get_context("fork").Process(target=waits_in_a_child)
     child.start()

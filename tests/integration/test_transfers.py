@@ -418,7 +418,7 @@ import time
 from tunemq_workers.child_process import start_child
 child = start_child("tunemq_workers.transfers.process", (), {str(tmp_path / "log")!r})
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
     process = subprocess.Popen([sys.executable, "-c", node], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

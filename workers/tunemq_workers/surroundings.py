@@ -30,8 +30,10 @@ def leave_the_forkserver(forkserver: int) -> None:
         os.setpgid(0, 0)
     adopt_orphans()
     die_with_parent(forkserver)
-    # A forkserver that is sweeping forks processes of the usual priority, whatever its own was.
-    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, forkserver))
+    # A forkserver that is sweeping forks processes of the usual priority, whatever its own was; one
+    # that is better than usual only those who have the right to it get back.
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, forkserver))
     # Short of memory, the kernel is to take a trial, and neither the forkserver nor the node.
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb") as file:
         file.write(b"500")

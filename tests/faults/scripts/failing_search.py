@@ -89,7 +89,7 @@ def kills_its_node():
     for process in psutil.Process().parents():
         if "tunemq_workers.node" in process.cmdline():
             os.kill(process.pid, signal.SIGKILL)
-            time.sleep(60)
+            time.sleep(600)
 
 
 WAYS = {

@@ -93,7 +93,7 @@ def family(config):
                 signal.signal(number, signal.SIG_IGN)
             os.write(writing, b"%d" % os.getpid())
             while True:
-                time.sleep(60)
+                time.sleep(600)
         pids.append(int(os.read(reading, 20)))
     members = FOLDER / "families" / f"{config['number']}_{os.getpid()}"
     members.with_suffix(".new").write_text(" ".join(map(str, pids)), encoding="ascii")
@@ -105,7 +105,7 @@ def stubborn(config):
     """Ignores whatever asks it to end, and does not let go of the GIL."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    plain(config, lambda step: step == 2 and ctypes.PyDLL(None).sleep(30))
+    plain(config, lambda step: step == 2 and ctypes.PyDLL(None).sleep(600))
 
 
 def first_holds_the_gil(config):

@@ -12,6 +12,7 @@ import pytest
 from tests.plans import PLAN
 from tunemq_scheduler.collecting import PATIENCE_S, SHORT_PATIENCE_S, settle_store
 from tunemq_shared.errors import StoreError
+from tunemq_shared.retrying import Cancel
 
 
 class End:
@@ -36,6 +37,7 @@ class End:
         self.told: list[str] = []
         self.done: list[Any] = []
         self.error: StoreError | None = None
+        self.is_enough = self.has_much_to_do = False
 
     def finish(self, within: float, is_enough: Any, *, without_success: float) -> list[str]:
         self.within = min(within, without_success), within
@@ -45,17 +47,20 @@ class End:
     def news(self) -> list[str]:
         return []
 
-    def collect(self, live: Any, is_busy: Any) -> None:
+    def collect(self, live: Any, is_busy: Any, cancel: Cancel) -> None:
         self.done.append(("collect", live))
+        while self.has_much_to_do:
+            self.is_enough = True
+            cancel.check()
         if self.error is not None:
             raise self.error
 
     def close(self) -> None:
         self.done.append("close")
 
-    def settle(self, *, is_enough: bool = False) -> list[Any]:
+    def settle(self) -> list[Any]:
         loop, both = self.loop, self
-        settle_store(loop, both, both, self.told.append, lambda: is_enough)  # type: ignore[arg-type]
+        settle_store(loop, both, both, self.told.append, lambda: self.is_enough)  # type: ignore[arg-type]
         return self.done
 
 
@@ -125,7 +130,17 @@ def test_a_store_that_cannot_be_collected_ends_no_search_in_error(cache):
 
 
 def test_whoever_has_no_patience_waits_for_no_collection(cache):
-    assert End(cache).settle(is_enough=True) == ["removals", "close"]
+    end = End(cache)
+    end.is_enough = True
+    assert end.settle() == ["removals", "close"]
+
+
+def test_a_collection_that_lasts_is_called_off_by_who_loses_patience(cache):
+    end = End(cache)
+    end.has_much_to_do = True
+    assert end.settle() == ["removals", COLLECTED, "close"]
+    (told,) = end.told
+    assert "What broken uploads left in s3://bucket/x was not removed" in told
 
 
 def test_what_follows_from_a_turn_that_could_not_be_journalled_is_not_done(cache):

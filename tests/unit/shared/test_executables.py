@@ -247,7 +247,7 @@ def test_lines_do_not_count_once_report_was_called(trials):
 def test_results_that_come_twice_are_refused(trials):
     go_on = trials.touched_when_sent("go_on")
     trials.run(
-        f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; tunemq report loss=1; sleep 30"
+        f"echo loss=1; until [ -e {go_on} ]; do sleep 0.05; done; tunemq report loss=1; sleep 600"
     )
 
     assert "metrics_from='report'" in trials.channel.failure.error
@@ -333,7 +333,7 @@ def test_a_program_that_cannot_be_executed_is_told(trials, tmp_path):
 
 
 def test_a_metric_that_is_no_finite_number_fails_the_trial(trials):
-    trials.run("echo loss=nan; sleep 60")
+    trials.run("echo loss=nan; sleep 600")
 
     assert "Metric 'loss' is nan" in trials.channel.failure.error
 
@@ -374,7 +374,7 @@ def test_a_stop_in_mid_step_tells_the_whole_family(trials, tmp_path):
 
 def test_who_does_not_end_when_told_is_killed_with_what_it_started(trials, tmp_path):
     script = (
-        "trap '' TERM; sleep 60 & echo $! > \"$0/pid\"; echo loss=1; while :; do sleep 0.05; done"
+        "trap '' TERM; sleep 600 & echo $! > \"$0/pid\"; echo loss=1; while :; do sleep 0.05; done"
     )
     session = trials.session(run_until=up_to(1), stop_grace_s=1.6, **LOSS)
     trials.channel.waited_for.append(trials.order(stop=True))
@@ -384,7 +384,7 @@ def test_who_does_not_end_when_told_is_killed_with_what_it_started(trials, tmp_p
 
 
 def test_what_is_left_of_a_program_that_has_ended_is_killed(trials, tmp_path):
-    trials.run(f"sleep 60 & echo $! > {tmp_path}/pid; echo loss=1")
+    trials.run(f"sleep 600 & echo $! > {tmp_path}/pid; echo loss=1")
 
     assert trials.channel.kinds[-1] == "TrialFinished"
     eventually(lambda: not runs(tmp_path / "pid"))

@@ -6,16 +6,18 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.checkpoints import KEY, contents, fill, info, put
 from tests.simulation.memory_objects import MemoryObjects
-from tunemq_shared import object_checkpoints
+from tunemq_shared import object_checkpoints, retrying
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.local_store import LocalStore
 from tunemq_shared.manifest import make_manifest
 from tunemq_shared.object_checkpoints import (
+    PATIENCE_S,
     Uploaded,
     collect,
     delete_checkpoint,
@@ -297,6 +299,26 @@ def test_the_rest_of_an_experiment_is_never_collected(objects, cache):
     assert objects.objects == everything
     assert collect(objects, {}, lambda _key: False) == (2, len(sent.manifest) + 1)
     assert set(objects.objects) == others
+
+
+def test_a_store_that_is_slow_is_waited_for_as_long_as_it_answers(objects, cache, monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(retrying, "time", clock)
+    monkeypatch.setattr(object_checkpoints, "_AT_ONCE", 1)  # so that nobody else's answers count
+    live = {}
+    for number in range(9):
+        key = f"train_{number}/checkpoint_1-000001"
+        live[key] = send(objects, write(cache, key, model=b"m")).sha256
+    objects.put_bytes(f"{NEXT}/{name(b'x')}", b"x")
+    get_bytes = objects.get_bytes
+
+    def slowly(key: str, *, limit: int) -> bytes:
+        clock.now += PATIENCE_S / 2
+        return get_bytes(key, limit=limit)
+
+    monkeypatch.setattr(objects, "get_bytes", slowly)
+    assert collect(objects, live, lambda _key: False).objects == 1
+    assert clock.now > 4 * PATIENCE_S
 
 
 def test_what_a_crash_left_is_collected_and_nothing_else(objects, cache, tmp_path):

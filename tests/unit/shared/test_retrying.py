@@ -104,6 +104,19 @@ def test_calling_off_ends_a_pause_at_once(monkeypatch):
     assert time.monotonic() - begin < 60
 
 
+def test_a_child_may_have_less_time_than_its_parent_but_not_more():
+    parent = Cancel(60)
+    with parent.child(30) as child:
+        assert child.left <= 30
+        ends(child)
+        with pytest.raises(TimedOut, match="within 30 s"):
+            child.check()
+        parent.check()
+    with parent.child(90) as child:
+        assert child.left <= 60
+        assert child.timeout_s == 60
+
+
 def test_a_child_ends_with_its_parent_and_not_the_other_way_round():
     parent = Cancel(60)
     with parent.child() as child:

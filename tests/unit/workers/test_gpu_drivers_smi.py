@@ -149,6 +149,6 @@ def test_a_driver_that_does_not_work_is_none(smi):
 
 def test_a_driver_that_does_not_answer_is_told_of(smi, monkeypatch):
     monkeypatch.setattr(nvidia_smi, "_ANSWERS_WITHIN_S", 0.2)
-    smi("exec sleep 30")
+    smi("exec sleep 600")
     with pytest.raises(ConfigError, match=r"does not answer within 0\.2 s"):
         open_driver()
