@@ -93,7 +93,11 @@ def soak(
         limit_s = patience * (farm.undisturbed_s + down_s)
         took_s = farm.wait_for_the_end(within=limit_s + 60)
         farm.end()
-        told = check_search(farm)
+        try:
+            told = check_search(farm)
+        except AssertionError:
+            say(farm.story())
+            raise
         assert took_s <= limit_s, f"it took {took_s:.0f} s, at most {limit_s:.0f} s are allowed"
         assert done == kills, f"the search was over after {done} of {kills} faults"
         counts = " ".join(f"{key}={count}" for key, count in sorted(farm.harmed.items()))
