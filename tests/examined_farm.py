@@ -73,6 +73,21 @@ class ExaminedFarm(FarmService):
         self.has_nodes("one")
         self.has_vitals(1)
 
+    def role_environ(self, role: str) -> dict[str, str]:
+        """What opens the store for a role: its keys in variables."""
+        return dict(self._roles[role])
+
+    def store_keys(self, role: str, *, secret: str = "") -> Path:
+        """A credentials file with the store's keys of a role, or with another secret."""
+        keys = self._roles[role]
+        file = self.folder / f"{role}{'-wrong' if secret else ''}.credentials"
+        file.write_text(
+            f"[default]\naws_access_key_id = {keys['AWS_ACCESS_KEY_ID']}\n"
+            f"aws_secret_access_key = {secret or keys['AWS_SECRET_ACCESS_KEY']}\n"
+        )
+        file.chmod(0o600)
+        return file
+
     @staticmethod
     def roles_on(server: ObjectServer, bucket: str) -> dict[str, str]:
         """What the scheduler's user of another server needs in its environment."""

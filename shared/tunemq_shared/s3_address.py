@@ -61,6 +61,16 @@ _KEY_VARIABLES: Final = (
     ("MINIO_ACCESS_KEY", "MINIO_SECRET_KEY"),
     ("MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"),
 )
+#: All that say which keys of the store a process has.
+KEY_VARIABLES: Final = frozenset(
+    {
+        *(name for pair in _KEY_VARIABLES for name in pair),
+        "AWS_SESSION_TOKEN",
+        "AWS_SHARED_CREDENTIALS_FILE",
+        "AWS_PROFILE",
+        "AWS_DEFAULT_PROFILE",
+    }
+)
 
 
 class Keys(NamedTuple):

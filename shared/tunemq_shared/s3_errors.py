@@ -22,7 +22,7 @@ _PASSING: Final = frozenset(
     }
 )
 _KEYS: Final = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or the credentials file)"
-_WRONG_KEYS: Final = frozenset(
+WRONG_KEYS: Final = frozenset(
     {
         "InvalidAccessKeyId",
         "SignatureDoesNotMatch",
@@ -64,7 +64,7 @@ def refused(
             f"there is no bucket {address.bucket!r}; make it, correct the name, or add "
             "create_bucket=true to the address"
         )
-    elif code in _WRONG_KEYS:
+    elif code in WRONG_KEYS:
         advice = f"the server does not know these keys ({said}); {_KEYS} to valid ones"
     elif code in _WRONG_REGION:
         advice = f"the region {address.region!r} is wrong ({said}); set region in the address"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
@@ -16,9 +17,14 @@ from tunemq_scheduler.tools.on_farm import tell, write_json
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.key_files import KEYS_VARIABLE
 from tunemq_shared.redis_address import REDIS_VARIABLE
+from tunemq_shared.s3_address import KEY_VARIABLES
 
 #: Something given is of no use, as argparse has it.
 EXIT_WRONG_USE: Final = 2
+
+#: What the shipped systemd unit starts the scheduler with.
+_OPTIONS_VARIABLE: Final = "TUNEMQ_SCHEDULER_OPTIONS"
+_STORE_OPTION: Final = re.compile(r"(?:^|\s)--store(?:=|\s+)(\S+)")
 
 _WORST_FIRST: Final = (Level.PROBLEM, Level.WARNING, Level.OK)
 
@@ -28,13 +34,15 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser = groups.add_parser(
         "doctor",
         help="look a farm over, and say what is wrong and how to mend it",
-        description="Looks at a farm's Redis, store, keys, nodes, disks and clocks, and says of"
-        " each whether all is well. To be run on the farm's head, as the user and with the"
-        " environment and the options of `tunemq scheduler`, whether that runs or not. Of the"
-        " farm nothing is changed; in the store it writes objects called .tunemq-probe-..., to see"
-        " who may, and removes them.",
-        epilog="Exit codes: 0 there is no problem; 1 there are some; 2 something given is of no"
-        " use.",
+        description="Looks at a farm's Redis, store, keys, scheduler, nodes, disks and clocks, and"
+        " says of each whether all is well. Run it on the farm's head, as the user and with the"
+        " environment and the options of `tunemq scheduler`, whether that runs or not. It changes"
+        " nothing of the farm; in the store it writes, reads and removes objects called"
+        " .tunemq-probe-... with the keys that it has. It ends within minutes, also where a server"
+        " does not answer.",
+        epilog="Exit codes, for cron: 0 no problem (there may be warnings); 1 at least one problem:"
+        " a part of the farm does not work or others may misuse it; 2 invalid arguments: nothing"
+        " was checked.",
     )
     parser.add_argument(
         "--redis",
@@ -44,7 +52,17 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--store",
         metavar="ADDRESS",
-        help="of the farm; default: what the farm's scheduler says",
+        help="of the farm; default: what the farm's scheduler says, and where none answers the"
+        f" --store in ${_OPTIONS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--store-keys",
+        metavar="ROLE=FILE",
+        action="append",
+        default=[],
+        help="try the store with these keys, too: ROLE is worker or submitter, FILE a credentials"
+        " file as AWS_SHARED_CREDENTIALS_FILE names one; may be given for each role. The"
+        " scheduler's keys are those in the environment",
     )
     parser.add_argument(
         "--keys",
@@ -117,6 +135,23 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
             allowed_by_insecure,
             examine,
         )
+        from tunemq_scheduler.security.store_access import StoreKeys, StoreRole
+
+    def role_keys(given: str) -> StoreKeys:
+        """What --store-keys says."""
+        name, _, file = given.partition("=")
+        roles = [str(role) for role in StoreRole if role is not StoreRole.SCHEDULER]
+        path = os.path.abspath(os.path.expanduser(file))
+        if name not in roles or not os.path.isfile(path):
+            raise ConfigError(
+                f"--store-keys {given!r} is invalid: give ROLE=FILE with one of the roles"
+                f" {' and '.join(roles)} and a file that exists."
+            )
+        of_role = {
+            variable: value for variable, value in environ.items() if variable not in KEY_VARIABLES
+        }
+        of_role["AWS_SHARED_CREDENTIALS_FILE"] = path
+        return StoreKeys(StoreRole(name), of_role, path)
 
     keys = environ.get(KEYS_VARIABLE, "") if options.keys is None else options.keys
     found = examine(
@@ -124,11 +159,19 @@ def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[F
             url=url,
             keys=os.path.abspath(os.path.expanduser(keys)) if keys else "",
             store=options.store or "",
+            store_if_unknown=_store_of_options(environ),
             results=farm_results_folder(options.results, options.store),
             environ=environ,
+            role_keys=tuple(map(role_keys, options.store_keys)),
         )
     )
     return allowed_by_insecure(found) if options.insecure else found
+
+
+def _store_of_options(environ: Mapping[str, str]) -> str:
+    """The store that the scheduler's unit names; empty where it names none."""
+    found = _STORE_OPTION.search(environ.get(_OPTIONS_VARIABLE, ""))
+    return found[1] if found else ""
 
 
 def _place(found: Sequence[Finding]) -> Callable[[Finding], int]:

@@ -17,6 +17,7 @@ from tunemq_scheduler.security.doctor.arguments import (
     check_arguments,
     running_processes,
 )
+from tunemq_scheduler.security.doctor.bounded import within
 from tunemq_scheduler.security.doctor.disks import check_folder
 from tunemq_scheduler.security.doctor.farm_facts import read_farm
 from tunemq_scheduler.security.doctor.keys import (
@@ -25,11 +26,12 @@ from tunemq_scheduler.security.doctor.keys import (
     private_files,
     secrets_in,
 )
-from tunemq_scheduler.security.doctor.nodes import Versions, check_nodes
+from tunemq_scheduler.security.doctor.nodes import Versions, check_nodes, check_silence
 from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
 from tunemq_scheduler.security.redis_probes import probe
+from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_folder, try_store
 from tunemq_scheduler.security.store_probes import probe_store
-from tunemq_shared.answers import FarmDescription
+from tunemq_shared.answers import FarmDescription, NodeList
 from tunemq_shared.errors import (
     NoScheduler,
     StoreError,
@@ -40,15 +42,28 @@ from tunemq_shared.errors import (
 from tunemq_shared.http_address import TOKEN_VARIABLE
 from tunemq_shared.key_files import KeyFile
 from tunemq_shared.redis_address import parse_address
+from tunemq_shared.requests import ListNodes
+from tunemq_shared.retrying import StoreUnavailable
 from tunemq_shared.s3_address import find_keys
 from tunemq_shared.store_address import canonical_address, is_remote
 
 #: The scheduler is asked for so long.
 _ANSWER_S: Final = 10.0
+#: All checks of the store, and those of one folder, are waited for so long.
+_STORE_S: Final = 60.0
+_FOLDER_S: Final = 20.0
+_START_SCHEDULER: Final = (
+    "start it again with the command that it ran with (tunemq scheduler; systemctl start"
+    " tunemq-scheduler): it takes over what runs; its log says why it ended"
+)
 _AS_SCHEDULER: Final = (
     "run this where the scheduler runs, with its $TUNEMQ_REDIS and --keys scheduler.toml"
 )
-_NOT_ASKED: Final = warning(
+_REACH_STORE: Final = (
+    "see that the server runs and is reached from here, and that its address (--store) and its keys"
+    f" (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or {TOKEN_VARIABLE}) are those of the scheduler"
+)
+_NOT_ASKED: Final = problem(
     "scheduler",
     "the scheduler and the nodes were not looked at, since the key file is of no use",
     "mend what is said of the key file, and look again",
@@ -62,15 +77,20 @@ class Patient(msgspec.Struct, frozen=True, kw_only=True):
         url: of its Redis.
         keys: the path of the scheduler's key file; empty where nothing is signed.
         store: the address of its store; empty: the scheduler's, if there is one.
+        store_if_unknown: its address where the scheduler does not answer either.
         results: the folder of all experiments.
-        environ: what is to be found in it: keys, certificates.
+        environ: what is to be found in it: keys, certificates; the store's keys are the
+            scheduler's.
+        role_keys: the store's keys of other roles.
     """
 
     url: str
     keys: str
     store: str
     results: str
+    store_if_unknown: str = ""
     environ: Mapping[str, str]
+    role_keys: tuple[StoreKeys, ...] = ()
 
     def __repr__(self) -> str:
         """Without the password, and what else there is in it."""
@@ -85,13 +105,16 @@ def examine(farm: Patient) -> list[Finding]:
     """
     redis = parse_address(farm.url)
     store = canonical_address(farm.store, farm.environ) if farm.store else ""
+    unknown = farm.store_if_unknown
+    unknown = canonical_address(unknown, farm.environ) if unknown else ""
     keys, found = check_keys(farm.keys, redis)
     found += check_private_files(private_files(farm.keys, redis, farm.environ))
     found += check_arguments(Secrets(redis, _secrets(keys, farm.environ)), running_processes())
     try:
         found += probe(farm.url)
     except WireError as error:
-        return [*found, _unreachable(error), *_check_store(store, farm), *_check_disks(farm)]
+        store = store or unknown
+        return [*found, _unreachable(error), *check_store(store, farm), *_check_disks(farm)]
     description = None
     if farm.keys and keys.is_empty:
         found.append(_NOT_ASKED)
@@ -99,7 +122,7 @@ def examine(farm: Patient) -> list[Finding]:
         description, told = _ask_scheduler(farm, keys)
         found += told
         found += _look_at_nodes(farm.url, keys, description)
-    found += _check_store(store or (description.store if description else ""), farm)
+    found += check_store(store or (description.store if description else unknown), farm)
     return found + _check_disks(farm)
 
 
@@ -114,18 +137,20 @@ def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _ask_scheduler(farm: Patient, keys: KeyFile) -> tuple[FarmDescription | None, list[Finding]]:
-    """What the scheduler says of the farm, and whether it does."""
+    """What the scheduler says of the farm, whether it does, and which nodes it hears no more."""
     owner = next(iter(keys.submitters), "")
     try:
         with FarmClient(
             farm.url, owner=owner, keys=farm.keys or None, timeout_s=_ANSWER_S
         ) as client:
             description = client.farm()
+            nodes = client.ask(ListNodes(), NodeList).nodes
     except NoScheduler as error:
-        return None, [warning("scheduler", str(error), "tunemq scheduler")]
+        return None, [problem("scheduler", str(error), _START_SCHEDULER)]
     except TuneError as error:
         return None, [problem("scheduler", str(error), _AS_SCHEDULER)]
-    return description, [ok("scheduler", description.scheduler.partition(", with")[0])]
+    alive = ok("scheduler", description.scheduler.partition(", with")[0])
+    return description, [alive, *check_silence(nodes)]
 
 
 def _look_at_nodes(url: str, keys: KeyFile, description: FarmDescription | None) -> list[Finding]:
@@ -141,7 +166,8 @@ def _look_at_nodes(url: str, keys: KeyFile, description: FarmDescription | None)
     return check_nodes(facts, Versions.of_farm(description))
 
 
-def _check_store(address: str, farm: Patient) -> list[Finding]:
+def check_store(address: str, farm: Patient) -> list[Finding]:
+    """Whether the farm's roles can use its store, and others cannot; ends in time."""
     if not address:
         return [
             warning(
@@ -151,23 +177,43 @@ def _check_store(address: str, farm: Patient) -> list[Finding]:
             )
         ]
     if not is_remote(address):
-        return [check_folder("store", "the store", address)]
+        return _check_folders("store", "the store", address, is_written=True)
+    every = [StoreKeys(StoreRole.SCHEDULER, farm.environ), *farm.role_keys]
     try:
-        return probe_store(address, farm.environ)
+        return within(
+            _STORE_S, lambda: [*try_store(address, every), *probe_store(address, farm.environ)]
+        )
+    except (StoreUnavailable, TimeoutError) as error:
+        what = f"store unreachable: {address.partition('?')[0]}: {error}"
+        return [problem("store", what, _REACH_STORE)]
     except StoreError as error:
-        return [
-            problem(
-                "store",
-                str(error),
-                "see that the server runs and is reached from here, and that its address"
-                " (--store) and its keys (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or"
-                f" {TOKEN_VARIABLE}) are those of the scheduler",
-            )
-        ]
+        return [problem("store", str(error), _REACH_STORE)]
 
 
 def _check_disks(farm: Patient) -> list[Finding]:
-    return [check_folder("results-disk", "the results in", farm.results)]
+    return _check_folders("results-disk", "the results in", farm.results)
+
+
+def _check_folders(
+    check: str, what: str, folder: str, *, is_written: bool = False
+) -> list[Finding]:
+    """The disk of a folder, and with ``is_written`` whether this user can write there."""
+
+    def look() -> list[Finding]:
+        disk = check_folder(check, what, folder)
+        return [disk, try_folder(folder)] if is_written else [disk]
+
+    try:
+        return within(_FOLDER_S, look)
+    except TimeoutError as error:
+        return [
+            problem(
+                check,
+                f"{what} {folder} does not answer: {error}",
+                "see that the file system is there (df, mount): a folder on a network hangs while"
+                " its server is away",
+            )
+        ]
 
 
 def _secrets(keys: KeyFile, environ: Mapping[str, str]) -> set[str]:

@@ -110,16 +110,20 @@ def _harmless(vitals: NodeVitals) -> NodeVitals:
     about = vitals.about
     if about is not None:
         about = NodeAbout(
-            _word(about.node),
-            _word(about.hostname),
-            _word(about.python),
-            {_word(name): _word(version) for name, version in about.libraries.items()},
-            tuple(map(_word, about.gpus)),
+            harmless_word(about.node),
+            harmless_word(about.hostname),
+            harmless_word(about.python),
+            {
+                harmless_word(name): harmless_word(version)
+                for name, version in about.libraries.items()
+            },
+            tuple(map(harmless_word, about.gpus)),
         )
-    return msgspec.structs.replace(vitals, version=_word(vitals.version), about=about)
+    return msgspec.structs.replace(vitals, version=harmless_word(vitals.version), about=about)
 
 
-def _word(said: str) -> str:
+def harmless_word(said: str) -> str:
+    """A word of a node's without what a shell or a terminal understands."""
     return _STRANGE.sub("?", said[:_LONGEST_WORD])
 
 

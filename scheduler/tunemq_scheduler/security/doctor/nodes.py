@@ -17,9 +17,9 @@ import cloudpickle
 import msgspec
 
 from tunemq_scheduler.security.doctor.disks import judge_disk
-from tunemq_scheduler.security.doctor.farm_facts import FarmFacts, NodeFacts
+from tunemq_scheduler.security.doctor.farm_facts import FarmFacts, NodeFacts, harmless_word
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
-from tunemq_shared.answers import FarmDescription
+from tunemq_shared.answers import FarmDescription, NodeRow
 
 #: Clocks that differ by less: a network and a busy machine do that.
 _DIFFERS_S: Final = 5.0
@@ -68,6 +68,21 @@ def check_nodes(facts: FarmFacts, wanted: Versions) -> list[Finding]:
         *check_gpus(nodes),
         *check_disks(nodes),
         *check_clocks(facts),
+    ]
+
+
+def check_silence(rows: Iterable[NodeRow]) -> list[Finding]:
+    """Which nodes the scheduler hears no more; nothing where there are none."""
+    return [
+        problem(
+            "nodes",
+            f"node {harmless_word(row.node)} is silent: {harmless_word(row.health)}; its trials go"
+            " on elsewhere",
+            "see that its machine is up, that it reaches Redis, and that `tunemq worker` runs"
+            " there; start it again if not",
+        )
+        for row in rows
+        if row.state == "silent"
     ]
 
 

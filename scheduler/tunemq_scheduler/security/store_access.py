@@ -1,0 +1,296 @@
+"""Tries what the roles of a farm do in its store, with the keys of each role that is at hand.
+
+Each role writes, reads and removes an object of its own, called ``.tunemq-probe-...``, where the
+policies in ``deploy/minio`` let that role write. What a role may not remove is removed with the
+scheduler's keys.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tunemq_scheduler.security.findings import Finding, ok, problem, warning
+from tunemq_shared.blobs import BLOBS
+from tunemq_shared.errors import StoreError
+from tunemq_shared.http_address import TOKEN_VARIABLE, find_token, parse_http_address
+from tunemq_shared.http_client import HttpClient
+from tunemq_shared.http_wire import Code
+from tunemq_shared.object_client import ObjectClient, Refused
+from tunemq_shared.remote_objects import PROBE
+from tunemq_shared.retrying import Cancel, StoreUnavailable, TimedOut, retried
+from tunemq_shared.s3_address import as_reached_from_here, find_ca_file, find_keys, parse_address
+from tunemq_shared.s3_client import S3Client
+from tunemq_shared.s3_errors import WRONG_KEYS
+from tunemq_shared.store_address import is_http
+
+#: Seconds until a server's next bytes, and for all that a role tries, with all retries.
+_ANSWER_S: Final = 5.0
+_ROLE_S: Final = 15.0
+_CHECK: Final = "store-access"
+_CONTENT: Final = b"probe"
+_NO_RIGHT: Final = "AccessDenied"
+
+
+class StoreRole(StrEnum):
+    """Who has keys of the store."""
+
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+    SUBMITTER = "submitter"
+
+
+class _Rights(NamedTuple):
+    """What a role does in the store: where it writes, and whether it lists and removes objects."""
+
+    writes_in: str
+    lists: bool
+    removes: bool
+
+
+#: As deploy/minio grants them. {probe}: the name of a probe.
+_RIGHTS: Final[Mapping[StoreRole, _Rights]] = {
+    StoreRole.SCHEDULER: _Rights("{probe}", lists=True, removes=True),
+    StoreRole.WORKER: _Rights("{probe}/trial/checkpoint_000000/probe", lists=False, removes=False),
+    StoreRole.SUBMITTER: _Rights(f"{BLOBS}/{{probe}}", lists=True, removes=False),
+}
+
+
+class StoreKeys(NamedTuple):
+    """The keys of a role: the environment in which they are found, and where that has them from."""
+
+    role: StoreRole
+    environ: Mapping[str, str]
+    file: str = ""
+
+    @property
+    def where(self) -> str:
+        """Where a person corrects them."""
+        return self.file or (
+            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file that"
+            " AWS_SHARED_CREDENTIALS_FILE names"
+        )
+
+
+def try_store(address: str, every: list[StoreKeys]) -> list[Finding]:
+    """What each role can do in a store on a server.
+
+    Args:
+        address: ``s3://...`` or ``http://...``.
+        every: the scheduler's keys, and behind them those of other roles.
+
+    Raises:
+        ConfigError: the address cannot be used.
+        StoreUnavailable: the server does not answer.
+        StoreError: there are no keys, or its certificate is not trusted.
+    """
+    place = _Place(address, every[0])
+    try:
+        return [finding for keys in every for finding in place.tried(keys)] + place.tidied()
+    finally:
+        place.close()
+
+
+def try_folder(folder: str) -> Finding:
+    """Whether this user can write, read and remove a file in the farm's folder.
+
+    Where the folder is not there yet, the first one above it that is has to let it be made.
+    """
+    place = Path(folder).absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    probe = place / f"{PROBE}{secrets.token_hex(6)}"
+    try:
+        probe.write_bytes(_CONTENT)
+        probe.read_bytes()
+        probe.unlink()
+    except OSError as error:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+        return problem(
+            "store",
+            f"no right to write: {folder} cannot be used as {place} cannot be written:"
+            f" {error.strerror}",
+            f"ls -ld {place}; give the user {os.geteuid()} the right to write there, or name"
+            " another folder with --store",
+        )
+    return ok(_CHECK, f"the scheduler's user writes, reads and removes files in {place}")
+
+
+class _Place:
+    """A prefix on a server, as each role reaches it.
+
+    Args:
+        address: see `try_store`.
+        owner: the scheduler's keys, which remove what others have left.
+
+    Raises:
+        ConfigError: the address cannot be used.
+        StoreError: there are no keys.
+    """
+
+    def __init__(self, address: str, owner: StoreKeys) -> None:
+        self._address = address
+        self._clients: list[ObjectClient] = []
+        self._owner = self._client_of(owner)
+        self._has_roles = not is_http(address)
+        if is_http(address):
+            served = parse_http_address(address)
+            self._name, self._bucket, prefix = served.place, "", served.prefix
+        else:
+            known = parse_address(address, owner.environ)
+            self._name, self._bucket, prefix = known.place, known.bucket, known.prefix
+        self._prefix = f"{prefix}/" if prefix else ""
+        #: Probes that may be there.
+        self._left: set[str] = set()
+
+    def tried(self, keys: StoreKeys) -> list[Finding]:
+        """What a role can do.
+
+        Raises:
+            StoreUnavailable: the server does not answer.
+        """
+        rights, cancel = _RIGHTS[keys.role], Cancel(_ROLE_S)
+        client = self._owner if keys.role is StoreRole.SCHEDULER else self._client_of(keys)
+        name = self._prefix + rights.writes_in.format(probe=_probe())
+        code = f"{self._prefix}{BLOBS}/{_probe()}"
+        doing = ""
+        try:
+            if rights.lists:
+                doing = "list"
+                _asked(lambda: next(client.listed(name), None), cancel)
+            doing = "write"
+            self._left.add(name)
+            _asked(lambda: client.put(name, _CONTENT, "it cannot be written"), cancel)
+            doing = "read"
+            _asked(lambda: _read(client, name), cancel)
+            if keys.role is StoreRole.WORKER and self._is_written(code, cancel):
+                doing = "read code"
+                _asked(lambda: _read(client, code), cancel)
+            doing = "remove"
+            return [self._removed(keys, client, name, cancel)]
+        except Refused as refusal:
+            return [self._refused(keys, refusal, doing)]
+
+    def tidied(self) -> list[Finding]:
+        """Remove what roles had to leave; what is said of probes that stay."""
+        found: list[Finding] = []
+        for name in self._left:
+            try:
+                self._owner.remove(name, "it cannot be removed")
+            except Refused:
+                continue  # such keys have not written it either, or are a finding already
+            except StoreError as error:
+                found.append(
+                    warning(
+                        "store-probe",
+                        f"A probe may be left in {self._name}: {error}",
+                        f"remove it: mc rm ALIAS/{self._bucket}/{name}",
+                    )
+                )
+        return found
+
+    def close(self) -> None:
+        """Let go of connections."""
+        for client in self._clients:
+            client.close()
+
+    def _is_written(self, code: str, cancel: Cancel) -> bool:
+        """Write something where code lies, with the scheduler's keys; whether it is there."""
+        self._left.add(code)
+        try:
+            _asked(lambda: self._owner.put(code, _CONTENT, "it cannot be written"), cancel)
+        except Refused:
+            return False  # a finding of the scheduler's
+        return True
+
+    def _removed(self, keys: StoreKeys, client: ObjectClient, name: str, cancel: Cancel) -> Finding:
+        rights = _RIGHTS[keys.role]
+        who = f"the {keys.role}'s keys"
+        lists = "lists, " if rights.lists else ""
+        try:
+            _asked(lambda: client.remove(name, "it cannot be removed"), cancel)
+        except Refused as refusal:
+            if rights.removes or refusal.code != _NO_RIGHT:
+                raise
+            may = f"{who}: {lists}writes and reads in {self._name}; may not remove, as intended"
+            return ok(_CHECK, may)
+        self._left.discard(name)
+        if rights.removes or not self._has_roles:
+            return ok(_CHECK, f"{who}: {lists}writes, reads and removes in {self._name}")
+        return warning(
+            _CHECK,
+            f"{who} may remove objects in {self._name}: a {keys.role} that is taken over can"
+            " destroy checkpoints and results",
+            f"give the {keys.role} a user with deploy/minio/{keys.role}-policy.json",
+        )
+
+    def _refused(self, keys: StoreKeys, refusal: Refused, doing: str) -> Finding:
+        who = f"the {keys.role}'s keys"
+        if refusal.code == "NoSuchBucket":
+            return problem(
+                "store",
+                f"no such bucket: {refusal}",
+                f"mc mb ALIAS/{self._bucket}; or correct --store; or add create_bucket=true to the"
+                " address and start the scheduler again",
+            )
+        if refusal.code in WRONG_KEYS or refusal.code == Code.WRONG_TOKEN:
+            names = keys.where if self._has_roles else f"${TOKEN_VARIABLE}"
+            return problem(
+                _CHECK, f"wrong keys: {who}: {refusal}", f"correct the {keys.role}'s keys: {names}"
+            )
+        if refusal.code == _NO_RIGHT:
+            return problem(
+                _CHECK,
+                f"no right to {doing}: {who}: {refusal}",
+                f"attach deploy/minio/{keys.role}-policy.json to that user (mc admin policy attach"
+                f" ALIAS POLICY --user USER); the {keys.role}'s keys are in {keys.where}",
+            )
+        return problem("store", f"{who} cannot {doing}: {refusal}", "do what the message says")
+
+    def _client_of(self, keys: StoreKeys) -> ObjectClient:
+        client: ObjectClient
+        if is_http(self._address):
+            served = parse_http_address(self._address)
+            token = find_token(served.place, keys.environ)
+            client = HttpClient(served, token, connect_s=_ANSWER_S, read_s=_ANSWER_S, at_once=1)
+        else:
+            known = as_reached_from_here(parse_address(self._address, keys.environ), keys.environ)
+            client = S3Client(
+                known,
+                find_keys(keys.environ),
+                find_ca_file(known, keys.environ),
+                connect_s=_ANSWER_S,
+                read_s=_ANSWER_S,
+                at_once=1,
+            )
+        self._clients.append(client)
+        return client
+
+
+def _asked(call: Callable[[], object], cancel: Cancel) -> None:
+    """Do it, again and again for a while where the server cannot do it now.
+
+    Raises:
+        StoreUnavailable: the server does not answer.
+        Refused: it will not do it.
+    """
+    try:
+        retried(call, cancel)
+    except TimedOut as error:
+        raise StoreUnavailable(str(error)) from error
+
+
+def _read(client: ObjectClient, name: str) -> None:
+    with client.get(name, "it cannot be read") as answer:
+        if b"".join(answer.blocks()) != _CONTENT:
+            raise Refused(f"{name} has another content than was written there.", "")
+
+
+def _probe() -> str:
+    return f"{PROBE}{secrets.token_hex(6)}"

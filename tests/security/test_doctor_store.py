@@ -1,0 +1,191 @@
+"""`tunemq doctor` tries the farm's own store with the keys of each role that it is given."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.examined_farm import ExaminedFarm, farm
+from tests.served_folders import FolderServer
+from tests.support import eventually
+from tunemq_scheduler.security.doctor import examination
+from tunemq_scheduler.security.doctor.examination import Patient
+from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+def test_doctor_with_a_wrong_secret_reports_wrong_keys(farm: ExaminedFarm):
+    wrong = {"AWS_SECRET_ACCESS_KEY": "not-the-secret"}
+    finding = farm.has_only("store-access", "AWS_SECRET_ACCESS_KEY", variables=wrong)
+    assert "wrong keys" in finding.what
+    assert "scheduler" in finding.what
+    assert "not-the-secret" not in finding.what + finding.fix
+
+
+def test_doctor_with_a_missing_bucket_reports_no_such_bucket(farm: ExaminedFarm):
+    address = farm.server.address("nowhere-here", "farm")
+    finding = farm.has_only(
+        "store", "mc mb", "nowhere-here", more=("--store", address), variables=farm.server.environ
+    )
+    assert "no such bucket" in finding.what
+
+
+def test_doctor_with_keys_that_may_not_write_reports_no_right(farm: ExaminedFarm):
+    finding = farm.has_only(
+        "store-access", "scheduler-policy.json", variables=farm.role_environ("submitter")
+    )
+    assert "no right to write" in finding.what
+
+
+def test_doctor_with_each_role_s_keys_tries_what_that_role_may_do(farm: ExaminedFarm):
+    more = [f"--store-keys={role}={farm.store_keys(role)}" for role in ("worker", "submitter")]
+    found = farm.examined(*more)
+    assert (found.problems, found.warnings) == (0, 0), str(found)
+    said = {
+        one.what.split("'")[0]: one.what for one in found.findings if one.check == "store-access"
+    }
+    assert said.keys() == {"the scheduler", "the worker", "the submitter"}
+    assert "may not remove" in said["the worker"]
+    assert "may not remove" in said["the submitter"]
+    assert "remove" in said["the scheduler"]
+    assert "may not" not in said["the scheduler"]
+    left = farm.server.client().list_objects(farm.bucket, recursive=True)
+    assert not [one.object_name for one in left if "tunemq-probe" in str(one.object_name)]
+
+
+@pytest.mark.parametrize("role", ["worker", "submitter"])
+def test_doctor_with_a_wrong_secret_of_another_role_names_that_role(farm: ExaminedFarm, role: str):
+    file = farm.store_keys(role, secret="not-the-secret")
+    finding = farm.has_only("store-access", str(file), more=(f"--store-keys={role}={file}",))
+    assert "wrong keys" in finding.what
+    assert role in finding.what
+
+
+def test_doctor_with_a_worker_s_keys_that_may_remove_warns(farm: ExaminedFarm):
+    """As where all roles have the scheduler's keys."""
+    file = farm.store_keys("scheduler")
+    finding = farm.has_only(
+        "store-access",
+        "worker-policy.json",
+        level=Level.WARNING,
+        more=(f"--store-keys=worker={file}",),
+    )
+    assert "remove" in finding.what
+
+
+@pytest.mark.parametrize("given", ["worker", "cook=/tmp/x", "worker=/nowhere/credentials"])
+def test_doctor_with_store_keys_that_name_no_role_or_file_ends_with_2(
+    farm: ExaminedFarm, given: str
+):
+    done = farm.doctor(f"--store-keys={given}")
+    assert done.returncode == 2, done
+    assert "--store-keys" in done.stderr
+
+
+def test_doctor_without_the_scheduler_takes_the_store_from_its_options(farm: ExaminedFarm):
+    """As on a head where the scheduler ended because its store is down."""
+    variables = {
+        "TUNEMQ_SCHEDULER_OPTIONS": "--metrics 127.0.0.1:0 --store s3://a-b/c?endpoint=http://127.0.0.1:1"
+    }
+    found = farm.examined("--redis", f"{farm.redis.url[:-1]}5", variables=variables)
+    (store,) = found.of("store")
+    assert store.level is Level.PROBLEM
+    assert "store unreachable" in store.what
+    (scheduler,) = found.of("scheduler")
+    assert scheduler.level is Level.PROBLEM
+
+
+def test_doctor_with_a_folder_that_cannot_be_written_reports_it(farm: ExaminedFarm, tmp_path: Path):
+    store = tmp_path / "store"
+    store.write_text("a file, where a folder has to be")
+    finding = farm.has_only("store", more=("--store", str(store / "farm")))
+    assert "no right to write" in finding.what
+    assert str(store) in finding.what
+
+
+def test_doctor_with_a_folder_as_store_writes_reads_and_removes_there(
+    farm: ExaminedFarm, tmp_path: Path
+):
+    found = farm.examined("--store", str(tmp_path))
+    assert not found.problems, str(found)
+    assert any("writes, reads and removes" in one.what for one in found.findings)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def mute() -> Iterator[int]:
+    """The port of a server that accepts, and sends a byte a second of an answer without an end."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        is_over = threading.Event()
+
+        def answer(guest: socket.socket) -> None:
+            with guest:
+                try:
+                    guest.sendall(b"HTTP/1.1 200 OK\r\nX-Endless: ")
+                    while not is_over.wait(1.0):
+                        guest.sendall(b"x")
+                except OSError:
+                    pass  # it has hung up
+
+        def serve() -> None:
+            while True:
+                try:
+                    guest, _ = listening.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(guest,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listening.getsockname()[1]
+        is_over.set()
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_doctor_with_a_store_that_never_ends_its_answer_reports_it_in_time(
+    mute: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(examination, "_STORE_S", 3.0)
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    farm = Patient(
+        url="redis://127.0.0.1:1", keys="", store="", results=str(tmp_path), environ=keys
+    )
+    (finding,) = examination.check_store(f"s3://tunemq/farm?endpoint=http://127.0.0.1:{mute}", farm)
+    assert (finding.check, finding.level) == ("store", Level.PROBLEM)
+    assert "store unreachable" in finding.what
+
+
+def test_doctor_with_a_silent_node_reports_it(farm: ExaminedFarm):
+    with farm.worker("frozen") as process:
+        farm.has_nodes("frozen", "one")
+        process.send_signal(signal.SIGSTOP)
+        try:
+            eventually(lambda: farm.nodes()["frozen"].state == "silent", within=120)
+            found = farm.examined()
+        finally:
+            process.send_signal(signal.SIGCONT)
+    silent = [one for one in found.of("nodes") if "frozen" in one.what]
+    assert [one.level for one in silent] == [Level.PROBLEM], str(found)
+    assert "tunemq worker" in silent[0].fix
+
+
+def test_a_served_folder_is_tried_with_its_token(shared_served: FolderServer, tmp_path: Path):
+    address = shared_served.address("farm")
+    keys = StoreKeys(StoreRole.SCHEDULER, shared_served.environ)
+    (finding,) = try_store(address, [keys])
+    assert finding.level is Level.OK, finding
+    (tmp_path / "token").write_text("a-token-of-another-server-which-is-long-enough")
+    (tmp_path / "token").chmod(0o600)
+    wrong = StoreKeys(StoreRole.SCHEDULER, {"TUNEMQ_STORE_TOKEN_FILE": str(tmp_path / "token")})
+    (finding,) = try_store(address, [wrong])
+    assert (finding.check, finding.level) == ("store-access", Level.PROBLEM)
+    assert "wrong keys" in finding.what
+    assert not list(shared_served.objects("farm").list())
