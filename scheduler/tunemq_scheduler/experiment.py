@@ -190,8 +190,9 @@ class Experiment:
 
     def _is_over_already(self, opened: Opened, event: ExperimentResumed) -> ResultGrid:
         """Nothing is left to do: the results, once what is not to be finished has ended."""
-        runner = opened.runner
-        if any(not trial.is_finished for trial in runner.live.values()):
+        runner, unrecorded = opened.runner, opened.unrecorded
+        has_news = unrecorded is not None and bool(unrecorded.news)
+        if has_news or any(not trial.is_finished for trial in runner.live.values()):
             search = self._search(opened.plan, InProcessExecutor({}), opened)
             with search.shown(lambda: True):
                 search.loop.resume(event)

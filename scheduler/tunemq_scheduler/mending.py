@@ -11,8 +11,9 @@ import csv
 import json
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.failures import recorded_failure, write_failure
@@ -85,7 +86,7 @@ class Mending:
             if path not in self._steps:
                 for written in (name, PARAMS_JSON, PARAMS_PICKLE):
                     self.unsynced.note(os.path.join(trial.local_path, written))
-                is_away = os.path.exists(_put_away_as(*path, trial.lineage))
+                is_away = os.path.exists(put_away_as(*path, trial.lineage))
                 self._steps[path] = math.inf if is_away else last_step(os.path.join(*path))
             if command.result.step > self._steps[path]:
                 logger.log_trial_result(0, trial, result)
@@ -117,7 +118,7 @@ def put_away(folder: str, lineage: int, unsynced: UnsyncedFiles) -> None:
         StoreError: they cannot be renamed.
     """
     for name in (RESULT_JSON, PROGRESS_CSV):
-        kept = _put_away_as(folder, name, lineage - 1)
+        kept = put_away_as(folder, name, lineage - 1)
         path = os.path.join(folder, name)
         unsynced.note(kept)
         if not os.path.exists(path) or os.path.exists(kept):
@@ -128,10 +129,18 @@ def put_away(folder: str, lineage: int, unsynced: UnsyncedFiles) -> None:
             raise StoreError(f"{path} cannot be renamed: {error.strerror}.") from error
 
 
-def _put_away_as(folder: str, name: str, lineage: int) -> str:
+def put_away_as(folder: str, name: str, lineage: int) -> str:
     """What a file of this lineage is called once the trial has begun anew."""
     base, extension = os.path.splitext(name)
     return os.path.join(folder, f"{base}.{lineage}{extension}")
+
+
+class Rows(NamedTuple):
+    """Rows at the end of a file: how many, and the bytes where they begin and end."""
+
+    number: int
+    begin: int
+    end: int
 
 
 def last_step(path: str) -> int:
@@ -140,32 +149,60 @@ def last_step(path: str) -> int:
     Raises:
         StoreError: the file cannot be read.
     """
-    try:
-        with open(path, "rb") as file:
-            header = file.readline()
-            size = file.seek(0, os.SEEK_END)
-            for begin in (max(0, size - _TAIL_BYTES), 0):
-                file.seek(begin)
-                lines = file.read().split(b"\n")[:-1]  # what follows the last end is torn
-                # The first of them may be the end of a longer line.
-                if len(lines) > 1 or begin == 0:
-                    return _step_in(lines, header, path)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+    for tail in _tails(path):
+        if tail.lines:
+            return _step_of(tail.lines[-1], tail.header, path)
     return 0
 
 
-def _step_in(lines: list[bytes], header: bytes, path: str) -> int:
-    if not lines:
-        return 0
+def rows_behind(path: str, step: int) -> Rows:
+    """The whole lines of a trial's result file of steps behind this one; they are its last.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    found = Rows(0, 0, 0)
+    for tail in _tails(path):
+        count, begin = 0, tail.end
+        for line in reversed(tail.lines):
+            if _step_of(line, tail.header, path) <= step:
+                return Rows(count, begin, tail.end)
+            count, begin = count + 1, begin - len(line) - 1
+        found = Rows(count, begin, tail.end)
+    return found
+
+
+class _Tail(NamedTuple):
+    """The last rows of a result file, without their line ends, and where they end."""
+
+    header: bytes
+    lines: list[bytes]
+    end: int
+
+
+def _tails(path: str) -> Iterator[_Tail]:
+    """The last rows of a file, and then all of them; nothing where there is no file."""
     try:
-        if path.endswith(".json"):
-            return int(json.loads(lines[-1])[TRAINING_ITERATION])
+        with open(path, "rb") as file:
+            header = file.readline() if path.endswith(".csv") else b""
+            first, size = len(header), file.seek(0, os.SEEK_END)
+            for begin in dict.fromkeys((max(first, size - _TAIL_BYTES), first)):
+                file.seek(begin)
+                *lines, torn = file.read().split(b"\n")
+                if begin > first:
+                    del lines[:1]  # it may be the end of a longer line
+                yield _Tail(header, lines, size - len(torn))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _step_of(line: bytes, header: bytes, path: str) -> int:
+    try:
+        if not header:
+            return int(json.loads(line)[TRAINING_ITERATION])
         names = next(csv.reader([header.decode()]))
-        if lines[-1] == header.rstrip(b"\n"):
-            return 0
-        return int(next(csv.reader([lines[-1].decode()]))[names.index(TRAINING_ITERATION)])
+        return int(next(csv.reader([line.decode()]))[names.index(TRAINING_ITERATION)])
     except (*NO_JSON, csv.Error, LookupError, TypeError, OverflowError) as error:
         raise StoreError(f"the last line of {path} is no result: {error}.") from error

@@ -25,6 +25,7 @@ from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.trial_view import TrialView
+from tunemq_scheduler.unrecorded import UnrecordedRows
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition, first_that_holds
@@ -32,6 +33,9 @@ from tunemq_shared.conditions import Condition, first_that_holds
 #: Makes the plan of an experiment from its journal's header.
 MakePlan = Callable[[JournalHeader], ExperimentPlan]
 
+#: Where the journal may lack the last turns of the run before, trials start with epochs that are
+#: greater by so much for each run: that run may have used the next ones for checkpoints.
+EPOCHS_BEYOND: Final = 1_000_000
 #: So many turns pass before algorithms that had no state to give are asked again.
 _TURNS_UNTIL_ASKED_AGAIN: Final = 100
 
@@ -63,6 +67,7 @@ class Opened:
         plan: where its files are; what its trials run may not be in it yet.
         unsynced: the files of trials that have to be on the disk before a snapshot.
         was_exhausted: whether the run before came to the end of its search.
+        unrecorded: compares trials' files with the journal; None for a new experiment.
     """
 
     journal: Journal
@@ -73,6 +78,7 @@ class Opened:
     cut: int = 0
     was_exhausted: bool = False
     unsynced: UnsyncedFiles = field(default_factory=UnsyncedFiles)
+    unrecorded: UnrecordedRows | None = None
 
     def __post_init__(self) -> None:
         """Start the clock; it goes on from where the run before was."""
@@ -156,6 +162,8 @@ def take_up(
         retelling = Retelling(runner, algorithms, plan, mending.note)
         retelling.tell(found.turns)
         mending.finish()
+        unrecorded = UnrecordedRows(runner, plan, mending.unsynced)
+        unrecorded.remove()
     except BaseException:
         journal.close()
         raise
@@ -168,6 +176,7 @@ def take_up(
         cut=found.cut,
         was_exhausted=runner.exhausted,
         unsynced=mending.unsynced,
+        unrecorded=unrecorded,
     )
 
 
@@ -179,18 +188,27 @@ def resumption(
     Args:
         settings: the rules of this run; which checkpoints are kept, and what trials begin from,
             stays as it was.
+
+    Raises:
+        StoreError: the files of trials that ended, and continue, cannot be made good.
     """
-    runner = opened.runner
+    runner, unrecorded = opened.runner, opened.unrecorded
     before = runner.settings
     settings = msgspec.structs.replace(settings, keep=before.keep, restore=before.restore)
+    run = runner.run + 1
+    also = (*_ended_by(opened, options.stopped_by), *_tried_again(opened, options.also))
+    if unrecorded is not None:
+        unrecorded.remove_from(also)
+    turns_were_lost = unrecorded is not None and unrecorded.turns_were_lost
     return m.ExperimentResumed(
-        run=runner.run + 1,
+        run=run,
         at=time.time(),
         unfinished=options.unfinished,
         errored=options.errored,
         is_cold=is_cold,
         settings=b"" if settings == before else m.encode(settings),
-        also=(*_ended_by(opened, options.stopped_by), *_tried_again(opened, options.also)),
+        also=also,
+        epochs_from=run * EPOCHS_BEYOND if turns_were_lost else 0,
     )
 
 

@@ -123,6 +123,11 @@ class SearchRun:
         )
         records.show = show
         display.begin(view)
+        if (unrecorded := self._opened.unrecorded) is not None:
+            for text in unrecorded.news:
+                records.news(text)
+            if self._copier is not None:
+                self._copier.copy_again(unrecorded.folders)
         try:
             yield
         finally:

@@ -21,7 +21,14 @@ from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.backend import Farm, FarmBackend
 from tunemq_scheduler.farm.record import RunRecord, store_record, write_record
 from tunemq_scheduler.journal.copy import JournalCopy
-from tunemq_scheduler.opening import Opened, ResumeOptions, has_work, resumption, take_up
+from tunemq_scheduler.opening import (
+    EPOCHS_BEYOND,
+    Opened,
+    ResumeOptions,
+    has_work,
+    resumption,
+    take_up,
+)
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
 from tunemq_scheduler.result_grid import ResultGrid
@@ -38,8 +45,6 @@ from tunemq_shared.stores import open_objects
 BLOBS: Final = ".blobs"
 #: How long hosts get to end by themselves, and nodes to say so, when the search is interrupted.
 INTERRUPT_GRACE_S: Final = 10.0
-#: What an earlier scheduler may have started that its journal's copy does not say.
-_EPOCHS_BEYOND: Final = 1_000_000
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,7 +205,9 @@ class FarmExperiment(Experiment):
             before = max(before, self._record.run)
         event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
         run = before + 1
-        beyond = run * _EPOCHS_BEYOND if self._is_copy else 0
+        # What the scheduler before started stands in the journal, but perhaps not in a copy of it.
+        is_beyond = self._is_copy or event.epochs_from > 0
+        beyond = run * EPOCHS_BEYOND if is_beyond else 0
         return msgspec.structs.replace(event, run=run, epochs_from=beyond)
 
     def _begin(self, search: SearchRun) -> None:

@@ -20,6 +20,8 @@ HISTORY: Final = "history"
 LOCK: Final = "lock"
 TURNS_SUFFIX: Final = ".turns"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
+#: Between the name of a journal and the time at which salvage put it aside.
+DAMAGED_INFIX: Final = ".damaged-"
 #: Of files that are being made.
 PART_SUFFIX: Final = ".part"
 

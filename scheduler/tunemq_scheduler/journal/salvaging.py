@@ -219,7 +219,7 @@ def _swap(path: Path, new: Path) -> Path:
     """Put the new journal in its place; returns where the damaged one is."""
     layout.sync_folder(new)
     day = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    kept = path.with_name(f"{path.name}.damaged-{day}")
+    kept = path.with_name(f"{path.name}{layout.DAMAGED_INFIX}{day}")
     if kept.exists():
         raise JournalError(f"{kept} is there already; try again.")
     layout.put_in_place(path, kept, sync=True)

@@ -10,7 +10,7 @@ import os
 import queue
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -206,6 +206,12 @@ class SyncerCallback(LoggerCallback):
         """
         if self.enabled and self.carries_checkpoints:
             self._condemned.append(key)
+
+    def copy_again(self, folders: Iterable[str]) -> None:
+        """Copy these folders of trials at the end, whether or not their trials continue."""
+        if self.enabled:
+            for folder in folders:
+                self._lane(os.path.basename(folder))
 
     def give_up(self) -> None:
         """Let `on_experiment_end` return now, with what has been synced."""
