@@ -24,6 +24,13 @@ _NOTES: Final = ".tune_metadata.json"
 #: The name of a null checkpoint, and what the names of folders begin with that only pass through.
 NULL_NAME: Final = "checkpoint_-00001"
 TEMPORARY_PREFIX: Final = "checkpoint_tmp"
+#: Patterns for the folders in a trial's that are never copied: a committed checkpoint has another
+#: name, so these hold a save that has not ended, or that a kill has cut short.
+NEVER_COPIED_CHECKPOINTS: Final = (
+    f"{TEMPORARY_PREFIX}*",
+    NULL_NAME,
+    f"checkpoint_{'[0-9]' * 6}*",
+)
 
 _AS_DICT, _RELATIVE = "as_dict", "relative"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final
 
 from tunemq_shared.blob_store import ref_of
 from tunemq_shared.byte_sizes import show_bytes
+from tunemq_shared.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.object_store import ObjectStore
 from tunemq_shared.retrying import Cancel, ignore
@@ -32,8 +34,8 @@ def send_folder(
     """Put each file below ``folder`` into the store, under its name below ``key``.
 
     What each incarnation printed has its own name, ``stdout.2`` for epoch 2: ``stdout`` is what the
-    scheduler has put together while they ran. Empty output is left out, and so is a file that
-    somebody writes to: it is sent when he has ended.
+    scheduler has put together while they ran. Empty output is left out, and so are a file that
+    somebody writes to (it is sent when he has ended) and checkpoints of a save that did not end.
 
     Raises:
         StoreError: not all could be sent; the rest was. Names the largest that was too much.
@@ -68,8 +70,14 @@ def send_folder(
         )
 
 
+def _is_never_copied(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in NEVER_COPIED_CHECKPOINTS)
+
+
 def _files(folder: Path) -> Iterator[tuple[int, str]]:
-    for path, _, names in os.walk(folder):
+    for path, folders, names in os.walk(folder):
+        if path == str(folder):
+            folders[:] = [name for name in folders if not _is_never_copied(name)]
         for name in names:
             file = os.path.join(path, name)
             if os.path.isfile(file) and not os.path.islink(file):

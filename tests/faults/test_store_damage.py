@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chain import executed
 from tests.chain_searches import ChainSearch, chain_searches
 from tests.object_servers import ObjectServer
 from tests.support import eventually
@@ -79,6 +80,28 @@ def test_f20_damage_in_the_store_is_found_and_the_previous_checkpoint_used(start
     search.is_undisturbed()
     search.journal_gives_the_state()
     search.is_whole()
+
+
+def test_f20_with_every_checkpoint_in_the_store_damaged_the_trial_ends_in_error(start) -> None:
+    search = start(trials=1, steps=30, save_every=10, step_s=0.05, kept=3, gate=20)
+    trial = search.trial(0)
+    both = [search.wait_for(m.CheckpointCommitted, trial=trial, n=n).event for n in (1, 2)]
+    objects = open_objects(search.store_address())
+    for one in both:
+        flip(objects, payloads(objects, one.key), "")
+    eventually(lambda: vanishes(search.folder / "search" / ".cache"))
+    assert search.kill_the_node()
+    search.open_gate(30)
+    assert search.ends() == 0, str(search)
+
+    (result,) = search.results()
+    assert result["status"] == "ERROR", str(search)
+    assert result["step"] == 20, "what was recorded stays"
+    said = search.said.decode()
+    assert "restart_errored=True" in said, str(search)
+    (failed,) = search.all_of(m.TrialFailed)
+    assert all(one.key in failed.error for one in both)
+    assert max(executed(search.folder / "executed").popitem()[1]) == 20
 
 
 def test_f20_damage_in_a_nodes_cache_is_made_good_from_the_store(start) -> None:

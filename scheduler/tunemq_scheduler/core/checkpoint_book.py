@@ -193,6 +193,19 @@ class CheckpointBook:
             self._reconsider([newest.key])
         return commands
 
+    def damaged(self, trial: Trial, key: str) -> list[Command]:
+        """A host found it damaged; the trial no longer goes on from it.
+
+        The last one stays, for a trial without any begins from nothing, which would silently lose
+        what it had learnt: each further try fails on it.
+        """
+        has_other = any(one.committed and one.key != key for one in trial.checkpoints)
+        if has_other or self._settings.restore:
+            return self.discard(trial, key)
+        if (last := trial.checkpoints.get(key)) is not None:
+            last.is_damaged = True
+        return []
+
     def clear(self, trial: Trial) -> list[Command]:
         """A trial has no checkpoint any more; it goes on from where it began."""
         commands: list[Command] = []

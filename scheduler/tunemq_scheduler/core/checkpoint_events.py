@@ -54,7 +54,7 @@ class CheckpointEvents:
                 trial.story.append(event)
                 if self._state.is_epoch(trial, event.epoch) and trial.restoring:
                     trial.restoring = event.instead
-                return self._book.discard(trial, event.key)
+                return self._book.damaged(trial, event.key)
             case CheckpointsForgotten():
                 trial.story.append(event)
                 return self._book.clear(trial)

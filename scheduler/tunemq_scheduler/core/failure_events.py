@@ -121,6 +121,8 @@ class FailureEvents:
         if shunned is not None:
             return self._judge_shunned(trial, failure, shunned)
         trial.count_failure(failure.kind)
+        if failure.kind == "restore" and trial.has_only_damaged_checkpoints:
+            return Verdict(is_retried=False, told="not tried again, for no checkpoint is whole")
         return judge(failure, trial, settings)
 
     def _could_have(self, trial: Trial, request: dict[str, float]) -> bool:

@@ -58,6 +58,9 @@ _MEMORY_FIX: Final = "let it hold less, or raise TrialLimits(memory=...) where i
 _STORE_FIX: Final = (
     "see that the store can be reached, or raise FailureConfig(max_storage_failures)"
 )
+_RESTORE_FIX: Final = (
+    f"{_STORE_FIX}; Tuner.restore(..., restart_errored=True) begins the trial anew"
+)
 
 _ALL: Final = (
     FailureClass("user", FAILURES, "error in the trial's code"),
@@ -77,7 +80,7 @@ _ALL: Final = (
     ),
     FailureClass("trial_limit", NEVER, "time used up", "raise TrialLimits(trial_s=...)"),
     FailureClass("storage", IN_A_ROW, "checkpoint not kept", _STORE_FIX, blames_node=True),
-    FailureClass("restore", IN_A_ROW, "checkpoint not restored", _STORE_FIX, blames_node=True),
+    FailureClass("restore", IN_A_ROW, "checkpoint not restored", _RESTORE_FIX, blames_node=True),
     FailureClass(
         "node",
         NODES,

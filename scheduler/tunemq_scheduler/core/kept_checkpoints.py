@@ -48,6 +48,7 @@ class Kept(msgspec.Struct, array_like=True):
             where its host wrote it into the store itself.
         committed: None while it is not in the store.
         is_wanted: whether anybody can go on from it; one that is not wanted is only waited for.
+        is_damaged: a host found it damaged, and the trial had no other.
     """
 
     order: int
@@ -59,6 +60,7 @@ class Kept(msgspec.Struct, array_like=True):
     node: str
     committed: CheckpointCommitted | None
     is_wanted: bool = True
+    is_damaged: bool = False
 
 
 class KeptCheckpoints:

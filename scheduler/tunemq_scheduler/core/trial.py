@@ -232,6 +232,12 @@ class Trial:
         """Whether there is anything that it could go on from."""
         return any(kept.is_wanted for kept in self.checkpoints)
 
+    @property
+    def has_only_damaged_checkpoints(self) -> bool:
+        """Whether it had checkpoints, and no host can go on from what is left of them."""
+        wanted = [kept for kept in self.checkpoints if kept.is_wanted]
+        return bool(wanted) and all(kept.is_damaged for kept in wanted)
+
     def move_to(self, status: str) -> None:
         """Change the state.
 

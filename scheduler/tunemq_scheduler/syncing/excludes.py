@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tunemq_shared.checkpoint_folders import NULL_NAME, TEMPORARY_PREFIX
+from tunemq_shared.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
 
 #: The begin of the names of files that are being copied, at the destination and here.
 PART_PREFIX: Final = ".tunemq-part-"
@@ -19,9 +19,7 @@ NEVER_COPIED: Final = (
     ".staging",
     "*/.staging",
     ".cache",
-    f"{TEMPORARY_PREFIX}*",
-    NULL_NAME,
-    f"checkpoint_{'[0-9]' * 6}*",
+    *NEVER_COPIED_CHECKPOINTS,
 )
 #: The folders of a trial's checkpoints: ``checkpoint_<epoch>-<n>``.
 CHECKPOINTS: Final = "checkpoint_[0-9]*-[0-9]*"

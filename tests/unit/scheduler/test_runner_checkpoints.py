@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.failure_policy import classify
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
@@ -180,6 +181,85 @@ def test_a_damaged_one_that_is_not_committed_is_waited_for_and_removed() -> None
     assert story.commit("a", 2) == [], "pinned, as one that may be restored from"
     assert story.runner.uploading == 0
     assert kept(story) == ["a/1-1"]
+
+
+def find_all_damaged(story: Story, epoch: int) -> list[str]:
+    """Begin the trial again, find all that it may go on from damaged, and fail; what that was."""
+    found = refs(story.choose("a"))
+    for key, instead in zip(found, [*found[1:], ""], strict=True):
+        story.tell(m.CheckpointDamaged("a", epoch, key, "a bit is wrong", instead))
+    story.tell(m.TrialFailed("a", epoch, "restore", f"damaged: {found}", "", 0.0))
+    story.free("a", epoch=epoch)
+    story.tell(m.Tick(1000.0 * epoch))
+    return found
+
+
+def with_two_committed(**settings: object) -> Story:
+    story = running(**settings)
+    story.commit("a", 2)
+    story.die("a")
+    story.free("a")
+    return story
+
+
+def test_runner_with_all_checkpoints_damaged_ends_the_trial_in_error() -> None:
+    story = with_two_committed()  # its budget for failures is without a limit
+    assert find_all_damaged(story, 2) == ["a/1-2", "a/1-1"]
+    trial = story.runner.summary("a")
+    assert trial.status == "ERROR"
+    assert "'a/1-2', 'a/1-1'" in trial.failure.error
+    assert trial.reason == "checkpoint not restored: not tried again, for no checkpoint is whole"
+    assert "restart_errored" in classify(trial.failure).fix
+
+
+def test_runner_with_a_host_that_dies_on_damaged_checkpoints_does_not_begin_from_nothing() -> None:
+    story = with_two_committed()
+    story.choose("a")
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-1", "a bit is wrong", ""))
+    story.die("a", epoch=2)
+    story.free("a", epoch=2)
+    story.tell(m.Tick(1000.0))
+    assert find_all_damaged(story, 3) == ["a/1-1"]
+    assert story.runner.summary("a").status == "ERROR"
+
+
+def test_runner_with_a_store_that_was_away_tries_to_restore_again() -> None:
+    story = with_two_committed()
+    story.choose("a")
+    story.tell(m.TrialFailed("a", 2, "restore", "the store does not answer", "", 0.0))
+    assert story.runner.live["a"].status == "PENDING"
+
+
+def test_runner_told_to_forget_damaged_checkpoints_begins_the_trial_anew() -> None:
+    story = with_two_committed()
+    story.choose("a")
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-1", "a bit is wrong", ""))
+    story.die("a", epoch=2)
+    story.free("a", epoch=2)
+    story.tell(m.CheckpointsForgotten("a"))
+    story.tell(m.Tick(1000.0))
+    assert refs(story.choose("a")) == []
+
+
+def test_runner_with_the_only_committed_checkpoint_damaged_keeps_it_while_another_uploads() -> None:
+    story = running()
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-1", "a bit is wrong", ""))
+    assert [one.key for one in story.runner.live["a"].checkpoints if one.is_wanted] == [
+        "a/1-1",
+        "a/1-2",
+    ]
+
+
+def test_runner_with_its_own_checkpoints_damaged_begins_from_the_one_the_user_gave() -> None:
+    given = m.CheckpointRef("given", "hash", 0)
+    story = with_two_committed(restore=(given,))
+    assert find_all_damaged(story, 2) == ["a/1-2", "a/1-1", "given"]
+    assert refs(story.choose("a")) == ["given"]
 
 
 @pytest.mark.parity(108)

@@ -47,6 +47,19 @@ def test_each_incarnation_s_output_is_beside_the_others(folder):
     assert send(folder, epoch=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
 
 
+@pytest.mark.parametrize("name", ["checkpoint_tmp3f", "checkpoint_-00001", "checkpoint_000005"])
+def test_send_folder_after_a_kill_during_save_leaves_unfinished_checkpoints_out(folder, name):
+    (folder / name).mkdir()
+    (folder / name / "weights").write_bytes(b"w")
+    (folder / "plots" / name).mkdir()
+    (folder / "plots" / name / "mine").write_bytes(b"m")
+    assert send(folder).there.keys() == {
+        "train_a/stdout.1",
+        "train_a/plots/a.png",
+        f"train_a/plots/{name}/mine",
+    }
+
+
 def test_what_is_too_much_stays_out_and_the_largest_is_named(folder):
     (folder / "big").write_bytes(bytes(2**20))
     objects = Objects()
