@@ -81,6 +81,26 @@ def test_a_trial_that_takes_too_long_ends_and_its_stack_is_in_its_log(
     assert "in sleeps" in printed(scheduler)
 
 
+def waits_in_a_call_that_a_signal_ends(config):
+    import ctypes
+
+    from tunemq_shared.session import report
+
+    report({"x": 1})
+    ctypes.CDLL(None).sleep(600)  # returns early when any handler has run
+    report({"x": 2})
+
+
+def test_stalled_trial_whose_c_call_returns_at_the_signal_for_stacks_fails(node, scheduler):
+    limits = TrialLimits(stall_s=SHORT_S)
+    failed = run(node, scheduler, waits_in_a_call_that_a_signal_ends, limits=limits)
+
+    assert failed.kind == "stalled"
+    assert len(scheduler.said(ResultReported)) == 1
+    assert not scheduler.said(TrialFinished)
+    assert "in waits_in_a_call_that_a_signal_ends" in printed(scheduler)
+
+
 def holds_the_gil_and_every_signal(config):
     import contextlib
     import signal

@@ -56,7 +56,8 @@ class _Clock:
         has_spoken: since then.
         orders: how many it was sent.
         awaits: the frame that it waits for; 0 if it has what it needs.
-        is_dumping: its stacks are being written, and then it is to be killed.
+        is_late: it was over a limit at the last reading; its report may not have been read yet.
+        found: what it exceeded; its stacks are being written, and then it is to be killed.
     """
 
     host: Host
@@ -68,7 +69,8 @@ class _Clock:
     has_spoken: bool = False
     orders: int = 0
     awaits: int = 0
-    is_dumping: bool = False
+    is_late: bool = False
+    found: Excess | None = None
 
     def read(self, now: float, longest_s: float, *, is_held: bool) -> None:
         """Count the time since the last reading, at most ``longest_s`` of it."""
@@ -99,6 +101,8 @@ class HostLimits:
     Args:
         timers: for reading the clocks.
         families: looks at what they hold, and how many they are.
+        silence: has the node ignore what a host says from now on, because its trial has failed;
+            False if the host is ending anyway.
         dump: has a host write the stacks of its threads to its log.
         exceeded: takes a host that exceeded a limit, and which; told once of each.
         now: the monotonic clock.
@@ -109,12 +113,13 @@ class HostLimits:
         timers: Timers,
         families: FamilyWatch,
         *,
+        silence: Callable[[Host], bool],
         dump: Callable[[str], object],
         exceeded: Callable[[Host, Excess], object],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timers, self._families, self._dump, self._now = timers, families, dump, now
-        self._exceeded = exceeded
+        self._exceeded, self._silence = exceeded, silence
         families.on_exceeded = self._has_too_much
         self._clocks: dict[str, _Clock] = {}
         self._held: dict[str, Host] = {}
@@ -168,10 +173,13 @@ class HostLimits:
 
     def leave(self, host: Host) -> None:
         """The host's trial is over, or is being ended; again is allowed."""
-        if self._clocks.pop(host.name, None) is not None:
+        clock = self._clocks.pop(host.name, None)
+        if clock is not None:
             host.link.on_sent = _nothing
         if self._held.pop(host.name, None) is not None:
             self._families.leave(host.name)
+        if clock is not None and clock.found is not None:
+            self._exceeded(host, clock.found)
 
     def _sent(self, clock: _Clock, kind: int) -> None:
         if kind == ORDER:
@@ -194,8 +202,8 @@ class HostLimits:
     def _read_all(self) -> None:
         for clock in list(self._clocks.values()):
             self._read(clock)
-            if not clock.is_dumping and (excess := clock.excess()) is not None:
-                self._have_stacks_written(clock, excess)
+            if clock.found is None:
+                self._judge(clock)
         self._is_reading = bool(self._clocks)
         if self._is_reading:
             self._timers.after(self._period_s, self._read_all)
@@ -203,20 +211,23 @@ class HostLimits:
     def _read(self, clock: _Clock) -> None:
         clock.read(self._now(), 2 * self._period_s, is_held=self._is_held)
 
-    def _have_stacks_written(self, clock: _Clock, excess: Excess) -> None:
-        clock.is_dumping = True
-        self._dump(clock.host.name)
-        self._timers.after(DUMP_S, partial(self._stacks_are_written, clock, excess))
-
-    def _stacks_are_written(self, clock: _Clock, excess: Excess) -> None:
-        if self._clocks.get(clock.host.name) is not clock:
+    def _judge(self, clock: _Clock) -> None:
+        excess = clock.excess()
+        was_late, clock.is_late = clock.is_late, excess is not None
+        if excess is None or not was_late:
             return
-        clock.is_dumping = False
-        self._read(clock)
-        # One that has reported meanwhile was slow, and lives.
-        if clock.excess() is not None:
+        # The signal interrupts the C call in which it hangs, which may then return. So the verdict
+        # is final before the signal is sent, and what the trial makes of that does not count.
+        if not self._silence(clock.host):
             self.leave(clock.host)
-            self._exceeded(clock.host, excess)
+            return
+        clock.found = excess
+        self._dump(clock.host.name)
+        self._timers.after(DUMP_S, partial(self._stacks_are_written, clock))
+
+    def _stacks_are_written(self, clock: _Clock) -> None:
+        if self._clocks.get(clock.host.name) is clock:
+            self.leave(clock.host)
 
     def _has_too_much(self, name: str, kind: str, error: str) -> None:
         host = self._held.get(name)

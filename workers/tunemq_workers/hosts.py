@@ -91,6 +91,7 @@ class Hosts:
         self._limits = HostLimits(
             reactor,
             FamilyWatch(reactor.post),
+            silence=self._silence,
             dump=forkservers.dump,
             exceeded=self._exceeded,
             now=now,
@@ -251,8 +252,8 @@ class Hosts:
         host = self._hosts[name]
         host.link.drain()  # its last words come before the news of its death,
         host.link.close()  # and its children's would come behind
-        self._set_timer(host, None)
         self._limits.leave(host)
+        self._set_timer(host, None)
         if not (host.has_ended or host.is_given_up or host.is_parked):
             self._news.died(host, signal, exit_code, self._cause_of_death(host, signal))
         self._over.add(host.key)
@@ -306,21 +307,31 @@ class Hosts:
                 self._kill(host)
 
     def _exceeded(self, host: Host, excess: Excess) -> None:
-        """End a host that takes more than it may."""
-        is_news = not (host.has_ended or host.is_given_up)
-        if is_news:
-            self._condemn(host, excess.kind, excess.error)
-        if excess.is_urgent:
-            self._kill(host)
-        elif is_news:
+        """End a host that takes more than it may; one that took too long is silent already."""
+        if not excess.is_urgent:
+            self._say_failed(host, excess.kind, excess.error)
             self._escalate(host, 0.0)
+            return
+        if not (host.has_ended or host.is_given_up):
+            self._condemn(host, excess.kind, excess.error)
+        self._kill(host)
 
     def _condemn(self, host: Host, kind: str, reason: str) -> None:
         """Say that a trial has failed, whose host goes on for a moment."""
-        _log.warning("host.condemned host=%s kind=%s reason=%r", host.name, kind, reason)
+        self._silence(host)
+        self._say_failed(host, kind, reason)
+
+    def _silence(self, host: Host) -> bool:
+        """Ignore a host whose trial has failed; False if it was ending anyway."""
+        if host.has_ended or host.is_given_up:
+            return False
         host.link.on_event = _ignore
         host.has_ended = host.is_given_up = host.is_condemned = True
         self._over.add(host.key)
+        return True
+
+    def _say_failed(self, host: Host, kind: str, reason: str) -> None:
+        _log.warning("host.condemned host=%s kind=%s reason=%r", host.name, kind, reason)
         self._news.failed(host, kind, reason)
 
     def _cause_of_death(self, host: Host, number: int | None) -> str:

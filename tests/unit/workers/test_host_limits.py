@@ -15,8 +15,8 @@ from tunemq_workers.checkpoint_messages import encode as encode_answer
 from tunemq_workers.host_contracts import Host
 from tunemq_workers.host_limits import DUMP_S, HostLimits
 
-#: Between a limit and its notice there are at most two readings, and then the dump.
-LATE_S = 2 * 0.05 + DUMP_S + 0.05
+#: Between a limit and its notice there are at most three readings, and then the dump.
+LATE_S = 3 * 0.05 + DUMP_S + 0.05
 
 
 class FakeFamilies:
@@ -39,13 +39,19 @@ class World:
     def __init__(self):
         self.clock, self.families = Clock(), FakeFamilies()
         self.dumped, self.exceeded, self.events = [], [], []
+        self.silenced, self.is_ending = [], False
         self.limits = HostLimits(
             self.clock,
             self.families,
             dump=self.dumped.append,
+            silence=self.silence,
             exceeded=lambda host, excess: self.exceeded.append((host.name, excess)),
             now=lambda: self.clock.now,
         )
+
+    def silence(self, host):
+        self.silenced.append(host.name)
+        return not self.is_ending
 
     def host(self, name="h1", *, begins=True, spent_s=0.0, **limits):
         begin = start(limits=TrialLimits(**limits), time_spent_s=spent_s)
@@ -119,7 +125,7 @@ def test_the_time_of_a_trial_is_the_sum_of_its_steps_and_of_earlier_incarnations
     world.run(LATE_S + 0.1, each=lambda: report(host))
     ((_, excess),) = world.exceeded
     assert excess.kind == "trial_limit"
-    assert "the trial took 3.1 s, and its limit is 3 s (TrialLimits(trial_s=...))" in excess.error
+    assert "the trial took 3.2 s, and its limit is 3 s (TrialLimits(trial_s=...))" in excess.error
 
 
 def test_a_host_exceeds_its_limits_once(world):
@@ -129,15 +135,43 @@ def test_a_host_exceeds_its_limits_once(world):
     assert not [timer for timer in world.clock.timers if timer.call is not None]
 
 
-def test_one_that_reports_while_its_stacks_are_written_lives(world):
+def test_limits_with_a_report_after_the_signal_for_stacks_still_fail_the_trial(world):
+    """The signal may itself end the C call in which the trial hung."""
     host = world.host(stall_s=1.0)
-    world.run(1.15)
+    world.run(1.0 + LATE_S - DUMP_S)
     assert world.dumped == ["h1"]
+    assert world.silenced == ["h1"], "what it says from now on does not count"
+    report(host)
+    world.run(DUMP_S)
+    assert world.kinds == ["stalled"]
+
+
+def test_limits_with_a_host_that_ends_after_the_signal_for_stacks_fail_its_trial(world):
+    host = world.host(stall_s=1.0)
+    world.run(1.0 + LATE_S - DUMP_S)
+    assert not world.exceeded
+    world.limits.leave(host)
+    assert world.kinds == ["stalled"]
+    world.limits.leave(host)
+    world.run(10)
+    assert world.kinds == ["stalled"]
+
+
+def test_limits_with_a_report_at_the_last_moment_send_no_signal(world):
+    """It may still be unread when the limit runs out."""
+    host = world.host(stall_s=1.0)
+    world.run(1.01)
     report(host)
     world.run(0.9)
+    assert not world.dumped
+
+
+def test_limits_of_a_host_that_is_already_ending_do_nothing(world):
+    world.is_ending = True
+    world.host(stall_s=1.0)
+    world.run(10)
+    assert not world.dumped
     assert not world.exceeded
-    world.run(1.0 + LATE_S)
-    assert world.kinds == ["stalled"]
 
 
 def test_time_does_not_run_before_the_host_exists(world):
