@@ -388,11 +388,9 @@ class ExperimentLoop:
         # New configurations come before trials that were paused: pausing is to give way to others.
         if self.runner.queue.has_pending(self.runner.elapsed):
             self._place_waiting()
+        self._note_exhausted()
         while self.runner.wants_config():
             n = self.runner.suggested
-            if n == self._max_trials:
-                self._take(m.SearchExhausted())
-                break
             trial_id = f"{self._trial_prefix}_{n:05d}"
             suggestion = self.algorithms.suggest(n, trial_id)
             if suggestion is NoSuggestion.WAIT:
@@ -403,21 +401,36 @@ class ExperimentLoop:
                 self._take(m.SearchExhausted())
                 break
             self._add_trial(n, trial_id, suggestion)
+            self._note_exhausted()
             self._place_waiting()
         self._place_waiting()
-        self._check_paused()
+        self._check_choice()
 
-    def _check_paused(self) -> None:
-        """Where only paused trials are left, and there is room, one has to be chosen."""
-        counts = self.runner.counts
-        if not counts[PAUSED] or counts[PENDING] or counts[RUNNING] or len(self.runner.slots):
+    def _note_exhausted(self) -> None:
+        """The number of configurations alone can say that no more come; that needs no node."""
+        runner, most = self.runner, self._max_trials
+        total = self.algorithms.search.total
+        if total is not None:
+            most = total if most is None else min(most, total)
+        if most is not None and runner.suggested >= most and not runner.ends:
+            self._take(m.SearchExhausted())
+
+    def _check_choice(self) -> None:
+        """Where nothing runs, and one of the waiting trials has a place, one has to be chosen.
+
+        No result and no end of a trial would ask the trial scheduler again with something new.
+        """
+        runner, counts = self.runner, self.runner.counts
+        if counts[RUNNING] or len(runner.slots) or runner.next_wake() is not None:
             return
-        if any(self.runner.waiting()):
-            scheduler = type(self.algorithms.scheduler).__name__
-            raise SearchFailed(
-                f"all {counts[PAUSED]} trials that are not over are PAUSED, and {scheduler} lets "
-                "none of them go on (choose_trial_to_run returned None)."
-            )
+        first = next(runner.waiting(), None)
+        if first is None or (first.status == PAUSED and counts[PENDING]):
+            return  # the pending ones wait for a node, which may come
+        scheduler = type(self.algorithms.scheduler).__name__
+        raise SearchFailed(
+            f"all {counts[PENDING] + counts[PAUSED]} trials that are not over are {first.status}, "
+            f"and {scheduler} lets none of them go on (choose_trial_to_run returned None)."
+        )
 
     def _check_patience(self) -> None:
         """A search algorithm may wait for results; with no trial left there will be none."""

@@ -129,15 +129,25 @@ class RunnerState:
         live = self.live.get(trial)
         return live is None or live.is_finished
 
+    @property
+    def ends(self) -> bool:
+        """Whether no further configuration is wanted, whatever comes free."""
+        return self.exhausted or bool(self.stopping or self.interrupted)
+
     def wants_config(self) -> bool:
-        """Whether one more configuration could start now."""
-        ends = self.exhausted or self.stopping or self.interrupted
-        if ends or not self.nodes:
+        """Whether one more configuration could start now, or would tell whether any more come."""
+        if self.ends:
+            return False
+        unfinished = self.counts[PENDING] + self.counts[RUNNING] + self.counts[PAUSED]
+        if self.suggested and not unfinished and self.settings.nodes_may_come:
+            # Every trial is over. Only the search algorithm knows whether that was all, and it may
+            # be long until a node has room: a configuration waits for one, in sight.
+            return True
+        if not self.nodes:
             return False
         # Who waits for a slot comes first; who waits before the next try keeps nobody waiting.
         if self.queue.keeps_others_waiting(self.elapsed):
             return False
-        unfinished = self.counts[PENDING] + self.counts[RUNNING] + self.counts[PAUSED]
         if 0 < self.settings.max_concurrent <= unfinished:
             return False
         request = self.settings.request

@@ -397,7 +397,7 @@ def test_f22_a_node_on_which_every_trial_dies_is_told_of_and_rested_and_the_sear
     told: list[str] = []
     for number in range(7):
         trial, first = f"t_{number:05d}", 3 * number + 1
-        while trial not in loop.runner.live:
+        while not loop.runner.counts["RUNNING"]:
             loop.now += 0.5
             loop.turn()
         died = m.HostDied(trial, 1, 1, 11, None, 0.0)

@@ -1,0 +1,126 @@
+"""A search ends once nothing more can come of it, whatever nodes there are by then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.loop import SEARCH_PATIENCE_S
+from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
+from tunemq_scheduler.search import BasicVariantGenerator, Suggestion
+from tunemq_scheduler.search.search_algorithm import NoSuggestion
+from tunemq_shared import messages as m
+from tunemq_shared.errors import SearchFailed
+
+SHARED = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0}, is_shared=True)
+OFFER = m.NodeOffered("n.1", 1, {"cpu": 1.0})
+LOST = m.NodeLost("n.1", "its lease ran out")
+
+
+class OpenSearch(BasicVariantGenerator):
+    """Does not say how many configurations it has: after the first it has what ``then`` says."""
+
+    def __init__(self, then: NoSuggestion) -> None:
+        super().__init__()
+        self.then = then
+
+    @property
+    def total(self) -> int | None:
+        return None
+
+    def next_config(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
+        return self.then if n else super().next_config(n, trial_id)
+
+
+def farm_loop(**options: Any) -> Loop:
+    """A loop on a farm in which the loss of one node ends a trial."""
+    loop = Loop(nodes_may_come=True, **options)
+    loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, max_node_losses=0)
+    return loop
+
+
+def run_and_lose_the_only_trial(loop: Loop, lost: m.NodeLost = LOST) -> None:
+    loop.turn(SHARED, OFFER)
+    loop.batch(1, started())
+    loop.turn(lost)
+    assert loop.runner.counts["ERROR"] == 1
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_f01_search_whose_last_trial_falls_with_the_only_node_ends(is_dead: bool) -> None:
+    loop = farm_loop(trials=1)
+    run_and_lose_the_only_trial(loop, m.NodeLost("n.1", "it is gone", is_dead))
+    assert loop.runner.is_finished
+
+
+def test_f01_search_that_is_offered_nothing_any_more_ends() -> None:
+    loop = farm_loop(trials=1)
+    run_and_lose_the_only_trial(loop)
+    loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}, is_shared=True))
+    assert loop.runner.is_finished
+
+
+def test_f01_search_algorithm_without_an_end_is_asked_when_no_node_is_left() -> None:
+    loop = farm_loop(search=OpenSearch(NoSuggestion.EXHAUSTED))
+    run_and_lose_the_only_trial(loop)
+    assert loop.runner.is_finished
+
+
+def test_f01_search_algorithm_that_waits_for_nothing_fails_when_no_node_is_left() -> None:
+    loop = farm_loop(search=OpenSearch(NoSuggestion.WAIT))
+    run_and_lose_the_only_trial(loop)
+    loop.now += SEARCH_PATIENCE_S + 1.0
+    with pytest.raises(SearchFailed, match="no configuration for 600 s"):
+        loop.turn()
+
+
+def test_f01_next_configuration_waits_in_sight_when_no_node_is_left() -> None:
+    loop = farm_loop(trials=2)
+    run_and_lose_the_only_trial(loop)
+    loop.turn()
+    assert not loop.runner.is_finished
+    assert [one.request for one in loop.runner.usage().wants] == [{"cpu": 1.0}]
+    loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
+    assert loop.runner.counts["RUNNING"] == 1
+
+
+def test_loop_with_the_last_configuration_given_knows_that_no_more_come() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    assert loop.runner.exhausted
+
+
+class Undecided(FIFOScheduler):
+    """Never lets a trial start."""
+
+    def choose_trial_to_run(self, tune_controller: Any) -> None:
+        return None
+
+
+class Pausing(FIFOScheduler):
+    """Pauses each trial and starts only new ones."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        return TrialScheduler.PAUSE
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        waiting = tune_controller.get_trials()
+        return next((one for one in waiting if one.status == "PENDING"), None)
+
+
+def test_trial_scheduler_that_starts_no_pending_trial_ends_the_search_with_the_reason() -> None:
+    loop = Loop(scheduler=Undecided(), trials=1)
+    with pytest.raises(SearchFailed, match="PENDING, and Undecided lets none of them go on"):
+        loop.turn(NODE)
+
+
+def test_trial_scheduler_that_resumes_no_paused_trial_ends_the_search_with_the_reason() -> None:
+    loop = Loop(scheduler=Pausing(), trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    paused = m.TrialPaused("t_00000", 1)
+    with pytest.raises(SearchFailed, match="PAUSED, and Pausing lets none of them go on"):
+        loop.batch(3, paused, m.HostFreed("t_00000", 1))
