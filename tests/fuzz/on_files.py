@@ -14,7 +14,7 @@ import msgspec
 from tests.fuzz.decoder import Decoder, Desk, samples_of
 from tunemq_scheduler import restored, result
 from tunemq_scheduler.loggers.csv_cells import columns_of
-from tunemq_scheduler.mending import _step_in
+from tunemq_scheduler.mending import _step_of
 from tunemq_scheduler.search.space_file import read_space_file
 from tunemq_scheduler.tools.run import _pairs
 from tunemq_shared import manifest, messages, packing, shipping
@@ -76,18 +76,18 @@ def of_results(desk: Desk) -> list[Decoder]:
             (),
         ),
         Decoder(
-            "last line of result.json",
-            lambda data: _step_in([data], b"", "result.json"),
+            "step of a line of result.json",
+            lambda data: _step_of(data, b"", "result.json"),
             (StoreError,),
             (b'{"training_iteration": 3}',),
-            (f"{s}.mending:_step_in",),
+            (f"{s}.mending:_step_of",),
         ),
         Decoder(
-            "last line of progress.csv",
-            lambda data: _step_in([data], csv, "progress.csv"),
+            "step of a line of progress.csv",
+            lambda data: _step_of(data, csv, "progress.csv"),
             (StoreError,),
             (b"3,0.5\n",),
-            (f"{s}.mending:_step_in",),
+            (f"{s}.mending:_step_of",),
         ),
         Decoder(
             "first line of progress.csv",
