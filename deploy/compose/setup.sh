@@ -8,8 +8,9 @@
 #   new-certificates   other certificates, of the same authority
 #   show               who is there, and until when certificates are good; nothing that is secret
 # Variables: TUNEMQ_SUBMITTERS (names with spaces or commas), TUNEMQ_HOST (names and addresses of
-# this machine for others), TUNEMQ_REDIS_PORT, TUNEMQ_STORE_PORT (where others reach them). One that
-# is empty is as it was the last time. A COMMAND changes nothing of them: who is there, stays.
+# this machine for others; by default the address in TUNEMQ_PUBLISH, or 127.0.0.1), TUNEMQ_REDIS_PORT,
+# TUNEMQ_STORE_PORT (where others reach them). Without TUNEMQ_SUBMITTERS the submitters stay; each other
+# variable that is empty means its default. A COMMAND changes none of them.
 # TUNEMQ_OWNER is uid:gid of all containers but this, and TUNEMQ_GRAFANA_OWNER that of Grafana's.
 set -eu
 umask 077
@@ -25,20 +26,35 @@ lines() { # TEXT: the names in it, which have spaces or commas between them, eac
     echo "$1" | tr -s ', \n' '\n' | awk 'NF && !seen[$0]++'
 }
 
-setting() { # NAME VALUE DEFAULT: what holds; without a command it is what is said now
-    before=$(sed -n "s/^$1=//p" "$made/settings" 2> /dev/null || :)
-    if [ -n "$command" ]; then
-        echo "${before:-${2:-$3}}"
-    else
-        echo "${2:-${before:-$3}}"
-    fi
+before() { # NAME: the setting of the last run
+    sed -n "s/^$1=//p" "$made/settings" 2> /dev/null || :
+}
+
+setting() { # NAME VALUE DEFAULT: VALUE now; for a command, the setting of the last run
+    kept=
+    [ -z "$command" ] || kept=$(before "$1")
+    echo "${kept:-${2:-$3}}"
 }
 
 command=${1-}
-hosts=$(lines "$(setting HOST "${TUNEMQ_HOST-}" 127.0.0.1)")
-submitters=$(lines "$(setting SUBMITTERS "${TUNEMQ_SUBMITTERS-}" submitter)")
+published=${TUNEMQ_PUBLISH-}
+case $published in 0.0.0.0 | :: | '[::]') published= ;; esac  # no address that others can use
+hosts=$(lines "$(setting HOST "${TUNEMQ_HOST-}" "${published:-127.0.0.1}")")
 redis_port=$(setting REDIS_PORT "${TUNEMQ_REDIS_PORT-}" 6379)
 store_port=$(setting STORE_PORT "${TUNEMQ_STORE_PORT-}" 9000)
+
+# The submitter that is made where none is named stays when others are named later: the person who set
+# up the farm would lose access. Named once, it goes as every other name does.
+named=$(lines "${TUNEMQ_SUBMITTERS-}")
+submitters=$(lines "$(before SUBMITTERS)")
+unnamed=$(before UNNAMED)
+if [ -z "$submitters$named" ]; then
+    unnamed=submitter
+    submitters=$unnamed
+elif [ -n "$named" ] && { [ -z "$command" ] || [ -z "$submitters" ]; }; then
+    ! echo "$named" | grep -qx submitter || unnamed=
+    submitters=$(lines "$named $unnamed")
+fi
 changed='' removed=''
 
 fail() {
@@ -100,7 +116,8 @@ check() {
 # --- what is made once ----------------------------------------------------------------------------
 
 make_settings() {
-    for name in HOST:"$hosts" SUBMITTERS:"$submitters" REDIS_PORT:"$redis_port" STORE_PORT:"$store_port"; do
+    for name in HOST:"$hosts" SUBMITTERS:"$submitters" UNNAMED:"$unnamed" REDIS_PORT:"$redis_port" \
+        STORE_PORT:"$store_port"; do
         echo "${name%%:*}=$(lines "${name#*:}" | paste -sd' ' -)"
     done | put "$made/settings" ''
 }
@@ -294,6 +311,9 @@ ends_soon() { # FILE
 
 say_what_is_other() {
     [ -z "$removed" ] || echo "removed:$removed; named again, they get other keys and copy their folders again"
+    [ -z "$unnamed" ] || [ "$unnamed" = "$submitters" ] ||
+        echo "kept: $unnamed, made before TUNEMQ_SUBMITTERS named anyone; to remove it, name it there," \
+            "run \`docker compose up --detach\`, and take the name out again"
     others=$(lines "$changed" | grep -E '^(redis/(redis.conf|tls/)|proxy/)' | paste -sd' ' - || :)
     [ -z "$others" ] ||
         echo "changed: $others; in force after \`docker compose restart redis proxy\`, where these run already"

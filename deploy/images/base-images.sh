@@ -48,6 +48,7 @@ fi
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+unset TMPDIR  # programs in the new system would look for that folder there
 root=$folder/root
 
 debootstrap --variant=minbase bookworm "$root" "$mirror"

@@ -164,7 +164,7 @@ def need_pandas(who: str) -> Any:
         import pandas as pd
     except ImportError as error:
         raise TuneError(
-            f"{who} needs pandas; install it with: pip install 'tunemq[pandas]'"
+            f"{who} needs pandas, which is not installed: pip install 'pandas>=2.2'"
         ) from error
     return pd
 

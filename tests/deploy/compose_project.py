@@ -161,6 +161,18 @@ class Run:
         """The names of those that are ready."""
         return [node["node"] for node in self.asked("nodes")["nodes"] if node["state"] == "ready"]
 
+    def container_of(self, node: str) -> str:
+        """Return the id of the container whose worker has this name.
+
+        Raises:
+            Failed: no worker has it.
+        """
+        for container in self.ids("ps"):
+            said = self.typed("docker", "top", container, "-o", "pid,args", is_shown=False)
+            if f"--name {node} " in said:
+                return container
+        raise Failed(f"no container runs the worker {node}")
+
     def shown(self, name: str) -> dict[str, Any]:
         """A search, with its trials."""
         found: dict[str, Any] = self.asked("show", name)

@@ -149,7 +149,7 @@ def survives_a_kill(run: Run) -> None:
     run.eventually("a worker is in the middle of a trial", is_at_work)
     run.tunemq("show", "first")
     victim = min(steps, key=lambda node: steps[node])
-    run.typed("docker", "kill", "-s", "KILL", victim)
+    run.typed("docker", "kill", "-s", "KILL", run.container_of(victim))
     run.eventually("the farm has lost it", lambda: victim not in run.nodes())
     finishes(run, "first", MANY)
     run.tunemq("show", "first")

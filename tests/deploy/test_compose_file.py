@@ -40,7 +40,8 @@ def test_it_starts_a_whole_farm_and_the_rest_by_profiles():
         *("setup", "store-setup", "redis", "minio", "proxy", "scheduler", "worker")
     }
     assert profiles["worker-gpu"] == ["gpu"]
-    assert profiles["prometheus"] == profiles["grafana"] == ["monitoring"]
+    assert profiles["prometheus"] == ["monitoring", "grafana"]
+    assert profiles["grafana"] == ["grafana"]
 
 
 def test_only_the_loopback_is_published():
@@ -101,7 +102,8 @@ def test_nothing_secret_stands_in_an_environment_or_an_argument(name: str):
     service = SERVICES[name]
     environment = service.get("environment", {})
     assert set(environment) <= {
-        *("TUNEMQ_SUBMITTERS", "TUNEMQ_HOST", "TUNEMQ_REDIS_PORT", "TUNEMQ_STORE_PORT"),
+        *("TUNEMQ_SUBMITTERS", "TUNEMQ_HOST", "TUNEMQ_PUBLISH"),
+        *("TUNEMQ_REDIS_PORT", "TUNEMQ_STORE_PORT"),
         *("MINIO_ROOT_USER_FILE", "MINIO_ROOT_PASSWORD_FILE", "MINIO_BROWSER", "MINIO_UPDATE"),
         "HOME",
     }
@@ -226,7 +228,9 @@ def test_workers_share_folders_of_which_each_has_one_alone(tmp_path: Path):
             return worker, worker.stdout.readline().strip()
 
         workers = [started() for _ in range(3)]
-        said = [f"worker --workdir {folders}/{n} --grace 30" for n in (1, 2, 3, 4)]
+        said = [
+            f"worker --name worker-{n} --workdir {folders}/{n} --grace 30" for n in (1, 2, 3, 4)
+        ]
         assert [one for _, one in workers] == said[:3]
         workers[1][0].kill()
         workers[1][0].wait()
@@ -260,7 +264,7 @@ def test_compose_reads_it(line: list[str], tmp_path: Path):
     if not shutil.which(line[0]) or not _runs([*line, "version"]):
         pytest.skip(f"{' '.join(line)} is not installed")
     given = ["--file", str(FILE), "--project-directory", str(REPOSITORY)]
-    profiles = ["--profile", "gpu", "--profile", "monitoring"]
+    profiles = ["--profile", "gpu", "--profile", "grafana"]
     done = subprocess.run(
         [*line, *given, *profiles, "config"],
         check=False,

@@ -145,8 +145,8 @@ def test_who_looks_before_anything_was_made_is_told_so(secrets: Secrets):
     assert not secrets.path.exists()
 
 
-@pytest.mark.parametrize("line", [(), ("new-certificates",), ("keys", "rotate")])
-def test_nobody_goes_because_a_variable_is_not_set(line: tuple[str, ...], secrets: Secrets):
+@pytest.mark.parametrize("line", [("new-certificates",), ("keys", "rotate")])
+def test_command_without_variables_changes_no_setting(line: tuple[str, ...], secrets: Secrets):
     secrets.run(TUNEMQ_HOST="head.example.org", TUNEMQ_REDIS_PORT="7")
     before = secrets.contents()
     secrets.variables.clear()
@@ -158,6 +158,54 @@ def test_nobody_goes_because_a_variable_is_not_set(line: tuple[str, ...], secret
     assert _is_for(
         secrets.path / "proxy/store.crt", secrets, "-verify_hostname", "head.example.org"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TUNEMQ_REDIS_PORT", "7"),
+        ("TUNEMQ_STORE_PORT", "8"),
+        ("TUNEMQ_HOST", "head.example.org"),
+        ("TUNEMQ_PUBLISH", "10.0.0.3"),
+    ],
+)
+def test_variable_that_is_removed_gives_outside_files_its_default_again(
+    name: str, value: str, secrets: Secrets
+):
+    before = secrets.contents()
+    secrets.run(**{name: value})
+    assert value in secrets.text("outside/ada/environment")
+    secrets.run(**{name: ""})
+    now = secrets.contents()
+    for file in ("outside/ada/environment", "outside/worker/environment", "worker/environment"):
+        assert now[file] == before[file]
+
+
+def test_submitters_stay_when_their_variable_is_removed(secrets: Secrets):
+    before = secrets.contents()
+    secrets.variables.clear()
+    assert "removed" not in secrets.run()
+    assert secrets.contents().keys() == before.keys()
+
+
+def test_published_address_is_the_host_that_others_are_told(secrets: Secrets):
+    secrets.run(TUNEMQ_PUBLISH="10.0.0.3")
+    assert "@10.0.0.3:6379/0" in secrets.text("outside/ada/environment")
+    assert _is_for(secrets.path / "redis/tls/redis.crt", secrets, "-verify_ip", "10.0.0.3")
+    secrets.run(TUNEMQ_PUBLISH="0.0.0.0")
+    assert "@127.0.0.1:6379/0" in secrets.text("outside/ada/environment")
+
+
+def test_default_submitter_stays_until_it_is_named_and_taken_out(tmp_path: Path):
+    farm = Secrets(tmp_path / "secrets")
+    before = farm.text("outside/submitter/keys.toml")
+    said = farm.run(TUNEMQ_SUBMITTERS="ada ben")
+    assert "kept: submitter" in said
+    assert "removed" not in said
+    assert farm.text("outside/submitter/keys.toml") == before
+    assert "kept" not in farm.run(TUNEMQ_SUBMITTERS="ada ben submitter")
+    assert "removed: submitter;" in farm.run(TUNEMQ_SUBMITTERS="ada ben")
+    assert not (farm.path / "outside" / "submitter").exists()
 
 
 def test_the_last_user_of_redis_is_nobody_and_called_for_the_rest_of_the_file(secrets: Secrets):

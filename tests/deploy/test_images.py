@@ -184,6 +184,28 @@ def test_the_recipe_of_bases_says_how_it_is_used(arguments):
     assert done.stderr.startswith("usage: base-images.sh")
 
 
+def test_base_images_recipe_runs_programs_without_the_callers_tmpdir(tmp_path):
+    """A stand-in debootstrap ends the script at its first step, and tells what it was given."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name, script in {
+        "id": "echo 0",
+        "docker": "exit 0",
+        "debootstrap": 'echo "TMPDIR=${TMPDIR-unset}" >&2; exit 7',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    environ = {"PATH": f"{programs}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+
+    done = subprocess.run(
+        ["sh", IMAGES / "base-images.sh"], capture_output=True, text=True, check=False, env=environ
+    )
+
+    assert done.returncode == 7
+    assert "TMPDIR=unset" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["programs"]
+
+
 # --- the entrypoint -------------------------------------------------------------------------------
 
 

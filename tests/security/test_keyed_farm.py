@@ -129,6 +129,16 @@ def test_a_worker_that_was_refused_is_welcome_once_its_key_is_known(keyed, tmp_p
     farm.check_results("first")
 
 
+def test_worker_without_keys_is_told_so_and_never_called_ready(keyed, tmp_path):
+    farm = keyed.farm
+    farm.add_worker("bare", 1)
+    log = tmp_path / "bare" / "worker.log"
+    eventually(
+        lambda: "--keys worker.toml" in log.read_text(), within=60, message=lambda: str(farm)
+    )
+    assert "Ready" not in log.read_text()
+
+
 def test_a_worker_whose_trials_run_as_another_user_reads_its_own_keys(keyed, tmp_path, open_folder):
     farm, folder = keyed.farm, keyed.folder
     folder.path.chmod(0o700)

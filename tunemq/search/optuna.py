@@ -1,4 +1,4 @@
-"""Ray Tune's ``tune.search.optuna``; needs the extra ``tunemq[optuna]``."""
+"""Ray Tune's ``tune.search.optuna``; needs the extra ``optuna``."""
 
 from __future__ import annotations
 

@@ -34,6 +34,8 @@ class KeyWatch:
         self._version = seals.keys.version
         self._signs: bytes | None = None
         self._since, self._is_told = 0.0, False
+        #: Whether this node and the scheduler that runs now, if one does, believe each other.
+        self.agrees = True
 
     def look(self, *, has_scheduler: bool, signs: bytes) -> bool:
         """Look; what people should know is logged. Whether other keys are used than before.
@@ -49,28 +51,33 @@ class KeyWatch:
             _log.warning("keys.read line=%s", line)
         for line in self._seals.refused.news():
             _log.warning("message.refused what=%s", line)
-        if has_scheduler:
-            self._compare(signs)
+        self.agrees = not has_scheduler or self._compare(signs)
         is_changed, self._version = keys.version != self._version, keys.version
         if is_changed:
             self._signs = None
         return is_changed
 
-    def _compare(self, signs: bytes) -> None:
+    def _compare(self, signs: bytes) -> bool:
+        """Return whether both sides believe each other; log once why they do not."""
+        keys = self._seals.keys
+        if signs:
+            agrees = keys.is_signed and keys.orders.believes(_key(signs))
+        else:
+            agrees = not keys.is_signed
         now = self._now()
         if signs != self._signs:
             self._signs, self._since, self._is_told = signs, now, False
-        if self._is_told or now < self._since + _PATIENCE_S:
-            return
+        if agrees or self._is_told or now < self._since + _PATIENCE_S:
+            return agrees
         self._is_told = True
-        keys = self._seals.keys
-        if signs and not keys.is_signed:
+        if not keys.is_signed:
             _log.warning("keys.missing")
-        elif keys.is_signed and not signs:
+        elif not signs:
             _log.warning("keys.of_no_use")
-        elif keys.is_signed and not keys.orders.believes(_key(signs)):
+        else:
             shown = _key(signs).hex() or repr(signs[:_SHOWN])
             _log.warning("keys.unknown key=%s path=%s", shown, keys.path)
+        return agrees
 
 
 def _key(signs: bytes) -> bytes:

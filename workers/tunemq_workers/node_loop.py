@@ -188,6 +188,8 @@ class NodeLoop:
         self._has_heard = False
         self._lost_after_s, self._grace_s = lost_after_s, grace_s
         self._silence: Timer | None = None
+        #: The generation of the wire in which people were told that this node is ready.
+        self._ready_in: bytes | None = None
         #: Whether there was ever a scheduler with a lease, and whether this one waits for another.
         self._had_scheduler = self._has_given_up = False
         self._ear = EarLink(
@@ -332,8 +334,7 @@ class NodeLoop:
                 self._seen(fact)
             case HelloSaid():
                 wire.introduced, wire.introducing = wire.introducing, None
-                if wire.introduced is not None:
-                    _log.info("node.introduced generation=%s", wire.introduced.generation)
+                self._say_ready()
                 self._introduce()
             case HelloRefused():
                 wire.introducing = None  # the next look tries again
@@ -364,6 +365,7 @@ class NodeLoop:
             # What lies in Redis may be sealed with a key that goes soon.
             self._outboxes.rewind()
             wire.introduced = None
+        self._say_ready()
         # Without a generation no stream has to be there.
         missing = frozenset[str]() if seen.generation is None else seen.missing
         self._outboxes.release(seen.journalled, missing)
@@ -413,6 +415,15 @@ class NodeLoop:
             _log.warning("node.given_up hosts=%d silence=%s", hosts, silence_s)
             self._has_given_up = True
             self._hosts.give_up()
+
+    def _say_ready(self) -> None:
+        """Log, once a generation, that schedulers know of this node and believe it."""
+        introduced = self._wire.introduced
+        if introduced is None or not self._keys.agrees:
+            return
+        if introduced.generation != self._ready_in:
+            self._ready_in = introduced.generation
+            _log.info("node.introduced generation=%s", introduced.generation)
 
     def _introduce(self) -> None:
         """Say hello, when the answer can be heard: once a generation, and when it has changed."""

@@ -70,7 +70,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--metrics",
         metavar="HOST:PORT",
         help="serve metrics for Prometheus there; no HOST for all of this machine's addresses, port"
-        " 0 for any that is free; default: none. Needs tunemq[metrics]",
+        " 0 for any that is free; default: none. Needs prometheus-client",
     )
     parser.add_argument(
         "--name",

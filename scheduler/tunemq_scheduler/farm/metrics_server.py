@@ -38,7 +38,10 @@ class MetricsServer:
 
     def __init__(self, listen: str) -> None:
         if importlib.util.find_spec(_LIBRARY) is None:
-            raise ConfigError("--metrics needs prometheus-client: pip install 'tunemq[metrics]'.")
+            raise ConfigError(
+                "--metrics needs prometheus-client, which is not installed:"
+                " pip install 'prometheus-client>=0.22'"
+            )
         from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 
         from tunemq_scheduler.farm.metrics import metrics_of

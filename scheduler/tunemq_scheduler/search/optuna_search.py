@@ -352,7 +352,7 @@ def _import_optuna() -> ModuleType:
         import optuna
     except ImportError as error:
         raise ConfigError(
-            "OptunaSearch needs Optuna, which is not installed: pip install 'tunemq[optuna]'"
+            "OptunaSearch needs Optuna, which is not installed: pip install 'optuna>=4'"
         ) from error
     module: ModuleType = optuna
     return module

@@ -337,7 +337,7 @@ def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyP
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", none)
-    with pytest.raises(ConfigError, match=r"pip install 'tunemq\[optuna\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'optuna>=4'"):
         create_searcher("optuna")
 
 

@@ -146,7 +146,7 @@ def test_tables_have_flat_columns(tmp_path):
 def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     result = finished(tmp_path, 0, 1.0)
-    with pytest.raises(TuneError, match=r"pip install 'tunemq\[pandas\]'"):
+    with pytest.raises(TuneError, match=r"pip install 'pandas>=2.2'"):
         _ = result.metrics_dataframe
     with pytest.raises(TuneError, match=r"get_dataframe needs pandas"):
         grid(result).get_dataframe()

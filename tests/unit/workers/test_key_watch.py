@@ -63,6 +63,26 @@ def test_a_scheduler_that_has_just_begun_has_not_said_yet_what_it_signs_with(wat
     assert watched(lambda _: b"", seconds=4) == []
 
 
+@pytest.mark.parametrize(
+    ("has_keys", "has_scheduler", "signs", "agrees"),
+    [
+        (True, True, None, True),
+        (True, True, b"", False),
+        (True, True, b"00" * 8, False),
+        (True, False, b"", True),
+        (False, True, b"", True),
+        (False, True, b"00" * 8, False),
+    ],
+)
+def test_key_watch_agrees_only_with_scheduler_that_signs_with_a_known_key(
+    tmp_path, has_keys, has_scheduler, signs, agrees
+):
+    keys = of_worker(key_folder(tmp_path / "keys")) if has_keys else LiveKeys.none()
+    watch = KeyWatch(NodeSeals("inc1", keys))
+    watch.look(has_scheduler=has_scheduler, signs=own(tmp_path) if signs is None else signs)
+    assert watch.agrees is agrees
+
+
 @pytest.mark.parametrize("signs", [b"00" * 8, b"no key \x1b[31m", b"\xff" * 10_000])
 def test_a_worker_with_other_keys_is_told_which_one_the_scheduler_signs_with(watched, signs):
     (told,) = watched(lambda _: signs)

@@ -125,8 +125,8 @@ def check_versions(nodes: Iterable[NodeFacts], wanted: Versions) -> list[Finding
                     "node-python",
                     f"node {node.name} has Python {about.python}, {wanted.whose} {wanted.python}:"
                     " the node is refused",
-                    f"on {about.hostname}: python{wanted.python} -m venv VENV && VENV/bin/pip"
-                    f" install tunemq=={wanted.tunemq}, and start VENV/bin/tunemq worker",
+                    f"on {about.hostname}: python{wanted.python} -m venv VENV, install TuneMQ"
+                    f" {wanted.tunemq} into it as on the head, and start VENV/bin/tunemq worker",
                 )
             )
         if pickler != wanted.cloudpickle:
@@ -145,8 +145,8 @@ def check_versions(nodes: Iterable[NodeFacts], wanted: Versions) -> list[Finding
                     "node-libraries",
                     f"node {node.name} has TuneMQ {node.vitals.version}, {wanted.whose}"
                     f" {wanted.tunemq}",
-                    f"on {about.hostname}: pip install tunemq=={wanted.tunemq}, and start the"
-                    " worker again",
+                    f"on {about.hostname}: install TuneMQ {wanted.tunemq} as on the head, and start"
+                    " the worker again",
                 )
             )
     if not any(one.check == "node-python" for one in found):

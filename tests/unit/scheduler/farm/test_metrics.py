@@ -176,5 +176,5 @@ def test_an_address_that_is_taken_is_refused(server):
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"pip install 'tunemq\[metrics\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'prometheus-client>=0.22'"):
         MetricsServer("127.0.0.1:0")
