@@ -374,20 +374,23 @@ start_service() {
     for unit in $before $service; do
         systemctl is-active --quiet "$unit" && continue
         say "starting $unit"
-        systemctl start "$unit" 2> /dev/null || comes_up "$unit" || is_down=$unit
+        systemctl start --no-block "$unit"
+        comes_up "$unit" || is_down=$unit
     done
     stopped=''
     rm -f "$due"
 }
 
-# What it needs may be starting, too.
+# UNIT: waits for it, a minute at most. One that has ended twice has waited for Redis itself, or was
+# refused: the next minute would show the same.
 comes_up() {
-    say "it does not come up yet; half a minute for it"
-    for _ in 1 2 3 4 5 6; do
-        sleep 5
-        systemctl is-active --quiet "$1" && return
+    tries=60
+    until systemctl is-active --quiet "$1"; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] && [ "$(systemctl show --property NRestarts --value "$1")" -lt 2 ] || return 1
+        [ $tries -ne 55 ] || say "it does not come up yet; waiting up to a minute"
+        sleep 1
     done
-    return 1
 }
 
 report() {

@@ -162,7 +162,15 @@ class Installer:
             install() {{ for last; do :; done; mkdir -p "$last"; }}
             flock() {{ :; }}
             has_systemd() {{ true; }}
-            systemctl() {{ echo "systemctl $*"; [ "$1" != is-active ]; }}
+            systemctl() {{
+                verb=$1
+                [ "$verb" = is-active ] || echo "systemctl $*"
+                for unit; do :; done
+                case $verb in
+                    start) : > "{folder}/up-$unit" ;;
+                    is-active) [ -e "{folder}/up-$unit" ] ;;
+                esac
+            }}
             running() {{ cat {folder}/running 2> /dev/null || :; }}
             getent() {{ [ "$2" != nobody-here ]; }}
             userdel() {{ echo "userdel $1"; }}
@@ -279,3 +287,18 @@ def test_only_its_own_checkout_is_built_or_constrains_pip(
     above.chmod(mode)
     said = installer.sh(f"here={here}; if is_checkout; then echo yes; else echo no; fi")
     assert said == ("yes\n" if is_ours else "no\n")
+
+
+@pytest.mark.parametrize(("restarts", "looks"), [(2, 0), (0, 59)])
+def test_unit_that_ends_twice_is_given_up_at_once_and_a_silent_one_after_a_minute(
+    installer: Installer, restarts: int, looks: int
+):
+    said = installer.sh(
+        f"""
+        systemctl() {{ [ "$1" = show ] && echo {restarts}; }}
+        sleep() {{ echo slept; }}
+        comes_up tunemq-worker.service || echo down
+        """
+    )
+    assert said.count("slept") == looks
+    assert said.endswith("down\n")
