@@ -135,12 +135,12 @@ def _told(error: Exception) -> str:
     if isinstance(error, redis.AuthenticationError):
         return (
             "Redis has other passwords than those in the volumes: it was not started anew since"
-            " they were changed; `docker compose up --detach --force-recreate` does so."
+            " they were changed; `docker compose down`, then `docker compose up --detach`, does so."
         )
     if isinstance(error, S3Error) or "AccessDenied" in str(error):
         return (
             f"MinIO refuses its root user: {error}; where the password was changed,"
-            " `docker compose up --detach --force-recreate` starts all anew."
+            " `docker compose down`, then `docker compose up --detach`, starts all anew."
         )
     return f"{type(error).__name__}: {error}"
 

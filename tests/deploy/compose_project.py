@@ -108,10 +108,10 @@ class Run:
         """`docker compose ...`."""
         return self.typed("docker", "compose", *line, fails=fails, is_shown=is_shown)
 
-    def up(self, workers: int, *options: str) -> None:
+    def up(self, workers: int) -> None:
         """`up`, with so many workers in the settings from now on."""
         self.variables["TUNEMQ_WORKERS"] = str(workers)
-        self.compose("up", "--detach", "--no-build", *options)
+        self.compose("up", "--detach", "--no-build")
         self.eventually(
             f"every service is healthy, with {workers} workers", lambda: self.are_well(workers)
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,6 +275,27 @@ def test_with_same_user_a_worker_and_its_trials_are_no_root(farm, spare):
     finally:
         farm.head.run("tunemq-farm", "nodes", "resume", "rack1", fails=True)
         _uninstall(spare, "--purge")
+
+
+def test_worker_with_wrong_password_fails_its_installation_within_half_a_minute(farm, spare):
+    spare.sh(
+        "cp -r /root/worker /root/wrong;"
+        " sed -i 's,://worker:[^@]*@,://worker:wrong@,' /root/wrong/environment"
+    )
+    try:
+        farm.install_worker(spare, "--no-start")  # packages take their own time
+        began = time.monotonic()
+        said = spare.run(
+            *("sh", f"{CARRIED}/install.sh", "worker", "--config", "/root/wrong"),
+            *("--wheels", f"{CARRIED}/wheels"),
+            fails=True,
+        )
+        assert "WRONGPASS" in said
+        assert "tunemq-worker.service does not come up" in said
+        assert time.monotonic() - began < 30
+    finally:
+        _uninstall(spare, "--purge")
+        spare.sh("rm -r /root/wrong")
 
 
 def test_a_person_submits_from_a_machine_of_her_own(farm, spare):
