@@ -26,3 +26,5 @@ EVENTS_BYTES: Final = 40 * 2**20
 OUTPUT_BYTES: Final = 64 * 2**10
 #: A field of the scheduler's reply to a node.
 REPLY_BYTES: Final = 64 * 2**10
+#: The number that leases have to repeat; a lease has room for one that is not longer.
+CHALLENGE_BYTES: Final = 2**8

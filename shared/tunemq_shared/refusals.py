@@ -20,11 +20,12 @@ OFTEN_HONEST: Final = frozenset({"dead_node", "unknown_node", "old_term", "repea
 class Refused(NamedTuple):
     """How many messages of a kind were refused for one reason.
 
-    ``kind``: request, hello, goodbye, events, lease, vitals, output, mail or reply. ``reason``: as
+    ``kind``: request, hello, goodbye, events, lease, vitals, output, mail, reply or challenge.
+    ``reason``: as
     `tunemq_shared.seals.SealBroken` has it, else ``oversized``, ``unreadable``, ``version`` (of
     another version of TuneMQ), ``incarnation`` (for another node), ``dead_node``, ``unknown_node``,
     ``old_term`` or ``repeated``; of these four see `OFTEN_HONEST`. Or ``early``: of a time that has
-    not come yet.
+    not come yet. Or ``unanswered``: a lease that does not repeat the scheduler's challenge.
     """
 
     kind: str

@@ -1,14 +1,17 @@
 """Names of everything of ours in Redis, in one place, so that nothing there is without an owner.
 
 What scheduler and nodes say to each other is sealed (`tunemq_shared.seals`): mail, each field of a
-reply, leases, vitals, hellos and goodbyes, the headers of batches (with their events) and pieces of
-output. All else is of no use to who may forge it, but to hold the farm up.
+reply, the challenge, leases, vitals, hellos and goodbyes, the headers of batches (with their
+events) and pieces of output. All else is of no use to who may forge it, but to hold the farm up.
 
 tunemq:generation     random, with the run of Redis that it was made in; gone or changed: the wire
                       was reset (scheduler sets it)
 tunemq:nodes          stream: NodeHello of every incarnation, and its goodbye when it ends in peace
                       (nodes append, scheduler reads)
-tunemq:lease:<inc>    counter that a node raises every second; expires after LEASE_TTL_S
+tunemq:challenge      a random number that the scheduler replaces every few seconds, where it has
+                      keys; a lease that does not repeat it is an old one (scheduler sets it)
+tunemq:lease:<inc>    counter that a node raises every second, the assignment that it has taken, and
+                      the challenge; expires after LEASE_TTL_S
 tunemq:vitals:<inc>   NodeVitals: how its machine is; set beside the lease, expires with it
 tunemq:reply:<inc>    hash for that node: v newest assignment's term and version; f fenced; r why
                       it is to end in peace;
@@ -46,6 +49,7 @@ STREAMS: Final = "tunemq:streams"
 NODES: Final = "tunemq:nodes"
 FARM: Final = "tunemq:farm"
 SIGNS: Final = "tunemq:signs"
+CHALLENGE: Final = "tunemq:challenge"
 REQUESTS: Final = "tunemq:requests"
 
 #: A node renews its lease this often.

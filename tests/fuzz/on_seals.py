@@ -44,6 +44,13 @@ def of_seals(desk: Desk) -> list[Decoder]:
                 (),
             ),
             Decoder(
+                f"{how} challenge",
+                lambda data, keys=keys: NodeSeals(_NODE, keys).hear_challenge(data),  # type: ignore[misc]
+                (),
+                (keys.orders.close(b"0123456789abcdef", b"challenge"),),
+                (),
+            ),
+            Decoder(
                 f"{how} introduction",
                 _of_table(WireSeals(keys).introduction),
                 (),

@@ -13,6 +13,7 @@ from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.introductions import BatchHeader, NodeHello
 from tunemq_shared.live_keys import LiveKeys
+from tunemq_workers.wire_seals import NodeSeals
 
 
 class FakeNode:
@@ -29,14 +30,15 @@ class FakeNode:
         self.taken = (0, 0)
         self.last = 0
         self._renewals = 0
+        self._seals = NodeSeals(incarnation, self.keys)
 
     def close(self) -> None:
         self.redis.close()
 
     def renew(self) -> None:
+        self._seals.hear_challenge(self.redis.get(wire.CHALLENGE) or b"")
         self._renewals += 1
-        value = f"{self._renewals}:{self.taken[0]}:{self.taken[1]}"
-        sealed = self.keys.events.close(value.encode(), b"lease", self.incarnation.encode())
+        sealed = self._seals.lease(f"{self._renewals}:{self.taken[0]}:{self.taken[1]}")
         self.redis.set(wire.lease(self.incarnation), sealed, px=int(wire.LEASE_TTL_S * 1000))
 
     def say_hello(self, began: float = 0.0) -> None:

@@ -238,7 +238,7 @@ class Scheduler:
         if not value:
             return []
         opened = self.keys.events.open(value, b"lease", incarnation.encode())
-        return [int(part) for part in opened.split(b":")]
+        return [int(part) for part in opened.split(b":")[:3]]
 
     def renewals(self, incarnation: str) -> int:
         """The lease's counter; one that ran out while the machine slept is waited for."""

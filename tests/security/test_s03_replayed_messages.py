@@ -12,7 +12,7 @@ from tests.integration.farm_support import RedisServer, order
 from tests.integration.node_fixtures import server
 from tests.security.signed_wire import KEY, SignedWire, SignedWorker
 from tests.support import eventually
-from tunemq_scheduler.executors import lease_watch, node_wire
+from tunemq_scheduler.executors import lease_challenge, lease_watch, node_wire
 from tunemq_shared import messages as m
 from tunemq_shared import wire as names
 
@@ -102,9 +102,9 @@ def test_s03_nobody_brings_a_dead_node_back_or_a_living_one_down(wire, server):
     wire.until(lambda: wire.counted().get(("events", "dead_node")))
     # A scheduler that begins knows nothing of the dead.
     server.client.delete(names.lease("inc1"), KEY)
-    second.renew()
     wire.restart()
     server.client.xadd(names.NODES, hello)
+    second.renew()
     wire.until(lambda: wire.said(m.NodeJoined))
     wire.a_while(second.renew)
     assert [joined.incarnation for joined in wire.said(m.NodeJoined)] == ["inc2"]
@@ -162,3 +162,85 @@ def test_s03_old_leases_keep_no_dead_node_alive(wire, server, monkeypatch):
     returned = len(wire.said(m.NodeReturned))
     wire.until(lambda: (is_lost(), wire.counted().get(("lease", "repeated"), 0) > 1)[1])
     assert len(wire.said(m.NodeReturned)) == returned
+
+
+def recorded_leases(wire, node, count=40):
+    """Leases that a node wrote, and that this scheduler has not looked at but for the last one."""
+    recorded = []
+    for _ in range(count):
+        node.renew()
+        recorded.append(wire.server.client.get(names.lease(node.incarnation)))
+    wire.turn()
+    return recorded
+
+
+def test_scheduler_restarted_while_old_leases_are_played_takes_no_dead_node_for_alive(
+    wire, server, monkeypatch
+):
+    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 0.5)
+    expected, forgotten = wire.node("inc1"), wire.node("inc2", name="other")
+    for node in (expected, forgotten):
+        node.say_hello()
+    wire.until(lambda: len(wire.said(m.NodeJoined)) == 2)
+    known = [fact for fact in wire.said(m.NodeJoined) if fact.incarnation == "inc1"]
+    forgotten.send(KEY, m.TrialFinished("t1", 1))
+    first_batch = server.client.xrange(KEY)[-1][1]
+    played = [
+        (names.lease(node.incarnation), itertools.cycle(recorded_leases(wire, node)))
+        for node in (expected, forgotten)
+    ]
+    server.client.delete(KEY)
+
+    # Both are dead from now on. The journal knows the first, the nodes' stream the second.
+    wire.restart()
+    wire.client.reattach(known, [], {})
+    server.client.xadd(KEY, first_batch)
+
+    def play():
+        for key, leases in played:
+            server.client.set(key, next(leases))
+        return wire.said(m.NodeLost) and wire.counted().get(("lease", "unanswered"), 0) > 1
+
+    wire.until(play)
+    wire.a_while(play)
+    assert [lost.incarnation for lost in wire.said(m.NodeLost)] == ["inc1"]
+    assert not wire.said(m.NodeReturned)
+    assert not wire.said(m.NodeJoined)
+    assert not wire.said(m.TrialFinished)
+
+
+def test_scheduler_restarted_hears_live_nodes_with_their_next_lease(wire, server):
+    node = wire.node("inc1")
+    node.say_hello()
+    wire.until(lambda: wire.said(m.NodeJoined))
+    known = wire.said(m.NodeJoined)
+    wire.restart()
+    wire.client.reattach(known, [], {})
+    wire.turn()
+    assert not wire.wire.has_nodes
+    node.renew()
+    wire.until(lambda: wire.wire.has_nodes)
+    assert not wire.said(m.NodeLost)
+    assert wire.counted() == {}
+
+
+def test_leases_held_back_and_played_later_keep_no_dead_node_alive(wire, server, monkeypatch):
+    monkeypatch.setattr(lease_watch, "LEASE_TTL_S", 0.5)
+    monkeypatch.setattr(lease_challenge, "_REPLACED_EVERY_S", 0.5)
+    node = wire.node("inc1")
+    node.say_hello()
+    wire.until(lambda: wire.said(m.NodeJoined))
+    key = names.lease("inc1")
+    before = server.client.get(key)
+    held_back = []
+    for _ in range(1000):
+        node.renew()
+        held_back.append(server.client.get(key))
+    server.client.set(key, before)
+    played = iter(held_back)
+
+    # They count while they answer the challenge of now, or the one before it.
+    wire.until(lambda: (server.client.set(key, next(played)), wire.said(m.NodeLost))[1])
+    assert wire.counted().get(("lease", "unanswered"), 0) > 0
+    wire.a_while(lambda: server.client.set(key, next(played)))
+    assert not wire.said(m.NodeReturned)

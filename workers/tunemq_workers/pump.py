@@ -221,17 +221,20 @@ class Pump:
             ["EXPIRE", self._reply, wire.REPLY_TTL_S],
             ["EXISTS", wire.SCHEDULER],
             ["GET", wire.SIGNS],
+            ["GET", wire.CHALLENGE],
             *(["EXISTS", key] for key in keys),
         )
 
     def _tell_seen(self, keys: tuple[str, ...], replies: list[Reply]) -> None:
-        lease, generation, fields, _, _, scheduler, signs, *exist = replies
+        lease, generation, fields, _, _, scheduler, signs, challenge, *exist = replies
         for reply in replies:
             # A Redis that is full takes no lease, and the scheduler knows; all else can be read.
             if isinstance(reply, Refused) and not (reply is lease and reply.is_full):
                 raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
         assert isinstance(generation, bytes | None)  # what GET answers
         assert isinstance(fields, list)  # what HMGET answers
+        if isinstance(challenge, bytes) and self._seals.hear_challenge(challenge):
+            self._looked_at = float("-inf")  # the scheduler waits for a lease that answers it
         names = (*_ANSWERS, *map(wire.journalled, keys))
         said = self._seals.replies(
             {

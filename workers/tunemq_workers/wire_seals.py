@@ -17,7 +17,13 @@ from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.refusals import Refusals
 from tunemq_shared.seals import SealBroken
 
-_NAMES: Final = MappingProxyType({"mail": "An assignment", "reply": "A scheduler's reply"})
+_NAMES: Final = MappingProxyType(
+    {
+        "mail": "An assignment",
+        "reply": "A scheduler's reply",
+        "challenge": "A scheduler's challenge to leases",
+    }
+)
 #: What a person can do about a message that is refused, by the reason.
 _ADVICE: Final = MappingProxyType(
     {
@@ -54,6 +60,10 @@ class NodeSeals:
         #: What was read last of the reply.
         self._reply: dict[str, _Field] = {}
         self._version = self.keys.version
+        #: The challenge that was read last, with the version of the keys then; and the last one
+        #: that was believed.
+        self._challenge_read = (b"", -1)
+        self._challenge = b""
 
     # --- from the scheduler -----------------------------------------------------------------------
 
@@ -88,6 +98,20 @@ class NodeSeals:
             self._reply[name] = field
         return {name: field.opened for name, field in self._reply.items()}
 
+    def hear_challenge(self, sealed: bytes) -> bool:
+        """Take note of what leases have to repeat from now on; whether that is news.
+
+        Where there are no keys nothing has to be repeated.
+        """
+        read = (sealed, self.keys.version)
+        if not self.keys.is_signed or not sealed or read == self._challenge_read:
+            return False
+        self._challenge_read, before = read, self._challenge
+        opened = self._open("challenge", sealed, limits.CHALLENGE_BYTES, b"challenge")
+        if opened is not None:
+            self._challenge = opened
+        return self._challenge != before
+
     def _opened_field(self, name: str, sealed: bytes) -> bytes:
         if not sealed:  # it is not there
             return b""
@@ -119,8 +143,12 @@ class NodeSeals:
         return self.keys.events.close(self._incarnation, b"bye")
 
     def lease(self, value: str) -> bytes:
-        """What a lease says, which begins with a number that grows with each renewal."""
-        return self.keys.events.close(value.encode(), b"lease", self._incarnation)
+        """What a lease says, which begins with a number that grows with each renewal.
+
+        Where there are keys the scheduler's challenge stands behind it.
+        """
+        answer = b":" + self._challenge if self.keys.is_signed else b""
+        return self.keys.events.close(value.encode() + answer, b"lease", self._incarnation)
 
     def vitals(self, vitals: bytes) -> bytes:
         """How this machine is."""

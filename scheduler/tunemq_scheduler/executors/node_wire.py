@@ -331,13 +331,13 @@ class NodeWire:
                 gone += self._roster.gaps
                 if gone and self._generation.renew(gone):
                     self._begin_generation()
-                self._admit()
             except WireError as error:
                 self._redis.lost(error)
         return ready
 
     def _take(self, taken: dict[bytes, list[StreamEntry]]) -> None:
         self._intake.introductions(taken.pop(wire.NODES.encode(), ()))
+        self._admit()
         unfinished = self._unread()
         for key, entries in taken.items():
             self._intake.batches(self._roster.tenants[key.decode()], entries)
@@ -405,6 +405,10 @@ class NodeWire:
         """(Re)connect, and repeat what may have been lost."""
         self._line.connect()
         self._let_in()
+        if not self._generation.begun:
+            # Nodes that see a new generation answer at once, so that they are heard as soon.
+            self._pose_challenge()
+            self._post_commands()
         if self._generation.begins_with_link(self._seals.signer):
             self._begin_generation()
         self._roster.start_anew()
@@ -433,6 +437,7 @@ class NodeWire:
         """Twice a second: the keys, the leases, and who has not taken their newest orders."""
         self._look_at_keys()
         self._look_at_leases()
+        self._pose_challenge()
         for node in self._roster.nodes.values():
             mailbox = node.mailbox
             if not node.takes_orders:
@@ -441,6 +446,10 @@ class NodeWire:
                 self._send_orders(mailbox)
             elif defences.RESEND and mailbox.renewals_unconfirmed >= _RENEWALS_UNTIL_RESENT:
                 self._send_orders(mailbox, again=True)
+
+    def _pose_challenge(self) -> None:
+        """Each time, so that it stands there again soon wherever Redis lost it."""
+        self._roster.commands += self._seals.challenge(time.monotonic())
 
     def _look_at_keys(self) -> None:
         """Where there are others, say again what we said; have nodes that were refused do so."""

@@ -180,8 +180,9 @@ class Roster:
             return NOBODYS
         last = header.first + len(events) - 1
         stake = tenant.stakes.get(incarnation)
-        if stake is None and header.first > 1:
-            # A copy of what a dead node said; or a living one's, of which what was before is lost.
+        if stake is None and (header.first > 1 or not node.is_joined):
+            # A copy of what a dead node said; or a living one's, of which what was before is lost,
+            # or that shows no lease yet. If it is alive it sends all again once it has joined.
             self.refusals.add("events", "repeated")
             tenant.beheaded.add(incarnation)
             return NOBODYS

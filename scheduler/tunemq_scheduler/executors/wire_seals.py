@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from tunemq_scheduler.executors.lease_challenge import LeaseChallenge
 from tunemq_scheduler.executors.redis_line import Command
 from tunemq_shared import message_limits as limits
 from tunemq_shared import wire
@@ -22,6 +23,9 @@ from tunemq_shared.seals import SealBroken
 _REPLY: Final = wire.reply("")
 #: A node that renews its lease a thousand times a second for ever needs fewer.
 _DIGITS: Final = 18
+#: A live node shows so many leases without an answer at most when a scheduler starts: the one that
+#: stands there, and the one that it writes just before it reads the challenge.
+_UNANSWERED_AT_MOST: Final = 2
 #: What a person can do about a message that is refused, by the reason.
 _ADVICE: Final = MappingProxyType(
     {
@@ -34,6 +38,8 @@ _ADVICE: Final = MappingProxyType(
         "unreadable": "Its worker has another version of TuneMQ, or it is from nobody of ours.",
         "oversized": "Somebody who is no node of this farm may write to its Redis.",
         "repeated": "Somebody who is no node of this farm may write to its Redis.",
+        "unanswered": "Its worker has another version of TuneMQ, or somebody plays old leases of a"
+        " node that is gone.",
     }
 )
 
@@ -46,11 +52,18 @@ class Introduction(NamedTuple):
 
 
 class _Lease(NamedTuple):
-    """A lease as it was seen last; ``renewals`` is the greatest number that it ever said."""
+    """A lease as it was seen last.
+
+    Attributes:
+        opened: what the last one that counted said.
+        renewals: the greatest number that one that counted ever said.
+        unanswered: how many in a row did not answer the scheduler's challenge.
+    """
 
     sealed: bytes
     opened: bytes | None
     renewals: int
+    unanswered: int = 0
 
 
 class WireSeals:
@@ -65,6 +78,7 @@ class WireSeals:
         self.keys = LiveKeys.none() if keys is None else keys
         self.refused = Refusals() if refused is None else refused
         self._leases: dict[str, _Lease] = {}
+        self._challenge = LeaseChallenge()
         self._version = self.keys.version
         #: Whether a node was refused that other keys might make welcome.
         self._has_refused = False
@@ -87,6 +101,17 @@ class WireSeals:
         incarnation = key.removeprefix(_REPLY).encode()
         sealed = self.keys.orders.close(value.encode(), b"reply", incarnation, field.encode())
         return name, key, field, sealed
+
+    def challenge(self, now: float) -> list[Command]:
+        """Show nodes what their leases have to repeat; nothing where nothing is signed.
+
+        Args:
+            now: a monotonic clock.
+        """
+        if not self.keys.is_signed:
+            return []
+        posed = self._challenge.pose(now).encode()
+        return [("SET", wire.CHALLENGE, self.keys.orders.close(posed, b"challenge"))]
 
     # --- from nodes -------------------------------------------------------------------------------
 
@@ -111,8 +136,8 @@ class WireSeals:
     def leases(self, values: Mapping[str, bytes | None]) -> list[bytes | None]:
         """What the leases of these incarnations say; None where it is gone or refused.
 
-        A lease that was renewed says so by a greater number, so that an old one does not pass for
-        a sign of life.
+        A lease that was renewed says so by a greater number, and repeats the challenge of this
+        scheduler, so that an old one does not pass for a sign of life.
         """
         before, self._leases = self._leases, {}
         said = []
@@ -126,13 +151,17 @@ class WireSeals:
 
     def _renewed(self, incarnation: str, value: bytes, last: _Lease) -> _Lease:
         opened = self._open("lease", value, limits.LEASE_BYTES, b"lease", incarnation.encode())
-        renewals = last.renewals
-        if opened is not None and self.keys.is_signed:
-            renewals = _number(opened)
-            if renewals <= last.renewals:
-                self._refuse("lease", "repeated", "is an old one")
-                return _Lease(value, last.opened, last.renewals)
-        return _Lease(value, opened, renewals)
+        if opened is None or not self.keys.is_signed:
+            return _Lease(value, opened, last.renewals)
+        said, _, answer = opened.rpartition(b":")
+        if (renewals := _number(opened)) <= last.renewals:
+            self._refuse("lease", "repeated", "is an old one")
+            return last._replace(sealed=value)
+        if not self._challenge.is_answered_by(answer.decode(errors="replace")):
+            if last.unanswered >= _UNANSWERED_AT_MOST:
+                self._refuse("lease", "unanswered", "does not answer this scheduler")
+            return last._replace(sealed=value, unanswered=last.unanswered + 1)
+        return _Lease(value, said, renewals)
 
     def vitals(self, incarnation: str, value: bytes | None) -> bytes | None:
         """What a node says of its machine, if it does."""

@@ -79,15 +79,19 @@ def test_a_node_joins_when_its_lease_shows_that_it_lives():
     assert mine(roster).facts == [JOINED]
 
 
-def test_a_node_that_has_events_lives_and_joins_before_them():
+def test_s03_events_of_an_unknown_node_before_its_first_lease_are_asked_for_again():
     roster = roster_of()
     introduce(roster)
 
-    assert roster.read_batch(mine(roster), b"5-1", batch(FINISHED, FINISHED)) == (
-        "inc1",
-        2,
-    )
-    assert mine(roster).facts == [JOINED, m.BatchRead("inc1", 1, 2, "5-1"), FINISHED, FINISHED]
+    assert roster.read_batch(mine(roster), b"5-1", batch(FINISHED)) == ("", 0)
+    assert mine(roster).facts == []
+    assert not roster.nodes["inc1"].is_joined
+    roster.read_leases(0.0, [b"1:0:0"])
+    assert mine(roster).take() == [JOINED]
+    assert roster.gaps == [KEY]
+    roster.begin_anew()
+    assert roster.read_batch(mine(roster), b"6-1", batch(FINISHED)) == ("inc1", 1)
+    assert mine(roster).facts == [m.BatchRead("inc1", 1, 1, "6-1"), FINISHED]
 
 
 def test_s03_a_batch_of_a_node_that_nobody_was_told_of_begins_with_its_first_event():

@@ -24,6 +24,7 @@ def roster() -> Roster:
     python = ".".join(map(str, sys.version_info[:3]))
     about = ("n", "inc", "host", "127.0.0.1", 1, {"cpu": 1.0}, python, cloudpickle.__version__)
     roster.read_hello(b"1-0", m.encode(NodeHello(m.PROTOCOL_VERSION, *about)))
+    roster.read_leases(0.0, [b"1:0:0"])
     read(roster, 1, 3)
     return roster
 

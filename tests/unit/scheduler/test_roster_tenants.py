@@ -77,14 +77,14 @@ def test_events_are_told_to_the_experiment_whose_stream_they_were_in(roster):
     assert one.take() == []
 
 
-def test_events_bring_a_node_to_all_and_come_behind_that():
+def test_events_bring_an_expected_node_to_all_and_come_behind_that():
     roster = roster_of(1, ONE, TWO)
-    introduce(roster)
     one, two = roster.tenants.values()
+    roster.expect(two, JOINED, 0)
     roster.read_batch(two, b"5-1", batch(FINISHED))
 
     assert one.take() == [JOINED]
-    assert two.take() == [JOINED, m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
+    assert two.take() == [m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,24 @@ def both(request, tmp_path):
     if request.param == "unsigned":
         return WireSeals(), NodeSeals("inc1")
     folder = key_folder(tmp_path / "keys")
-    return WireSeals(of_scheduler(folder)), NodeSeals("inc1", of_worker(folder))
+    scheduler, node = WireSeals(of_scheduler(folder)), NodeSeals("inc1", of_worker(folder))
+    assert node.hear_challenge(posed(scheduler))
+    return scheduler, node
 
 
 @pytest.fixture
 def signed(tmp_path):
     folder = key_folder(tmp_path / "keys")
-    return WireSeals(of_scheduler(folder)), NodeSeals("inc1", of_worker(folder))
+    scheduler, node = WireSeals(of_scheduler(folder)), NodeSeals("inc1", of_worker(folder))
+    assert node.hear_challenge(posed(scheduler))
+    return scheduler, node
+
+
+def posed(scheduler, now=0.0):
+    """The challenge as it stands in Redis."""
+    ((_, key, sealed),) = scheduler.challenge(now)
+    assert key == wire.CHALLENGE
+    return sealed
 
 
 def counted(seals):
@@ -171,3 +182,50 @@ def test_whom_other_keys_might_make_welcome_is_asked_again_once(tmp_path):
     assert scheduler.are_changed() == (False, False)
     scheduler.keys.version += 1
     assert scheduler.are_changed() == (True, False)
+
+
+def test_a_lease_counts_once_it_answers_the_scheduler(tmp_path):
+    folder = key_folder(tmp_path / "keys")
+    node = NodeSeals("inc1", of_worker(folder))
+    before, after = WireSeals(of_scheduler(folder)), WireSeals(of_scheduler(folder))
+    assert before.leases({"inc1": node.lease("1:0:0")}) == [None]
+    node.hear_challenge(posed(before))
+    assert before.leases({"inc1": node.lease("2:0:0")}) == [b"2:0:0"]
+    assert counted(before) == {}
+
+    old = [node.lease(f"{number}:0:0") for number in range(3, 8)]
+    assert {said for lease in old for said in after.leases({"inc1": lease})} == {None}
+    # What an honest node shows when a scheduler starts is not counted.
+    assert counted(after) == {("lease", "unanswered"): 3}
+    assert len(after.refused.news()) == 1
+    assert node.hear_challenge(posed(after))
+    assert not node.hear_challenge(posed(after))
+    assert after.leases({"inc1": node.lease("8:0:0")}) == [b"8:0:0"]
+
+
+def test_a_challenge_counts_until_the_next_one_is_replaced(signed):
+    scheduler, node = signed
+    assert not node.hear_challenge(posed(scheduler, wire.LEASE_TTL_S - 0.1))
+    assert scheduler.leases({"inc1": node.lease("1:0:0")}) == [b"1:0:0"]
+    second = posed(scheduler, wire.LEASE_TTL_S)
+    assert scheduler.leases({"inc1": node.lease("2:0:0")}) == [b"2:0:0"]
+    posed(scheduler, 60.0)
+    assert scheduler.leases({"inc1": node.lease("3:0:0")}) == [b"2:0:0"]
+    assert node.hear_challenge(second)
+    assert scheduler.leases({"inc1": node.lease("4:0:0")}) == [b"4:0:0"]
+
+
+def test_s02_a_challenge_of_others_is_refused_once_and_changes_nothing(signed, tmp_path):
+    scheduler, node = signed
+    others = posed(WireSeals(of_scheduler(key_folder(tmp_path / "others"))))
+    for forged in (others, others, b"", b"x" * 300):
+        assert not node.hear_challenge(forged)
+    assert counted(node) == {("challenge", "unknown_key"): 1, ("challenge", "oversized"): 1}
+    assert scheduler.leases({"inc1": node.lease("1:0:0")}) == [b"1:0:0"]
+
+
+def test_without_keys_nothing_is_asked_and_nothing_answered():
+    scheduler, node = WireSeals(), NodeSeals("inc1")
+    assert scheduler.challenge(0.0) == []
+    assert not node.hear_challenge(b"\0anything")
+    assert scheduler.leases({"inc1": node.lease("1:0:0")}) == [b"1:0:0"]
