@@ -115,7 +115,11 @@ class ToldNodes:
     """Two nodes; notes what they are told."""
 
     def __init__(self) -> None:
+        self.troubles: list[str] = []
         self.told: list[tuple[str, ...]] = []
+
+    def store_troubles(self) -> Iterator[str]:
+        yield from self.troubles
 
     def rows(self) -> tuple[a.NodeRow, ...]:
         gpu = a.GpuRow(uuid="GPU-1", model="H100", memory=80 * 2**30, used=0.5)

@@ -303,6 +303,71 @@ ROWS: Final = {
             width=24,
         ),
     ],
+    "Store and head": [
+        lines(
+            "Store requests per second",
+            "What the scheduler (without a name) and the nodes ask of object stores; dashed: what "
+            "was refused or not answered.",
+            (
+                "sum by (node) (rate(tunemq_store_requests_total{{N}}[$__rate_interval]))",
+                "{{node}}",
+            ),
+            (
+                "sum by (node) (rate(tunemq_store_failures_total{{N}}[$__rate_interval]))",
+                "{{node}}, failed",
+            ),
+            dashed="/.*failed/",
+        ),
+        lines(
+            "No answer from the store",
+            "For so long no request has succeeded. Trials wait with their next checkpoint.",
+            ("max by (node) (tunemq_store_failing_seconds{{N}})", "{{node}}"),
+            unit="s",
+        ),
+        lines(
+            "Waiting to be sent",
+            "Bytes of checkpoints on nodes, and of journals on the head (without a name).",
+            ("sum by (node) (tunemq_store_queue_bytes{{N}})", "{{node}}"),
+            unit="bytes",
+        ),
+        lines(
+            "Trials that wait for the store",
+            "By search: with a checkpoint to write, or one to read.",
+            ("sum by (experiment) (tunemq_trials_waiting_for_store{{F}})", "{{experiment}}"),
+        ),
+        lines(
+            "Journal copies",
+            "For so long the copy of a search's journal in the store has lacked turns.",
+            ("max by (experiment) (tunemq_journal_copy_behind_seconds{{F}})", "{{experiment}}"),
+            unit="s",
+        ),
+        lines(
+            "Disks of the head",
+            "What is left; dashed: their size.",
+            ("min by (disk) (tunemq_head_disk_free_bytes{{F}})", "{{disk}}"),
+            ("min by (disk) (tunemq_head_disk_size_bytes{{F}})", "{{disk}}, size"),
+            unit="bytes",
+            dashed="/.*size/",
+        ),
+        lines(
+            "Certificates",
+            "How long each that the scheduler meets or trusts is valid.",
+            (
+                (
+                    "min by (certificate) "
+                    "(tunemq_certificate_expiry_timestamp_seconds{{F}}) - time()"
+                ),
+                "{{certificate}}",
+            ),
+            unit="s",
+        ),
+        lines(
+            "Last backup",
+            "How long ago the last backup was noted (docs/deploy/monitoring.md).",
+            ("time() - max(tunemq_last_backup_timestamp_seconds{{F}})", "backup"),
+            unit="s",
+        ),
+    ],
     "Owners": [
         lines(
             "GPUs of owners",

@@ -21,6 +21,7 @@ from tunemq_shared.object_client import ObjectClient, Refused, UploadForgotten
 from tunemq_shared.object_store import ObjectInfo, ObjectStore, WrongSize
 from tunemq_shared.parts import Body, check_end, check_hash, part_length, write_at
 from tunemq_shared.retrying import Cancel, StoreUnavailable, ignore, in_parallel, retried
+from tunemq_shared.store_traffic import CountedClient
 
 #: Seconds to connect or to send a block, and until the next bytes of an answer. A server whose disk
 #: is busy takes its time with both.
@@ -55,7 +56,7 @@ class RemoteObjects(ObjectStore):
         self.address = address
         self._prefix = f"{prefix}/" if prefix else ""
         self._connect = connect
-        self._client = connect(CONNECT_S, READ_S)
+        self._client: ObjectClient = CountedClient(connect(CONNECT_S, READ_S), address)
 
     def probe(self, *, is_read_only: bool = False) -> None:
         """See `ObjectStore.probe`."""

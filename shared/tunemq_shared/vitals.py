@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 import msgspec
 
 from tunemq_shared.messages import Message
+from tunemq_shared.store_traffic import StoreTraffic
+
+#: No machine has more of anything; further numbers would break sums and tables of others.
+_MOST: Final = 2.0**60
 
 
 class GpuVitals(Message, frozen=True):
@@ -43,7 +50,7 @@ class NodeVitals(Message, frozen=True):
     of trials, ``outbox`` the bytes that it has said and nobody has journalled yet, ``cache`` those
     of its copies of checkpoints. ``clock`` is the Unix time there when it said this. ``refused``:
     how many messages it refused, by kind and reason with a colon between; ``number`` grows with
-    each time that it says how it is.
+    each time that it says how it is. ``store``: what it asks of object stores.
     """
 
     version: str = ""
@@ -59,6 +66,32 @@ class NodeVitals(Message, frozen=True):
     about: NodeAbout | None = None
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     number: int = 0
+    store: StoreTraffic = StoreTraffic()
 
 
-decode_vitals = msgspec.msgpack.Decoder(NodeVitals).decode
+def decode_vitals(data: bytes) -> NodeVitals:
+    """What a node says of itself.
+
+    Raises:
+        UNDECODABLE: it is not that, or no machine is so: an amount is negative, infinite or NaN.
+    """
+    vitals = msgspec.msgpack.decode(data, type=NodeVitals)
+    amounts = (
+        vitals.load,
+        vitals.memory_free,
+        vitals.disk_free,
+        vitals.disk_size,
+        vitals.hosts,
+        vitals.outbox,
+        vitals.cache,
+        vitals.clock,
+        vitals.number,
+        *vitals.refused.values(),
+        *(amount for gpu in vitals.gpus for amount in (gpu.busy, gpu.memory_used)),
+    )
+    is_possible = all(
+        amount is None or (math.isfinite(amount) and 0 <= amount <= _MOST) for amount in amounts
+    )
+    if not (is_possible and vitals.store.is_possible):
+        raise msgspec.ValidationError("an amount in it is negative, infinite or too large")
+    return vitals

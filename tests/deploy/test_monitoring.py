@@ -18,7 +18,8 @@ import yaml
 
 from tunemq_scheduler.farm.allotting.words import OwnerAccount
 from tunemq_scheduler.farm.metrics import metrics_of
-from tunemq_scheduler.farm.snapshot import BUCKETS_S, FarmSnapshot, NodeState
+from tunemq_scheduler.farm.relay.messages import StoreUse
+from tunemq_scheduler.farm.snapshot import BUCKETS_S, FarmSnapshot, HeadState, NodeState
 from tunemq_shared.answers import GpuRow, NodeRow, RefusedRow
 from tunemq_shared.vitals import GpuVitals, NodeVitals
 
@@ -63,6 +64,8 @@ EVERYTHING = FarmSnapshot(
     ),
     accounts=(OwnerAccount("ada", 0, "gpus", 0, 0, 0), OwnerAccount("ada", 0, "others", 0, 0, 0)),
     refused=(RefusedRow(kind="hello", reason="unsigned", times=1),),
+    store_uses={"e": StoreUse()},
+    head=HeadState(disks={"results": (1.0, 2.0)}, certificates={"redis": 1.0}, backup_at=1.0),
 )
 
 
@@ -142,7 +145,7 @@ def test_alerts_say_what_is_wrong_and_what_to_do_and_stand_on_the_page():
 
 def test_what_alerts_tell_people_to_type_exists():
     commands = set(re.findall(r"^ {4}(\w+)", help_of(), re.MULTILINE))
-    options = help_of("worker") + help_of("scheduler")
+    options = help_of("worker") + help_of("scheduler") + help_of("rm")
     text = " ".join(rule["annotations"]["description"] for rule in ALERTS)
     assert set(re.findall(r"`tunemq\s+([a-z]+)", text)) <= commands
     named = set(re.findall(r"--([a-z-]+)", text)) - {"max-depth"}  # that is du's

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
+from tunemq_shared.store_traffic import StoreTraffic
 from tunemq_workers.host_contracts import Host
 from tunemq_workers.reactor import Timer
 from tunemq_workers.transfers.messages import Download, FetchBlob, SendFiles, Upload, Uploaded
@@ -61,6 +62,11 @@ class Transfers(Protocol):
 
     #: Takes why the process that does them ended; another goes on with what is unfinished.
     on_death: Callable[[str], object]
+
+    @property
+    def traffic(self) -> StoreTraffic:
+        """What was asked of stores since the node began."""
+        ...
 
     def upload(
         self,

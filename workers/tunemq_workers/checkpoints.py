@@ -18,6 +18,7 @@ from tunemq_shared.errors import StoreError, WireError
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.messages import CheckpointWritten, NodeWarned, encode
 from tunemq_shared.store import check_key
+from tunemq_shared.store_traffic import StoreTraffic
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_workers import cache_disk, checkpoint_messages
 from tunemq_workers.cache_folders import CacheFolders
@@ -161,6 +162,11 @@ class Checkpoints:
     def size(self) -> int:
         """Bytes of the copies that are kept."""
         return self._cache.size
+
+    @property
+    def traffic(self) -> StoreTraffic:
+        """What the node asks of stores, and how many bytes of checkpoints wait to be sent."""
+        return self._transfers.traffic.plus(StoreTraffic(queue_bytes=self._uploads.size))
 
     @property
     def kept(self) -> tuple[str, ...]:

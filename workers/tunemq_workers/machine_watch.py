@@ -16,6 +16,7 @@ import msgspec
 
 from tunemq_shared.messages import encode
 from tunemq_shared.refusals import Refusals
+from tunemq_shared.store_traffic import StoreTraffic
 from tunemq_shared.vitals import GpuVitals, NodeAbout, NodeVitals
 from tunemq_workers import machine
 from tunemq_workers.libraries import installed_versions
@@ -44,6 +45,7 @@ class MachineWatch:
     ) -> None:
         #: Set by the node's loop.
         self.hosts = self.outbox = self.cache = 0
+        self.store = StoreTraffic()
         self._folder, self._gpus = folder, gpus
         self._about = about
         self._refused = Refusals() if refused is None else refused
@@ -70,6 +72,7 @@ class MachineWatch:
                 hosts=self.hosts,
                 outbox=self.outbox,
                 cache=self.cache,
+                store=self.store,
                 gpus=self._gpus(),
                 clock=time.time(),
                 refused={f"{kind}:{reason}": count for kind, reason, count in refused},

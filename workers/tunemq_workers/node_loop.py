@@ -470,6 +470,7 @@ class NodeLoop:
     def _show(self, watch: MachineWatch) -> None:
         watch.hosts, watch.outbox = len(self._hosts), self._outboxes.size
         watch.cache = self._checkpoints.size
+        watch.store = self._checkpoints.traffic
 
     def _has_time(self) -> bool:
         """Whether there is time for what nobody waits for."""

@@ -82,9 +82,13 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     devices_used: tuple[DeviceUse, ...] = ()
 
 
+#: What a trial waits for whose checkpoints cannot be sent or fetched.
+STORE: Final = "the store"
+
+
 def awaited(what: str) -> str:
     """What a trial waits for, for people; ``what`` as in `TrialWaits`."""
-    return "its GPU" if what == "device" else "the store"
+    return "its GPU" if what == "device" else STORE
 
 
 class Trial:

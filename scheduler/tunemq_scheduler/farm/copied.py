@@ -69,6 +69,12 @@ class WaitsForCopy(TrialExecutor):
         """What happened to the copy, for people."""
         return self._copy.news() if self._copy is not None else []
 
+    def copy_lag(self) -> tuple[float, int]:
+        """For how many seconds, and by how many bytes, the journal's copy is behind."""
+        return (
+            (self._copy.behind_s, self._copy.behind_bytes) if self._copy is not None else (0.0, 0)
+        )
+
     @abstractmethod
     def release_now(self, accepted: dict[str, int]) -> None:
         """Tell nodes how far their events are kept."""

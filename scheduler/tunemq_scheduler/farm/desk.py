@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -21,6 +22,8 @@ from tunemq_shared.errors import ConfigError, RequestRefused
 
 #: So many rows of trials are in one answer at most.
 _MOST_TRIALS: Final = 1000
+#: So many nodes are named that get no answer from a store.
+_MOST_TROUBLES: Final = 3
 
 
 class Counts(NamedTuple):
@@ -75,6 +78,9 @@ class Experiments(Protocol):
 
 class FarmNodes(Protocol):
     """The nodes as the supervisor knows them."""
+
+    def store_troubles(self) -> Iterator[str]:
+        """Which nodes get no answer from an object store, in lines for people."""
 
     def rows(self) -> tuple[a.NodeRow, ...]:
         """One for each, those that left a short while ago too."""
@@ -259,7 +265,13 @@ class Desk:
         del caller
         entry = self._entry(request.name)
         if self._experiments.has(entry.name):
-            return self._experiments.why(entry.name, request.trial)
+            found = self._experiments.why(entry.name, request.trial)
+            troubles = tuple(islice(self._nodes.store_troubles(), _MOST_TROUBLES))
+
+            def with_stores(why: a.Why) -> a.Why:
+                return msgspec.structs.replace(why, lines=(*why.lines, *troubles))
+
+            return found.then(with_stores) if isinstance(found, Deferred) else with_stores(found)
         if request.trial:
             self._experiments.log(entry.name, request.trial)
         lines = [f"{entry.name} is {entry.state}" + (f": {entry.reason}" if entry.reason else "")]

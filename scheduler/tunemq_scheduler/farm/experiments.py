@@ -27,6 +27,7 @@ from tunemq_shared.allotments import Usage
 from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.answers import Refusal
 from tunemq_shared.errors import ConfigError, RequestRefused
+from tunemq_shared.store_traffic import StoreTraffic
 
 #: A process that dies is started again after so long, twice as long each time; and not again if it
 #: died so often in a row, each time before it had lived for so long.
@@ -114,6 +115,8 @@ class Experiments:
         self._looked_at: int | None = None
         #: How many results those processes were given that have ended.
         self._results_before = 0
+        #: What those have asked of stores.
+        self._traffic_before = StoreTraffic()
 
     @property
     def streams(self) -> Mapping[str, str]:
@@ -135,6 +138,18 @@ class Experiments:
         """Of each that has a process, how many trials are in each state."""
         statuses = {one.name: one.link.status for one in self._running.values() if one.link}
         return {name: status.counts for name, status in statuses.items() if status is not None}
+
+    def store_uses(self) -> dict[str, r.StoreUse]:
+        """Of each that has a process, what it asks of stores, and who waits for one."""
+        return {one.name: one.link.store_use for one in self._running.values() if one.link}
+
+    @property
+    def traffic(self) -> StoreTraffic:
+        """What experiments have asked of stores, all in all."""
+        total = self._traffic_before
+        for use in self.store_uses().values():
+            total = total.plus(use.traffic)
+        return total
 
     # --- each turn of the supervisor --------------------------------------------------------------
 
@@ -279,6 +294,8 @@ class Experiments:
         if link.ending is not None:
             self._keep(one.name, link)
             self._results_before += link.results
+            before = self._traffic_before.plus(link.store_use.traffic.ended)
+            self._traffic_before = before if before.is_possible else StoreTraffic()
             one.link = None
             self._ended(one, link.ending)
         elif one.end_by is not None and time.monotonic() > one.end_by:
@@ -429,12 +446,17 @@ class Experiments:
         if trial:
             reasons: Deferred[r.Reasons] = _ask(link, r.WhyTrial(trial))
             return reasons.then(lambda found: a.Why(lines=tuple(self._reasons(name, found))))
+        use = link.store_use
         if link.usage is None:
             return a.Why(lines=(f"{name} starts",))
         held = sum(bool(amounts.resources) for amounts in link.usage.held.values())
         lines = [f"{name} runs, on {held} node{'' if held == 1 else 's'}"]
         for wanted in link.usage.wants:
             lines += self._allotter.why(name, wanted.request)
+        if use.waiting:
+            lines.append(f"{use.waiting} of its trials wait for the store")
+        if trouble := use.traffic.shown(f"the process of {name}"):
+            lines.append(trouble)
         return a.Why(lines=tuple(lines))
 
     def _reasons(self, name: str, found: r.Reasons) -> Iterator[str]:

@@ -78,6 +78,8 @@ def metrics_of(farm: FarmSnapshot) -> Iterator[Metric]:
             nodes[node.row.node] = node
     about = "Nodes in each state."
     yield _gauge("nodes", about, {(state,): count for state, count in states.items()}, "state")
+    yield from _of_stores(farm, nodes)
+    yield from _of_head(farm)
     yield from _of_nodes(nodes)
     yield from _of_gpus(nodes)
     yield from _of_owners(farm)
@@ -128,6 +130,51 @@ def _of_scheduler(farm: FarmSnapshot) -> Iterator[Metric]:
     for (node, kind, reason), times in _by_node(farm).items():
         refused.add_metric((node, kind, reason), times)
     yield refused
+
+
+def _of_stores(farm: FarmSnapshot, nodes: Mapping[str, NodeState]) -> Iterator[Metric]:
+    """What is asked of object stores: by the scheduler's processes (node is empty) and by nodes."""
+    said = {"": farm.traffic} | {name: one.vitals.store for name, one in nodes.items()}
+    requests = CounterMetricFamily(
+        "tunemq_store_requests",
+        "Requests to object stores; node is who made them, empty for the scheduler.",
+        labels=("node",),
+    )
+    failures = CounterMetricFamily(
+        "tunemq_store_failures",
+        "Requests to object stores that were refused or not answered.",
+        labels=("node",),
+    )
+    for name, traffic in said.items():
+        requests.add_metric((name,), traffic.requests)
+        failures.add_metric((name,), traffic.failures)
+    yield requests
+    yield failures
+    about = "Bytes of checkpoints and journals that wait to be sent to object stores."
+    queued = {(name,): traffic.queue_bytes for name, traffic in said.items()}
+    yield _gauge("store_queue_bytes", about, queued, "node")
+    about = "For so long no request to a store has succeeded; 0 while all do."
+    failing = {(name,): traffic.failing_s for name, traffic in said.items()}
+    yield _gauge("store_failing_seconds", about, failing, "node")
+    about = "Trials of each running experiment that wait for an object store."
+    waiting = {(name,): use.waiting for name, use in farm.store_uses.items()}
+    yield _gauge("trials_waiting_for_store", about, waiting, "experiment")
+    about = "For so long the copy of an experiment's journal in the store has lacked turns."
+    behind = {(name,): use.copy_behind_s for name, use in farm.store_uses.items()}
+    yield _gauge("journal_copy_behind_seconds", about, behind, "experiment")
+
+
+def _of_head(farm: FarmSnapshot) -> Iterator[Metric]:
+    """The scheduler's own machine, where nothing else tells of it."""
+    free = {(what,): disk[0] for what, disk in farm.head.disks.items()}
+    yield _gauge("head_disk_free_bytes", "What is left of a disk of the head.", free, "disk")
+    size = {(what,): disk[1] for what, disk in farm.head.disks.items()}
+    yield _gauge("head_disk_size_bytes", "The size of a disk of the head.", size, "disk")
+    about = "When a certificate expires that the scheduler meets or trusts; Unix time."
+    expires = {(what,): at for what, at in farm.head.certificates.items()}
+    yield _gauge("certificate_expiry_timestamp_seconds", about, expires, "certificate")
+    about = "When the last backup was noted; Unix time. Missing where none was."
+    yield _gauge("last_backup_timestamp_seconds", about, {(): farm.head.backup_at})
 
 
 def _by_node(farm: FarmSnapshot) -> Mapping[tuple[str, str, str], int]:

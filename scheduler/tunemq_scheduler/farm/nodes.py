@@ -7,7 +7,7 @@ the scheduler: it is kept in a file, by the node's name.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -119,6 +119,12 @@ class Nodes:
             )
             for row in self.rows()
         )
+
+    def store_troubles(self) -> Iterator[str]:
+        """Which nodes get no answer from an object store, in lines for people."""
+        for state in self.states():
+            if line := state.vitals.store.shown(f"node {state.row.node}"):
+                yield line
 
     def drain(self, incarnation: str, reason: str) -> str:
         """Place nothing new on a node; what runs there is saved and goes on elsewhere.

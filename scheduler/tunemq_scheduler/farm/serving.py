@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
 import msgspec
 
 from tunemq_scheduler.farm.exits import exit_code
+from tunemq_scheduler.farm.head_watch import HeadWatch
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.metrics_server import MetricsServer
 from tunemq_scheduler.farm.settings import read_settings
@@ -83,7 +85,7 @@ def _serve(service: Service, health: Health) -> None:
         )
     with installed_packages_first("celery", "kombu", "redis"):
         from tunemq_scheduler.farm.lease import SchedulerLease
-        from tunemq_scheduler.farm.supervisor import Farm, Supervisor
+        from tunemq_scheduler.farm.supervisor import OWN_FOLDER, Farm, Supervisor
         from tunemq_scheduler.security.redis_probes import refuse_dangers
         from tunemq_scheduler.security.unsigned_start import refuse_unsigned
 
@@ -99,14 +101,18 @@ def _serve(service: Service, health: Health) -> None:
         settings=settings,
     )
     metrics = None if service.metrics is None else _metrics(service.metrics)
+    head: HeadWatch | None = None
     me = Holder.this_process("")
     lease = SchedulerLease(service.url, me)
     try:
         lease.claim(1, _tell)
+        if metrics is not None:
+            own = Path(results, OWN_FOLDER)
+            head = HeadWatch(service.url, results, store, own, os.environ)
 
         def publish(newest: FarmSnapshot) -> None:
-            if metrics is not None:
-                metrics.publish(newest)
+            if metrics is not None and head is not None:
+                metrics.publish(msgspec.structs.replace(newest, head=head.seen()))
             _beat(health, newest)
 
         is_heard = metrics is not None or health.is_wanted
@@ -121,6 +127,8 @@ def _serve(service: Service, health: Health) -> None:
         supervisor.serve()
     finally:
         lease.close()
+        if head is not None:
+            head.close()
         if metrics is not None:
             metrics.close()
 

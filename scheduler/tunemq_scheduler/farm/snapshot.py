@@ -13,7 +13,9 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.farm.allotting.words import OwnerAccount
+from tunemq_scheduler.farm.relay.messages import StoreUse
 from tunemq_shared.answers import NodeRow, RefusedRow
+from tunemq_shared.store_traffic import StoreTraffic
 from tunemq_shared.vitals import NodeVitals
 
 #: Up to which times turns are counted together, in seconds.
@@ -26,6 +28,20 @@ class NodeState(msgspec.Struct, frozen=True):
     row: NodeRow
     vitals: NodeVitals
     silence_s: float
+
+
+class HeadState(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler's machine.
+
+    Attributes:
+        disks: by what is on them, their free bytes and their size.
+        certificates: by what they are for, when they expire; Unix time.
+        backup_at: when the last backup was noted; Unix time, None where none was.
+    """
+
+    disks: dict[str, tuple[float, float]] = {}
+    certificates: dict[str, float] = {}
+    backup_at: float | None = None
 
 
 class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +58,9 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
             no longer than that; and the seconds of all.
         is_redis_away: whether nobody can be told anything.
         refused: what the scheduler and its nodes did not believe.
+        traffic: what the processes of the scheduler have asked of object stores.
+        store_uses: of each experiment that has a process, who waits for a store.
+        head: the machine of the scheduler.
     """
 
     at: float
@@ -54,6 +73,9 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     accounts: tuple[OwnerAccount, ...]
     refused: tuple[RefusedRow, ...] = ()
     waiting: dict[str, dict[str, int]] = {}
+    traffic: StoreTraffic = StoreTraffic()
+    store_uses: dict[str, StoreUse] = {}
+    head: HeadState = HeadState()
 
 
 class TurnTimes:

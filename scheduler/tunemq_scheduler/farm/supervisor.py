@@ -39,6 +39,7 @@ from tunemq_shared.answers import ExperimentState
 from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.store_address import is_remote, join
+from tunemq_shared.store_traffic import TRAFFIC
 
 #: The farm's own folder, in that of all experiments.
 OWN_FOLDER: Final = ".farm"
@@ -231,6 +232,8 @@ class Supervisor:
             nodes=self._nodes.states(),
             accounts=tuple(self._allotter.accounts()),
             refused=self._nodes.refused(),
+            traffic=TRAFFIC.so_far().plus(self._experiments.traffic),
+            store_uses=self._experiments.store_uses(),
         )
 
     # --- experiments ------------------------------------------------------------------------------

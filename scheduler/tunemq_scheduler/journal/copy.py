@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -67,6 +68,8 @@ class JournalCopy:
         self._copied = copied
         self._turn = 0
         self._done: Position | None = None
+        #: When the thread began to copy what it copies now; None while there is nothing to do.
+        self._behind_since: float | None = None
         self._opening = 0
         self._is_ready = False
         #: Of each file that grows: up to which byte it is copied, and its small pieces.
@@ -94,6 +97,21 @@ class JournalCopy:
     def is_behind(self) -> bool:
         """Whether there are turns that the copy does not have."""
         return self._turn < self._journal.turn
+
+    @property
+    def behind_s(self) -> float:
+        """For so long the copy has lacked the same turns."""
+        since = self._behind_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def behind_bytes(self) -> int:
+        """So many bytes of the journal the copy lacks, at least; of the newest segment all."""
+        at, done = self._journal.position, self._done
+        if done is None:
+            return at.offset + at.history
+        turns = at.offset - (done.offset if done.segment == at.segment else 0)
+        return turns + max(0, at.history - done.history)
 
     def news(self) -> list[str]:
         """What a person should know: that the store is away, and that it is back; each once.
@@ -132,12 +150,15 @@ class JournalCopy:
 
     def _run(self) -> None:
         try:
+            self._behind_since = time.monotonic()
             self._opening = self._tried(self._next_opening)
             while True:
                 is_last = self._closing.is_set()
                 self._due.clear()
                 if self._journal.position != self._done:
+                    self._behind_since = time.monotonic()
                     self._copy_new()
+                    self._behind_since = None
                 if is_last:
                     return
                 self._due.wait(PERIOD_S)

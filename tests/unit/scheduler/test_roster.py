@@ -289,10 +289,11 @@ def test_what_a_node_says_of_its_machine_is_kept_and_what_cannot_be_read_is_not(
     assert roster.vitals_keys() == [wire.vitals("inc1")]
     vitals = NodeVitals("1.0", load=0.5, hosts=2, number=7)
     yesterday = msgspec.structs.replace(vitals, load=2.0, number=6)
-    for value in (m.encode(vitals), b"nonsense", None, m.encode(yesterday)):
+    absurd = msgspec.structs.replace(vitals, disk_free=float("nan"), number=8)
+    for value in (m.encode(vitals), b"nonsense", m.encode(absurd), None, m.encode(yesterday)):
         roster.read_vitals("inc1", value)
     assert roster.nodes["inc1"].vitals == vitals
-    assert refused(roster) == {("vitals", "unreadable"): 1}
+    assert refused(roster) == {("vitals", "unreadable"): 2}
 
 
 def test_the_silence_of_a_node_counts_from_its_last_sign_of_life():

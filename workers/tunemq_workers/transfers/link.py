@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from tunemq_shared.store_traffic import StoreTraffic
 from tunemq_workers.child_keeper import ChildKeeper
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.reactor import Reactor, Timer
@@ -20,6 +21,7 @@ from tunemq_workers.transfers.messages import (
     Abandon,
     Answer,
     Begin,
+    Counted,
     Done,
     Download,
     Failed,
@@ -104,6 +106,8 @@ class Transfers:
         self._fetched: dict[tuple[str, ...], _Job] = {}
         self._listeners: dict[int, _Listener] = {}
         self._idle: Timer | None = None
+        #: What processes that have ended had asked of stores, and what this one says.
+        self._traffic_before = self._traffic = StoreTraffic()
         self._child = ChildKeeper(
             reactor,
             "transfers",
@@ -122,6 +126,11 @@ class Transfers:
     def pid(self) -> int | None:
         """The process, if there is one."""
         return self._child.pid
+
+    @property
+    def traffic(self) -> StoreTraffic:
+        """What was asked of stores since the node began."""
+        return self._traffic_before.plus(self._traffic)
 
     def upload(
         self,
@@ -266,6 +275,9 @@ class Transfers:
     # --- what becomes of it -------------------------------------------------------------------
 
     def _answered(self, answer: Answer) -> None:
+        if isinstance(answer, Counted):
+            self._traffic = answer.traffic
+            return
         job = self._jobs.get(answer.id)
         if job is None:  # whoever was told of the answer before has closed all this
             return
@@ -298,6 +310,7 @@ class Transfers:
         self._finish(late, self._give_up)
 
     def _child_ended(self, why: str) -> None:
+        self._traffic_before, self._traffic = self.traffic.ended, StoreTraffic()
         if why:
             self.on_death(why)
         jobs = list(self._jobs.values())

@@ -11,6 +11,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tunemq_shared.node_orders import BlobRef
+from tunemq_shared.store_traffic import StoreTraffic
 
 #: The kinds of frames: node to process, and process to node.
 ORDER: Final = ord("O")
@@ -125,7 +126,13 @@ class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
     reason: str
 
 
-Answer: TypeAlias = Done | Failed | Trouble
+class Counted(msgspec.Struct, frozen=True, tag="counted"):
+    """Unasked: what the process has asked of stores since it began."""
+
+    traffic: StoreTraffic
+
+
+Answer: TypeAlias = Done | Failed | Trouble | Counted
 
 encode = msgspec.msgpack.Encoder().encode
 decode_order = msgspec.msgpack.Decoder(Order).decode

@@ -9,20 +9,26 @@ starts another and orders again what is unfinished. It ends when its node closes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
 from typing import Final
 
+from tunemq_shared.store_traffic import TRAFFIC, StoreTraffic
 from tunemq_workers.child_beginning import begin
 from tunemq_workers.frames import FrameDecoder, frame
-from tunemq_workers.transfers.messages import ANSWER, Answer, decode_order, encode
+from tunemq_workers.transfers.messages import ANSWER, Answer, Counted, decode_order, encode
 from tunemq_workers.transfers.performer import Performer
 
 #: Added to the node's own: training comes first.
 _NICENESS: Final = 10
 _RECEIVE_BYTES: Final = 256 * 2**10
+#: How often the node is told what was asked of stores, where that has changed.
+_COUNT_EVERY_S: Final = 2.0
 #: The process is broken (EX_SOFTWARE).
 _EXIT_BROKEN: Final = 70
 
@@ -55,10 +61,22 @@ def _serve(node: socket.socket) -> None:
         with sending:
             node.sendall(frame(ANSWER, encode(answer)))
 
+    threading.Thread(target=_count, args=(answer,), name="counts", daemon=True).start()
     performer, decoder = Performer(answer), FrameDecoder()
     while data := _receive(node):
         for _, payload in decoder.feed(data):
             performer.obey(decode_order(payload))
+
+
+def _count(answer: Callable[[Answer], None]) -> None:
+    """Tell the node what was asked of stores, until it closes the socket."""
+    told = StoreTraffic()
+    with contextlib.suppress(OSError):
+        while True:
+            if (traffic := TRAFFIC.so_far()) != told:
+                told = traffic
+                answer(Counted(traffic))
+            time.sleep(_COUNT_EVERY_S)
 
 
 def _receive(node: socket.socket) -> bytes:

@@ -21,6 +21,7 @@ from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search_run import SearchRun
 from tunemq_shared import messages as m
 from tunemq_shared.allotments import Usage
+from tunemq_shared.store_traffic import TRAFFIC, StoreTraffic
 
 #: How often the supervisor is told how far the search is, where that changed.
 _STATUS_EVERY_S: Final = 0.5
@@ -54,6 +55,7 @@ class RelayedExecutor(FarmBackend, MailedOrders):
         self._usage: Usage | None = None
         self._status: r.Status | None = None
         self._status_due = 0.0
+        self._store_use = r.StoreUse()
         #: Whether nodes were left to themselves, for another run.
         self.is_left = False
 
@@ -201,6 +203,12 @@ class RelayedExecutor(FarmBackend, MailedOrders):
         if timeless != self._status:
             self._status = timeless
             self._line.send(status)
+        seconds, size = self.copy_lag()
+        traffic = TRAFFIC.so_far().plus(StoreTraffic(queue_bytes=size))
+        use = r.StoreUse(traffic, self._teller.waiting_for_store(), seconds)
+        if use != self._store_use:
+            self._store_use = use
+            self._line.send(use)
 
     def _tell_news(self, text: str) -> None:
         self._line.send(r.News((text,)))

@@ -129,6 +129,7 @@ class ExperimentLink:
         #: What it said last.
         self.usage: Usage | None = None
         self.status: r.Status | None = None
+        self.store_use = r.StoreUse()
         #: How many results it was given.
         self.results = 0
         #: How it ended; None while it runs.
@@ -296,6 +297,9 @@ class ExperimentLink:
                 self.usage = message.usage
             case r.Status():
                 self.status = message
+            case r.StoreUse():
+                if message.is_possible:  # else it is no number that can be added to others
+                    self.store_use = message
             case r.News():
                 self._news += message.lines
             case r.Answered():

@@ -15,6 +15,11 @@ from tunemq_shared.answers import Refusal
 from tunemq_shared.conditions import Horizon
 from tunemq_shared.messages import Event, HostStart, NodeJoined, NodeOffered
 from tunemq_shared.requests import PickledCode, ScriptCode
+from tunemq_shared.store_traffic import StoreTraffic
+
+#: No experiment has more trials, and none is behind for longer.
+_MOST_TRIALS: Final = 2**40
+_LONGEST_S: Final = 1e10
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -258,6 +263,27 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     notes: tuple[str, ...] = ()
 
 
+class StoreUse(Message, frozen=True, tag="store use"):
+    """What this process asks of object stores, and who waits for one.
+
+    ``waiting``: how many trials wait for a store. ``copy_behind_s``: for so long the copy of the
+    journal has lacked turns.
+    """
+
+    traffic: StoreTraffic = StoreTraffic()
+    waiting: int = 0
+    copy_behind_s: float = 0.0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a process could have counted this."""
+        return (
+            self.traffic.is_possible
+            and 0 <= self.waiting <= _MOST_TRIALS
+            and 0.0 <= self.copy_behind_s <= _LONGEST_S
+        )
+
+
 class News(Message, frozen=True, tag="news"):
     """What happened, in lines for people."""
 
@@ -292,7 +318,7 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
     detail: bytes = b""
 
 
-ToSupervisor = Attach | Orders | Journalled | Used | Status | News | Answered | Goodbye
+ToSupervisor = Attach | Orders | Journalled | Used | Status | StoreUse | News | Answered | Goodbye
 
 _encoder: Final = msgspec.msgpack.Encoder()
 encode: Final = _encoder.encode

@@ -9,7 +9,15 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_scheduler.core.trial import ERROR, FINISHED, PENDING, RUNNING, Trial, awaited
+from tunemq_scheduler.core.trial import (
+    ERROR,
+    FINISHED,
+    PENDING,
+    RUNNING,
+    STORE,
+    Trial,
+    awaited,
+)
 from tunemq_scheduler.core.usage import ANY_NUMBER
 from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.relay import messages as r
@@ -76,6 +84,11 @@ class Teller:
             used=dict(view.resources_used),
             notes=tuple(view.notes),
         )
+
+    def waiting_for_store(self) -> int:
+        """How many trials wait for a store."""
+        waits = (trial.waits[0] for trial in self._loop.runner.live.values())
+        return sum(bool(what) and awaited(what) == STORE for what in waits)
 
     def goodbye(self) -> r.Goodbye:
         """How it ended."""

@@ -13,9 +13,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from tunemq_scheduler.farm.allotting.words import OwnerAccount
 from tunemq_scheduler.farm.metrics import metrics_of
 from tunemq_scheduler.farm.metrics_server import MetricsServer
-from tunemq_scheduler.farm.snapshot import BUCKETS_S, FarmSnapshot, NodeState, TurnTimes
+from tunemq_scheduler.farm.relay.messages import StoreUse
+from tunemq_scheduler.farm.snapshot import (
+    BUCKETS_S,
+    FarmSnapshot,
+    HeadState,
+    NodeState,
+    TurnTimes,
+)
 from tunemq_shared.answers import GpuRow, NodeRow, RefusedRow
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.store_traffic import StoreTraffic
 from tunemq_shared.vitals import GpuVitals, NodeVitals
 
 ROW = NodeRow(
@@ -31,7 +39,17 @@ ROW = NodeRow(
     trials=2,
     since=1.0,
 )
-VITALS = NodeVitals("1", 0.5, 6e9, 7e9, 3, 11, 12, (GpuVitals("GPU-a", 0.25, None),))
+VITALS = NodeVitals(
+    "1",
+    0.5,
+    6e9,
+    7e9,
+    3,
+    11,
+    12,
+    (GpuVitals("GPU-a", 0.25, None),),
+    store=StoreTraffic(9, 4, 512, 61.5, "away"),
+)
 FARM = FarmSnapshot(
     at=100.0,
     experiments={"RUNNING": 2, "QUEUED": 5},
@@ -50,6 +68,9 @@ FARM = FarmSnapshot(
         RefusedRow(node="one", kind="mail", reason="altered", times=3),
         RefusedRow(node="one", kind="mail", reason="altered", times=4),
     ),
+    traffic=StoreTraffic(30, 2),
+    store_uses={"exp": StoreUse(StoreTraffic(20, 2), waiting=2, copy_behind_s=7.5)},
+    head=HeadState(disks={"results": (1e9, 4e9)}, certificates={"redis": 2e9}, backup_at=99.0),
 )
 
 
@@ -98,6 +119,19 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
         "tunemq_node_disk_free_bytes{node=one}": 7e9,
         "tunemq_gpu_held_ratio{node=one,uuid=GPU-a,model=NVIDIA H200}": 0.5,
         "tunemq_gpu_busy_ratio{node=one,uuid=GPU-a,model=NVIDIA H200}": 0.25,
+        "tunemq_store_requests_total{node=}": 30,
+        "tunemq_store_failures_total{node=}": 2,
+        "tunemq_store_requests_total{node=one}": 9,
+        "tunemq_store_failures_total{node=one}": 4,
+        "tunemq_store_queue_bytes{node=one}": 512,
+        "tunemq_store_failing_seconds{node=}": 0,
+        "tunemq_store_failing_seconds{node=one}": 61.5,
+        "tunemq_trials_waiting_for_store{experiment=exp}": 2,
+        "tunemq_journal_copy_behind_seconds{experiment=exp}": 7.5,
+        "tunemq_head_disk_free_bytes{disk=results}": 1e9,
+        "tunemq_head_disk_size_bytes{disk=results}": 4e9,
+        "tunemq_certificate_expiry_timestamp_seconds{certificate=redis}": 2e9,
+        "tunemq_last_backup_timestamp_seconds{}": 99.0,
         "tunemq_owner_gpus_held{owner=ada,priority=0}": 0.5,
         "tunemq_owner_gpus_entitled{owner=ada,priority=0}": 0.75,
         "tunemq_owner_share_held_ratio{owner=ada,priority=0}": 0.125,
@@ -111,6 +145,11 @@ def test_what_a_node_does_not_say_is_not_made_up():
     samples = said(msgspec.structs.replace(FARM, nodes=(silent,)))
     assert not [key for key in samples if "load1" in key or "gpu_busy" in key]
     assert not [key for key in said() if "gpu_memory_used" in key]
+
+
+def test_farm_whose_backup_was_never_noted_has_no_backup_metric():
+    samples = said(msgspec.structs.replace(FARM, head=HeadState()))
+    assert not [key for key in samples if "backup" in key or "head_disk" in key]
 
 
 def test_of_two_incarnations_of_a_node_the_newer_one_is_told():

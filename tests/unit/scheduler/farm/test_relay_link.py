@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from tunemq_scheduler.farm.relay.frames import FrameSocket
 from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
 from tunemq_shared import wire
 from tunemq_shared.answers import Refusal
+from tunemq_shared.store_traffic import StoreTraffic
 
 
 class Nodes:
@@ -130,6 +132,24 @@ def test_one_that_sends_what_cannot_be_read_is_killed(experiment, payload):
     ending = experiment.ends(-9)
     assert ending.outcome is Outcome.FAILED
     assert "cannot be read" in ending.text
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        r.StoreUse(StoreTraffic(-1)),
+        r.StoreUse(StoreTraffic(failing_s=math.nan)),
+        r.StoreUse(waiting=-1),
+        r.StoreUse(copy_behind_s=math.nan),
+        r.StoreUse(copy_behind_s=math.inf),
+    ],
+)
+def test_store_use_that_no_process_could_count_is_left_out(experiment, use):
+    honest = r.StoreUse(StoreTraffic(5, 1), waiting=2)
+    experiment.attach()
+    experiment.say(r.encode(honest))
+    experiment.say(r.encode(use))
+    assert experiment.link.store_use == honest
 
 
 def test_who_asked_hears_of_an_answer_that_cannot_be_read(experiment):

@@ -1,0 +1,90 @@
+"""The scheduler looks at its own disks, certificates and the note of the last backup."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.object_servers import Certificate
+from tests.support import eventually
+from tunemq_scheduler.farm import head_watch
+from tunemq_scheduler.farm.head_watch import BACKUP_NOTE, HeadWatch
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    return Certificate(tmp_path / "certificate")
+
+
+@pytest.fixture
+def port(certificate: Certificate) -> Iterator[int]:
+    """Of a server that shows the certificate, and says nothing more."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.file, certificate.folder / "private.key")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    guest, _ = listening.accept()
+                    with (
+                        suppress(OSError),
+                        guest,
+                        context.wrap_socket(guest, server_side=True) as it,
+                    ):
+                        it.recv(1)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+def ended(watch: HeadWatch) -> None:
+    """Close it, and wait for its threads."""
+    watch.close()
+    for thread in threading.enumerate():
+        if thread.name in {"disk watch", "certificate watch"}:
+            thread.join()
+
+
+def test_head_watch_sees_disks_and_the_note_of_the_last_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(head_watch, "_DISKS_EVERY_S", 0.01)
+    watch = HeadWatch("redis://127.0.0.1:1", str(tmp_path), str(tmp_path), tmp_path, {})
+    try:
+        eventually(lambda: watch.seen().disks.keys() == {"results", "store"})
+        free, size = watch.seen().disks["results"]
+        assert 0 < free <= size
+        assert watch.seen().backup_at is None
+        note = tmp_path / BACKUP_NOTE
+        note.touch()
+        os.utime(note, (5.0, 5.0))
+        eventually(lambda: watch.seen().backup_at == 5.0)
+    finally:
+        ended(watch)
+
+
+def test_head_watch_sees_when_certificates_of_redis_and_the_store_expire(
+    tmp_path: Path, certificate: Certificate, port: int
+):
+    redis = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificate.file}"
+    store = f"s3://bucket/farm?endpoint=https://127.0.0.1:{port}&ca_file={certificate.file}"
+    watch = HeadWatch(redis, str(tmp_path), store, tmp_path, {})
+    try:
+        wanted = {"redis", "redis_ca", "store", "store_ca"}
+        eventually(lambda: watch.seen().certificates.keys() == wanted, message=watch.seen)
+        assert len(set(watch.seen().certificates.values())) == 1
+    finally:
+        ended(watch)
