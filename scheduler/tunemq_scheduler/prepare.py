@@ -17,7 +17,7 @@ from tunemq_scheduler.folders import safe_name
 from tunemq_scheduler.schedulers import TrialScheduler, make_scheduler
 from tunemq_scheduler.search import SearchAlgorithm, SearchSetup, make_search_algorithm
 from tunemq_scheduler.search.objective import metric_names
-from tunemq_scheduler.search.space import parameter_names, read_space
+from tunemq_scheduler.search.space import check_depth, parameter_names, read_space
 from tunemq_scheduler.stopper import Stopper, make_stopping
 from tunemq_shared import defences
 from tunemq_shared.attached import attached_to
@@ -27,6 +27,7 @@ from tunemq_shared.errors import ConfigError
 from tunemq_shared.executables.executable import Executable
 from tunemq_shared.packing import check_keys
 from tunemq_shared.resources import resources_of
+from tunemq_shared.safe_text import repr_of
 from tunemq_shared.shipping import Pickled, pickle_parts
 from tunemq_shared.trainable import Trainable, validate_trainable
 
@@ -150,10 +151,11 @@ def _space(param_space: Any) -> dict[str, Any]:
         return {}
     if not isinstance(param_space, dict):
         raise ConfigError(
-            f"param_space={param_space!r} is not usable: give a dict of names to values and "
+            f"param_space={repr_of(param_space)} is not usable: give a dict of names to values and "
             "domains."
         )
     check_keys(param_space)
+    check_depth(param_space, "param_space")
     return param_space
 
 

@@ -31,6 +31,7 @@ from tunemq_shared.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.messages import BlobRef, Environment
 from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.safe_text import repr_of
 from tunemq_shared.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.stores import open_objects
 
@@ -164,7 +165,7 @@ def _check_space(before: Any, given: Any) -> None:
 def _same(one: Domain | None, other: Domain | None) -> bool:
     if isinstance(one, Function) and isinstance(other, Function):
         return True  # pickled functions cannot be told from each other
-    return type(one) is type(other) and repr(one) == repr(other)
+    return type(one) is type(other) and repr_of(one) == repr_of(other)
 
 
 def _check_tune(before: TuneConfig, given: TuneConfig) -> None:

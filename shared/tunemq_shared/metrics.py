@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tunemq_shared.conditions import lookup
 from tunemq_shared.errors import MetricError
+from tunemq_shared.safe_text import repr_of
 
 #: The key of a metric that was reported or returned without a name.
 UNNAMED: Final = "_metric"
@@ -213,9 +214,10 @@ def _check_name(name: str, inside: str, step: int) -> None:
 
 def _bad_key(key: object, inside: str, step: int) -> MetricError:
     place = f" inside {inside!r}" if inside else ""
+    shown = repr_of(key)
     return MetricError(
-        f"A metric{place} at step {step} has the name {key!r} ({_type_name(key)}); names are "
-        f"strings: use str({key!r})."
+        f"A metric{place} at step {step} has the name {shown} ({_type_name(key)}); names are "
+        f"strings: use str({shown})."
     )
 
 

@@ -15,7 +15,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from tunemq_shared.errors import ConfigError, WireError
+from tunemq_shared.nesting import too_deep
 from tunemq_shared.pickling import Unpicklable, dump
+from tunemq_shared.safe_text import repr_of
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_shared.unpickling import load_pickled
 
@@ -42,7 +44,7 @@ def check_keys(config: dict[Any, Any]) -> None:
     """Raise ConfigError, which names the key, unless all keys are strings of valid Unicode."""
     if not _STR.issuperset(map(type, config)):
         wrong = next(key for key in config if type(key) is not str)
-        raise ConfigError(f"the keys of a configuration must be strings, not {wrong!r}.")
+        raise ConfigError(f"the keys of a configuration must be strings, not {repr_of(wrong)}.")
     if not all(map(str.isascii, config)) and not all(map(_is_unicode, config)):
         wrong = next(key for key in config if not _is_unicode(key))
         raise ConfigError(
@@ -63,12 +65,9 @@ def pack_config(config: dict[str, Any]) -> bytes:
             return _encode(dict(config))
     except (OverflowError, UnicodeEncodeError):
         pass
-    try:
-        return _encode({key: _marked(value, key) for key, value in config.items()})
-    except RecursionError:
-        raise ConfigError(
-            "the configuration holds itself or is nested too deeply; make it a tree."
-        ) from None
+    if problem := too_deep(config, "the configuration"):
+        raise ConfigError(f"{problem}.")
+    return _encode({key: _marked(value, key) for key, value in config.items()})
 
 
 def unpack_config(packed: bytes) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tunemq_shared.errors import TuneError
+from tunemq_shared.safe_text import repr_of, text_of
 
 _NOT_PARTS = {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "_abc_impl"}
 
@@ -24,7 +25,8 @@ class Unpicklable(TuneError):
     """An object cannot be pickled; callers make an error of theirs of it, which names it."""
 
     def __init__(self, value: Any, cause: BaseException) -> None:
-        super().__init__(f"{_kind(value)} cannot be pickled: {type(cause).__name__}: {cause}")
+        why = f"{type(cause).__name__}: {text_of(cause)}"
+        super().__init__(f"{_kind(value)} cannot be pickled: {why}")
         self.value = value
         self.cause = cause
 
@@ -35,8 +37,11 @@ class Unpicklable(TuneError):
             subject: How a clause about the object begins: ``the variable 'data' it uses``.
             path: How to write the object itself in an expression: ``data``.
         """
+        if RecursionError in {type(self.cause), type(self.cause.__cause__)}:
+            limit = f"more than Python's recursion limit of {sys.getrecursionlimit()} allows"
+            return f"{subject} is {_kind(self.value)} that is nested too deeply, {limit}"
         culprit, where = _innermost(self.value, path)
-        problem = f"which cannot be pickled ({self.cause})"
+        problem = f"which cannot be pickled ({text_of(self.cause)})"
         if culprit is self.value:
             return f"{subject} is {_kind(culprit)}, {problem}"
         return f"{subject} holds {_kind(culprit)} at {where}, {problem}"
@@ -131,7 +136,8 @@ def parts_of(value: Any) -> Iterator[Part]:
         yield from _parts_of_class(value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield Part(f"its value {key!r}", str(key), item, f"[{key!r}]")
+            shown = repr_of(key)
+            yield Part(f"its value {shown}", text_of(key), item, f"[{shown}]")
     elif isinstance(value, list | tuple | set | frozenset):
         for n, item in enumerate(value):
             yield Part(f"its item {n}", str(n), item, f"[{n}]")

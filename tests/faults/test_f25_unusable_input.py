@@ -18,7 +18,7 @@ import tunemq as tune
 from tests.journals import ended_searches
 from tests.searches import farm_processes, fit, results_of, table_of
 from tunemq_scheduler.embedded import warm
-from tunemq_shared.errors import ConfigError
+from tunemq_shared.errors import ConfigError, SearchSpaceError
 
 __all__ = ["ended_searches"]
 
@@ -32,6 +32,46 @@ MIB = 2**20
 def measures(config):
     sizes = {"keys": len(config), "length": sum(len(str(value)) for value in config.values())}
     tune.report({"loss": 1.0, **sizes})
+
+
+class HasNoText:
+    def __repr__(self):
+        raise RuntimeError("this value has no text")
+
+    __str__ = __format__ = __repr__
+
+    def __eq__(self, other):
+        raise RuntimeError("this value cannot be compared")
+
+    __hash__ = None
+
+
+def test_f25_search_with_values_that_have_no_text_ends_with_all_its_trials(capfd):
+    grid = fit(
+        lambda config: tune.report({"loss": 1.0}),
+        {
+            "a": tune.grid_search([HasNoText(), 2]),
+            "b": HasNoText(),
+            "c": tune.choice([HasNoText()]),
+        },
+        metric="loss",
+        mode="min",
+        verbose=2,
+    )
+
+    assert [result.status for result in grid] == ["TERMINATED"] * 2
+    assert "a=<tests.faults.test_" in "".join(capfd.readouterr())
+    for result in grid:
+        assert len(results_of(result)) == len(table_of(result)) == 1
+
+
+def test_f25_parameter_space_that_holds_itself_is_refused_with_its_place():
+    space = {"model": {"layers": [1]}}
+    space["model"]["layers"].append(space)
+    with pytest.raises(
+        SearchSpaceError, match=r"64 levels.*param_space\['model'\]\['layers'\]\[1\]"
+    ):
+        fit(measures, space, metric="loss", mode="min")
 
 
 # --- large ----------------------------------------------------------------------------------------

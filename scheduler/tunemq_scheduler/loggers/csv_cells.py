@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_shared.errors import StoreError
+from tunemq_shared.safe_text import plain_number, text_of
 
 #: What begins a formula, for some spreadsheet.
 _FORMULA: Final = frozenset("=+-@\t\uff1d\uff0b\uff0d\uff20")
@@ -65,9 +66,10 @@ def cell(value: str | bool | None) -> msgspec.Raw:
 
 
 def _in_one_line(value: Any) -> Any:
+    value = plain_number(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    text = str(value).replace("\r", "\\r").replace("\n", "\\n")
+    text = text_of(value).replace("\r", "\\r").replace("\n", "\\n")
     return f"'{text}" if _would_run(text) and not _is_number(text) else text
 
 

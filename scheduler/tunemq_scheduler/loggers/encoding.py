@@ -11,9 +11,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeGuard
 
 import msgspec
+
+from tunemq_shared.safe_text import repr_of, text_of
 
 #: What msgspec raises for what JSON cannot hold: keys that are no strings, lone surrogates, deep
 #: nesting.
@@ -22,11 +25,12 @@ _REFUSED = (TypeError, ValueError, OverflowError, RecursionError)
 
 def _foreign(value: Any) -> Any:
     """A foreign value for JSON: numpy's and torch's numbers and arrays as such, others' repr."""
-    if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
-        return value.item()
-    if callable(getattr(value, "tolist", None)):
-        return value.tolist()
-    return repr(value)
+    with suppress(Exception):  # a user's method may raise anything; then the value has a repr only
+        if callable(getattr(value, "item", None)) and getattr(value, "ndim", None) == 0:
+            return value.item()
+        if callable(getattr(value, "tolist", None)):
+            return value.tolist()
+    return repr_of(value)
 
 
 _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
@@ -34,12 +38,19 @@ _encode = msgspec.json.Encoder(enc_hook=_foreign).encode
 
 def to_plain(value: Any) -> Any:
     """``value`` with nothing in it but dicts with string keys, lists and JSON's scalars."""
+    try:
+        return _to_plain(value)
+    except Exception:  # noqa: BLE001  a user's container may raise anything when it is read
+        return repr_of(value)
+
+
+def _to_plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        return float(value)
+        return float.__float__(value)
     if isinstance(value, Mapping):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {text_of(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [to_plain(item) for item in value]
     foreign = _foreign(value)

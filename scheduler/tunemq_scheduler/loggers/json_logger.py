@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -15,6 +14,7 @@ from tunemq_scheduler.loggers.appending import AppendedFile, AppendedFiles
 from tunemq_scheduler.loggers.encoding import result_to_json, to_json
 from tunemq_scheduler.loggers.logger import LoggerCallback
 from tunemq_scheduler.unsynced import UnsyncedFiles
+from tunemq_shared.failures import one_line
 
 if TYPE_CHECKING:
     from tunemq_scheduler.trial_view import TrialView
@@ -68,7 +68,7 @@ class JsonLoggerCallback(LoggerCallback):
         log = self._logs.get(trial.trial_id)
         if log is None:
             self._begin(trial)
-        elif log.config != trial.config:
+        elif to_json(trial.config) != log.encoded:  # values of users need not be comparable
             log.take(trial.config)
             self._write_params(trial, log)
 
@@ -120,7 +120,8 @@ def _write_params(trial: TrialView, log: _Log) -> None:
     write_file(os.path.join(trial.local_path, PARAMS_JSON), text.encode())
     try:
         pickled = cloudpickle.dumps(trial.config)
-    except (TypeError, AttributeError, ValueError, RecursionError, pickle.PicklingError) as error:
-        _log.warning("%s of trial %s is not written: %s", PARAMS_PICKLE, trial.trial_id, error)
+    except Exception as error:  # noqa: BLE001  objects raise what they like; recorded here
+        reason = one_line(error)
+        _log.warning("%s of trial %s is not written: %s", PARAMS_PICKLE, trial.trial_id, reason)
         return
     write_file(os.path.join(trial.local_path, PARAMS_PICKLE), pickled)

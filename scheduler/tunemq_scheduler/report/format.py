@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
+from tunemq_shared.safe_text import plain_number, text_of
+
 #: Between two columns of a table.
 GAP: Final = 2
 #: So many characters for each column that there is are looked at: some of them have no width.
@@ -39,7 +41,7 @@ class Column(msgspec.Struct, kw_only=True):
 
 def clean(text: object, limit: int | None = None) -> str:
     """``text`` in one line, without control characters, cut to ``limit`` columns."""
-    whole = str(text)
+    whole = text_of(text)
     # Of what is much longer nobody sees more than its beginning, and it may be megabytes.
     begin = whole if limit is None else whole[: _LOOKED_AT * limit]
     kept = "".join(
@@ -69,6 +71,7 @@ def value(item: Any, limit: int = 20) -> str:
     """A metric or parameter: numbers with four digits that count, other things cut to ``limit``."""
     if item is None:
         return ""
+    item = plain_number(item)
     if isinstance(item, bool) or not isinstance(item, int | float):
         return clean(item, limit)
     if isinstance(item, int):

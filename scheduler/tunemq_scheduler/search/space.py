@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from tunemq_scheduler.search.domain_types import Choice, Domain, Function, GridSearch
 from tunemq_scheduler.search.domains import grid_search
 from tunemq_shared.errors import SearchSpaceError
+from tunemq_shared.nesting import parts_of, too_deep
+from tunemq_shared.safe_text import plain_number, repr_of, text_of
 
 Path = tuple[Any, ...]
 
@@ -23,7 +25,7 @@ _LONGEST_IN_TAG = 60
 
 def path_name(path: Path) -> str:
     """How a path is shown: ``optimizer/lr``."""
-    return "/".join(map(str, path))
+    return "/".join(map(text_of, path))
 
 
 def children(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -50,15 +52,29 @@ def read_space(space: Any) -> dict[Any, Any]:
     """A copy of a space in which grids written as ``{"grid_search": [...]}`` are `GridSearch`.
 
     Raises:
-        SearchSpaceError: it is not a dict, or a grid stands where its size would be random.
+        SearchSpaceError: it is not a dict, is nested too deeply or holds itself, or a grid stands
+            where its size would be random.
     """
     if not isinstance(space, Mapping):
         raise SearchSpaceError(
-            f"the search space is {space!r}; a dict is needed, "
+            f"the search space is {repr_of(space)}; a dict is needed, "
             "such as {'lr': loguniform(1e-4, 1e-1)}."
         )
+    check_depth(space, "param_space")
     read: dict[Any, Any] = _read(dict(space), ())
     return read
+
+
+def check_depth(node: Any, name: str) -> None:
+    """Raise SearchSpaceError, which names the place, if a space or a value is nested too deeply."""
+    if problem := too_deep(node, name, _parts_of):
+        raise SearchSpaceError(f"{problem}.")
+
+
+def _parts_of(node: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(node, Choice):
+        return parts_of(node.categories)
+    return parts_of(node.values) if isinstance(node, GridSearch) else parts_of(node)
 
 
 def _read(node: Any, path: Path) -> Any:
@@ -95,7 +111,7 @@ def parameter_names(node: Any, path: Path = ()) -> Iterator[tuple[str, bool]]:
     With each whether there may be further ones in it that nobody knows beforehand.
     """
     if path:
-        yield ".".join(map(str, path)), isinstance(node, Function)
+        yield ".".join(map(text_of, path)), isinstance(node, Function)
     if isinstance(node, Choice | GridSearch):
         values = node.categories if isinstance(node, Choice) else node.values
         for value in values:
@@ -126,8 +142,12 @@ def count_grid(node: Any) -> int:
 def _grids(node: Any, path: Path) -> list[tuple[Path, GridSearch]]:
     found = [(p, d) for p, d in variables(node, path) if isinstance(d, GridSearch)]
     # As Ray does it: in the order of their names, the first one changing fastest.
-    return sorted(found, key=lambda item: [(not isinstance(k, int), k, "") if isinstance(k, int)
-                                           else (True, 0, str(k)) for k in item[0]])  # fmt: skip
+    return sorted(found, key=lambda item: [*map(_rank, item[0])])
+
+
+def _rank(key: Any) -> tuple[bool, int, str]:
+    """Indices in their order, and before names."""
+    return (False, key, "") if isinstance(key, int) else (True, 0, text_of(key))
 
 
 class Grid:
@@ -210,7 +230,7 @@ def format_tag(number: int, evaluated: Mapping[Path, Any]) -> str:
     """What distinguishes a trial, fit for a file name: ``3_lr=0.0100,width=32``."""
     shown = [
         f"{_clean(path[-1])}={_clean(value)}"
-        for path, value in sorted(evaluated.items(), key=lambda item: [str(key) for key in item[0]])
+        for path, value in sorted(evaluated.items(), key=lambda item: [*map(text_of, item[0])])
     ]
     return f"{number}_{','.join(shown)}" if shown else str(number)
 
@@ -226,7 +246,8 @@ def named_in_tag(tag: str, config: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _clean(value: Any) -> str:
+    value = plain_number(value)
     if isinstance(value, float) and math.isfinite(value):
         plain = value == 0 or 1e-3 <= abs(value) < 1e6
         return f"{value:.4f}" if plain else f"{value:.4g}".replace("+", "")
-    return re.sub(r"[^a-zA-Z0-9_-]+", "_", str(value)).strip("_")[:_LONGEST_IN_TAG]
+    return re.sub(r"[^a-zA-Z0-9_-]+", "_", text_of(value)).strip("_")[:_LONGEST_IN_TAG]

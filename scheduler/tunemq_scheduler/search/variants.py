@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tunemq_scheduler.search.domain_types import Domain, Function, GridSearch
-from tunemq_scheduler.search.space import Path, flatten, path_name, rebuild
+from tunemq_scheduler.search.space import Path, check_depth, flatten, path_name, rebuild
 from tunemq_shared.errors import SearchSpaceError
+from tunemq_shared.failures import one_line
 
 Generators = Callable[[Path], random.Random]
 
@@ -105,14 +106,16 @@ class _Resolver:
 
     def _call(self, function: Function, rng: random.Random, path: Path) -> Any:
         try:
-            return function.evaluate(SpecView(self, self.root, ()), rng)
+            value = function.evaluate(SpecView(self, self.root, ()), rng)
         except SearchSpaceError:
             raise
         except Exception as error:  # the user's code: raised to its caller, with the place
             raise SearchSpaceError(
-                f"the sample_from at {path_name(path)!r} raised {type(error).__name__}: {error}. "
+                f"the sample_from at {path_name(path)!r} raised {one_line(error)}. "
                 f"The configuration that it gets has the keys {list(self.root)}."
             ) from error
+        check_depth(value, f"sample_from({path_name(path)})")
+        return value
 
 
 class SpecView(Mapping[Any, Any]):

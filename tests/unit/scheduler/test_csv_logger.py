@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.loggers import CSVLoggerCallback
 from tunemq_scheduler.loggers.csv_cells import flatten
 
@@ -38,6 +39,14 @@ def test_each_result_is_a_row_with_nested_keys_joined(trial):
     assert float(row["loss"]) == 0.5
     assert (row["eval/f1"], row["ok"], row["note"]) == ("0.25", "True", "")
     assert (row["config/lr"], row["config/act"]) == ("0.1", "relu")
+
+
+@pytest.mark.parametrize("value", all_hostile(), ids=lambda one: type(one).__name__)
+def test_csv_logger_with_a_hostile_value_in_a_configuration_writes_the_row(trial, value):
+    trial.config = {"a": value, "inner": {"b": [value]}}
+    log(trial, trial.result(1, loss=0.5), trial.result(2, loss=0.25))
+    assert [row["loss"] for row in rows_of(trial)] == ["0.5", "0.25"]
+    assert all(row["config/a"] for row in rows_of(trial))
 
 
 @pytest.mark.parity(174)

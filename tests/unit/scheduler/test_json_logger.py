@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.loggers import JsonLoggerCallback
 from tunemq_scheduler.loggers.appending import AppendedFile, AppendedFiles
 from tunemq_scheduler.loggers.encoding import result_to_json, to_json, to_plain
@@ -29,6 +31,20 @@ def trial(tmp_path: Path) -> FakeTrial:
 def lines_of(trial: FakeTrial) -> list[dict]:
     content = Path(trial.local_path, "result.json").read_bytes()
     return [json.loads(line) for line in content.splitlines()]
+
+
+@pytest.mark.parametrize("value", all_hostile(), ids=lambda one: type(one).__name__)
+def test_json_logger_with_a_hostile_value_in_a_configuration_writes_the_result(
+    trial: FakeTrial, value: Any
+) -> None:
+    trial.config = {"a": value, "inner": {"b": [value]}, "n": 1}
+    logger = log(trial, {"loss": 0.5, "config": trial.config})
+    logger.on_trial_start(0, [trial], trial)
+    trial.config = {"a": value, "n": 2}
+    logger.on_trial_start(0, [trial], trial)
+    (line,) = lines_of(trial)
+    assert (line["loss"], line["config"]["n"]) == (0.5, 1)
+    assert json.loads(Path(trial.local_path, "params.json").read_text())["n"] == 2
 
 
 def log(trial: FakeTrial, *results: dict) -> JsonLoggerCallback:

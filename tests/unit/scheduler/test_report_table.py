@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tests.unit.scheduler.searches_to_show import Clock, FakeSearch, failure
 from tests.unit.scheduler.trials_for_logs import FakeTrial
+from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.report.format import Column, clean, duration, fit, text_table, value
 from tunemq_scheduler.report.reporter import CLIReporter, ProgressReporter, display_for
 from tunemq_scheduler.report.rows import (
@@ -125,6 +126,14 @@ def test_names_and_values_of_users_are_shown_as_they_are_and_do_no_harm():
     assert "\x1b[31m" not in text.replace("\x1b[0m", "")
     assert "\u202e" not in text
     assert "[31mred line" in text
+
+
+def test_table_with_hostile_values_in_a_configuration_is_drawn():
+    search = FakeSearch(1)
+    for hostile in all_hostile():
+        search.trials[0].config = search.trials[0].evaluated_params = {"a": hostile}
+        search.best = ("ab12_00000", 1.0, {"a": hostile})
+        assert "ab12_00000" in drawn(search)
 
 
 def test_drawing_costs_the_same_after_thousands_of_trials():

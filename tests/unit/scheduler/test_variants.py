@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.unit.shared.hostile_values import all_hostile
 from tunemq_scheduler.search.domains import (
     choice,
     grid_search,
@@ -15,7 +16,14 @@ from tunemq_scheduler.search.domains import (
     sample_from,
     uniform,
 )
-from tunemq_scheduler.search.space import Grid, count_grid, format_tag, merge, read_space
+from tunemq_scheduler.search.space import (
+    Grid,
+    count_grid,
+    format_tag,
+    merge,
+    named_in_tag,
+    read_space,
+)
 from tunemq_scheduler.search.variants import generators, resolve
 from tunemq_shared.errors import SearchSpaceError
 
@@ -30,6 +38,43 @@ def configs(space: dict[str, Any], seed: object = 1) -> list[dict[str, Any]]:
 def one(space: dict[str, Any], seed: object = 1) -> dict[str, Any]:
     (config,) = configs(space, seed)
     return config
+
+
+def nested(levels: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(levels):
+        inner = {"a": inner}
+    return inner
+
+
+def that_holds_itself() -> dict[str, Any]:
+    itself: dict[str, Any] = {}
+    itself["x"] = itself
+    return itself
+
+
+@pytest.mark.parametrize("value", [nested(2_000), that_holds_itself()], ids=["deep", "circle"])
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda value: value, r"param_space\['c'\]"),
+        (lambda value: [(value,)], r"param_space\['c'\]\[0\]\[0\]"),
+        (lambda value: choice([value]), r"param_space\['c'\]\[0\]"),
+        (lambda value: grid_search([1, value]), r"param_space\['c'\]\[1\]"),
+        (lambda value: sample_from(lambda _: value), r"sample_from\(c\)"),
+    ],
+    ids=["constant", "in a tuple", "choice", "grid", "function"],
+)
+def test_space_with_a_value_nested_too_deeply_names_place_and_limit(make, place, value) -> None:
+    with pytest.raises(SearchSpaceError, match=rf"more than 64 levels.*below {place}"):
+        one({"c": make(value)})
+
+
+@pytest.mark.parametrize("value", all_hostile(), ids=lambda one: type(one).__name__)
+def test_tag_of_a_hostile_value_is_made(value: Any) -> None:
+    tag = format_tag(3, {("a",): value, ("b",): 1})
+    assert re.fullmatch(r"3_a=[a-zA-Z0-9_.-]+,b=1", tag)
+    assert named_in_tag(tag, {"a": value, "b": 1}).keys() == {"a", "b"}
 
 
 class Pair(NamedTuple):
