@@ -171,8 +171,10 @@ def queries() -> dict[str, str]:
 
 def test_every_query_of_the_dashboard_finds_something_and_alerts_fire(watched, uuids):
     prometheus = watched.start()
+    watched.farm.results.joinpath(".farm", "last-backup").touch()
     left = queries()
     alerts_now = left.pop("Alerts now A")
+    del left["Certificates A"]  # nothing here has one: tests/integration/test_head_watch.py
 
     def all_found() -> bool:
         for name in [name for name, query in left.items() if prometheus.finds(query)]:

@@ -24,7 +24,7 @@ def test_a_node_with_another_python_is_found(farm: ExaminedFarm, tmp_path: Path)
         tmp_path / "older", "import platform; platform.python_version = lambda: '3.9.1'"
     )
     with farm.worker("older", PYTHONPATH=older):
-        finding = farm.has_only("node-python", "python3.", "-m venv", "tunemq==")
+        finding = farm.has_only("node-python", "python3.", "-m venv", "install TuneMQ")
     assert "node older has Python 3.9.1" in finding.what
 
 

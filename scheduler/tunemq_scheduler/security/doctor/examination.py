@@ -63,7 +63,7 @@ _REACH_STORE: Final = (
     "see that the server runs and is reached from here, and that its address (--store) and its keys"
     f" (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or {TOKEN_VARIABLE}) are those of the scheduler"
 )
-_NOT_ASKED: Final = problem(
+_NOT_ASKED: Final = warning(
     "scheduler",
     "the scheduler and the nodes were not looked at, since the key file is of no use",
     "mend what is said of the key file, and look again",
