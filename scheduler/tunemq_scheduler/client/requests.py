@@ -63,6 +63,10 @@ class _Announced(msgspec.Struct):
     term: int
 
 
+class ScriptScheduler(NoScheduler):
+    """The farm's scheduler runs the search of a script, and takes no requests."""
+
+
 class FarmClient:
     """Somebody who uses a farm.
 
@@ -216,7 +220,7 @@ class FarmClient:
                 f"no scheduler runs on {at}. Start one on the farm's head: tunemq scheduler"
                 " --redis URL"
             )
-        raise NoScheduler(
+        raise ScriptScheduler(
             f"the scheduler of {at} runs a script's search and takes no requests. When that is"
             " over, start one without a script: tunemq scheduler --redis URL"
         )

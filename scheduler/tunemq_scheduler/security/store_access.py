@@ -156,7 +156,11 @@ class _Place:
             StoreUnavailable: the server does not answer.
         """
         rights, cancel = _RIGHTS[keys.role], Cancel(_ROLE_S)
-        client = self._owner if keys.role is StoreRole.SCHEDULER else self._client_of(keys)
+        try:
+            client = self._owner if keys.role is StoreRole.SCHEDULER else self._client_of(keys)
+        except StoreError as error:
+            fix = f"correct the {keys.role}'s keys: {keys.where}"
+            return [problem(_CHECK, f"no keys: the {keys.role}'s: {error}", fix)]
         name = self._prefix + rights.writes_in.format(probe=_probe())
         code = f"{self._prefix}{BLOBS}/{_probe()}"
         doing = ""

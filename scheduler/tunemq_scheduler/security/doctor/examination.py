@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.client.requests import FarmClient, ScriptScheduler
 from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_scheduler.security.doctor.arguments import (
     Secrets,
@@ -145,6 +145,8 @@ def _ask_scheduler(farm: Patient, keys: KeyFile) -> tuple[FarmDescription | None
         ) as client:
             description = client.farm()
             nodes = client.ask(ListNodes(), NodeList).nodes
+    except ScriptScheduler as error:
+        return None, [warning("scheduler", str(error), "tunemq doctor --store ADDRESS")]
     except NoScheduler as error:
         return None, [problem("scheduler", str(error), _START_SCHEDULER)]
     except TuneError as error:
