@@ -25,7 +25,10 @@ RESULTS_VARIABLE: Final = "TUNEMQ_RESULTS"
 ERROR_FILE: Final = "error.txt"
 
 _UNSAFE: Final = re.compile(r"[^\w.,=+@-]+")
-_RESERVED: Final = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE | re.ASCII)
+#: Windows' devices, and the folders of a store that no search may be.
+_RESERVED: Final = re.compile(
+    r"((con|prn|aux|nul|com\d|lpt\d)(\..*)?|journal|blobs)", re.IGNORECASE | re.ASCII
+)
 
 
 def safe_name(text: str, fallback: str, limit: int = MAX_NAME_BYTES) -> str:

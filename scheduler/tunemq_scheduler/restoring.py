@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_scheduler.folders import make_experiment_folder, results_folder, safe_name
 from tunemq_scheduler.journal import FILE_NAME, read_header, recover
+from tunemq_scheduler.journal.copied_objects import TUNER
 from tunemq_scheduler.journal.fetch import fetch_journal, has_others
 from tunemq_scheduler.opening import ResumeOptions
 from tunemq_scheduler.plan import ExperimentPlan
@@ -28,10 +29,12 @@ from tunemq_scheduler.trial_results import TrialResults
 from tunemq_shared.attached import attached_to
 from tunemq_shared.code import trainable_name
 from tunemq_shared.errors import ConfigError, JournalError, StoreError
+from tunemq_shared.key_files import journal_seal
 from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.messages import BlobRef, Environment
 from tunemq_shared.object_store import MissingObject, ObjectStore
 from tunemq_shared.safe_text import repr_of
+from tunemq_shared.seals import Seal
 from tunemq_shared.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.stores import open_objects
 
@@ -215,7 +218,7 @@ def _fetched(address: str) -> str:
         return here
     folder = make_experiment_folder(storage, name, is_new=True)
     try:
-        bring_experiment(address, folder)
+        bring_experiment(address, folder, journal_seal())
     except BaseException:  # passed on; what was brought until then is of no use
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -228,7 +231,7 @@ def _check_newest(address: str, folder: str) -> None:
     Both would write to the same place in the store, and what the other did would be lost.
     """
     with open_objects(address) as objects:
-        is_behind = has_others(objects, Path(folder) / FILE_NAME)
+        is_behind = has_others(objects, Path(folder) / FILE_NAME, journal_seal())
     if is_behind:
         raise ConfigError(
             f"the search at {without_settings(address)} went on elsewhere since it was left in "
@@ -237,8 +240,12 @@ def _check_newest(address: str, folder: str) -> None:
         )
 
 
-def bring_experiment(address: str, folder: str) -> None:
+def bring_experiment(address: str, folder: str, seal: Seal) -> None:
     """Copy an experiment from its store into an empty folder, but for its checkpoints.
+
+    Args:
+        seal: of the journals of this search. With keys the journal and the Tuner are the
+            scheduler's, or none are brought.
 
     Raises:
         ConfigError: there is none at this address.
@@ -249,12 +256,17 @@ def bring_experiment(address: str, folder: str) -> None:
     try:
         with open_objects(address) as objects:
             _bring_files(objects, Path(folder))
-            fetch_journal(objects, Path(folder) / FILE_NAME)
+            fetch_journal(objects, Path(folder) / FILE_NAME, seal)
     except MissingObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "
             "there yet: give the local folder of the search instead."
         ) from error
+    copied, tuner = Path(folder, FILE_NAME, TUNER), Path(folder, TUNER_FILE)
+    if copied.exists():
+        copied.replace(tuner)
+    elif seal.is_signed:
+        tuner.unlink(missing_ok=True)
 
 
 def _is_of(folder: str, shown: str) -> bool:
@@ -270,7 +282,12 @@ def _bring_files(objects: ObjectStore, folder: Path) -> None:
     """What was copied of the experiment's own files and its trials', but for checkpoints."""
     for found in objects.list():
         parts = found.key.split("/")
-        if parts[0] == FILE_NAME or any(part.startswith(_CHECKPOINT) for part in parts):
+        # Code is shipped anew: of folders that begin with a dot nothing is needed.
+        if (
+            parts[0] == FILE_NAME
+            or parts[0].startswith(".")
+            or any(part.startswith(_CHECKPOINT) for part in parts)
+        ):
             continue
         if not is_safe_name(found.key):
             raise StoreError(f"the store has an object of the name {found.key!r}.")

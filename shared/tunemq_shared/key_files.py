@@ -8,21 +8,27 @@ A key file is TOML that only its owner may read::
     [events]                      # nodes say them to the scheduler
     91d0b66a0f2e4b10 = "..."
 
+    [journals]                    # the scheduler signs the copies of journals in the store
+    0b7d3a51c2e84f96 = "..."
+
     [submitters.ada]              # what ada asks, and what she is answered
     c4f1d2e3a5b69788 = "..."
 
 In each table the first key signs and every one is believed, so keys can be changed while all runs.
-The scheduler has all tables, a worker has orders and events, a submitter has one of her own.
+The scheduler has all tables, and alone has journals; a worker has orders and events, a submitter
+has one of her own.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hmac
 import os
 import re
 import stat
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +41,9 @@ from tunemq_shared.seals import KEY_ID_BYTES, SECRET_BYTES, Key, Seal, SealBroke
 KEYS_VARIABLE: Final = "TUNEMQ_KEYS"
 
 #: Purposes of seals; a submitter's is this and a name.
-ORDERS, EVENTS, SUBMITTER = "orders", "events", "submitter:"
+ORDERS, EVENTS, JOURNALS, SUBMITTER = "orders", "events", "journals", "submitter:"
+#: The tables that are nobody's of the submitters.
+_FARM_TABLES: Final = frozenset({ORDERS, EVENTS, JOURNALS})
 #: The table of all submitters.
 SUBMITTERS: Final = "submitters"
 
@@ -54,17 +62,19 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         orders: of what the scheduler says to nodes.
         events: of what nodes say to the scheduler.
+        journals: of the copies of journals, which the scheduler writes and reads.
         submitters: by name, of what each asks and is answered.
     """
 
     orders: tuple[Key, ...] = ()
     events: tuple[Key, ...] = ()
+    journals: tuple[Key, ...] = ()
     submitters: dict[str, tuple[Key, ...]] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no key in it."""
-        return not (self.orders or self.events or self.submitters)
+        return not (self.orders or self.events or self.journals or self.submitters)
 
     def seal_of_orders(self) -> Seal:
         """Signs or verifies what the scheduler says to nodes."""
@@ -73,6 +83,13 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
     def seal_of_events(self) -> Seal:
         """Likewise what nodes say to the scheduler."""
         return Seal(EVENTS, self.events)
+
+    def journal_keys(self, search: str) -> tuple[Key, ...]:
+        """The keys for the journals of searches of this name, and of no others."""
+        context = b"journals of the search " + search.encode()
+        return tuple(
+            Key(key.id, hmac.digest(key.secret, context, "sha256")) for key in self.journals
+        )
 
     def seal_of_submitter(self, name: str) -> Seal:
         """Likewise what a submitter asks and is answered.
@@ -86,6 +103,11 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True):
                 f"is in the name of {name!r}, of whom there are no keys here", "unknown_submitter"
             )
         return Seal(SUBMITTER + name, keys)
+
+
+def journal_seal(keys: Iterable[Key] = ()) -> Seal:
+    """Signs or verifies the copy of a journal, with what `KeyFile.journal_keys` gives."""
+    return Seal(JOURNALS, tuple(keys))
 
 
 def read_key_file(path: Path | str) -> KeyFile:
@@ -161,14 +183,15 @@ def _parsed(path: Path | str, data: bytes) -> KeyFile:
     except tomllib.TOMLDecodeError as error:
         # Its message names a place, and no more than a character of what stands there.
         raise ConfigError(f"the key file {path} is not usable: {error}.{_COPY}") from error
-    if unknown := sorted(set(found) - {ORDERS, EVENTS, SUBMITTERS}):
+    if unknown := sorted(set(found) - {*_FARM_TABLES, SUBMITTERS}):
         raise ConfigError(
             f"the key file {path} has {unknown[0]!r}, which is not known: its tables are [{ORDERS}]"
-            f", [{EVENTS}] and [{SUBMITTERS}.NAME].{_COPY}"
+            f", [{EVENTS}], [{JOURNALS}] and [{SUBMITTERS}.NAME].{_COPY}"
         )
     keys = KeyFile(
         orders=_keys(path, ORDERS, found.get(ORDERS, {})),
         events=_keys(path, EVENTS, found.get(EVENTS, {})),
+        journals=_keys(path, JOURNALS, found.get(JOURNALS, {})),
         submitters=_submitters(path, found.get(SUBMITTERS, {})),
     )
     if keys.is_empty:
@@ -209,7 +232,7 @@ def _keys(path: Path | str, table: str, found: Any) -> tuple[Key, ...]:
                 f" {SECRET_BYTES} bytes.{_COPY}"
             )
         keys.append(Key(bytes.fromhex(key), secret))
-    if table not in {ORDERS, EVENTS} and not keys:
+    if table not in _FARM_TABLES and not keys:
         raise ConfigError(f"the key file {path}: there is no key in [{table}].{_COPY}")
     return tuple(keys)
 
@@ -226,7 +249,7 @@ def _secret(text: Any) -> bytes | None:
 
 def _check_distinct(path: Path | str, keys: KeyFile) -> None:
     """Refuse a key of two tables: whoever has it for one purpose could speak for the other."""
-    tables = {ORDERS: keys.orders, EVENTS: keys.events}
+    tables = {ORDERS: keys.orders, EVENTS: keys.events, JOURNALS: keys.journals}
     tables |= {f"{SUBMITTERS}.{name}": its for name, its in keys.submitters.items()}
     places: dict[bytes, str] = {}
     for table, its in tables.items():

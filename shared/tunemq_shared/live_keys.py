@@ -12,13 +12,14 @@ import msgspec
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.key_files import (
     EVENTS,
+    JOURNALS,
     KEYS_VARIABLE,
     ORDERS,
     SUBMITTERS,
     KeyFile,
     read_key_file,
 )
-from tunemq_shared.seals import Seal
+from tunemq_shared.seals import Key, Seal
 
 #: The file is looked at so often at most.
 _LOOK_EVERY_S: Final = 1.0
@@ -84,6 +85,10 @@ class LiveKeys:
     def submitters(self) -> tuple[str, ...]:
         """Whose keys there are."""
         return tuple(self._file.submitters)
+
+    def journal_keys(self, search: str) -> tuple[Key, ...]:
+        """The keys for the copy of this search's journal, as the file has them now."""
+        return self._file.journal_keys(search)
 
     def submitter(self, name: str) -> Seal:
         """The seal of what this submitter asks, and is answered; it does not follow the file.
@@ -162,10 +167,21 @@ def _read(path: str, role: Role) -> KeyFile:
     for table, keys in ((ORDERS, found.orders), (EVENTS, found.events)):
         if not keys:
             raise _wrong_file(path, role, f"[{table}]")
+    if role is Role.SCHEDULER and not found.journals:
+        raise ConfigError(
+            f"the key file {path} has no keys in [{JOURNALS}], with which the scheduler signs the"
+            " copies of journals: an earlier TuneMQ made it. Add one: tunemq keys rotate FOLDER"
+            f" {JOURNALS}; and copy the file again."
+        )
     if role is Role.WORKER and found.submitters:
         raise ConfigError(
             f"the key file {path} has keys of submitters, which no worker needs and each trial"
             f" might look for: give the worker the file {role.value} of the same folder."
+        )
+    if role is Role.WORKER and found.journals:
+        raise ConfigError(
+            f"the key file {path} has keys in [{JOURNALS}], which are the scheduler's alone: give"
+            f" the worker the file {role.value} of the same folder."
         )
     return found
 

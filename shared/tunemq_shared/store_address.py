@@ -54,6 +54,11 @@ def without_settings(address: str) -> str:
     return address.partition("?")[0] if is_remote(address) else address
 
 
+def name_in(address: str) -> str:
+    """The name of the search whose address in a store this is: its last part."""
+    return unquote(without_settings(address)).rstrip("/").rpartition("/")[2]
+
+
 def join(address: str, name: str) -> str:
     """The address of what is called ``name`` (with ``/`` where it is deeper) below another."""
     if not is_remote(address):

@@ -19,6 +19,8 @@ from tunemq_shared.retrying import Cancel, ignore
 LIMIT_BYTES: Final = 2**30
 #: The files that each incarnation of a trial has of its own.
 _OUTPUTS: Final = frozenset({"stdout", "stderr"})
+#: What a worker may not write in the store, at any depth: see ``deploy/minio/worker-policy.json``.
+_SCHEDULERS_FOLDER, _SCHEDULERS_FILE = "journal", "tuner.pkl"
 
 
 def send_folder(
@@ -35,14 +37,21 @@ def send_folder(
 
     What each incarnation printed has its own name, ``stdout.2`` for epoch 2: ``stdout`` is what the
     scheduler has put together while they ran. Empty output is left out, and so are a file that
-    somebody writes to (it is sent when he has ended) and checkpoints of a save that did not end.
+    somebody writes to (it is sent when he has ended), checkpoints of a save that did not end, and
+    files with a name that is the scheduler's alone, which the store refuses.
 
     Raises:
-        StoreError: not all could be sent; the rest was. Names the largest that was too much.
+        StoreError: not all could be sent; the rest was. Names the largest that was too much, or
+            one that is left out.
     """
     left = limit_bytes
     too_much: list[tuple[int, str]] = []
+    reserved: list[str] = []
     for size, name in sorted(_files(folder)):
+        *folders, last = name.split(os.sep)
+        if _SCHEDULERS_FOLDER in folders or last == _SCHEDULERS_FILE:
+            reserved.append(name)
+            continue
         if size > left:
             too_much.append((size, name))
             continue
@@ -62,6 +71,12 @@ def send_folder(
             )
         except (CheckpointCorrupt, FileNotFoundError):
             continue
+    if reserved:
+        raise StoreError(
+            f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store folders "
+            f"called {_SCHEDULERS_FOLDER} and files called {_SCHEDULERS_FILE} are the scheduler's; "
+            "have the trial give them other names."
+        )
     if too_much:
         size, name = max(too_much)
         raise StoreError(

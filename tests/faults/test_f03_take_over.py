@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.farm_processes import Farm, farms
+from tests.keys import key_folder
 from tests.object_servers import ObjectServer
 from tests.support import eventually
+from tests.unit.scheduler.journals import HEADER
+from tunemq_scheduler.journal import Journal
+from tunemq_scheduler.journal.copy import JournalCopy
 from tunemq_shared import messages as m
 from tunemq_shared import wire
+from tunemq_shared.key_files import journal_seal
+from tunemq_shared.packing import PICKLED
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -63,6 +72,54 @@ def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(
     repeated = [len(done) - len(set(done)) for done in farm.steps().values()]
     if release == "store":  # what was not copied was still with the workers
         assert repeated == [0] * 6, farm
+
+
+class MakesFolder:
+    """What leaves a folder where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(
+    farm, storage, elsewhere, minio, bucket
+):
+    keys = key_folder(farm.folder / "keys").path
+    with_keys = ("--keys", str(keys / "scheduler.toml"))
+    farm.worker("one", 2, "--keys", str(keys / "worker.toml"))
+    first = farm.scheduler(*with_keys, trials=2, steps=120, step_s=0.05, storage=storage)
+    farm.wait_for_steps(2, 20, within=90)
+    first.kill()
+    farm.results.rename(farm.folder / "gone")
+    trace, take_over = farm.folder / "trace", ("--take-over", f"{storage}/search", *with_keys)
+    with minio.objects(bucket, "searches/search") as objects:
+        honest = {
+            one.key: objects.get_bytes(one.key, limit=2**24)
+            for one in objects.list()
+            if "checkpoint_" not in one.key
+        }
+        config = {"lr": msgspec.msgpack.Ext(PICKLED, pickle.dumps(MakesFolder(trace)))}
+        packed = msgspec.msgpack.encode(config)
+        with Journal.create(farm.folder / "journal", HEADER) as journal:
+            journal.append([m.Entry(m.ConfigSuggested(0, "abc_00000", packed, "", {"cpu": 1.0}))])
+            assert JournalCopy(journal, objects, journal_seal()).close(60)
+        refused = farm.scheduler(*take_over, results=elsewhere)
+        assert refused.ends() == 1, farm
+        assert "not to be trusted" in refused.said
+        # Beside the scheduler's own copy a planted Tuner changes nothing.
+        objects.delete([one.key for one in objects.list("journal/")])
+        for key, content in honest.items():
+            objects.put_bytes(key, content)
+        planted = msgspec.msgpack.decode(honest["tuner.pkl"])
+        planted["param_space"] = [pickle.dumps(MakesFolder(trace)), ""]
+        objects.put_bytes("tuner.pkl", msgspec.msgpack.encode(planted))
+    second = farm.scheduler(*take_over, results=farm.folder / "third")
+    assert second.ends(120) == 0, farm
+    farm.nothing_is_missing_or_doubled(2, 120, results=farm.folder / "third")
+    assert not trace.exists()
 
 
 @pytest.mark.soak

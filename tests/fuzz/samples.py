@@ -57,7 +57,7 @@ class Samples:
             (inspect.TupleType, self._tuple),
             ((inspect.VarTupleType, inspect.ListType, inspect.CollectionType), self._row),
             ((inspect.SetType, inspect.FrozenSetType), self._row),
-            (inspect.StructType, self._struct),
+            ((inspect.StructType, inspect.NamedTupleType), self._struct),
         )
 
     def _anything(self, depth: int) -> Any:
@@ -83,7 +83,7 @@ class Samples:
     def _row(self, kind: Any, depth: int) -> list[Any]:
         return [self._value(kind.item_type, depth + 1) for _ in self._many(depth)]
 
-    def _struct(self, kind: inspect.StructType, depth: int) -> Any:
+    def _struct(self, kind: inspect.StructType | inspect.NamedTupleType, depth: int) -> Any:
         fields = {
             field.name: self._value(field.type, depth + 1)
             for field in kind.fields

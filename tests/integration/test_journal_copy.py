@@ -26,9 +26,14 @@ from tunemq_scheduler.journal.copy import JournalCopy
 from tunemq_scheduler.journal.fetch import fetch_journal
 from tunemq_shared import messages as m
 from tunemq_shared.errors import BugError, JournalError
+from tunemq_shared.key_files import journal_seal
 from tunemq_shared.object_store import MissingObject, ObjectInfo, ObjectStore
 
 pytestmark = pytest.mark.integration
+
+#: Of a farm without keys; tests/security/test_s07_forged_journals.py has one with keys.
+SEAL = journal_seal()
+PIECE = "000000000000000-000000000000012"
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def is_copied(copied: JournalCopy) -> None:
 
 
 def fetched(objects: ObjectStore, folder: Path) -> State:
-    return state_of(fetch_journal(objects, folder))
+    return state_of(fetch_journal(objects, folder, SEAL))
 
 
 def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back(
@@ -62,7 +67,7 @@ def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back
 ) -> None:
     state: State = ((), ())
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects)
+        copied = JournalCopy(journal, objects, SEAL)
         for n, turn in enumerate(TURNS):
             if n % 2:
                 take_snapshot(journal, state)
@@ -102,14 +107,14 @@ def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
             journal.append(TURNS[(len(states) - 1) % len(TURNS)])
 
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects)
+        copied = JournalCopy(journal, objects, SEAL)
         thread = threading.Thread(target=write, args=(journal,))
         thread.start()
         try:
             for n in range(20):
                 eventually(lambda: copied.turn > 5)
                 safe = copied.turn
-                found = fetch_journal(objects, tmp_path / f"{n}")
+                found = fetch_journal(objects, tmp_path / f"{n}", SEAL)
                 assert found.turn >= safe
                 assert state_of(found) == states[found.turn]
         finally:
@@ -136,7 +141,7 @@ def test_a_synced_folder_counts_where_it_goes_on_from_the_copy_and_not_where_it_
     journal, _ = Journal.resume(folder)
     with journal:
         journal.append(TURNS[0])
-        assert JournalCopy(journal, objects).close(within_s=60)
+        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
     expected = after(states[-1], TURNS[0])
     journal, _ = Journal.resume(folder if is_same_search else woken)
     with journal:
@@ -151,7 +156,7 @@ def test_a_copy_of_version_1_is_fetched(objects: ObjectStore, tmp_path: Path) ->
     path = tmp_path / "old"
     version1(path)
     objects.put_bytes(FILE_NAME, path.read_bytes())
-    assert list(fetch_journal(objects, tmp_path / "fetched" / "journal").turns) == TURNS
+    assert list(fetch_journal(objects, tmp_path / "fetched" / "journal", SEAL).turns) == TURNS
 
 
 def test_pieces_are_put_once_and_many_small_ones_become_one(
@@ -165,7 +170,7 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
         objects, "put_bytes", lambda key, data: (put.append(key), put_bytes(key, data))
     )
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects)
+        copied = JournalCopy(journal, objects, SEAL)
         for _ in range(20):
             journal.append(TURNS[0])
             is_copied(copied)
@@ -173,7 +178,7 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
     assert len(put) == len(set(put))
     pieces = [name for name in names(objects) if ".turns/" in name]
     assert len(pieces) < 10
-    assert fetch_journal(objects, tmp_path / "fetched").turn == 20
+    assert fetch_journal(objects, tmp_path / "fetched", SEAL).turn == 20
 
 
 @pytest.mark.parametrize("until", [2, 99], ids=["for a moment", "for good"])
@@ -182,7 +187,7 @@ def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too
 ) -> None:
     monkeypatch.setattr(copy, "PERIOD_S", 0.001)
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects)
+        copied = JournalCopy(journal, objects, SEAL)
         for turn in TURNS[:3]:
             journal.append(turn)
             is_copied(copied)
@@ -199,10 +204,10 @@ def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too
 
     monkeypatch.setattr(objects, "list", lacks_one)
     if until == 2:
-        assert fetch_journal(objects, tmp_path / "fetched").turn == 3
+        assert fetch_journal(objects, tmp_path / "fetched", SEAL).turn == 3
     else:
         with pytest.raises(JournalError, match=r"begins at byte \d+ is missing"):
-            fetch_journal(objects, tmp_path / "fetched")
+            fetch_journal(objects, tmp_path / "fetched", SEAL)
     assert looks == 2
 
 
@@ -211,12 +216,12 @@ def test_much_at_once_is_copied_in_pieces(objects: ObjectStore, tmp_path: Path) 
     with Journal.create(tmp_path / "journal", HEADER, sync=False) as journal:
         for _ in range(40):
             journal.append(big)
-        copied = JournalCopy(journal, objects)
+        copied = JournalCopy(journal, objects, SEAL)
         assert copied.close(within_s=60)
     sizes = [one.size for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
     assert len(sizes) > 2
-    assert max(sizes) <= 4 * 2**20
-    assert list(fetch_journal(objects, tmp_path / "fetched").turns) == [big] * 40
+    assert max(sizes) <= 4 * 2**20 + 1  # the head of the seal
+    assert list(fetch_journal(objects, tmp_path / "fetched", SEAL).turns) == [big] * 40
 
 
 def test_a_journal_that_is_opened_again_has_a_copy_of_its_own_and_then_the_old_one_goes(
@@ -226,13 +231,13 @@ def test_a_journal_that_is_opened_again_has_a_copy_of_its_own_and_then_the_old_o
     states = begun(folder, TURNS)
     journal, _ = Journal.resume(folder)
     with journal:
-        assert JournalCopy(journal, objects).close(within_s=60)
+        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
     first = names(objects)
     assert {name.split("/")[0] for name in first} == {"000001"}
     journal, _ = Journal.resume(folder)
     with journal:
         journal.append(TURNS[0])
-        assert JournalCopy(journal, objects).close(within_s=60)
+        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
     assert {name.split("/")[0] for name in names(objects)} == {"000002"}
     # Whoever was thought dead, and writes behind its end, changes nothing.
     for name in first:
@@ -245,8 +250,8 @@ def test_one_that_is_not_complete_yet_does_not_count(objects: ObjectStore, tmp_p
     states = begun(folder, TURNS)
     journal, _ = Journal.resume(folder)
     with journal:
-        assert JournalCopy(journal, objects).close(within_s=60)
-    objects.put_bytes(f"{FILE_NAME}/000002/000003.snapshot", b"half a copy")
+        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
+    objects.put_bytes(f"{FILE_NAME}/000002/000003.snapshot/{PIECE}", b"half a copy")
     assert fetched(objects, tmp_path / "fetched") == states[-1]
 
 
@@ -254,10 +259,10 @@ def test_a_snapshot_whose_segment_is_not_there_yet_does_not_count(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects)
+        copied = JournalCopy(journal, objects, SEAL)
         journal.append(TURNS[0])
         assert copied.close(within_s=60)
-    objects.put_bytes(f"{FILE_NAME}/000001/000002.snapshot", b"it has just been put")
+    objects.put_bytes(f"{FILE_NAME}/000001/000002.snapshot/{PIECE}", b"it has just been put")
     assert fetched(objects, tmp_path / "fetched") == after(((), ()), TURNS[0])
 
 
@@ -268,7 +273,7 @@ def test_a_store_that_is_away_stops_nobody_and_is_told_once(
         server.objects("mine", "e") as objects,
         Journal.create(tmp_path / "journal", HEADER) as journal,
     ):
-        copied = JournalCopy(journal, objects)
+        copied = JournalCopy(journal, objects, SEAL)
         journal.append(TURNS[0])
         is_copied(copied)
         server.kill()
@@ -283,7 +288,7 @@ def test_a_store_that_is_away_stops_nobody_and_is_told_once(
         eventually(lambda: news.extend(copied.news()) or len(news) > 1)
         assert news[1:] == ["the copy of the journal goes on"]
         assert copied.close(within_s=60)
-        assert fetch_journal(objects, tmp_path / "fetched").turn == len(TURNS) + 1
+        assert fetch_journal(objects, tmp_path / "fetched", SEAL).turn == len(TURNS) + 1
 
 
 def test_whoever_closes_it_waits_for_no_store_that_is_away(
@@ -295,7 +300,7 @@ def test_whoever_closes_it_waits_for_no_store_that_is_away(
     ):
         server.kill()
         journal.append(TURNS[0])
-        copied = JournalCopy(journal, objects)
+        copied = JournalCopy(journal, objects, SEAL)
         assert not copied.close(within_s=0.5)
         assert copied.turn == 0
 
@@ -305,7 +310,7 @@ def test_who_waits_for_the_copy_is_called_when_it_has_grown(
 ) -> None:
     called = threading.Event()
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, copied=called.set)
+        copied = JournalCopy(journal, objects, SEAL, copied=called.set)
         journal.append(TURNS[0])
         assert called.wait(60)
         assert copied.close(within_s=60)
@@ -318,7 +323,7 @@ def test_a_defect_in_the_thread_of_the_copy_is_raised_where_its_news_are_asked_f
         raise ValueError("a defect")
 
     with Journal.create(tmp_path / "journal", HEADER) as journal:
-        copied = JournalCopy(journal, objects, copied=fails)
+        copied = JournalCopy(journal, objects, SEAL, copied=fails)
         copied.close(within_s=60)
         with pytest.raises(BugError, match="a defect"):
             copied.news()
@@ -328,21 +333,21 @@ def test_a_copy_is_brought_only_into_an_empty_folder_and_only_if_it_is_whole(
     objects: ObjectStore, tmp_path: Path
 ) -> None:
     with pytest.raises(MissingObject, match="there is no copy of a journal"):
-        fetch_journal(objects, tmp_path / "none")
+        fetch_journal(objects, tmp_path / "none", SEAL)
     folder = tmp_path / "journal"
     begun(folder, TURNS)
     journal, _ = Journal.resume(folder)
     with journal:
-        assert JournalCopy(journal, objects).close(within_s=60)
+        assert JournalCopy(journal, objects, SEAL).close(within_s=60)
     with pytest.raises(JournalError, match="is not empty"):
-        fetch_journal(objects, folder)
+        fetch_journal(objects, folder, SEAL)
     (piece,) = [one for one in objects.list(f"{FILE_NAME}/") if ".turns/" in one.key]
     whole = objects.get_bytes(piece.key, limit=2**20)
     objects.put_bytes(piece.key, whole[:200] + b"!" + whole[201:])
     with pytest.raises(JournalError):
-        fetch_journal(objects, tmp_path / "damaged")
+        fetch_journal(objects, tmp_path / "damaged", SEAL)
     objects.put_bytes(piece.key, whole[:-1])
     with pytest.raises(JournalError, match="is damaged"):
-        fetch_journal(objects, tmp_path / "damaged")
+        fetch_journal(objects, tmp_path / "damaged", SEAL)
     assert not list((tmp_path / "damaged").iterdir())
     assert recover(folder).turn == len(TURNS)

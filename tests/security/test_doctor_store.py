@@ -8,12 +8,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from tests import store_roles
 from tests.examined_farm import ExaminedFarm, farm
 from tests.served_folders import FolderServer
+from tests.store_roles import make_roles
 from tests.support import eventually
 from tunemq_scheduler.security.doctor import examination
 from tunemq_scheduler.security.doctor.examination import Patient
@@ -63,6 +66,39 @@ def test_doctor_with_each_role_s_keys_tries_what_that_role_may_do(farm: Examined
     assert "may not" not in said["the scheduler"]
     left = farm.server.client().list_objects(farm.bucket, recursive=True)
     assert not [one.object_name for one in left if "tunemq-probe" in str(one.object_name)]
+
+
+def test_s07_doctor_with_a_policy_of_an_earlier_version_names_the_journals_that_it_lets_forge(
+    minio, bucket, monkeypatch
+):
+    shipped = store_roles.policy
+
+    def of_an_earlier_version(role: str, *where: str) -> dict[str, Any]:
+        found = shipped(role, *where)
+        if role == "worker":
+            denied = found["Statement"][2]
+            place = denied["Resource"][0].removesuffix("/journal/*")
+            denied["Resource"] = [f"{place}/*/journal/??????/*", f"{place}/*/journal/*.turns"]
+        return found
+
+    address, every = minio.address(bucket, "farm"), (StoreRole.SCHEDULER, StoreRole.WORKER)
+    monkeypatch.setattr(store_roles, "policy", of_an_earlier_version)
+    roles = make_roles(minio, bucket)
+    found = try_store(address, [StoreKeys(role, roles[role]) for role in every])
+    (finding,) = [one for one in found if one.level is not Level.OK]
+    assert finding.level is Level.PROBLEM
+    taken = finding.what.partition("as its own: ")[2].split(", ")
+    assert taken == [
+        *("search/journal/0000009/ready", "search/journal/1000000/ready"),
+        *("search/journal/9/ready", "search/journal/other", "search/tuner.pkl"),
+        "team/search/tuner.pkl",
+    ]
+    assert "worker-policy.json" in finding.fix
+    assert not list(minio.client().list_objects(bucket, recursive=True))
+    monkeypatch.undo()
+    roles = make_roles(minio, bucket)
+    found = try_store(address, [StoreKeys(role, roles[role]) for role in every])
+    assert {one.level for one in found} == {Level.OK}
 
 
 @pytest.mark.parametrize("role", ["worker", "submitter"])

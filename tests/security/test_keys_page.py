@@ -40,7 +40,10 @@ def test_the_commands_of_the_page_do_what_it_says(tmp_path):
     assert "tunemq keys promote keys" in said["rotate keys"]
     assert "tunemq keys drop keys" in said["promote keys"]
     shown = said["show keys"]
-    assert [line.split()[0] for line in shown.splitlines()] == ["orders", "events", "ada", "eve"]
+    assert [line.split()[0] for line in shown.splitlines()] == [
+        *("orders", "events", "journals"),
+        *("ada", "eve"),
+    ]
     keys = read_key_file(tmp_path / "keys" / "scheduler.toml")
     assert set(keys.submitters) == {"ada", "eve"}
     assert len(keys.orders) == 1

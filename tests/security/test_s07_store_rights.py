@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import re
+import tarfile
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -12,6 +14,7 @@ from tests.object_servers import ObjectServer
 from tests.store_roles import ROLES, make_roles
 from tunemq_scheduler.security.forged_uploads import forgeries
 from tunemq_scheduler.security.store_probes import _Asker
+from tunemq_shared.errors import StoreError
 from tunemq_shared.object_client import Refused
 from tunemq_shared.s3_address import Keys, parse_address
 from tunemq_shared.s3_client import S3Client
@@ -128,6 +131,65 @@ def test_s07_each_role_may_do_its_own_work_and_is_refused_the_others(shelf: Buck
     assert shelf.names() == sorted(set(ALL) - set(removed))
     for key in shelf.names():
         assert shelf.content(key) == (b"after" if key in written else b"before")
+
+
+#: What the scheduler or a user's machine reads as the scheduler's own, however it is spelled.
+SCHEDULERS_OWN = (
+    "farm/search/journal/0000009/ready",
+    "farm/search/journal/1000000/ready",
+    "farm/search/journal/9/000001.turns/000000000000000-000000000000541",
+    f"farm/search/journal/{chr(0x660) * 6}/ready",
+    "farm/search/journal/000001.turns",
+    "farm/search/journal/0000001.turns",
+    "farm/search/journal/last_run",
+    "farm/search/journal/anything",
+    "farm/search/journal/000002/000001.turns/deep/er",
+    "farm/journal/000009/ready",
+    "farm/team/search/journal/0000009/ready",
+    "farm/team/search/tuner.pkl",
+    "farm/search/tuner.pkl",
+    "farm/search/callbacks.json",
+    f"farm/blobs/{'c' * 64}",
+)
+#: Spellings that a server may take for one of these, or for names that nothing reads.
+SPELLINGS = (
+    "farm/search//journal/000009/ready",
+    "farm/search/./journal/000009/ready",
+    "farm/search/trial/../journal/000009/ready",
+    "farm//search/tuner.pkl",
+    "/farm/search/trial/../tuner.pkl",
+)
+
+
+def test_s07_worker_writing_what_the_scheduler_reads_is_refused(shelf: Bucket):
+    client, before = shelf.client(shelf.roles["worker"]), shelf.names()
+    for key in (*SCHEDULERS_OWN, *SPELLINGS):
+        for attempt in (write, write_in_parts):
+            with pytest.raises(StoreError):
+                attempt(client, key)
+    assert shelf.names() == before
+
+
+def test_s07_worker_sending_an_archive_to_unpack_writes_no_journal(shelf: Bucket):
+    """MinIO unpacks an archive on request: each file in it is an upload of its own."""
+    from minio.error import MinioException
+
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name in ("notes", "journal/0000009/ready", "tuner.pkl"):
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    for prefix in ("farm/search", "farm/search/trial_00000"):
+        headers = {
+            "X-Amz-Meta-Snowball-Auto-Extract": "true",
+            "X-Amz-Meta-Minio-Snowball-Prefix": prefix,
+        }
+        client = shelf.client(shelf.roles["worker"])
+        with contextlib.suppress(MinioException):
+            client._put_object(
+                shelf.name, "farm/search/trial_00000/all.tar", archive.getvalue(), headers
+            )
+    assert [name for name in shelf.names() if name not in ALL] == ["farm/search/trial_00000/notes"]
+    assert shelf.content(TUNER) == b"before"
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -38,7 +38,9 @@ from tunemq_scheduler.storage import Storage
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.errors import JournalError, SchedulerSuperseded, StoreError
+from tunemq_shared.key_files import journal_seal
 from tunemq_shared.messages import BlobRef, ExperimentResumed
+from tunemq_shared.seals import Key
 from tunemq_shared.stores import open_objects
 
 #: The folder with the code of an experiment's trials, in the experiment's.
@@ -58,6 +60,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         code_store: the address of the store through which code goes to nodes; by default its own.
         bundle, script: what the script imports from its folder, and its name in there; where there
             is no bundle, nodes read that folder itself.
+        journal_keys: sign the copy of the journal; none where the farm signs nothing.
         variables: of the trials' environment, which whoever submitted it gave apart from its code.
             They are kept in the farm's queue alone: such a value may be secret, and an experiment's
             folder is read by others.
@@ -70,6 +73,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     code_store: str = ""
     bundle: BlobRef | None = None
     script: str = ""
+    journal_keys: tuple[Key, ...] = ()
     variables: dict[str, str] = {}
 
 
@@ -248,7 +252,7 @@ class FarmExperiment(Experiment):
         write_record(self.folder, record)  # first: a store that is ahead of us tells of another
         if self._store_address:
             with open_objects(self._store_address) as objects:
-                store_record(objects, record)
+                store_record(objects, record, journal_seal(self._how.journal_keys))
 
     def _says_goodbye(self, executor: FarmBackend) -> bool:
         """Whether nodes are told to forget all of it: only if the next scheduler knows of that."""
@@ -296,7 +300,8 @@ class FarmExperiment(Experiment):
             yield
             return
         with open_objects(self._store_address) as objects:
-            copy = JournalCopy(opened.journal, objects, copied=executor.wake)
+            seal = journal_seal(self._how.journal_keys)
+            copy = JournalCopy(opened.journal, objects, seal, copied=executor.wake)
             executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
             try:
                 yield

@@ -104,6 +104,7 @@ def _loaded(job: Job) -> tuple[TunerParts, Run]:
         code_store=job.code_store,
         bundle=bundle,
         script=script,
+        journal_keys=job.journal_keys,
         variables=dict(job.variables),
     )
     return _in_surroundings(named(parts, job.name), job), how

@@ -22,6 +22,8 @@ from tunemq_scheduler.saved_tuner import pickle_tuner, save_tuner
 from tunemq_scheduler.storage import Storage, storage_of
 from tunemq_scheduler.tuner import TunerParts
 from tunemq_shared.errors import ConfigError, JournalLocked
+from tunemq_shared.key_files import journal_seal
+from tunemq_shared.seals import Seal
 from tunemq_shared.store_address import canonical_address, join
 from tunemq_shared.stores import open_objects
 
@@ -53,10 +55,11 @@ def run_on_farm(
     Raises:
         TuneError: it cannot be run, or could not go on.
     """
-    record = newest_record(place)
+    seal = journal_seal(how.journal_keys)
+    record = newest_record(place, seal)
     if place.copy:
         tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
-        bring_experiment(place.copy, place.folder)
+        bring_experiment(place.copy, place.folder, seal)
     prepared, found, keep = _prepared(parts, place, how)
     experiment = FarmExperiment(
         prepared,
@@ -137,8 +140,11 @@ def _has_journal(folder: str) -> bool:
     return True
 
 
-def newest_record(place: Place) -> RunRecord | None:
+def newest_record(place: Place, seal: Seal) -> RunRecord | None:
     """Who ran the experiment last.
+
+    Args:
+        seal: of the journals of this search.
 
     Raises:
         SchedulerSuperseded: this machine's folder is not the newest state of it.
@@ -147,7 +153,7 @@ def newest_record(place: Place) -> RunRecord | None:
     if not (place.store and place.is_there):
         return local
     with open_objects(place.store) as objects:
-        stored = stored_record(objects)
+        stored = stored_record(objects, seal)
     if place.copy:
         return stored
     check_newest(local, stored, place.folder)

@@ -29,8 +29,6 @@ _SUFFIX: Final = ".json"
 _NEW: Final = ".new"
 #: What was set aside because nobody can read it.
 _DAMAGED: Final = ".damaged"
-#: The farm's store keeps code under this name.
-_RESERVED: Final = frozenset({"blobs"})
 
 
 class ExperimentQueue:
@@ -296,5 +294,3 @@ def check_name(name: str) -> None:
     safe = safe_name(name, "experiment")
     if name != safe:
         raise ConfigError(f"an experiment cannot be called {name!r}; call it {safe!r}.")
-    if name in _RESERVED:
-        raise ConfigError(f"{name!r} is a name of the farm's own; give the experiment another one.")

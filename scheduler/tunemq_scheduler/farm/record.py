@@ -17,12 +17,15 @@ from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.journal import FILE_NAME
 from tunemq_shared.errors import JournalError, SchedulerSuperseded
 from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.seals import Seal, SealBroken
 from tunemq_shared.undecodable import UNDECODABLE
 
 #: Its name beside the journal's segments.
 RECORD: Final = "scheduler"
-_KEY: Final = f"{FILE_NAME}/{RECORD}"
+#: In the store, signed; under the name of the file syncers put the file as it is.
+_KEY: Final = f"{FILE_NAME}/last_run"
 _MOST_BYTES: Final = 2**16
+_CONTEXT: Final = RECORD.encode()
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,26 +95,40 @@ def write_record(folder: str, record: RunRecord) -> None:
         raise JournalError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def stored_record(objects: ObjectStore) -> RunRecord | None:
+def stored_record(objects: ObjectStore, seal: Seal) -> RunRecord | None:
     """That of an experiment's store; None where there is none.
 
+    Args:
+        seal: of the journals of this search.
+
     Raises:
         StoreError: the store cannot be reached.
-        JournalError: it cannot be read.
+        JournalError: it cannot be read, or the scheduler did not write it.
     """
     try:
-        return _decoded(objects.get_bytes(_KEY, limit=_MOST_BYTES), _KEY)
+        content = objects.get_bytes(_KEY, limit=_MOST_BYTES)
     except MissingObject:
         return None
+    try:
+        return _decoded(seal.open(content, _CONTEXT), _KEY)
+    except SealBroken as error:
+        raise JournalError(
+            f"{_KEY} at {objects.address}, which says who ran this search last, {error}: the "
+            "scheduler of this farm did not write it. If no other scheduler runs this search, "
+            "remove that object and start again."
+        ) from error
 
 
-def store_record(objects: ObjectStore, record: RunRecord) -> None:
+def store_record(objects: ObjectStore, record: RunRecord, seal: Seal) -> None:
     """Keep it in the store, too.
+
+    Args:
+        seal: of the journals of this search.
 
     Raises:
         StoreError: the store cannot be reached.
     """
-    objects.put_bytes(_KEY, msgspec.json.encode(record))
+    objects.put_bytes(_KEY, seal.close(msgspec.json.encode(record), _CONTEXT))
 
 
 def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str) -> None:

@@ -15,9 +15,10 @@ from tunemq_scheduler.farm.script import load_tuner
 from tunemq_scheduler.installed_packages import installed_packages_first
 from tunemq_scheduler.tuner import Tuner, TunerParts
 from tunemq_shared.errors import BugError, ConfigError, TuneError, UserError
+from tunemq_shared.key_files import journal_seal
 from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.prctl import keep_memory_private, leave_no_core_file
-from tunemq_shared.store_address import is_remote
+from tunemq_shared.store_address import is_remote, name_in
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,13 +86,15 @@ def _run(wanted: Wanted) -> None:
 
         refuse_open_store(place.store, is_insecure=wanted.insecure, tell=_tell)
     me = Holder.this_process(parts.run.name or "")
-    record = newest_record(place)
+    journal_keys = keys.journal_keys(name_in(place.store)) if place.store else ()
+    record = newest_record(place, journal_seal(journal_keys))
     lease = SchedulerLease(wanted.url, me)
     try:
         lease.claim(record.term + 1 if record is not None else 1, _tell)
         how = Run(
             release_when_copied=wanted.journal_release == "store",
             may_kill=wanted.take_over is not None,
+            journal_keys=journal_keys,
         )
         run_on_farm(parts, place, DirectFarm(wanted.url, lease, me, keys), how, _tell)
     finally:
@@ -102,7 +105,7 @@ def _parts_of(tuner: Tuner, wanted: Wanted) -> TunerParts:
     parts = tuner.parts
     name = wanted.name or parts.run.name
     if wanted.take_over and not wanted.name:
-        name = wanted.take_over.partition("?")[0].rstrip("/").rpartition("/")[2]
+        name = name_in(wanted.take_over)
     if not name:
         raise ConfigError(
             "the experiment needs a name, by which it is found again after a crash: --name, or"

@@ -255,6 +255,7 @@ class Supervisor:
             events_key=events_key,
             retry=entry.retry,
             journal_release=farm.journal_release,
+            journal_keys=farm.keys.journal_keys(entry.name),
         )
         folder = Path(farm.results, entry.name)
         return ExperimentLink(job, self._wire, folder=folder, begin=self._forkservers.start)

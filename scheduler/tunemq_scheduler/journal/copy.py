@@ -3,34 +3,38 @@
 Below ``journal/`` each time that a journal is opened has a folder of its own, numbered, so that a
 scheduler that was thought dead and wakes writes to nothing that counts any more:
 
-    000002/000004.snapshot                                  put once
-    000002/000004.turns/<from byte>-<to byte>               pieces, each put once
+    000002/tuner.pkl/<from byte>-<to byte>                  pieces, each put once
+    000002/000004.snapshot/<from byte>-<to byte>
+    000002/000004.turns/<from byte>-<to byte>
     000002/history/<from byte>-<to byte>
     000002/ready                                            from now on this one counts
 
-Bringing one back: `tunemq_scheduler.journal.fetch`.
+How each is signed: `tunemq_scheduler.journal.copied_objects`. Bringing a copy back:
+`tunemq_scheduler.journal.fetch`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from tunemq_scheduler.journal.layout import (
-    FILE_NAME,
-    HISTORY,
-    snapshot_file,
-    turns_file,
+from tunemq_scheduler.journal.copied_objects import (
+    READY,
+    TUNER,
+    CopiedObject,
+    parse_key,
+    sealed,
 )
+from tunemq_scheduler.journal.layout import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.writing import Journal, Position
 from tunemq_shared.errors import BugError, StoreError
 from tunemq_shared.object_store import ObjectStore
 from tunemq_shared.retrying import Cancel, Cancelled, StoreUnavailable, retried
+from tunemq_shared.seals import Seal
 
 #: The copy is behind by no more than so many seconds, or so many bytes, while the store answers.
 PERIOD_S: Final = 0.5
@@ -39,8 +43,6 @@ BEHIND_BYTES: Final = 2**20
 _PIECE_BYTES: Final = 4 * 2**20
 #: So many small pieces are put once more as one, so that a long search is not a heap of them.
 _MERGED: Final = 64
-#: Says that all that the folder needs is in it.
-READY: Final = "ready"
 
 _T = TypeVar("_T")
 
@@ -53,6 +55,7 @@ class JournalCopy:
     Args:
         journal: open, and written by another thread.
         objects: those of the experiment; not closed here.
+        seal: signs each object of the copy.
         copied: called in the thread of the copy when `turn` has grown.
     """
 
@@ -60,11 +63,13 @@ class JournalCopy:
         self,
         journal: Journal,
         objects: ObjectStore,
+        seal: Seal,
         *,
         copied: Callable[[], None] = lambda: None,
     ) -> None:
         self._journal = journal
         self._objects = objects
+        self._seal = seal
         self._copied = copied
         self._turn = 0
         self._done: Position | None = None
@@ -75,7 +80,6 @@ class JournalCopy:
         #: Of each file that grows: up to which byte it is copied, and its small pieces.
         self._sent: dict[str, int] = {}
         self._small: dict[str, list[tuple[int, int]]] = {}
-        self._whole: set[str] = set()
         #: The first segment that the newest snapshot in the copy needs.
         self._base = 0
         self._news: deque[str] = deque()
@@ -185,16 +189,23 @@ class JournalCopy:
     def _copy_up_to(self, at: Position) -> None:
         """The snapshot comes before its segment: `fetch` goes by that."""
         folder = self._journal.folder
+        tuner = folder.parent / TUNER
+        if not self._is_ready and tuner.exists():  # stays as it is while the journal is open
+            self._send_all(tuner)
         self._send_grown(folder / HISTORY, at.history)
         if at.snapshot:
-            self._send_whole(snapshot_file(folder, at.snapshot))
+            self._send_all(snapshot_file(folder, at.snapshot))
         first = max(1, at.snapshot)
         for number in range(first, at.segment + 1):
             path = turns_file(folder, number)
-            is_last = number == at.segment
-            self._send_grown(path, at.offset if is_last else path.stat().st_size)
+            if number == at.segment:
+                self._send_grown(path, at.offset)
+            else:
+                self._send_all(path)
         if not self._is_ready:
-            self._put(READY, b"")
+            self._put(
+                CopiedObject(self._opening, READY), self._journal.header.experiment_id.encode()
+            )
             self._is_ready = True
             self._remove(lambda opening, _name: opening < self._opening)
         if first > self._base:
@@ -202,12 +213,15 @@ class JournalCopy:
             self._forget_before(self._base)
             self._base = first
 
+    def _send_all(self, path: Path) -> None:
+        self._send_grown(path, path.stat().st_size)
+
     def _send_grown(self, path: Path, end: int) -> None:
         name = path.name
         sent = self._sent.get(name, 0)
         while sent < end:
             data = _read(path, sent, min(end - sent, _PIECE_BYTES))
-            self._put(_piece(name, sent, sent + len(data)), data)
+            self._put(self._piece(name, sent, sent + len(data)), data)
             if len(data) < BEHIND_BYTES:
                 self._small.setdefault(name, []).append((sent, sent + len(data)))
             else:
@@ -219,29 +233,15 @@ class JournalCopy:
 
     def _merge(self, path: Path, small: list[tuple[int, int]]) -> None:
         begin, end = small[0][0], small[-1][1]
-        self._put(_piece(path.name, begin, end), _read(path, begin, end - begin))
-        keys = [self._key(_piece(path.name, *one)) for one in small]
+        self._put(self._piece(path.name, begin, end), _read(path, begin, end - begin))
+        keys = [self._piece(path.name, *one).key for one in small]
         self._tried(lambda: self._objects.delete(keys))
-
-    def _send_whole(self, path: Path) -> None:
-        if path.name in self._whole:
-            return
-        with open(path, "rb") as file:
-            sha256, size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
-        key = self._key(path.name)
-        self._tried(
-            lambda: self._objects.put_file(
-                key, path, size=size, sha256=sha256, is_unchanged=True, cancel=self._cancel
-            )
-        )
-        self._whole.add(path.name)
 
     def _forget_before(self, first: int) -> None:
         """Remove what neither the newest snapshot needs nor the one before it."""
-        old = {name for name in (*self._sent, *self._whole) if _number(name, first) < first}
+        old = {name for name in self._sent if _number(name, first) < first}
         if old:
             self._remove(lambda opening, name: opening == self._opening and name in old)
-            self._whole -= old
             for name in old:
                 self._sent.pop(name, None)
                 self._small.pop(name, None)
@@ -249,24 +249,25 @@ class JournalCopy:
     # --- the store --------------------------------------------------------------------------------
 
     def _next_opening(self) -> int:
-        return 1 + max((opening for opening, _ in map(_parts, self._keys())), default=0)
+        return 1 + max((one.opening for one in self._copied_objects()), default=0)
 
     def _remove(self, is_old: Callable[[int, str], bool]) -> None:
         def remove() -> None:
-            self._objects.delete([key for key in self._keys() if is_old(*_parts(key))])
+            found = self._copied_objects()
+            self._objects.delete([one.key for one in found if is_old(one.opening, one.file)])
 
         self._tried(remove)
 
-    def _keys(self) -> Iterable[str]:
-        found = (one.key for one in self._objects.list(f"{FILE_NAME}/"))
-        return [key for key in found if _parts(key)[0]]
+    def _copied_objects(self) -> list[CopiedObject]:
+        found = (parse_key(one.key) for one in self._objects.list(f"{FILE_NAME}/"))
+        return [one for one in found if one is not None]
 
-    def _put(self, name: str, data: bytes) -> None:
-        key = self._key(name)
-        self._tried(lambda: self._objects.put_bytes(key, data))
+    def _put(self, one: CopiedObject, data: bytes) -> None:
+        content = sealed(self._seal, one, self._journal.header.experiment_id, data)
+        self._tried(lambda: self._objects.put_bytes(one.key, content))
 
-    def _key(self, name: str) -> str:
-        return f"{FILE_NAME}/{self._opening:06d}/{name}"
+    def _piece(self, name: str, begin: int, end: int) -> CopiedObject:
+        return CopiedObject(self._opening, name, begin, end)
 
     def _tried(self, call: Callable[[], _T]) -> _T:
         """What ``call`` returns, whenever the store can do it; a refusal may be lifted, too."""
@@ -287,16 +288,6 @@ class JournalCopy:
         elif not trouble and self._is_in_trouble:
             self._news.append("the copy of the journal goes on")
         self._is_in_trouble = bool(trouble)
-
-
-def _parts(key: str) -> tuple[int, str]:
-    """Of which opening an object is, 0 for those of none, and of which file."""
-    _, opening, name, *_ = (*key.split("/"), "")
-    return (int(opening), name) if opening.isdecimal() and name else (0, "")
-
-
-def _piece(name: str, begin: int, end: int) -> str:
-    return f"{name}/{begin:015d}-{end:015d}"
 
 
 def _number(name: str, default: int) -> int:

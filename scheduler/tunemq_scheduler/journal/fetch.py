@@ -10,37 +10,53 @@ from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.journal import layout
-from tunemq_scheduler.journal.copy import READY
+from tunemq_scheduler.journal.copied_objects import (
+    READY,
+    TUNER,
+    CopiedObject,
+    opened,
+    parse_key,
+)
 from tunemq_scheduler.journal.frames import Frames
 from tunemq_scheduler.journal.layout import FILE_NAME, HISTORY, snapshot_file, turns_file
 from tunemq_scheduler.journal.reading import Recovered, recover
 from tunemq_shared.errors import JournalError
 from tunemq_shared.object_store import MissingObject, ObjectInfo, ObjectStore
-from tunemq_shared.retrying import Cancel, retried
+from tunemq_shared.retrying import Cancel, StoreUnavailable, retried
+from tunemq_shared.seals import HEAD_BYTES, Seal
 
 #: A scheduler that goes on may remove what is just being fetched; then it is looked at again.
 _TRIES: Final = 10
 
-#: Of the objects of one opening, or of a mirrored folder: name -> the objects of that file.
-_Files = dict[str, list[ObjectInfo]]
+#: An experiment's id, behind the head of a seal.
+_MOST_READY: Final = 1024
+#: The pieces of each file of one copy, and how many bytes each object has.
+_Files = dict[str, dict[CopiedObject, int]]
 
 
 class _PieceMissing(JournalError):
     """A piece was not listed: it may have become part of a longer one just then."""
 
 
-def fetch_journal(objects: ObjectStore, folder: Path, *, timeout_s: float = 600.0) -> Recovered:
+def fetch_journal(
+    objects: ObjectStore, folder: Path, seal: Seal, *, timeout_s: float = 600.0
+) -> Recovered:
     """Bring the copy into ``folder``, which is made, and must be empty if it is there.
 
     Where the experiment's whole folder is synced to the store, and there is no copy, or the search
-    went on from it and made none, that journal is brought.
+    went on from it and made none, that journal is brought; with keys never, since it is not signed.
+    The file `TUNER` of the copy comes into ``folder``, too.
+
+    Args:
+        seal: of the journals of this search; without keys it is not checked who wrote the copy.
 
     Returns:
         What it comes to; ``turn`` says how far the copy had got.
 
     Raises:
         MissingObject: there is no copy.
-        JournalError: it is not usable; or the folder is not empty, or cannot be written.
+        JournalError: it is not usable, or the scheduler did not write it; or the folder is not
+            empty, or cannot be written.
         StoreError: the store does not answer, or refuses it.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +67,7 @@ def fetch_journal(objects: ObjectStore, folder: Path, *, timeout_s: float = 600.
     for left in reversed(range(_TRIES)):
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
             try:
-                return _fetched(objects, Path(scratch, FILE_NAME), folder, cancel)
+                return _fetched(objects, Path(scratch, FILE_NAME), folder, seal, cancel)
             except MissingObject:
                 if not left:
                     raise
@@ -62,7 +78,7 @@ def fetch_journal(objects: ObjectStore, folder: Path, *, timeout_s: float = 600.
     raise AssertionError  # the last try returns or raises
 
 
-def has_others(objects: ObjectStore, folder: Path) -> bool:
+def has_others(objects: ObjectStore, folder: Path, seal: Seal) -> bool:
     """Whether the copy holds turns that the journal in ``folder`` does not: somebody else's.
 
     A copy that is of no use holds none.
@@ -75,7 +91,7 @@ def has_others(objects: ObjectStore, folder: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
         copied = Path(scratch, FILE_NAME)
         try:
-            last = fetch_journal(objects, copied).turn
+            last = fetch_journal(objects, copied, seal).turn
         except (MissingObject, JournalError):
             return False
         here, there = _turn(folder, last), _turn(copied, last)
@@ -83,27 +99,30 @@ def has_others(objects: ObjectStore, folder: Path) -> bool:
     return last > ours or not is_same
 
 
-def _fetched(objects: ObjectStore, scratch: Path, folder: Path, cancel: Cancel) -> Recovered:
+def _fetched(
+    objects: ObjectStore, scratch: Path, folder: Path, seal: Seal, cancel: Cancel
+) -> Recovered:
     found = retried(lambda: list(objects.list(f"{FILE_NAME}")), cancel)
-    openings, mirrored, single = _sorted(found)
+    openings, mirrored, single = _sorted(found, is_signed=seal.is_signed)
     ready = [number for number, files in openings.items() if READY in files]
     mirror = scratch.with_name("mirror")
     if mirrored:
         mirror.mkdir()
-        for name, (one,) in mirrored.items():
-            _bring(objects, [one], mirror / name, cancel)
+        for name, one in mirrored.items():
+            objects.get_file(one.key, mirror / name, size=one.size, cancel=cancel)
     if ready:
         scratch.mkdir()
-        _bring_copy(objects, openings[max(ready)], scratch, cancel)
+        _Copy(objects, openings[max(ready)], seal, cancel).bring(scratch)
     if mirrored and (not ready or _goes_on(scratch, mirror)):
         shutil.rmtree(scratch, ignore_errors=True)
         mirror.rename(scratch)
     elif ready:
         pass
     elif single:
-        _bring(objects, single, scratch, cancel)  # of version 1
+        objects.get_file(single.key, scratch, size=single.size, cancel=cancel)  # of version 1
     else:
-        raise MissingObject(f"there is no copy of a journal at {objects.address}.")
+        kind = "signed copy" if seal.is_signed else "copy"
+        raise MissingObject(f"there is no {kind} of a journal at {objects.address}.")
     recover(scratch)  # before anything is made of it
     folder.rmdir()
     shutil.move(scratch, folder)
@@ -141,84 +160,111 @@ def _turn(folder: Path, number: int) -> bytes | None:
     return None
 
 
-def _sorted(found: Iterable[ObjectInfo]) -> tuple[dict[int, _Files], _Files, list[ObjectInfo]]:
+def _sorted(
+    found: Iterable[ObjectInfo], *, is_signed: bool
+) -> tuple[dict[int, _Files], dict[str, ObjectInfo], ObjectInfo | None]:
     """The copies by opening, the files of a mirrored folder, and a journal of version 1."""
     openings: dict[int, _Files] = {}
-    mirrored: _Files = {}
-    single: list[ObjectInfo] = []
+    mirrored: dict[str, ObjectInfo] = {}
+    single = None
     for one in found:
-        match one.key.split("/"):
-            case [top] if top == FILE_NAME:
-                single.append(one)
-            case [top, name] if top == FILE_NAME and _is_wanted(name):
-                mirrored[name] = [one]
-            case [top, opening, name, *_] if top == FILE_NAME and opening.isdecimal():
-                openings.setdefault(int(opening), {}).setdefault(name, []).append(one)
-            case _:
-                pass
+        top, _, name = one.key.partition("/")
+        if (copied := parse_key(one.key)) is not None:
+            openings.setdefault(copied.opening, {}).setdefault(copied.file, {})[copied] = one.size
+        elif is_signed or top != FILE_NAME:
+            pass
+        elif not name:
+            single = one
+        elif name == HISTORY or layout.is_numbered(name):
+            mirrored[name] = one
     return openings, mirrored, single
 
 
-def _is_wanted(name: str) -> bool:
-    return name == HISTORY or name.endswith((layout.TURNS_SUFFIX, layout.SNAPSHOT_SUFFIX))
+class _Copy:
+    """One copy of a journal in the store.
 
+    Args:
+        files: its objects.
+    """
 
-def _bring_copy(objects: ObjectStore, files: _Files, folder: Path, cancel: Cancel) -> None:
-    snapshots = [
-        number
-        for name in files
-        if name.endswith(layout.SNAPSHOT_SUFFIX)
+    def __init__(self, objects: ObjectStore, files: _Files, seal: Seal, cancel: Cancel) -> None:
+        self._objects, self._files, self._seal, self._cancel = objects, files, seal, cancel
+        self._experiment_id = ""
+
+    def bring(self, folder: Path) -> None:
+        """Write the files that count into the folder.
+
+        Raises:
+            JournalError: a piece is missing or damaged, or the scheduler did not write it.
+        """
+        (ready,) = self._files[READY]
+        self._experiment_id = self._body(ready).decode(errors="replace")
+        for path in self._wanted(folder):
+            for piece in _in_order(self._files[path.name]):
+                with open(path, "ab") as file:
+                    file.write(self._body(piece))
+        if (found := recover(folder).header.experiment_id) != self._experiment_id:
+            raise JournalError(
+                f"the copy of a journal is damaged: {ready.key} is of experiment "
+                f"{self._experiment_id}, and the journal beside it of {found}."
+            )
+
+    def _wanted(self, folder: Path) -> list[Path]:
+        numbers = [
+            int(name.removesuffix(layout.SNAPSHOT_SUFFIX))
+            for name in self._files
+            if name.endswith(layout.SNAPSHOT_SUFFIX)
+        ]
         # A snapshot of which nothing else is there is one that is just being copied.
-        and turns_file(folder, number := int(name.partition(".")[0])).name in files
-    ]
-    base = max(snapshots, default=0)
-    wanted: dict[Path, list[ObjectInfo]] = {}
-    if base:
-        path = snapshot_file(folder, base)
-        wanted[path] = files[path.name]
-    if HISTORY in files:
-        wanted[folder / HISTORY] = _in_order(files[HISTORY])
-    number = max(1, base)
-    while (path := turns_file(folder, number)).name in files:
-        wanted[path] = _in_order(files[path.name])
-        number += 1
-    for path, pieces in wanted.items():
-        _bring(objects, pieces, path, cancel)
+        base = max((n for n in numbers if turns_file(folder, n).name in self._files), default=0)
+        wanted = [folder / name for name in (TUNER, HISTORY) if name in self._files]
+        if base:
+            wanted.append(snapshot_file(folder, base))
+        number = max(1, base)
+        while (path := turns_file(folder, number)).name in self._files:
+            wanted.append(path)
+            number += 1
+        return wanted
+
+    def _body(self, one: CopiedObject) -> bytes:
+        def get() -> bytes:
+            content = self._objects.get_bytes(one.key, limit=size)
+            if len(content) != size:
+                raise StoreUnavailable(f"{one.key}: {size - len(content)} bytes did not come.")
+            return content
+
+        size = self._files[one.file][one]
+        if one.file != READY and size - (one.end - one.begin) not in {1, HEAD_BYTES}:
+            raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
+        if one.file == READY and size > _MOST_READY:
+            raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
+        body = opened(self._seal, one, self._experiment_id, retried(get, self._cancel))
+        if one.file != READY and len(body) != one.end - one.begin:
+            raise JournalError(f"the copy of a journal is damaged: {one.key} has {size} bytes.")
+        return body
 
 
-def _in_order(pieces: list[ObjectInfo]) -> list[ObjectInfo]:
+def _in_order(pieces: Iterable[CopiedObject]) -> list[CopiedObject]:
     """The pieces that make up a file; of those that overlap the longest, the others were merged.
 
     Raises:
-        JournalError: one is missing, or is not as long as its name says.
+        JournalError: one is missing.
     """
-    longest: dict[int, tuple[int, ObjectInfo]] = {}
+    longest: dict[int, CopiedObject] = {}
     for one in pieces:
-        begin, _, end = one.key.rpartition("/")[2].partition("-")
-        if int(end) - int(begin) != one.size:
-            raise JournalError(f"the copy of a journal is damaged: {one.key} has {one.size} bytes.")
-        longest[int(begin)] = max(longest.get(int(begin), (0, one)), (int(end), one))
-    chosen: list[ObjectInfo] = []
-    at, size = 0, max(end for end, _ in longest.values())
+        longest[one.begin] = max(longest.get(one.begin, one), one)
+    chosen: list[CopiedObject] = []
+    at, size = 0, max(one.end for one in longest.values())
     while at < size:
         if at not in longest:
+            file = one.key.rpartition("/")[0]
             raise _PieceMissing(
-                f"the copy of a journal is damaged: the piece of {pieces[0].key.rpartition('/')[0]}"
-                f" that begins at byte {at} is missing."
+                f"the copy of a journal is damaged: the piece of {file} that begins at byte {at} "
+                "is missing."
             )
-        at, one = longest[at]
-        chosen.append(one)
+        chosen.append(longest[at])
+        at = longest[at].end
     return chosen
-
-
-def _bring(objects: ObjectStore, pieces: list[ObjectInfo], path: Path, cancel: Cancel) -> None:
-    with tempfile.TemporaryDirectory(prefix=".piece-", dir=path.parent.parent) as scratch:
-        for n, one in enumerate(pieces):
-            part = Path(scratch, f"{n}")
-            objects.get_file(one.key, part, size=one.size, cancel=cancel)
-            with open(part, "rb") as source, open(path, "ab") as target:
-                shutil.copyfileobj(source, target)
-            part.unlink()
 
 
 def _sync(path: Path) -> None:

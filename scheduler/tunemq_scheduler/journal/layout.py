@@ -25,7 +25,7 @@ DAMAGED_INFIX: Final = ".damaged-"
 #: Of files that are being made.
 PART_SUFFIX: Final = ".part"
 
-_NUMBERED: Final = re.compile(r"(\d{6,})(\.turns|\.snapshot)")
+_NUMBERED: Final = re.compile(r"([0-9]{6,18})(\.turns|\.snapshot)")
 #: What a disk says that has no room, or none for this user.
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -46,8 +46,17 @@ def numbers(folder: Path, suffix: str) -> list[int]:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    fits = (_NUMBERED.fullmatch(name) for name in names)
-    return sorted(int(one[1]) for one in fits if one is not None and one[2] == suffix)
+    return sorted(
+        int(name.removesuffix(suffix))
+        for name in names
+        if name.endswith(suffix) and is_numbered(name)
+    )
+
+
+def is_numbered(name: str) -> bool:
+    """Whether a segment or a snapshot has this name, exactly as it is written."""
+    found = _NUMBERED.fullmatch(name)
+    return found is not None and f"{int(found[1]):06d}" == found[1] and int(found[1]) > 0
 
 
 def is_full(error: OSError) -> bool:

@@ -21,6 +21,7 @@ from typing import Final
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.key_files import (
     EVENTS,
+    JOURNALS,
     ORDERS,
     SUBMITTER_NAME,
     SUBMITTERS,
@@ -42,6 +43,8 @@ _HEAD: Final = """\
 # {file}: keys of a TuneMQ farm, made by `tunemq keys`. Whoever can read them can speak in its name.
 """
 
+#: The tables that are no submitter's; the last one is in no file but the scheduler's.
+_FARM_TABLES: Final = (ORDERS, EVENTS, JOURNALS)
 #: Each table's keys, in the order of the file.
 Tables = dict[str, tuple[Key, ...]]
 
@@ -88,7 +91,7 @@ class KeyFolder:
                     " further submitter, `tunemq keys rotate` begins to change them; those of"
                     " another farm need another folder."
                 )
-            every = (ORDERS, EVENTS, *map(_table, names))
+            every = (*_FARM_TABLES, *map(_table, names))
             return self._write({table: (_new_key(),) for table in every})
 
     def add(self, names: Iterable[str]) -> list[str]:
@@ -129,7 +132,7 @@ class KeyFolder:
         """Have a second key in each table, which is believed and does not sign yet.
 
         Args:
-            whose: "worker", or submitters; everybody's where nobody is named.
+            whose: "worker", "journals", or submitters; without names all but the journals'.
 
         Raises:
             ConfigError: there is a second key in one of them already.
@@ -190,24 +193,26 @@ class KeyFolder:
     def _tables(self) -> Tables:
         keys = self.keys()
         submitters = {_table(name): its for name, its in keys.submitters.items()}
-        return {ORDERS: keys.orders, EVENTS: keys.events, **submitters}
+        # Files that an earlier TuneMQ made have no key for journals.
+        journals = keys.journals or (_new_key(),)
+        return {ORDERS: keys.orders, EVENTS: keys.events, JOURNALS: journals, **submitters}
 
     def _chosen(self, tables: Tables, whose: Iterable[str]) -> list[str]:
         named = set(whose)
         if not named:
-            return list(tables)
+            # What lies in the store is signed once: with its key gone it could not be read.
+            return [table for table in tables if table != JOURNALS]
         chosen = [ORDERS, EVENTS] if WORKER in named else []
-        return [*chosen, *map(_table, self._known(tables, named - {WORKER}))]
+        chosen += [JOURNALS] if JOURNALS in named else []
+        return [*chosen, *map(_table, self._known(tables, named - {WORKER, JOURNALS}))]
 
     def _known(self, tables: Tables, names: Iterable[str]) -> list[str]:
-        known = {
-            table: table.partition(".")[2] for table in tables if table not in {ORDERS, EVENTS}
-        }
+        known = {table: table.partition(".")[2] for table in tables if table not in _FARM_TABLES}
         for name in names:
             if _table(name) not in known:
                 raise ConfigError(
                     f"there are no keys of {name!r} in {self.path}, but of"
-                    f" {', '.join((WORKER, *known.values()))}."
+                    f" {', '.join((WORKER, JOURNALS, *known.values()))}."
                 )
         return sorted(names)
 
@@ -239,7 +244,7 @@ class KeyFolder:
         wanted: dict[str, Mapping[str, tuple[Key, ...]]]
         wanted = {WORKER_FILE: {table: tables[table] for table in (ORDERS, EVENTS)}}
         for table, its in tables.items():
-            if table not in {ORDERS, EVENTS}:
+            if table not in _FARM_TABLES:
                 wanted[f"{table.partition('.')[2]}.toml"] = {table: its}
         wanted[SCHEDULER_FILE] = tables
         changed = []
@@ -262,10 +267,8 @@ def _check_names(names: Iterable[str]) -> None:
                 f"a submitter cannot be called {name!r}: give letters, digits and .@+=-, 64 at"
                 " most."
             )
-        if f"{name}.toml" in {SCHEDULER_FILE, WORKER_FILE}:
-            raise ConfigError(
-                f"a submitter cannot be called {name!r}: {name}.toml is another file."
-            )
+        if f"{name}.toml" in {SCHEDULER_FILE, WORKER_FILE} or name == JOURNALS:
+            raise ConfigError(f"a submitter cannot be called {name!r}: that means other keys.")
 
 
 def _table(name: str) -> str:

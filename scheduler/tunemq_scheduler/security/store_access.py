@@ -12,10 +12,11 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tunemq_scheduler.security.findings import Finding, ok, problem, warning
+from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
 from tunemq_shared.blobs import BLOBS
 from tunemq_shared.errors import StoreError
 from tunemq_shared.http_address import TOKEN_VARIABLE, find_token, parse_http_address
@@ -33,6 +34,18 @@ from tunemq_shared.store_address import is_http
 _ANSWER_S: Final = 5.0
 _ROLE_S: Final = 15.0
 _CHECK: Final = "store-access"
+#: What the scheduler alone may write, and then reads: a search's journal, under names of each
+#: length, and its Tuner, of a search at any depth.
+_SCHEDULERS_OWN: Final = (
+    "search/journal/000001/ready",
+    "search/journal/0000009/ready",
+    "search/journal/1000000/ready",
+    "search/journal/9/ready",
+    "search/journal/000001.turns",
+    "search/journal/other",
+    "search/tuner.pkl",
+    "team/search/tuner.pkl",
+)
 _CONTENT: Final = b"probe"
 _NO_RIGHT: Final = "AccessDenied"
 
@@ -177,7 +190,10 @@ class _Place:
                 doing = "read code"
                 _asked(lambda: _read(client, code), cancel)
             doing = "remove"
-            return [self._removed(keys, client, name, cancel)]
+            found = [self._removed(keys, client, name, cancel)]
+            if found[0].level is Level.OK and not rights.removes and self._has_roles:
+                found += self._forged(keys, client, cancel)
+            return found
         except Refused as refusal:
             return [self._refused(keys, refusal, doing)]
 
@@ -230,9 +246,30 @@ class _Place:
         return warning(
             _CHECK,
             f"{who} may remove objects in {self._name}: a {keys.role} that is taken over can"
-            " destroy checkpoints and results",
+            " destroy checkpoints and results, and write journals that run its code",
             f"give the {keys.role} a user with deploy/minio/{keys.role}-policy.json",
         )
+
+    def _forged(self, keys: StoreKeys, client: ObjectClient, cancel: Cancel) -> list[Finding]:
+        """What is wrong where such keys may write what is the scheduler's."""
+        search, taken = _probe(), []
+        for own in _SCHEDULERS_OWN:
+            name = f"{self._prefix}{search}/{own}"
+            with suppress(Refused):
+                _asked(partial(client.put, name, _CONTENT, "it cannot be written"), cancel)
+                taken.append(own)
+                self._left.add(name)
+        if not taken:
+            return []
+        return [
+            problem(
+                _CHECK,
+                f"the {keys.role}'s keys may write in {self._name} what the scheduler reads and"
+                f" runs as its own: {', '.join(taken)}",
+                f"give the {keys.role} deploy/minio/{keys.role}-policy.json of this TuneMQ: that of"
+                " an earlier one lets workers write journals",
+            )
+        ]
 
     def _refused(self, keys: StoreKeys, refusal: Refused, doing: str) -> Finding:
         who = f"the {keys.role}'s keys"

@@ -19,6 +19,7 @@ from tunemq_scheduler.journal import FILE_NAME, Recovered, recover
 from tunemq_scheduler.journal.contents import SegmentHeader, decode_header, readable
 from tunemq_scheduler.journal.fetch import fetch_journal
 from tunemq_scheduler.journal.frames import Frames
+from tunemq_scheduler.journal.known_keys import known_journal_seal
 from tunemq_scheduler.journal.layout import (
     SNAPSHOT_SUFFIX,
     TURNS_SUFFIX,
@@ -276,7 +277,7 @@ def _opened(given: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="tunemq-journal-") as scratch:
         with open_objects(canonical_address(given)) as objects:
-            fetch_journal(objects, Path(scratch, FILE_NAME))
+            fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_seal(given))
         yield Path(scratch, FILE_NAME)
 
 

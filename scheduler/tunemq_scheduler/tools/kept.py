@@ -13,6 +13,7 @@ from pathlib import Path
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.journal import FILE_NAME, recover
 from tunemq_scheduler.journal.fetch import fetch_journal
+from tunemq_scheduler.journal.known_keys import known_journal_seal
 from tunemq_scheduler.replay import replay_recovered
 from tunemq_shared.errors import CheckpointError, ConfigError, StoreError
 from tunemq_shared.manifest import MANIFEST, MAX_MANIFEST
@@ -151,7 +152,7 @@ def _fetched_journal(address: str, scratch: str) -> Path:
     objects = open_objects(address)
     objects.probe(is_read_only=True)
     try:
-        fetch_journal(objects, Path(scratch, FILE_NAME))
+        fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_seal(address))
     except MissingObject as error:
         raise ConfigError(
             f"{without_settings(address)} is no experiment, or its journal has not been copied "

@@ -20,7 +20,14 @@ from tunemq_scheduler.security.key_folder import (
     KeyFolder,
     made_at,
 )
-from tunemq_shared.key_files import EVENTS, KEYS_VARIABLE, ORDERS, KeyFile, read_key_file
+from tunemq_shared.key_files import (
+    EVENTS,
+    JOURNALS,
+    KEYS_VARIABLE,
+    ORDERS,
+    KeyFile,
+    read_key_file,
+)
 
 _MORE: Final = (
     "With keys the scheduler, the workers and who submits sign what they say, and take nothing that"
@@ -62,7 +69,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
             "names",
             metavar="WHOSE",
             nargs="*",
-            help=f"{WORKER!r}, for those of scheduler and workers, or submitters; default: all",
+            help=f"{WORKER!r}, for those of scheduler and workers, {JOURNALS!r}, for those of the "
+            f"copies of journals, or submitters; default: all but {JOURNALS!r}",
         )
     show = add("show", show_keys, "list keys, without what is secret in them", "")
     show.add_argument("--json", action="store_true", help="answer in JSON, for programs")
@@ -167,7 +175,8 @@ def _step(
 
 
 def _rows(keys: KeyFile) -> list[dict[str, str]]:
-    tables = {ORDERS: keys.orders, EVENTS: keys.events, **keys.submitters}
+    farm = {ORDERS: keys.orders, EVENTS: keys.events, JOURNALS: keys.journals}
+    tables = {**farm, **keys.submitters}
     return [
         {
             "for": table,

@@ -68,6 +68,18 @@ def test_what_is_too_much_stays_out_and_the_largest_is_named(folder):
     assert set(objects.there) == {"train_a/stdout.1", "train_a/plots/a.png"}
 
 
+@pytest.mark.parametrize("name", ["journal/a", "deep/journal/a", "tuner.pkl", "deep/tuner.pkl"])
+def test_send_folder_names_that_are_the_schedulers_are_left_out_and_told(folder, name):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("x")
+    (folder / "plots" / "journal").write_text("a file of that name is no folder")
+    objects = Objects()
+    with pytest.raises(StoreError, match=rf"1 files were not sent, such as {name}.*scheduler's"):
+        send(folder, objects=objects)
+    assert f"train_a/{name}" not in objects.there
+    assert {"train_a/stdout.1", "train_a/plots/journal"} <= set(objects.there)
+
+
 def test_a_file_that_somebody_writes_to_is_left_to_the_next_time(folder):
     objects = Objects()
     objects.changes = {"stdout"}

@@ -15,6 +15,7 @@ from tunemq_shared.answers import Refusal
 from tunemq_shared.conditions import Horizon
 from tunemq_shared.messages import Event, HostStart, NodeJoined, NodeOffered
 from tunemq_shared.requests import PickledCode, ScriptCode
+from tunemq_shared.seals import Key
 from tunemq_shared.store_traffic import StoreTraffic
 
 #: No experiment has more trials, and none is behind for longer.
@@ -41,7 +42,7 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
     is the stream of the run before, where nodes still keep what they host and have to say of it;
     where they may not, or nobody knows, it is empty. ``retry``: trials in ERROR that go on: ``*``
     for all, else the id of one. ``is_lost`` has it begin from the copy in its store: nothing of it
-    is on this machine.
+    is on this machine. ``journal_keys`` sign the copy of its journal, and of no other's.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
     retry: str = ""
     journal_release: str = "local"
     is_lost: bool = False
+    journal_keys: tuple[Key, ...] = ()
 
 
 class Facts(Message, frozen=True, tag="facts"):

@@ -94,7 +94,7 @@ def check_keys(path: str, redis: RedisAddress) -> tuple[KeyFile, list[Finding]]:
 
 def secrets_in(keys: KeyFile) -> Iterator[str]:
     """The keys as they are written in files."""
-    tables = (keys.orders, keys.events, *keys.submitters.values())
+    tables = (keys.orders, keys.events, keys.journals, *keys.submitters.values())
     for table in tables:
         for key in table:
             yield base64.b64encode(key.secret).decode()

@@ -117,8 +117,9 @@ def test_a_name_that_is_taken_or_unsafe_is_refused(queue):
         add(queue, "a")
     with pytest.raises(ConfigError, match=r"'\.\./x'; call it 'x'"):
         add(queue, "../x")
-    with pytest.raises(ConfigError, match="the farm's own"):
-        add(queue, "blobs")
+    for name in ("blobs", "journal"):
+        with pytest.raises(ConfigError, match=f"call it '_{name}'"):
+            add(queue, name)
 
 
 def test_what_is_removed_is_gone_and_its_name_is_free(queue):

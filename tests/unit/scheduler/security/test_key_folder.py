@@ -141,7 +141,9 @@ def test_a_submitter_who_came_in_the_middle_hinders_no_step(folder):
 
 def test_unknown_names_are_told_with_the_known_ones(folder):
     for change in (folder.rotate, folder.promote, folder.drop, folder.remove):
-        with pytest.raises(ConfigError, match=r"no keys of 'eve' in .* of worker, ada, ben"):
+        with pytest.raises(
+            ConfigError, match=r"no keys of 'eve' in .* of worker, journals, ada, ben"
+        ):
             change(["eve"])
     with pytest.raises(ConfigError, match="ada has keys already"):
         folder.add(["ada"])

@@ -1,0 +1,269 @@
+"""S07: the copy of a journal in a store is the scheduler's, or nothing in it is believed or run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.commands import run_tunemq
+from tests.keys import a_key, key_folder, of_scheduler, of_worker
+from tests.object_servers import ObjectServer
+from tests.unit.scheduler.journals import HEADER, TURNS
+from tunemq_scheduler.farm.holder import Holder
+from tunemq_scheduler.farm.record import RunRecord, store_record, stored_record
+from tunemq_scheduler.journal import FILE_NAME, Journal
+from tunemq_scheduler.journal.copied_objects import CopiedObject, parse_key
+from tunemq_scheduler.journal.copy import JournalCopy
+from tunemq_scheduler.journal.fetch import fetch_journal
+from tunemq_scheduler.restoring import bring_experiment
+from tunemq_scheduler.saved_tuner import TUNER_FILE
+from tunemq_shared import messages as m
+from tunemq_shared.errors import ConfigError, JournalError
+from tunemq_shared.key_files import journal_seal
+from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.packing import PICKLED
+from tunemq_shared.seals import Seal
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+SEARCH = "digits"
+
+
+class Planted:
+    """A value whose unpickling leaves a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.trace),)
+
+
+@pytest.fixture
+def objects(minio: ObjectServer, bucket: str) -> Iterator[ObjectStore]:
+    with minio.objects(bucket, f"farm/{SEARCH}") as objects:
+        yield objects
+
+
+@pytest.fixture
+def seal(tmp_path: Path) -> Seal:
+    keys = of_scheduler(key_folder(tmp_path / "keys"))
+    return journal_seal(keys.journal_keys(SEARCH))
+
+
+def turns_with(planted: Planted) -> list[list[m.Entry]]:
+    import cloudpickle
+
+    value = msgspec.msgpack.Ext(PICKLED, cloudpickle.dumps(planted))
+    config = msgspec.msgpack.encode({"lr": value})
+    return [[m.Entry(m.ConfigSuggested(0, "abc_00000", config, "", {"cpu": 1.0}))]]
+
+
+def copied(
+    objects: ObjectStore, folder: Path, seal: Seal, turns: list[list[m.Entry]] = TURNS
+) -> None:
+    """Make a copy of a journal with these turns."""
+    folder.mkdir(parents=True)
+    (folder / TUNER_FILE).write_bytes(b"the tuner")
+    with Journal.create(folder / FILE_NAME, HEADER) as journal:
+        for turn in turns:
+            journal.append(turn)
+        copy = JournalCopy(journal, objects, seal)
+        assert copy.close(within_s=60)
+
+
+def all_of(objects: ObjectStore) -> dict[str, bytes]:
+    return {
+        one.key: objects.get_bytes(one.key, limit=2**20) for one in objects.list(f"{FILE_NAME}/")
+    }
+
+
+def put_all(objects: ObjectStore, content: dict[str, bytes]) -> None:
+    for key, data in content.items():
+        objects.put_bytes(key, data)
+
+
+def test_s07_signed_copy_is_fetched_with_the_key_and_shown_without(
+    objects: ObjectStore, tmp_path: Path, seal: Seal
+):
+    copied(objects, tmp_path / "search", seal)
+    assert fetch_journal(objects, tmp_path / "with", seal).turn == len(TURNS)
+    assert fetch_journal(objects, tmp_path / "without", journal_seal()).turn == len(TURNS)
+
+
+@pytest.mark.parametrize("signs", ["nobody", "another key", "another search", "a worker's key"])
+def test_s07_forged_copy_with_a_greater_number_is_refused(
+    objects: ObjectStore, tmp_path: Path, seal: Seal, signs: str
+):
+    folder = key_folder(tmp_path / "others")
+    forger = {
+        "nobody": journal_seal(),
+        "another key": journal_seal([a_key()]),
+        "another search": journal_seal(of_scheduler(folder).journal_keys("another")),
+        "a worker's key": Seal("journals", [of_worker(folder)._file.orders[0]]),
+    }[signs]
+    copied(objects, tmp_path / "search", seal)
+    trace = tmp_path / "trace"
+    copied(objects, tmp_path / "forged", forger, turns_with(Planted(trace)))
+    assert {key.split("/")[1] for key in all_of(objects)} == {"000002"}
+    with pytest.raises(JournalError, match=r"not to be trusted.*journal/000002/ready"):
+        fetch_journal(objects, tmp_path / "fetched", seal)
+    with pytest.raises(JournalError, match="not to be trusted"):
+        bring_experiment_from(objects, tmp_path / "brought", seal)
+    assert not trace.exists()
+
+
+def bring_experiment_from(objects: ObjectStore, folder: Path, seal: Seal) -> None:
+    """As `--take-over` does."""
+    from tunemq_scheduler import restoring
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(restoring, "open_objects", lambda _address: objects)
+        bring_experiment("s3://unused/farm/digits", str(folder), seal)
+
+
+@pytest.mark.parametrize("spelling", ["0000009", "9", "00009", "000009 ", "+00009", "000000"])
+def test_s07_copy_whose_name_is_not_as_it_is_written_counts_for_nobody(
+    objects: ObjectStore, tmp_path: Path, spelling: str
+):
+    none = journal_seal()
+    copied(objects, tmp_path / "search", none, TURNS[:2])
+    ours = all_of(objects)
+    copied(objects, tmp_path / "forged", none, TURNS)
+    forged = all_of(objects)
+    objects.delete(forged)
+    put_all(objects, ours)
+    put_all(objects, {key.replace("000002", spelling, 1): data for key, data in forged.items()})
+    assert fetch_journal(objects, tmp_path / "fetched", none).turn == 2
+    # Nor does it move the number of the next copy, nor is it removed with older ones.
+    copied(objects, tmp_path / "next", none, TURNS)
+    assert fetch_journal(objects, tmp_path / "after", none).turn == len(TURNS)
+    assert f"{FILE_NAME}/000002/ready" in all_of(objects)
+
+
+def test_s07_copies_are_counted_beyond_six_digits(objects: ObjectStore, tmp_path: Path):
+    none = journal_seal()
+    objects.put_bytes(f"{FILE_NAME}/999999/ready", b"\0abc")
+    copied(objects, tmp_path / "search", none)
+    assert f"{FILE_NAME}/1000000/ready" in all_of(objects)
+    assert fetch_journal(objects, tmp_path / "fetched", none).turn == len(TURNS)
+
+
+@pytest.mark.parametrize("change", ["bit", "moved", "of another copy", "of an older search"])
+def test_s07_signed_piece_that_was_changed_or_moved_is_refused(
+    objects: ObjectStore, tmp_path: Path, seal: Seal, change: str
+):
+    copied(objects, tmp_path / "old", seal, TURNS[:3])
+    old = all_of(objects)
+    copied(objects, tmp_path / "search", seal)
+    (turns,) = [key for key in all_of(objects) if ".turns/" in key]
+    content = all_of(objects)[turns]
+    if change == "bit":
+        objects.put_bytes(turns, content[:-1] + bytes([content[-1] ^ 1]))
+    elif change == "moved":
+        objects.delete([turns])
+        objects.put_bytes(turns.replace("000001.turns", "000002.turns"), content)
+        objects.put_bytes(turns, content[:41] + content[41:][::-1])
+    elif change == "of another copy":
+        older = next(data for key, data in old.items() if ".turns/" in key)
+        objects.delete([turns])
+        name = f"{turns.rpartition('/')[0]}/{0:015d}-{len(older) - 41:015d}"
+        objects.put_bytes(name, older)
+    else:
+        header = msgspec.structs.replace(HEADER, experiment_id="an older one")
+        ready = CopiedObject(2, "ready")
+        objects.put_bytes(
+            ready.key, seal.close(header.experiment_id.encode(), b"", ready.name.encode())
+        )
+    with pytest.raises(JournalError, match=r"not to be trusted|was altered"):
+        fetch_journal(objects, tmp_path / "fetched", seal)
+
+
+def test_s07_mirrored_journal_counts_for_no_scheduler_with_keys(
+    objects: ObjectStore, tmp_path: Path, seal: Seal
+):
+    copied(objects, tmp_path / "search", seal, TURNS[:2])
+    with Journal.create(tmp_path / FILE_NAME, HEADER) as journal:
+        for turn in TURNS:
+            journal.append(turn)
+    for path in journal.folder.iterdir():
+        objects.put_bytes(f"{FILE_NAME}/{path.name}", path.read_bytes())
+    assert fetch_journal(objects, tmp_path / "without", journal_seal()).turn == len(TURNS)
+    assert fetch_journal(objects, tmp_path / "with", seal).turn == 2
+    objects.delete([key for key in all_of(objects) if parse_key(key) is not None])
+    with pytest.raises(MissingObject, match="no signed copy"):
+        fetch_journal(objects, tmp_path / "none", seal)
+
+
+def test_s07_tuner_comes_from_the_signed_copy_and_not_from_beside_it(
+    objects: ObjectStore, tmp_path: Path, seal: Seal
+):
+    copied(objects, tmp_path / "search", seal)
+    objects.put_bytes(TUNER_FILE, b"planted")
+    objects.put_bytes(".blobs/planted", b"planted")
+    objects.put_bytes("abc_00000/result.json", b"{}")
+    bring_experiment_from(objects, tmp_path / "brought", seal)
+    assert (tmp_path / "brought" / TUNER_FILE).read_bytes() == b"the tuner"
+    assert not (tmp_path / "brought" / ".blobs").exists()
+    objects.delete([key for key in all_of(objects) if f"/{TUNER_FILE}/" in key])
+    shutil.rmtree(tmp_path / "brought")
+    bring_experiment_from(objects, tmp_path / "brought", seal)
+    assert not (tmp_path / "brought" / TUNER_FILE).exists()
+
+
+def test_s07_forged_record_of_the_last_run_is_refused(
+    objects: ObjectStore, tmp_path: Path, seal: Seal
+):
+    record = RunRecord(holder=Holder.this_process("digits"), term=1, run=1, is_warm=False)
+    store_record(objects, record, seal)
+    assert stored_record(objects, seal) == record
+    for forger in (journal_seal(), journal_seal([a_key()])):
+        store_record(objects, msgspec.structs.replace(record, term=2**60), forger)
+        with pytest.raises(JournalError, match="the scheduler of this farm did not write it"):
+            stored_record(objects, seal)
+
+
+def test_s07_commands_that_read_a_forged_journal_run_nothing_of_it(
+    minio: ObjectServer,
+    bucket: str,
+    objects: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    keys = key_folder(tmp_path / "keys")
+    seal = journal_seal(of_scheduler(keys).journal_keys(SEARCH))
+    trace = tmp_path / "trace"
+    copied(objects, tmp_path / "forged", journal_seal(), turns_with(Planted(trace)))
+    address = minio.address(bucket, f"farm/{SEARCH}")
+    commands = (
+        ("journal", "show", address),
+        ("journal", "check", address),
+        ("checkpoints", "list", address),
+    )
+    for name, value in minio.environ.items():
+        monkeypatch.setenv(name, value)
+    for command in commands:
+        run_tunemq(tmp_path, *command)
+    monkeypatch.setenv("TUNEMQ_KEYS", str(keys.path / "scheduler.toml"))
+    for command in commands:
+        refused = run_tunemq(tmp_path, *command, code=64)
+        assert "not to be trusted" in refused.stderr, command
+    assert not trace.exists()
+    copied(objects, tmp_path / "search", seal)
+    assert "HostFreed" in run_tunemq(tmp_path, "journal", "show", address).stdout
+
+
+def test_s07_key_of_journals_is_in_no_file_but_the_schedulers(tmp_path: Path):
+    folder = key_folder(tmp_path / "keys", "ada")
+    for path in folder.path.glob("*.toml"):
+        assert ("[journals]" in path.read_text()) == (path.name == "scheduler.toml")
+    worker = folder.path / "worker.toml"
+    farm, _, _submitters = (folder.path / "scheduler.toml").read_text().partition("[submitters")
+    worker.write_text(farm)
+    with pytest.raises(ConfigError, match=r"\[journals\], which are the scheduler's alone"):
+        of_worker(folder)
