@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.prctl import files_as, files_user
+from tunemq_shared.prctl import files_as, files_user, no_new_privileges
 
 #: What the node inherited of its own user's that is of no use to another.
 _OF_A_LOGIN: Final = ("XDG_", "SUDO_")
@@ -87,8 +87,11 @@ def _is_number(text: str) -> bool:
 def act_for(account: Account) -> None:
     """From now on this process, which is root's, works on files with the account's rights.
 
-    To be called before there are other threads, and before `die_with_parent`, which it undoes.
+    No program that it executes gets more rights than the process that executes it, whoever runs it:
+    trials name programs. To be called before there are other threads, and before `die_with_parent`,
+    which it undoes.
     """
+    no_new_privileges()
     os.setgroups(account.groups)
     files_as(account.uid, account.gid)
 
