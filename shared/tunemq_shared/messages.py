@@ -12,7 +12,7 @@ host.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -155,6 +155,10 @@ class TrialFinished(Message, frozen=True, tag="finished"):
     epoch: int
 
 
+#: `TrialFailed.kind` where a node's forkserver is dead: no fault of the trial's.
+FORKSERVER_LOST: Final = "forkserver"
+
+
 class TrialFailed(Message, frozen=True, tag="failed"):
     """The trainable raised, or could not be loaded or restored.
 
@@ -164,7 +168,8 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     store that has it is away), ``memory`` (more than its limit, or the machine's), ``cuda_memory``
     (a GPU's), ``processes`` (more than it may have), ``time_limit`` (a step took longer than it
     may), ``trial_limit`` (the trial's own time is used up), ``stalled`` (no report for longer than
-    it may). ``output`` is the end of what it printed, for people.
+    it may), ``forkserver`` (its node lost the process that it forks trials from). ``output`` is the
+    end of what it printed, for people.
     """
 
     trial: str

@@ -17,9 +17,11 @@ from tests.integration.farm_support import (
 from tests.integration.node_fixtures import node, scheduler, server
 from tests.support import eventually
 from tunemq_shared.messages import (
+    FORKSERVER_LOST,
     HostDied,
     HostFreed,
     ResultReported,
+    TrialFailed,
     TrialFinished,
     TrialStarted,
 )
@@ -78,7 +80,10 @@ def test_everything_of_a_killed_forkserver_goes_before_its_slots_are_free(node, 
     eventually(lambda: len(scheduler.said(HostFreed)) == 2, within=SOON, message=node.log)
 
     assert not any(map(is_alive, family))
-    assert [event.signal for event in scheduler.said(HostDied)] == [signal.SIGKILL] * 2
+    lost = scheduler.said(TrialFailed)
+    assert [event.kind for event in lost] == [FORKSERVER_LOST] * 2
+    assert all(f"the forkserver {forkserver} was killed by SIGKILL" in e.error for e in lost)
+    assert not scheduler.said(HostDied)
     assert node.ear() == ear
     assert children_of(node.process.pid) == [node.ears()], "no zombie is left either"
 
@@ -87,7 +92,7 @@ def test_the_node_goes_on_with_a_new_forkserver(node, scheduler):
     scheduler.assign(node.incarnation, order("t1", scheduler.start(with_a_daemon)))
     forkserver, _ = forkserver_and_family(node, scheduler, 1)
     os.kill(forkserver, signal.SIGKILL)
-    eventually(lambda: scheduler.said(HostDied), within=SOON, message=node.log)
+    eventually(lambda: scheduler.said(TrialFailed), within=SOON, message=node.log)
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
     eventually(lambda: scheduler.said(TrialFinished), message=node.log)
     assert scheduler.said(HostFreed)[0].epoch == 1

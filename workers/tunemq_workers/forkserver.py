@@ -23,13 +23,14 @@ from typing import Final
 
 import msgspec
 
-from tunemq_shared.prctl import adopt_orphans, die_with_parent, no_new_privileges, set_name
+from tunemq_shared.prctl import adopt_orphans, die_with_parent, keep_memory_private, set_name
 from tunemq_workers import host, outputs
 from tunemq_workers.family import Families, children_of
 from tunemq_workers.forkserver_messages import (
     COMMAND,
     DUMP_SIGNAL,
     MAX_PACKET_BYTES,
+    MAX_TEXT,
     Boot,
     FamilyGone,
     HostExited,
@@ -174,6 +175,9 @@ def _only_wake(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _tell(control: socket.socket, report: Report) -> None:
+    if isinstance(report, Warned):  # an exception's text may be long, and may not be UTF-8
+        text = report.text.encode(errors="replace").decode()
+        report = Warned(text[:MAX_TEXT])
     try:
         control.send(encode(report))
     except (BrokenPipeError, ConnectionResetError):
@@ -215,7 +219,7 @@ def main() -> None:
     die_with_parent(boot.node)
     adopt_orphans()
     if boot.confined:
-        no_new_privileges()
+        keep_memory_private()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Until a host has a handler for it, this must not end it.
     signal.signal(DUMP_SIGNAL, signal.SIG_IGN)

@@ -8,15 +8,12 @@ next report.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -26,42 +23,51 @@ from tunemq_shared.messages import Environment, HostOrder
 from tunemq_workers import interpreters, threads
 from tunemq_workers.account import Account, own_files
 from tunemq_workers.forkserver_messages import (
-    MAX_PACKET_BYTES,
     Boot,
     Command,
-    FamilyGone,
-    HostExited,
-    HostForked,
     HostSpec,
     KillHost,
-    Preloading,
-    Ready,
     Report,
     StartHost,
     TermHost,
-    decode_report,
     encode,
     encode_boot,
 )
+from tunemq_workers.forkserver_reports import BadReport, ReportedHosts, close_all
 from tunemq_workers.stacks import have_stacks_written
 
 #: What tests may have set for a node and all its processes.
 _OF_TESTS: Final = frozenset({failpoints.VARIABLE, defences.VARIABLE})
 #: How long hosts may take to die with their forkserver, which the kernel sees to.
 _DEATH_S: Final = 1.0
+#: So many reports are read at once: a forkserver that writes without end must not keep the node
+#: from everything else.
+_REPORTS_AT_ONCE: Final = 64
 
 
 class ForkserverLost(Exception):
-    """The forkserver ended by itself; all its hosts are dead.
+    """The forkserver ended by itself, or was killed for what it reported; its hosts are dead.
 
     Args:
         text: What is known about it, for the user.
-        reports: What it, or its death, says about hosts; to be handled first.
+        reports: What it reported before; to be handled first.
+        unended: The hosts that lived until then, or were not forked yet.
         hosts: Those of which something may be left; it is up to whom it is re-parented to.
+        is_unusable: It ended before it was ready, and not because it was killed: another one would
+            end in the same way.
     """
 
-    def __init__(self, text: str, reports: list[Report], hosts: list[str]) -> None:
-        self.reports, self.hosts = reports, hosts
+    def __init__(
+        self,
+        text: str,
+        reports: list[Report],
+        *,
+        unended: list[str],
+        hosts: list[str],
+        is_unusable: bool,
+    ) -> None:
+        self.reports, self.unended, self.hosts = reports, unended, hosts
+        self.is_unusable = is_unusable
         super().__init__(text)
 
 
@@ -89,19 +95,12 @@ class ForkserverClient:
         account: Account | None = None,
     ) -> None:
         self.environment = environment
-        self.is_ready = False
         self._hostname, self._node_ip = hostname, node_ip
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
-        self._hosts: set[str] = set()
-        self._exited: set[str] = set()
-        self._pidfds: dict[str, int] = {}
-        self._pids: dict[str, int] = {}
         self._log = log
-        self._preloading: str | None = None
-        #: It said something: its interpreter has all that it needs.
-        self._has_begun = False
+        self._user = None if account is None else account.uid
         boot = Boot(
             os.getpid(),
             environment.preload,
@@ -130,11 +129,17 @@ class ForkserverClient:
             except OSError:
                 self._control.close()
                 raise
+        self._hosts = ReportedHosts(self._control, self._process.pid, self._user)
 
     @property
     def pid(self) -> int:
         """The forkserver's process."""
         return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has preloaded everything."""
+        return self._hosts.is_ready
 
     def fileno(self) -> int:
         """What to watch for reading."""
@@ -154,10 +159,10 @@ class ForkserverClient:
         try:
             ours, theirs = socket.socketpair()
         except OSError:
-            _close(order_file)
+            os.close(order_file)
             raise
         ours.setblocking(False)
-        self._hosts.add(host)
+        self._hosts.ask(host)
         self._send(StartHost(host), [theirs.detach(), order_file])
         return ours
 
@@ -171,29 +176,29 @@ class ForkserverClient:
 
     def dump(self, host: str) -> None:
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
-        pidfd = self._pidfds.get(host)
-        if pidfd is not None:
-            have_stacks_written(pidfd, self._pids[host])
+        if (process := self._hosts.process_of(host)) is not None:
+            have_stacks_written(*process, self._user)
 
     def read(self) -> list[Report]:
-        """What the forkserver has said since the last call.
+        """The next reports of the forkserver; call again while there may be more.
 
         Raises:
-            ForkserverLost: it has ended. This handle is of no further use.
+            ForkserverLost: it has ended, or reported what cannot be. This handle is of no further
+                use.
         """
         reports: list[Report] = []
-        while True:
+        while len(reports) < _REPORTS_AT_ONCE:
             try:
-                packet = self._control.recv(MAX_PACKET_BYTES)
+                report = self._hosts.receive()
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                # It died with commands unread. This is said once, and before what it had sent.
                 continue
-            if not packet:
+            except BadReport as problem:
+                self._process.kill()
+                raise self._lost(reports, str(problem)) from problem
+            if report is None:
                 raise self._lost(reports)
-            report = decode_report(packet)
-            self._note(report)
             reports.append(report)
         if reports:
             self._send_waiting()
@@ -208,27 +213,10 @@ class ForkserverClient:
             self._process.kill()
             self._process.wait()
 
-    def _note(self, report: Report) -> None:
-        self._has_begun = True
-        if isinstance(report, HostForked):
-            # By this descriptor the host can be killed should the forkserver die, whoever has its
-            # pid then. If it has ended already, HostExited is on its way.
-            with suppress(ProcessLookupError):
-                self._pidfds[report.host] = os.pidfd_open(report.pid)
-                self._pids[report.host] = report.pid
-        elif isinstance(report, HostExited):
-            self._exited.add(report.host)
-            _close(self._pidfds.pop(report.host, None))
-            self._pids.pop(report.host, None)
-        elif isinstance(report, FamilyGone):
-            self._hosts.discard(report.host)
-            self._exited.discard(report.host)
-        elif isinstance(report, Preloading):
-            self._preloading = report.module
-        elif isinstance(report, Ready):
-            self.is_ready, self._preloading = True, None
-
     def _send(self, command: Command, fds: Iterable[int] = ()) -> None:
+        if self._control.fileno() < 0:  # it is lost, and its hosts with it
+            close_all(fds)
+            return
         self._waiting.append((encode(command), list(fds)))
         if len(self._waiting) == 1:
             self._send_waiting()
@@ -243,41 +231,39 @@ class ForkserverClient:
             except (BrokenPipeError, ConnectionResetError):
                 return  # `read` will find out
             self._waiting.popleft()
-            _close(*fds)
+            close_all(fds)
 
-    def _lost(self, reports: list[Report]) -> ForkserverLost:
-        """What to raise, after the last host is dead."""
-        deadline = time.monotonic() + _DEATH_S
-        for pidfd in self._pidfds.values():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        for pidfd in self._pidfds.values():
-            select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
-        hosts = sorted(self._hosts)
-        reports += [
-            HostExited(host, None, signal.SIGKILL, None)
-            for host in hosts
-            if host not in self._exited
-        ]
-        self._forget()
+    def _lost(self, reports: list[Report], problem: str = "") -> ForkserverLost:
+        """What to raise, after the last host is dead; ``problem`` is what it was killed for."""
+        hosts = self._hosts
+        hosts.kill(_DEATH_S)
+        unended, names = hosts.unended(), hosts.names()
         try:
-            end = f"ended with {self._process.wait(_DEATH_S)}"
+            code = self._process.wait(_DEATH_S)
+            end = f"ended with {code}"
         except subprocess.TimeoutExpired:
             self._process.kill()
-            end = f"closed its socket and ended with {self._process.wait()}"
-        if not self._has_begun and self.environment.python != sys.executable:
+            code = self._process.wait()
+            end = f"closed its socket and ended with {code}"
+        if problem:
+            end = f"was killed, because {problem}; see that nothing it preloads writes to sockets"
+        elif code == -signal.SIGKILL:
+            end = "was killed by SIGKILL; often that means that memory ran out on this node"
+        is_unusable = not hosts.is_ready and (bool(problem) or code != -signal.SIGKILL)
+        text = f"the forkserver {self.pid} {end}{self._while_preloading()}; see {self._log}."
+        if not hosts.has_reported and self.environment.python != sys.executable:
             text = interpreters.why_not(self.environment.python, self._log, self._log_began_at)
-            return ForkserverLost(text, reports, hosts)
-        if self._preloading is not None:
-            end += f" while it preloaded {self._preloading}"
-        return ForkserverLost(f"the forkserver {self.pid} {end}; see {self._log}.", reports, hosts)
+        self._forget()
+        return ForkserverLost(text, reports, unended=unended, hosts=names, is_unusable=is_unusable)
+
+    def _while_preloading(self) -> str:
+        module = self._hosts.preloading
+        return "" if module is None else f" while it preloaded {module}"
 
     def _forget(self) -> None:
-        _close(*self._pidfds.values(), *(fd for _, fds in self._waiting for fd in fds))
-        self._pidfds.clear()
-        self._pids.clear()
+        self._hosts.forget()
+        close_all(fd for _, fds in self._waiting for fd in fds)
         self._waiting.clear()
-        self._hosts.clear()
         self._control.close()
 
 
@@ -317,9 +303,3 @@ def _memory_file(content: bytes) -> int:
             rest = rest[writer.write(rest) :]
     os.lseek(file, 0, os.SEEK_SET)
     return file
-
-
-def _close(*descriptors: int | None) -> None:
-    for descriptor in descriptors:
-        if descriptor is not None:
-            os.close(descriptor)

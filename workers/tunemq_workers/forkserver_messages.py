@@ -7,7 +7,7 @@ that holds its `HostSpec`. So packets stay small, however large a configuration 
 from __future__ import annotations
 
 import signal
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -22,8 +22,8 @@ class Boot(msgspec.Struct, frozen=True):
 
     ``without``: modules that are not preloaded after all, because a forkserver before this one
     (the same process, which executed itself again) found that its children cannot run with them.
-    ``confined``: it runs as another user than the node, and no program that a trial executes is to
-    have more rights than that.
+    ``confined``: it runs as another user than the node, and other processes of that user must not
+    reach its socket to the node.
     """
 
     node: int
@@ -71,40 +71,46 @@ Command = StartHost | TermHost | KillHost
 
 # --- forkserver to node
 # ------------------------------------------------------------------------------
+# Modules that a forkserver preloads are user code and can write to this socket, too: see
+# `tunemq_workers.forkserver_reports`.
+
+#: No text of a report is longer.
+MAX_TEXT: Final = 4000
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 
 
 class Preloading(msgspec.Struct, frozen=True, array_like=True, tag="preloading"):
     """The import of ``module`` begins."""
 
-    module: str
+    module: Text
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """Preloading is over; ``preloaded`` is what hosts find imported."""
 
-    preloaded: tuple[str, ...]
+    preloaded: tuple[Text, ...]
 
 
 class Warned(msgspec.Struct, frozen=True, array_like=True, tag="warning"):
     """Something that the user should read."""
 
-    text: str
+    text: Text
 
 
 class HostForked(msgspec.Struct, frozen=True, array_like=True, tag="forked"):
     """The host exists."""
 
-    host: str
+    host: Text
     pid: int
 
 
 class HostExited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
     """The host ended, by a signal or with an exit code; its family may still be there.
 
-    Without a pid it never existed: it could not be forked, or its forkserver is gone.
+    Without a pid it never existed: it could not be forked.
     """
 
-    host: str
+    host: Text
     pid: int | None
     signal: int | None
     exit_code: int | None
@@ -113,7 +119,7 @@ class HostExited(msgspec.Struct, frozen=True, array_like=True, tag="exited"):
 class FamilyGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     """Nothing of the host is left; the last that is said about it."""
 
-    host: str
+    host: Text
 
 
 Report = Preloading | Ready | Warned | HostForked | HostExited | FamilyGone

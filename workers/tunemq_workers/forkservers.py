@@ -27,7 +27,7 @@ from tunemq_workers.workdir import forkserver_log
 
 #: Idle forkservers end within milliseconds; this is for one that is stuck.
 _CLOSE_S: Final = 2.0
-#: So many different warnings of one forkserver reach people; all are in the log.
+#: So many different warnings of one forkserver are logged and reach people.
 _WARNINGS: Final = 20
 
 _log = logging.getLogger(__name__)
@@ -50,9 +50,10 @@ class _Warnings:
         self._told: dict[str, int] = {}
 
     def add(self, text: str) -> None:
-        """There is one more."""
+        """There is one more; another one than before is logged."""
         if text not in self._texts and len(self._texts) < _WARNINGS:
             self._texts.append(text)
+            _log.warning("forkserver.warned text=%r", text)
 
     def news(self, events_key: str) -> list[str]:
         """What this experiment was not told yet."""
@@ -113,7 +114,7 @@ class ForkserverPool:
         gpus = tuple(order.start.devices) if self._has_gpus else ()
         link = server.start(host, order, gpus)
         self._hosted[host] = _Hosted(server, listener, order.start.events_key)
-        self._warn(server, [order.start.events_key])
+        self._warn(self._servers[server], [order.start.events_key])
         return HostLink(
             self._reactor,
             link,
@@ -174,53 +175,59 @@ class ForkserverPool:
         self._children.discard(server.pid)
 
     def _readable(self, server: ForkserverClient, _events: int) -> None:
+        # What comes of a report may close this forkserver.
+        warnings = self._servers[server]
         try:
             reports = server.read()
         except ForkserverLost as lost:
             self._lost(server, lost)
             return
         for report in reports:
-            self._pass_on(server, report)
+            self._pass_on(server, warnings, report)
 
     def _lost(self, server: ForkserverClient, lost: ForkserverLost) -> None:
-        """A forkserver ended by itself: its hosts are gone when what they left is gone."""
+        """A forkserver is dead: its hosts are gone when what they left is gone."""
         self._reactor.unwatch(server)
+        # What is started because of its reports is started from another one.
+        warnings = self._servers.pop(server)
         self._why = str(lost)
         _log.error("forkserver.lost pid=%d problem=%r", server.pid, self._why)
         for report in lost.reports:
-            self._pass_on(server, report)
+            self._pass_on(server, warnings, report)
+        for host in lost.unended:
+            listener = self._hosted[host].listener
+            if lost.is_unusable:
+                listener.not_started(host, str(lost))
+            else:
+                listener.lost(host, str(lost))
         listeners = {host: self._hosted.pop(host).listener for host in lost.hosts}
-        del self._servers[server]
         self._children.discard(server.pid)
         self._orphans.sweep(partial(_say_gone, listeners))
 
-    def _warn(self, server: ForkserverClient, events_keys: Iterable[str]) -> None:
+    def _warn(self, warnings: _Warnings, events_keys: Iterable[str]) -> None:
         for events_key in events_keys:
-            for text in self._servers[server].news(events_key):
+            for text in warnings.news(events_key):
                 self.on_warning(events_key, text)
 
-    def _pass_on(self, server: ForkserverClient, report: Report) -> None:
+    def _pass_on(self, server: ForkserverClient, warnings: _Warnings, report: Report) -> None:
         match report:
             case HostForked(host, pid):
                 self._hosted[host].listener.forked(host, pid)
-            case HostExited(host, pid, signal, exit_code):
-                listener = self._hosted[host].listener
-                if pid is None and not listener.is_forked(host):
-                    listener.not_started(host, self._why)
-                else:
-                    listener.exited(host, signal, exit_code)
+            case HostExited(host, None):
+                self._hosted[host].listener.not_started(host, self._why)
+            case HostExited(host, _, signal, exit_code):
+                self._hosted[host].listener.exited(host, signal, exit_code)
             case FamilyGone(host):
                 self._hosted.pop(host).listener.gone(host)
             case Warned(text):
                 self._why = text
-                _log.warning("forkserver.warned text=%r", text)
-                self._servers[server].add(text)
+                warnings.add(text)
                 hosted = self._hosted.values()
-                self._warn(server, {one.events_key for one in hosted if one.server is server})
+                self._warn(warnings, {one.events_key for one in hosted if one.server is server})
             case Preloading(module):
-                _log.info("forkserver.preloading module=%s", module)
+                _log.info("forkserver.preloading module=%r", module)
             case Ready(preloaded):
-                _log.info("forkserver.ready preloaded=%s", ",".join(preloaded))
+                _log.info("forkserver.ready preloaded=%r", ",".join(preloaded))
 
 
 def _say_gone(listeners: dict[str, Listener]) -> None:

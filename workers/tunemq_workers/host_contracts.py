@@ -49,7 +49,8 @@ class Listener(Protocol):
     """Hears what becomes of hosts: `tunemq_workers.hosts.Hosts`.
 
     Of each host: `forked`, then `said` and `closed` any number of times, then `exited`; or
-    `not_started` instead of all these. At the end, in any case, `gone`.
+    `not_started` instead of all these. `lost` may come instead of `exited`, and before `forked`. At
+    the end, in any case, `gone`.
     """
 
     def said(self, name: str, kind: int, payload: bytes) -> None:
@@ -64,16 +65,16 @@ class Listener(Protocol):
         """A host exists."""
         ...
 
-    def is_forked(self, name: str) -> bool:
-        """Whether the host ever existed."""
-        ...
-
     def not_started(self, name: str, reason: str) -> None:
         """A host could not be forked."""
         ...
 
     def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
         """A host ended, by a signal or with an exit code."""
+        ...
+
+    def lost(self, name: str, reason: str) -> None:
+        """A host's forkserver is dead, and so is the host, if it was forked."""
         ...
 
     def gone(self, name: str) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.errors import WireError
-from tunemq_shared.messages import HostOrder, HostStart, encode
+from tunemq_shared.messages import FORKSERVER_LOST, HostOrder, HostStart, encode
 from tunemq_workers.checkpoint_contracts import TrialKey, trial_of
 from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.device_gate import DeviceGate
@@ -235,10 +235,6 @@ class Hosts:
         self._limits.begin(self._hosts[name])
         _log.debug("trial.started trial=%s epoch=%d pid=%d", *self._hosts[name].key, pid)
 
-    def is_forked(self, name: str) -> bool:
-        """Whether the host ever existed."""
-        return self._hosts[name].pid > 0
-
     def not_started(self, name: str, reason: str) -> None:
         """A host could not be forked."""
         host = self._hosts[name]
@@ -250,13 +246,14 @@ class Hosts:
     def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
         """A host ended."""
         host = self._hosts[name]
-        host.link.drain()  # its last words come before the news of its death,
-        host.link.close()  # and its children's would come behind
-        self._limits.leave(host)
-        self._set_timer(host, None)
-        if not (host.has_ended or host.is_given_up or host.is_parked):
+        if self._is_unexpected_end(host):
             self._news.died(host, signal, exit_code, self._cause_of_death(host, signal))
-        self._over.add(host.key)
+
+    def lost(self, name: str, reason: str) -> None:
+        """A host's forkserver is dead, which is no fault of the host's trial."""
+        host = self._hosts[name]
+        if self._is_unexpected_end(host):
+            self._news.failed(host, FORKSERVER_LOST, reason)
 
     def gone(self, name: str) -> None:
         """Nothing is left of a host."""
@@ -333,6 +330,15 @@ class Hosts:
     def _say_failed(self, host: Host, kind: str, reason: str) -> None:
         _log.warning("host.condemned host=%s kind=%s reason=%r", host.name, kind, reason)
         self._news.failed(host, kind, reason)
+
+    def _is_unexpected_end(self, host: Host) -> bool:
+        """Take in the end of a host's process; whether its trial should have gone on."""
+        host.link.drain()  # its last words come before the news of its death,
+        host.link.close()  # and its children's would come behind
+        self._limits.leave(host)
+        self._set_timer(host, None)
+        self._over.add(host.key)
+        return not (host.has_ended or host.is_given_up or host.is_parked)
 
     def _cause_of_death(self, host: Host, number: int | None) -> str:
         """``memory`` for a host that the kernel has killed, as far as that can be known."""

@@ -14,6 +14,7 @@ import time
 from contextlib import suppress
 from typing import Final
 
+from tunemq_shared.claimed_process import NotThatProcess, open_claimed
 from tunemq_workers.family_memory import family_of
 from tunemq_workers.forkserver_messages import DUMP_SIGNAL
 
@@ -24,22 +25,27 @@ _PAUSE_S: Final = 0.03
 _FIRST_S: Final = 0.1
 
 
-def have_stacks_written(pidfd: int, host: int) -> None:
+def have_stacks_written(pidfd: int, host: int, user: int | None = None) -> None:
     """Ask the host that this descriptor stands for, and its family; returns at once.
 
     Who cannot be asked is not: it has ended, or is somebody else's, or nothing is left to ask with.
+    Where a ``user`` is given, no process of another user is signalled: by the time that a process
+    of the family is looked up, its number may be another's, and the node may signal any process.
     """
     with suppress(OSError, RuntimeError):  # the latter: no further thread is to be had
         signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)
-        threading.Thread(target=_ask_children, args=(host,), name="stacks", daemon=True).start()
+        threading.Thread(
+            target=_ask_children, args=(host, user), name="stacks", daemon=True
+        ).start()
 
 
-def _ask_children(host: int) -> None:
+def _ask_children(host: int, user: int | None) -> None:
     time.sleep(_FIRST_S)  # for the host to have written its own
     children = [pid for pid in family_of(host)[1:] if _listens(pid)]
     for pid in children[:_CHILDREN]:
-        with suppress(OSError):  # a "setuid" program, for example, may be nobody's to signal
-            pidfd = os.pidfd_open(pid)
+        # A "setuid" program, for example, is not for the node to signal.
+        with suppress(OSError, NotThatProcess):
+            pidfd = open_claimed(pid, user=user)
             try:
                 if _listens(pid):  # the very process that the descriptor stands for
                     signal.pidfd_send_signal(pidfd, DUMP_SIGNAL)

@@ -16,7 +16,7 @@ from types import FrameType, ModuleType
 from tunemq_shared import failpoints
 from tunemq_shared.checkpoint_folders import remove_leftovers
 from tunemq_shared.messages import HostStart
-from tunemq_shared.prctl import adopt_orphans, die_with_parent, set_name
+from tunemq_shared.prctl import adopt_orphans, die_with_parent, keep_memory_private, set_name
 from tunemq_shared.trial_limits import TrialLimits
 from tunemq_workers import outputs, seeding, threads
 from tunemq_workers.family import MARK
@@ -28,6 +28,7 @@ def leave_the_forkserver(forkserver: int) -> None:
     """Make a process of its own of a fork of the forkserver, which has this pid."""
     with contextlib.suppress(OSError):  # the parent was faster
         os.setpgid(0, 0)
+    keep_memory_private(False)  # its forkserver's may be; it is as the user's other processes are
     adopt_orphans()
     die_with_parent(forkserver)
     # A forkserver that is sweeping forks processes of the usual priority, whatever its own was; one

@@ -273,6 +273,32 @@ def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
     assert freed == HostFreed("a", 1)
 
 
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_host_whose_forkserver_is_dead_is_reported_as_a_failure_of_the_node(node, is_forked):
+    if is_forked:
+        node.begin("a")
+    else:
+        node.hosts.obey([order("a", start())])
+    node.hosts.lost("h1", "the forkserver 7 was killed")
+    node.hosts.gone("h1")
+    failed, freed = node.events
+    assert (failed.trial, failed.kind, failed.error) == (
+        "a",
+        "forkserver",
+        "the forkserver 7 was killed",
+    )
+    assert freed == HostFreed("a", 1)
+    assert node.forkservers.links["h1"].is_closed
+
+
+def test_host_that_had_ended_its_trial_when_its_forkserver_died_has_not_failed(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.hosts.lost("h1", "the forkserver 7 was killed")
+    node.hosts.gone("h1")
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+
+
 def test_an_environment_that_cannot_be_started_fails_its_trial_once(node):
     node.forkservers.refuses = True
     node.hosts.obey([order("a", start())])

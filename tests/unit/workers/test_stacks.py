@@ -19,8 +19,8 @@ def asked(monkeypatch):
     """Who was asked; a process stands for its own descriptor, and nothing is real."""
     asked = []
     monkeypatch.setattr(stacks.signal, "pidfd_send_signal", lambda pidfd, _: asked.append(pidfd))
-    calls = SimpleNamespace(pidfd_open=lambda pid: pid, close=lambda pidfd: None)
-    monkeypatch.setattr(stacks, "os", calls)
+    monkeypatch.setattr(stacks, "open_claimed", lambda pid, *, user: pid)
+    monkeypatch.setattr(stacks, "os", SimpleNamespace(close=lambda pidfd: None))
     monkeypatch.setattr(stacks, "family_of", lambda host: [host, *CHILDREN])
     monkeypatch.setattr(stacks, "_listens", lambda pid: True)
     monkeypatch.setattr(stacks, "time", SimpleNamespace(sleep=lambda seconds: None))
@@ -45,7 +45,7 @@ def have_all_asked():
 def refuse(problem, *pids):
     """In the place of a function, refuses these."""
 
-    def call(pid, *_):
+    def call(pid, *_, **__):
         if pid in pids:
             raise problem
         return pid
@@ -71,7 +71,7 @@ def test_one_that_may_not_be_signalled_is_left_out(asked, broken, monkeypatch):
 
 def test_one_for_whom_no_descriptor_is_left_is_left_out(asked, broken, monkeypatch):
     problem = OSError(24, os.strerror(24))
-    monkeypatch.setattr(stacks.os, "pidfd_open", refuse(problem, 101))
+    monkeypatch.setattr(stacks, "open_claimed", refuse(problem, 101))
     have_all_asked()
     assert asked == [HOST, 102, 103]
     assert broken == []

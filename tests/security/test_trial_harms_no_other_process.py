@@ -1,0 +1,114 @@
+"""A worker of root's with ``--trial-user`` does nothing to other processes for a trial."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.farm_support import order
+from tests.other_users import NOBODY, open_folder, reachable
+from tests.security.guarded_farm import farm
+from tests.support import eventually
+from tunemq_shared.messages import Environment, HostFreed, ResultReported, TrialFailed
+
+__all__ = ["farm", "open_folder"]
+
+pytestmark = pytest.mark.security
+
+AS_NOBODY = ("--trial-user", f"{NOBODY}:{NOBODY}")
+
+#: A module that is preloaded, and claims that a process is the first host of its forkserver.
+CLAIMS = """
+import os, socket, sys
+import msgspec
+control = socket.socket(fileno=os.dup(int(sys.argv[1])))
+control.send(msgspec.msgpack.encode(("forked", "h1", {victim})))
+os._exit(1)
+"""
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of root's."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def speaks_for_its_forkserver(config):
+    """Claim, in the forkserver's name, that a process is a host of it; then end the forkserver."""
+    import ctypes
+    import os
+    import signal
+    import socket
+    from pathlib import Path
+
+    import msgspec
+
+    from tunemq_shared.session import report
+
+    forkserver = os.getppid()
+    number = int(Path(f"/proc/{forkserver}/cmdline").read_bytes().split(b"\0")[-3])
+    pidfd = os.pidfd_open(forkserver)
+    stolen = ctypes.CDLL(None, use_errno=True).syscall(438, pidfd, number, 0)
+    report({"stolen": stolen, "errno": ctypes.get_errno(), "dumpable": _own_memory_can_be_read()})
+    if stolen >= 0:
+        with socket.socket(fileno=stolen) as control:
+            control.send(msgspec.msgpack.encode(("forked", "h1", config["victim"])))
+    os.kill(forkserver, signal.SIGKILL)
+    while True:
+        signal.pause()
+
+
+def _own_memory_can_be_read():
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            return bool(file.read())
+    except PermissionError:
+        return False
+
+
+def test_trial_that_speaks_for_its_forkserver_has_no_process_killed(farm, victim):
+    incarnation = farm.start(reachable(), *AS_NOBODY)
+    trial = farm.order(speaks_for_its_forkserver, 0, victim=victim.pid)
+    farm.scheduler.assign(incarnation, order("t", trial))
+    said = farm.scheduler.said
+    eventually(lambda: said(HostFreed), within=60, message=farm.story)
+    (result,) = said(ResultReported)
+    assert (result.metrics["stolen"], result.metrics["errno"]) == (-1, 1)
+    # A trial's own process is as the user's other processes are: tools that look into it work.
+    assert result.metrics["dumpable"] is True
+    assert victim.poll() is None
+    assert [failed.kind for failed in said(TrialFailed)] == ["forkserver"]
+
+
+def test_module_that_speaks_for_the_forkserver_it_is_preloaded_in_has_no_process_killed(
+    farm, victim
+):
+    incarnation = farm.start(reachable(), *AS_NOBODY)
+    (farm.folder / "claims.py").write_text(CLAIMS.format(victim=victim.pid))
+    environment = Environment(sys.executable, ("claims",), {}, (str(farm.folder),))
+    trial = farm.order(speaks_for_its_forkserver, 0, environment, victim=victim.pid)
+    farm.scheduler.assign(incarnation, order("t", trial))
+    eventually(lambda: farm.scheduler.said(HostFreed), within=60, message=farm.story)
+    assert victim.poll() is None
+    (failed,) = farm.scheduler.said(TrialFailed)
+    assert "while it preloaded claims" in failed.error
+
+
+def test_interpreter_that_a_search_names_gets_no_more_rights_than_its_trials(farm):
+    """It is executed before any code of ours runs as the other user."""
+    shared = farm.folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    program = farm.folder / "python"
+    program.write_text(f"#!/bin/sh\ngrep NoNewPrivs: /proc/self/status > {shared}/found\n")
+    program.chmod(0o755)
+    incarnation = farm.start(reachable(), *AS_NOBODY)
+    trial = farm.order(speaks_for_its_forkserver, 0, Environment(str(program), (), {}, ()))
+    farm.scheduler.assign(incarnation, order("t", trial))
+    eventually(lambda: farm.scheduler.said(HostFreed), within=60, message=farm.story)
+    assert (shared / "found").read_text().split() == ["NoNewPrivs:", "1"]
