@@ -30,6 +30,7 @@ KINDS: Final = (
     "died",
     "node",
     "start",
+    "forkserver",
     "storage",
     "restore",
 )

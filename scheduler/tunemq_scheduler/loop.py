@@ -296,7 +296,7 @@ class ExperimentLoop:
             case m.CheckpointLost() | m.CheckpointDamaged():
                 self.has_leftovers = True
                 self._warnings.append(told_of(event))
-            case m.HostDied():
+            case m.HostDied() | m.TrialFailed(kind=m.FORKSERVER_LOST):
                 self.has_leftovers = True  # of a copy or an upload that was cut off
             case m.NodeLost():
                 self.has_leftovers = True

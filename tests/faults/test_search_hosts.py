@@ -14,6 +14,7 @@ import pytest
 from tests.search_support import RunningSearch, is_alive, searches
 from tests.support import eventually
 from tunemq_shared import messages as m
+from tunemq_workers.family import parent_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -82,6 +83,29 @@ def test_without_further_attempts_a_killed_trial_ends_in_error_that_names_the_si
     for number in (0, 2):
         assert [step for step, _ in search.steps(number)] == once_each(8)
         assert [step for step, _ in search.recorded(number)] == once_each(8)
+    search.journal_gives_the_state()
+    search.leaves_nothing()
+
+
+def test_trial_whose_forkserver_is_killed_goes_on_although_no_failure_is_allowed(start):
+    search = start(trials=2, steps=12, save_every=3, max_failures=0, gate=7)
+    for number in range(2):
+        search.wait_for_step(number, step=8)
+        search.wait_for(m.ResultReported, trial=search.trial(number), step=7)
+    forkserver = parent_of(search.wait_for_step(1, step=8))
+    assert forkserver is not None
+    os.kill(forkserver, signal.SIGKILL)
+    search.open_gate(12)
+    assert search.ends() == 0, str(search)
+
+    for number in range(2):
+        assert search.recorded(number) == [(n, 1000 * number + n) for n in once_each(12)]
+        (error,) = search.folder.glob(f"search/*_{number:05d}/error.txt")
+        told = error.read_text(encoding="utf-8")
+        assert f"the forkserver {forkserver} was killed by SIGKILL" in told
+        assert "forkserver failure 1 of at most 3 in a row" in told
+    assert "2 TERMINATED" in search.said.decode()
+    assert not search.all_of(m.HostDied)
     search.journal_gives_the_state()
     search.leaves_nothing()
 

@@ -5,7 +5,8 @@ A class of failures belongs to one of four budgets:
 * `FAILURES`: `max_failures` bounds how many a trial may have in all;
 * `IN_A_ROW`: bounded for each class of its own, counted anew after each new result. Such failures
   come from the surroundings of a trial, and one that gets on in between is not what is wrong;
-* `NODES`: losses of the node, which are no failures of the trial until it is found to be *poison*;
+* `NODES`: losses of the node, which are no failures of the trial until it is found to be *poison*,
+  and losses of a node's forkserver: `max_node_losses` bounds how many in a row, too;
 * `NEVER`: a further try would end in the same way.
 
 Two things come before these: a line of its output that, by a log policy, means that a trial is not
@@ -27,7 +28,7 @@ import msgspec
 from tunemq_scheduler.core.asking import TOLERANCE
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.trial import Trial
-from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
+from tunemq_shared.messages import FORKSERVER_LOST, HostDied, NodeLost, TrialFailed
 from tunemq_shared.resource_names import GPU, GPU_MEMORY
 
 FAILURES: Final = "failures"
@@ -81,6 +82,13 @@ _ALL: Final = (
     FailureClass("trial_limit", NEVER, "time used up", "raise TrialLimits(trial_s=...)"),
     FailureClass("storage", IN_A_ROW, "checkpoint not kept", _STORE_FIX, blames_node=True),
     FailureClass("restore", IN_A_ROW, "checkpoint not restored", _RESTORE_FIX, blames_node=True),
+    FailureClass(
+        FORKSERVER_LOST,
+        NODES,
+        "death of its node's forkserver",
+        "free memory on the node, or see what RunConfig(preload=...) does there",
+        blames_node=True,
+    ),
     FailureClass(
         "node",
         NODES,
@@ -138,9 +146,9 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Verd
             if CLASSES[kind].budget in {FAILURES, NEVER}
         )
         return _within("failure", number, settings.max_failures, "")
+    limit = settings.max_node_losses if budget == NODES else settings.max_storage_failures
     number = trial.in_a_row[failure.kind]
-    what = f"{failure.kind} failure"
-    return _within(what, number, settings.max_storage_failures, " in a row")
+    return _within(f"{failure.kind} failure", number, limit, " in a row")
 
 
 def match_of(trial: Trial, settings: RunnerSettings, action: str) -> Match | None:

@@ -203,8 +203,10 @@ class RunnerState:
         )
 
     def _may_be_poison(self, trial: Trial) -> bool:
-        """Whether one more lost node ends the trial in ERROR."""
+        """Whether one more lost node, or forkserver of a node, ends the trial in ERROR."""
         limit = self.settings.max_node_losses
+        if 0 < limit <= trial.in_a_row.get(m.FORKSERVER_LOST, 0):
+            return True
         return 0 < limit <= len(trial.fell_with) and limit <= len(self.fallen_with(trial))
 
     def fallen_with(self, trial: Trial) -> list[str]:

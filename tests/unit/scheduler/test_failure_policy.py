@@ -47,7 +47,7 @@ class Tries(Story):
 
 
 def test_every_kind_that_a_node_may_state_has_a_class_and_an_unknown_one_is_the_users() -> None:
-    stated = {*COUNTED, "restore", "storage", "cuda_memory", "trial_limit"} - {"died"}
+    stated = {*COUNTED, "restore", "storage", "cuda_memory", "trial_limit", "forkserver"} - {"died"}
     for kind in stated:
         assert classify(failing(kind)) is CLASSES[kind]
     assert classify(failing("of a newer node")).kind == "user"
@@ -95,6 +95,29 @@ def test_a_checkpoint_not_kept_and_one_not_restored_are_counted_apart_and_not_as
     assert tries.fail_once("storage").retried
     assert tries.fail_once("restore").retried
     assert tries.fail_once("user").told == "failure 1 of at most 1"
+
+
+def test_trial_whose_forkserver_died_is_tried_again_where_no_failure_is_allowed() -> None:
+    tries = Tries(max_failures=0, max_node_losses=2)
+    for number in (1, 2):
+        record = tries.fail_once("forkserver")
+        assert record.retried
+        assert record.told == f"forkserver failure {number} of at most 3 in a row"
+    for _ in range(5):
+        assert tries.fail_once("forkserver", new_results=1).retried
+    # None of them counts as a failure of the trial.
+    assert tries.fail_once("user").told == "failure 1 of at most 1"
+
+
+def test_trial_whose_forkserver_dies_each_time_ends_with_a_reason_that_names_it() -> None:
+    tries = Tries(max_failures=0, max_node_losses=2)
+    tried = [tries.fail_once("forkserver").retried for _ in range(3)]
+    assert tried == [True, True, False]
+    summary = tries.runner.summary("a")
+    assert summary.status == "ERROR"
+    assert summary.reason == (
+        "death of its node's forkserver: forkserver failure 3 of at most 3 in a row"
+    )
 
 
 @pytest.mark.parametrize("kind", ["cuda_memory", "trial_limit"])
@@ -234,6 +257,30 @@ def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
     assert story.start_all() == ["b", "a"]
     story.report("b", 1, epoch=3)
     assert story.start_all() == ["d"]
+    assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+
+
+def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> None:
+    story = Falling()
+    for trial in ("a", "killer", "b"):
+        story.add(trial)
+
+    def lose_forkserver() -> None:
+        for trial in list(story.runner.slots.trials_on(story.node)):
+            epoch = story.runner.live[trial].epoch
+            story.tell(failing("forkserver", trial, epoch))
+            story.free(trial, epoch)
+
+    for _ in range(2):
+        assert story.start_all() == ["a", "killer", "b"]
+        lose_forkserver()
+    # From now on each of them may be the one: a node gets one at a time.
+    assert story.start_all() == ["a"]
+    story.report("a", 1, epoch=3)
+    assert story.start_all() == ["killer"]
+    lose_forkserver()
+    assert story.runner.summary("killer").status == "ERROR"
+    assert story.start_all() == ["b", "a"]
     assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
 
 
