@@ -16,6 +16,7 @@ from tunemq_shared.object_store import ObjectStore
 from tunemq_shared.s3_address import as_reached_from_here, parse_address
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import canonical_address, is_http, is_remote, join
+from tunemq_shared.store_rules import StoreRules
 
 __all__ = [
     "canonical_address",
@@ -24,7 +25,17 @@ __all__ = [
     "join",
     "open_objects",
     "open_store",
+    "use_only",
 ]
+
+#: Of a process that runs a submitted search; None where a person's own command runs.
+_rules: StoreRules | None = None
+
+
+def use_only(rules: StoreRules) -> None:
+    """From now on this process opens no other stores, and with these credentials alone."""
+    global _rules
+    _rules = rules
 
 
 def open_store(address: str) -> Store:
@@ -45,13 +56,16 @@ def open_objects(address: str) -> ObjectStore:
     """The objects below an ``s3://`` or ``http://`` address.
 
     Raises:
-        ConfigError: it is no such address, or cannot be used.
+        ConfigError: it is no such address, cannot be used, or may not be (`use_only`).
         StoreError: there are no keys for it. Whether it answers is not tried.
     """
+    environ = os.environ if _rules is None else _rules.environ
+    if _rules is not None and is_remote(address):
+        _rules.check(address, "RunConfig(storage_path), upload_dir or another setting")
     if is_http(address):
         from tunemq_shared.http_objects import HttpObjects
 
-        return HttpObjects(parse_http_address(address), os.environ)
+        return HttpObjects(parse_http_address(address), environ)
     if not is_remote(address):
         raise ConfigError(
             f"{address!r} is no address of an object store; give s3://bucket/prefix or "
@@ -59,8 +73,8 @@ def open_objects(address: str) -> ObjectStore:
         )
     from tunemq_shared.s3_objects import S3Objects
 
-    known = parse_address(address, os.environ)
-    return S3Objects(as_reached_from_here(known, os.environ), os.environ)
+    known = parse_address(address, environ)
+    return S3Objects(as_reached_from_here(known, environ), environ)
 
 
 def import_client(address: str) -> None:

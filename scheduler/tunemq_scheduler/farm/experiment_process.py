@@ -34,6 +34,7 @@ from tunemq_shared.errors import BugError, TuneError
 from tunemq_shared.prctl import set_name
 from tunemq_shared.requests import PickledCode, ScriptCode
 from tunemq_shared.store_address import is_remote
+from tunemq_shared.stores import use_only
 
 #: `Job.retry` for all trials in ERROR.
 _ALL: Final = "*"
@@ -68,6 +69,8 @@ def _run(line: SupervisorLine) -> None:
     job = line.first()
     if not isinstance(job, Job):
         raise BugError(f"the supervisor said {job!r} before it said what is to be run")
+    if job.stores is not None:
+        use_only(job.stores)
     set_name(job.name)
     sys.argv[:] = [job.name]  # until there is a script
     parts, how = _loaded(job)

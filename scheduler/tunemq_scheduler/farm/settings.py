@@ -6,6 +6,8 @@ A file in TOML; everything in it may be left out::
     preempts = true             # whether trials are paused for others that come first
     preempt_grace_s = 60        # how long they get to save
 
+    stores = ["s3://data/tune"] # beside the farm's own, searches may use these with its credentials
+
     [shares]                    # of owners; 1 where nothing is said
     ada = 2
 
@@ -24,6 +26,7 @@ import msgspec
 
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.store_address import canonical_address, is_remote
 
 #: More processes than this need more memory than most heads have.
 MAX_RUNNING: Final = 16
@@ -36,6 +39,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_running: so many experiments have a process at once.
         preempts: whether trials are paused for others that come first.
         preempt_grace_s: how long they get to save; seconds.
+        stores: addresses to which the farm's credentials may be sent, beside its own store.
         shares: of owners; 1 where nothing is said.
         quotas: what an owner's experiments hold together at most: resource to amount, by owner.
     """
@@ -43,6 +47,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_running: int = MAX_RUNNING
     preempts: bool = True
     preempt_grace_s: float = 60.0
+    stores: tuple[str, ...] = ()
     shares: dict[str, float] = {}
     quotas: dict[str, dict[str, float]] = {}
 
@@ -74,10 +79,16 @@ def read_settings(path: str | None) -> FarmSettings:
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"--settings {path} is not usable: {error}.") from error
     _check(found, path)
-    return found
+    return msgspec.structs.replace(found, stores=tuple(map(canonical_address, found.stores)))
 
 
 def _check(settings: FarmSettings, path: str) -> None:
+    for store in settings.stores:
+        if not is_remote(store):
+            raise ConfigError(
+                f"{path}: stores has {store!r}, which is no address of a store; give"
+                " s3://bucket/prefix?endpoint=... or http://host:port/prefix."
+            )
     if settings.max_running < 1:
         raise ConfigError(f"{path}: max_running={settings.max_running} must be 1 or more.")
     if not (math.isfinite(settings.preempt_grace_s) and settings.preempt_grace_s >= 0):

@@ -7,6 +7,7 @@ does to its process is that experiment's trouble alone.
 from __future__ import annotations
 
 import contextlib
+import os
 import selectors
 import time
 from collections.abc import Callable, Mapping
@@ -39,6 +40,7 @@ from tunemq_shared.answers import ExperimentState
 from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.store_address import is_remote, join
+from tunemq_shared.store_rules import StoreRules, store_environ
 from tunemq_shared.store_traffic import TRAFFIC
 
 #: The farm's own folder, in that of all experiments.
@@ -71,6 +73,11 @@ class Farm(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """Without the password."""
         return f"Farm({self.address!r})"
+
+    def store_rules(self) -> StoreRules:
+        """The stores that submitted searches may use, with this process's credentials."""
+        own = (self.store,) if is_remote(self.store) else ()
+        return StoreRules((*own, *self.settings.stores), store_environ(os.environ))
 
 
 class Supervisor:
@@ -256,6 +263,7 @@ class Supervisor:
             retry=entry.retry,
             journal_release=farm.journal_release,
             journal_keys=farm.keys.journal_keys(entry.name),
+            stores=farm.store_rules(),
         )
         folder = Path(farm.results, entry.name)
         return ExperimentLink(job, self._wire, folder=folder, begin=self._forkservers.start)

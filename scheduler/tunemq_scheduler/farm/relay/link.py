@@ -193,6 +193,8 @@ class ExperimentLink:
                 self._do(r.decode_for_supervisor(payload))
         except (*UNDECODABLE, WireError) as error:
             self._trespassed(f"it sent what cannot be read ({error})")
+        except ConfigError as error:
+            self._trespassed(f"it ordered what it may not: {error}")
 
     def on_writable(self) -> None:
         """Send what waits."""
@@ -336,6 +338,9 @@ class ExperimentLink:
                 self._trespassed(f"it gave an order for the events of {order.how.events_key}")
                 return
             if self._client is not None:
+                rules = self.job.stores
+                if rules is not None and isinstance(order, r.Start | r.Reattach | r.Kill):
+                    rules.check_order(order.how)
                 carry_out(order, self._client)
 
     def _answer(self, message: r.Answered) -> None:

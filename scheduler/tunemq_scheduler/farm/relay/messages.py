@@ -16,6 +16,7 @@ from tunemq_shared.conditions import Horizon
 from tunemq_shared.messages import Event, HostStart, NodeJoined, NodeOffered
 from tunemq_shared.requests import PickledCode, ScriptCode
 from tunemq_shared.seals import Key
+from tunemq_shared.store_rules import StoreRules
 from tunemq_shared.store_traffic import StoreTraffic
 
 #: No experiment has more trials, and none is behind for longer.
@@ -43,6 +44,7 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
     where they may not, or nobody knows, it is empty. ``retry``: trials in ERROR that go on: ``*``
     for all, else the id of one. ``is_lost`` has it begin from the copy in its store: nothing of it
     is on this machine. ``journal_keys`` sign the copy of its journal, and of no other's.
+    ``stores`` says which stores it may use, and with which credentials.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
     journal_release: str = "local"
     is_lost: bool = False
     journal_keys: tuple[Key, ...] = ()
+    stores: StoreRules | None = None
 
 
 class Facts(Message, frozen=True, tag="facts"):
