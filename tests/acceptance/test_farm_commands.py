@@ -117,6 +117,8 @@ def test_an_experiment_is_looked_at_while_it_runs(farm):
         return [(row["status"], row["step"]) for row in rows] == [("RUNNING", 3)] * 4
 
     eventually(is_shown, every=0.3, message=lambda: str(farm))
+    nodes = {row["node"] for row in farm.json("nodes")["nodes"]}
+    assert {row["node"] for row in farm.json("show", "exp")["trials"]} <= nodes
     assert "RUNNING" in farm.tunemq("show", "exp")
     assert farm.json("show", "exp", "--trials", "1")["hidden"] == 3
 

@@ -232,7 +232,7 @@ class Teller:
             trial=view.trial_id,
             name=view.trial_name,
             status=view.status,
-            node=view.hostname,
+            node=self._node_of(view),
             step=newest.step if newest is not None else 0,
             metric=float(value) if isinstance(value, int | float) else None,
             config=_told_config(view.config),
@@ -245,6 +245,14 @@ class Teller:
                 DeviceUseRow(**msgspec.structs.asdict(use)) for use in known.devices_used
             ),
         )
+
+    def _node_of(self, view: TrialView) -> str:
+        """Return the name of the node that runs the trial; of one that ran, its machine's name."""
+        runner = self._loop.runner
+        trial = runner.live.get(view.trial_id)
+        instance = runner.slots.node_at(trial.trial_id, trial.epoch) if trial is not None else None
+        node = runner.nodes.get(instance or "")
+        return node.node if node is not None else view.hostname
 
     def _note(self, view: TrialView) -> str:
         failure = self._search.records.fatal.get(view.trial_id)
@@ -273,7 +281,7 @@ class Teller:
         if trial.waits[0]:
             yield f"trial {name} waits for {awaited(trial.waits[0])}: {trial.waits[1]}"
         if trial.status == RUNNING:
-            yield f"trial {name} runs, on {self._of(name).hostname or 'a node'}"
+            yield f"trial {name} runs, on {self._node_of(self._of(name)) or 'a node'}"
             return
         if trial.status != PENDING:
             yield f"trial {name} is PAUSED; its trial scheduler says when it goes on"
