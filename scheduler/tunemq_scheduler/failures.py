@@ -15,6 +15,7 @@ from tunemq_scheduler.core.failure_policy import CLASSES, classify
 from tunemq_scheduler.folders import ERROR_FILE
 from tunemq_shared.errors import StoreError
 from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
+from tunemq_shared.results import whole_seconds
 
 #: What can go wrong, the user's own code first: that is what explains the rest.
 KINDS: Final = (
@@ -207,7 +208,7 @@ def write_failure(folder: str, failure: Failure) -> str:
         StoreError: it cannot be written; says where and why.
     """
     path = os.path.join(folder, ERROR_FILE)
-    when = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(failure.at))
+    when = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(whole_seconds(failure.at)))
     where = f" on {failure.hostname}" if failure.hostname else ""
     told = failure.traceback.rstrip() or failure.error
     then = f"({failure.consequence})\n" if failure.consequence else ""

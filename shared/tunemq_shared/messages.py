@@ -162,7 +162,8 @@ FORKSERVER_LOST: Final = "forkserver"
 class TrialFailed(Message, frozen=True, tag="failed"):
     """The trainable raised, or could not be loaded or restored.
 
-    ``kind`` is one of ``user`` (its code), ``metric`` (what it reported), ``load`` (its code or
+    ``kind`` is one of ``user`` (its code), ``metric`` (what it reported, or
+    what else its process sent), ``load`` (its code or
     parameters could not be read), ``start`` (its node could not start a process for it),
     ``restore`` (its checkpoints are damaged), ``storage`` (a checkpoint could not be kept, or the
     store that has it is away), ``memory`` (more than its limit, or the machine's), ``cuda_memory``

@@ -20,7 +20,8 @@ UNNAMED: Final = "_metric"
 
 _AS_THEY_ARE: Final = frozenset({float, bool, type(None)})
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
-_DEEPEST: Final = 32
+#: So deep may the values of a metric be nested.
+DEEPEST: Final = 32
 
 
 def check_metrics(
@@ -118,10 +119,9 @@ def _plain(value: Any, key: str, step: int, depth: int) -> Any:
         return _sixty_four_bits(value, key, step)
     if kind is str:
         return _encodable(value, key, step)
-    if depth == _DEEPEST:
+    if depth == DEEPEST:
         raise MetricError(
-            f"Metric {key!r} at step {step} is nested more than {_DEEPEST} deep; "
-            f"report a flat dict."
+            f"Metric {key!r} at step {step} is nested more than {DEEPEST} deep; report a flat dict."
         )
     if isinstance(value, Mapping):
         return _plain_mapping(value, key, step, depth + 1)

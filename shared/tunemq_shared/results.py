@@ -37,6 +37,9 @@ HOSTNAME: Final = "hostname"
 NODE_IP: Final = "node_ip"
 CONFIG: Final = "config"
 
+#: The latest time of a result, in Unix seconds: the end of the year 9998, in every time zone.
+LATEST: Final = 253_370_678_400.0
+
 #: What every result has, whatever the trainable reports.
 ALWAYS_THERE: Final = frozenset(
     {
@@ -75,13 +78,24 @@ def measured(event: ResultReported) -> dict[str, Any]:
         TIMESTEPS_TOTAL: event.timesteps_total,
         TIMESTEPS_SINCE_RESTORE: event.timesteps_since_restore,
         EPISODES_TOTAL: event.episodes_total,
-        TIMESTAMP: int(event.timestamp),
+        TIMESTAMP: whole_seconds(event.timestamp),
     }
     if MEAN_LOSS in metrics and NEG_MEAN_LOSS not in metrics:
         loss = metrics[MEAN_LOSS]
         if isinstance(loss, int | float):
             result[NEG_MEAN_LOSS] = -loss
     return result
+
+
+def whole_seconds(timestamp: float) -> int:
+    """A time in whole Unix seconds, or the nearest that a date can show.
+
+    Nodes refuse others (`tunemq_workers.trial_events`), but a journal of an earlier version may
+    hold any number.
+    """
+    if 0.0 <= timestamp <= LATEST:
+        return int(timestamp)
+    return int(LATEST) if timestamp > LATEST else 0
 
 
 class ResultFrame:

@@ -29,12 +29,12 @@ from tunemq_shared.seals import Seal
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_workers import (
     checkpoint_messages,
-    checkpoints,
     forkserver_messages,
     frames,
     host_channel,
     log_messages,
     redis_client,
+    trial_events,
 )
 from tunemq_workers.transfers import messages as transfers
 
@@ -148,10 +148,14 @@ def of_processes() -> list[Decoder]:
             checkpoint_messages.decode_fetched,
             checkpoint_messages.FetchAnswer,
         ),
-        of_type(
-            f"{w}.checkpoints:_decode_written",
-            checkpoints._decode_written,
-            messages.CheckpointWritten,
+        *(
+            of_type(f"{w}.trial_events:{name}", getattr(trial_events, name), *kinds)
+            for name, *kinds in (
+                ("_decode_event", messages.ResultReported, messages.TrialStarted),
+                ("_decode_deep", messages.ResultReported),
+                ("_decode_ending", messages.TrialFailed, messages.TrialFinished),
+                ("_decode_written", messages.CheckpointWritten),
+            )
         ),
         of_type(
             f"{w}.forkserver_messages:decode_command",
@@ -205,11 +209,6 @@ def of_processes() -> list[Decoder]:
             "tunemq_scheduler.farm.relay.messages:decode_for_supervisor",
             relay.decode_for_supervisor,
             relay.ToSupervisor,
-        ),
-        of_type(
-            "tunemq_scheduler.farm.relay.messages:decode_events",
-            relay.decode_events,
-            list[messages.Event],
         ),
         of_type(
             "tunemq_scheduler.farm.relay.forking:decode",

@@ -16,6 +16,7 @@ from tests.integration.node_fixtures import server
 from tests.integration.test_node_streams import without_end
 from tests.support import eventually
 from tunemq_scheduler.executors import lease_watch, node_wire
+from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.node_wire import NodeWire
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_shared import messages as m
@@ -42,7 +43,7 @@ class Experiment:
         self.client: WireClient = wire.add(self.key)
 
     def turn(self) -> None:
-        for fact in self.client.take():
+        for fact in events_of(self.client.take()):
             self.facts.append(fact)
             if isinstance(fact, m.BatchRead):
                 self.accepted[fact.incarnation] = fact.last
@@ -245,7 +246,7 @@ def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_goodbye(se
             wire.open()
             node.say_hello()
             eventually(lambda: (wire.poll(0.02), client.has_facts)[1])
-            joined = client.take()
+            joined = events_of(client.take())
             client.leave()
         node.send("one", m.TrialFinished("t", 1))
         server.client.delete(names.lease("inc1"))
@@ -258,7 +259,7 @@ def test_the_last_words_of_a_node_are_read_by_one_who_comes_after_its_goodbye(se
             told: list[m.Event] = []
             while not isinstance(told[-1] if told else None, m.NodeLost):
                 wire.poll(10.0)
-                told += client.take()
+                told += events_of(client.take())
             client.close()
     assert [type(fact) for fact in told] == [m.BatchRead, m.TrialFinished, m.NodeLost]
     assert told[-1].is_dead
@@ -275,14 +276,14 @@ def test_the_stream_of_one_that_is_full_is_not_read_and_nobody_waits_for_it(wire
             node.send("full", m.TrialFinished("t", 1), first=number)
             node.send("other", m.TrialFinished("t", 1), first=number)
             eventually(lambda: (wire.poll(10.0), other.take())[1])
-        batches = [fact for fact in full.take() if isinstance(fact, m.BatchRead)]
+        batches = [fact for fact in events_of(full.take()) if isinstance(fact, m.BatchRead)]
         assert len(batches) <= 2, "what was asked for comes yet, nothing behind it"
 
         full.is_full = False
         until = {len(batches)}
         while 100 not in until:
             wire.poll(10.0)
-            until |= {fact.last for fact in full.take() if isinstance(fact, m.BatchRead)}
+            until |= {fact.last for fact in events_of(full.take()) if isinstance(fact, m.BatchRead)}
         assert until >= set(range(len(batches) + 1, 101))
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.farm_processes import SCRIPT, Farm, farms, m
+from tests.integration.fake_node import FakeNode
 from tests.integration.farm_support import is_alive
 from tests.relay_supervisor import RelaySupervisor
 from tests.support import eventually
@@ -341,3 +342,25 @@ def test_a_process_that_sends_what_it_may_not_is_killed_and_others_do_not_notice
     other = msgspec.structs.replace(job(farm, trials=2, steps=5), prefix="cd34e")
     supervisor.start(other, farm.results / "search")
     assert supervisor.ends().outcome is Outcome.FINISHED
+
+
+def test_events_that_cannot_be_read_cost_their_search_and_not_their_node(farm, supervisor):
+    farm.worker("a")
+    wanted = job(farm, trials=2, steps=30, gate=5)
+    link = supervisor.start(wanted, farm.results / "search")
+    supervisor.until(lambda: sum(len(done) >= 5 for done in farm.steps().values()) == 2)
+    (node,) = supervisor.nodes
+    forger = FakeNode(farm.redis.url, node)  # says the next thing in the node's name
+    next_event = link._client._tenant.stakes[node].read + 1
+    assert forger.send(link.events_key, ["result", "t", "one"], first=next_event)
+    forger.close()
+    ending = supervisor.ends()
+    assert ending.outcome is Outcome.FAILED
+    assert f"of node {node} cannot be read" in ending.text
+    supervisor.wire.add(link.events_key).close()  # it is not started again
+    (farm.results / "search").rename(farm.results / "before")
+    farm.open_gate(30)
+    other = msgspec.structs.replace(job(farm, trials=2, steps=5), prefix="cd34e")
+    supervisor.start(other, farm.results / "search")
+    assert supervisor.ends().outcome is Outcome.FINISHED
+    assert list(supervisor.nodes) == [node], "the node went on"

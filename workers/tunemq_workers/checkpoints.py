@@ -12,11 +12,9 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-import msgspec
-
 from tunemq_shared.errors import StoreError, WireError
 from tunemq_shared.failpoints import failpoint
-from tunemq_shared.messages import CheckpointWritten, NodeWarned, encode
+from tunemq_shared.messages import NodeWarned, encode
 from tunemq_shared.store import check_key
 from tunemq_shared.store_traffic import StoreTraffic
 from tunemq_shared.undecodable import UNDECODABLE
@@ -38,9 +36,8 @@ from tunemq_workers.checkpoint_room import CheckpointRoom
 from tunemq_workers.fetches import Fetches
 from tunemq_workers.frames import ASK_ROOM, FETCH, FETCHED, ROOM
 from tunemq_workers.host_contracts import Host
+from tunemq_workers.trial_events import read_written
 from tunemq_workers.upload_queues import UploadQueues
-
-_decode_written = msgspec.msgpack.Decoder(CheckpointWritten).decode
 
 
 class _Guest:
@@ -207,11 +204,10 @@ class Checkpoints:
             self._uploads.restored(trial_of(host), host.order.epoch, cached)
 
     def _written(self, guest: _Guest, payload: bytes) -> None:
-        said = _decode_written(payload)
-        check_key(said.key)
         name, host = guest.host.name, guest.host
-        if (said.trial, said.epoch) != guest.key or not self._room.is_writing(name):
-            raise WireError(f"{said.key} was written by {guest.key}, which was not allowed to.")
+        said = read_written(host, payload, guest.written)
+        if not self._room.is_writing(name):
+            raise WireError(f"{said.key} was written without leave.")
         failpoint("node.before_written_event")
         self._emit(host.start.events_key, payload)
         failpoint("node.after_written_event")

@@ -2,7 +2,7 @@
 
 A frame is a 4-byte big-endian length of what follows, one byte that says what it is, and a payload:
 
-    host -> node   E  a NodeEvent (msgpack), which the node hands on without decoding it
+    host -> node   E  a NodeEvent (msgpack), which the node checks and hands on as it is
                    F  the last event of a trial: TrialFinished, TrialFailed or TrialPaused
                    I  no payload: the trial is over and the host waits to be reused
                    W  a CheckpointWritten (msgpack), to be handed on and uploaded
@@ -24,6 +24,9 @@ from typing import Final
 
 from tunemq_shared.errors import WireError
 
+#: No frame, but what the node's end of the socket passes on where it read none: the payload says
+#: what is wrong.
+UNREADABLE: Final = 0
 EVENT: Final = ord("E")
 ENDING: Final = ord("F")
 IDLE: Final = ord("I")
@@ -55,21 +58,25 @@ class FrameDecoder:
     """Cuts a stream of bytes, in whatever pieces it arrives, into frames."""
 
     def __init__(self) -> None:
+        #: The frames that came just before a length that no frame has.
+        self.whole: list[tuple[int, bytes]] = []
         self._rest = b""
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """The (kind, payload) of every frame that ``data`` completes, in order.
 
         Raises:
-            WireError: a length that no frame has; the stream cannot be read any further.
+            WireError: a length that no frame has; the stream cannot be read any further. What it
+                completed before is in `whole`.
         """
         if self._rest:
             data = self._rest + data
-        frames = []
+        frames: list[tuple[int, bytes]] = []
         offset, end = 0, len(data)
         while end - offset >= _HEADER.size:
             length, kind = _unpack_header(data, offset)
             if not 0 < length <= MAX_FRAME_BYTES:
+                self.whole = frames
                 raise WireError(
                     f"a frame says that it has {length} bytes; 1 to {MAX_FRAME_BYTES} are possible."
                 )

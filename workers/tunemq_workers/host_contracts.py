@@ -131,6 +131,8 @@ class Host:
     is_killed: bool = False
     #: Its trial failed by what it did, and it is being ended: nothing that it says counts.
     is_condemned: bool = False
+    #: It was told to pause at least once, or to stop: it may say that its trial is paused.
+    was_to_pause: bool = False
     is_parked: bool = False
     #: Parked, and told that no trial comes any more.
     is_dismissed: bool = False

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.errors import WireError
-from tunemq_workers.frames import EVENT, FrameDecoder, frame
+from tunemq_workers.frames import EVENT, UNREADABLE, FrameDecoder, frame
 from tunemq_workers.reactor import READ, WRITE, Reactor
 
 _RECEIVE_BYTES: Final = 256 * 2**10
-
-_log = logging.getLogger(__name__)
 
 
 class HostLink:
@@ -23,7 +20,7 @@ class HostLink:
         reactor: calls back.
         sock: the socket; owned from now on.
         on_event: takes each event, undecoded.
-        on_other: takes the kind and payload of every other frame.
+        on_other: takes the kind and payload of every other frame, and of what is none.
         on_end: the host closed its end, or sent what no frame is.
     """
 
@@ -110,8 +107,7 @@ class HostLink:
         except ConnectionError:  # it ended with orders unread
             data, frames = b"", []
         except WireError as problem:
-            _log.error("host.unreadable problem=%r", str(problem))
-            data, frames = b"", []
+            data, frames = b"", [*self._decoder.whole, (UNREADABLE, str(problem).encode())]
         on_event = self.on_event
         for kind, payload in frames:
             if kind == EVENT:

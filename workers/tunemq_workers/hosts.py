@@ -34,6 +34,7 @@ from tunemq_workers.frames import (
     LEAVE,
     NEXT,
     ORDER,
+    UNREADABLE,
     WRITTEN,
 )
 from tunemq_workers.gpu_keeper import GpuKeeper
@@ -44,11 +45,14 @@ from tunemq_workers.host_news import HostNews
 from tunemq_workers.luggage import Luggage
 from tunemq_workers.oom_kills import OomKills
 from tunemq_workers.reactor import Reactor
+from tunemq_workers.trial_events import TrialEvents
 
 #: Between asking a process group with SIGTERM and killing the family.
 TERM_GRACE_S: Final = 1.0
 #: A host that has closed its socket and does not end is killed.
 _CLOSED_GRACE_S: Final = 1.0
+#: How much is told of a frame that cannot be read.
+_SHOWN: Final = 300
 _OF_CHECKPOINTS: Final = frozenset({ASK_ROOM, FETCH, WRITTEN})
 
 _log = logging.getLogger(__name__)
@@ -63,6 +67,7 @@ class Hosts:
         checkpoints: answers what hosts ask about them.
         luggage: gets what hosts need to start.
         emit: takes (events stream, encoded event).
+        emit_result: takes the same of a trial's results, which need no more work here.
         now: the monotonic clock.
         keeper: knows the GPUs, where this node knows them one by one.
         meter: adds up what is used of them.
@@ -75,6 +80,7 @@ class Hosts:
         checkpoints: Checkpoints,
         luggage: Luggage,
         emit: Callable[[str, bytes], object],
+        emit_result: Callable[[str, bytes], object],
         now: Callable[[], float] = time.monotonic,
         keeper: GpuKeeper | None = None,
         meter: GpuMeter | None = None,
@@ -84,6 +90,7 @@ class Hosts:
         #: Takes a trial that its host has left, and what that was started with.
         self.on_left: Callable[[Key, HostStart], object] = _nobody_looks
         self._reactor, self._forkservers, self._emit = reactor, forkservers, emit
+        self._emit_result = emit_result
         self._news = HostNews(emit)
         self._checkpoints, self._luggage = checkpoints, luggage
         checkpoints.on_given_up = self._fail
@@ -99,6 +106,7 @@ class Hosts:
         self._oom_kills = OomKills(reactor)
         self._oom_kills.start()
         self._hosts: dict[str, Host] = {}
+        self._trial_events: dict[str, TrialEvents] = {}
         self._hosting: dict[Key, Host] = {}
         self._wanted: dict[Key, HostOrder] = {}
         self._starts: dict[Key, HostStart] = {}
@@ -203,23 +211,33 @@ class Hosts:
             return
         self._limits.heard(name, kind, payload)
         if kind == ENDING:
-            if not host.has_ended:
-                self._emit(host.start.events_key, payload)
-            host.has_ended = True
-            self._over.add(host.key)
-            if not host.is_given_up:
-                self._escalate(host, host.start.stop_grace_s)
+            if not host.has_ended and self._trial_events[name].end(payload):
+                host.has_ended = True
+                self._over.add(host.key)
+                if not host.is_given_up:
+                    self._escalate(host, host.start.stop_grace_s)
         elif kind in _OF_CHECKPOINTS and not host.is_parked:
             try:
                 self._checkpoints.said(host, kind, payload)
             except WireError as problem:
-                _log.error("host.wrong_frame host=%s problem=%r", name, str(problem))
-                self._kill_broken(host)
-        elif kind == IDLE and host.start.reuse and not host.is_killed:
+                self._refuse(host, str(problem))
+        elif kind == IDLE:
+            self._idle(host)
+        elif kind == UNREADABLE:
+            said = payload[:_SHOWN].decode(errors="replace")
+            self._refuse(host, f"a frame of the trial's process cannot be read: {said}")
+        elif kind != AWAIT_ORDER:
+            self._refuse(host, f"the trial's process sent a frame of the unknown kind {kind}")
+
+    def _idle(self, host: Host) -> None:
+        """A host says that its trial is over and that it could run another one."""
+        if host.is_killed:
+            return
+        has_ended = host.has_ended or host.is_given_up
+        if host.start.reuse and has_ended and not host.is_parked:
             self._park(host)
-        elif kind not in {IDLE, AWAIT_ORDER}:
-            _log.error("host.unknown_frame host=%s kind=%d", name, kind)
-            self._kill_broken(host)
+        else:
+            self._refuse(host, "the trial's process said that it is free, and it is not")
 
     def closed(self, name: str) -> None:
         """A host closed its socket: it has ended, or can no longer be told anything."""
@@ -247,7 +265,7 @@ class Hosts:
         """A host ended."""
         host = self._hosts[name]
         if self._is_unexpected_end(host):
-            self._news.died(host, signal, exit_code, self._cause_of_death(host, signal))
+            self._news.died(host, signal, exit_code, self._cause_of_death(signal))
 
     def lost(self, name: str, reason: str) -> None:
         """A host's forkserver is dead, which is no fault of the host's trial."""
@@ -258,6 +276,7 @@ class Hosts:
     def gone(self, name: str) -> None:
         """Nothing is left of a host."""
         host = self._hosts.pop(name)
+        self._trial_events.pop(name, None)
         self._limits.leave(host)
         self._checkpoints.host_gone(name)
         self._gate.gone(name)
@@ -282,6 +301,7 @@ class Hosts:
 
     def _tell(self, host: Host, order: HostOrder) -> None:
         before, host.order = host.order, order
+        host.was_to_pause |= order.pause or order.stop
         if order.kill:
             self._kill(host)
         if host.has_ended or host.is_given_up:
@@ -302,6 +322,17 @@ class Hosts:
             if trial_of(host) == trial and not (host.has_ended or host.is_given_up):
                 self._condemn(host, "storage", reason)
                 self._kill(host)
+
+    def _refuse(self, host: Host, problem: str) -> None:
+        """A trial's process said what it may not: end that trial, and nothing else."""
+        if host.is_killed:  # more of the same, which it sent before it was killed
+            return
+        _log.error("host.refused host=%s trial=%s problem=%r", host.name, host.key[0], problem)
+        if not (host.has_ended or host.is_given_up):
+            text = f"the node refused what the trial's process sent: {problem.rstrip('.')}."
+            self._condemn(host, "metric", text)
+        host.link.on_event = _ignore
+        self._kill(host)
 
     def _exceeded(self, host: Host, excess: Excess) -> None:
         """End a host that takes more than it may; one that took too long is silent already."""
@@ -340,10 +371,9 @@ class Hosts:
         self._over.add(host.key)
         return not (host.has_ended or host.is_given_up or host.is_parked)
 
-    def _cause_of_death(self, host: Host, number: int | None) -> str:
+    def _cause_of_death(self, number: int | None) -> str:
         """``memory`` for a host that the kernel has killed, as far as that can be known."""
-        is_ours = host.is_killed or number != SIGKILL
-        return "memory" if not is_ours and self._oom_kills.is_recent() else ""
+        return "memory" if number == SIGKILL and self._oom_kills.is_recent() else ""
 
     def _escalate(self, host: Host, grace_s: float) -> None:
         """Give a host that should end by itself so long; then SIGTERM, then the end."""
@@ -358,13 +388,6 @@ class Hosts:
     def _kill(self, host: Host) -> None:
         if not host.is_killed:
             host.is_given_up = host.is_killed = True
-            self._set_timer(host, None)
-            self._forkservers.kill(host.name)
-
-    def _kill_broken(self, host: Host) -> None:
-        """Kill a host that says what none of ours does; unlike one that is to go, it died."""
-        if not host.is_killed:
-            host.is_killed = True
             self._set_timer(host, None)
             self._forkservers.kill(host.name)
 
@@ -430,6 +453,7 @@ class Hosts:
             return self._gate.is_shut(key, start)
         host.order, host.start = order, start
         host.has_ended = host.is_given_up = host.is_parked = False
+        host.was_to_pause = order.pause
         self._enter(host)
         self._limits.begin(host)
         host.link.send(NEXT, _encoded(order, start))
@@ -469,12 +493,16 @@ class Hosts:
             self._news.freed(key, start.events_key)
             return
         link.hold(self._is_held)
-        self._hosts[name] = self._hosting[key] = host = Host(name, order, start, link)
+        self._hosts[name] = self._hosting[key] = host = Host(
+            name, order, start, link, was_to_pause=order.pause
+        )
         self._gate.took(host)
         self._enter(host)
 
     def _enter(self, host: Host) -> None:
-        self._limits.enter(host, partial(self._emit, host.start.events_key))
+        events = TrialEvents(host, self._emit, self._emit_result, partial(self._refuse, host))
+        self._trial_events[host.name] = events
+        self._limits.enter(host, events.take)
         self._meter.began(host)
 
     def _parked(self) -> list[Host]:

@@ -166,7 +166,14 @@ class NodeLoop:
         self._words = LastWords(self._logs.emit)
         emit = self._words.emit
         self._hosts = Hosts(
-            reactor, forkservers, self._checkpoints, luggage, emit, keeper=keeper, meter=meter
+            reactor,
+            forkservers,
+            self._checkpoints,
+            luggage,
+            emit,
+            self._outboxes.add,
+            keeper=keeper,
+            meter=meter,
         )
         self._logs.hosted = self._words.hosted = self._hosts.hosted
         if keeper is not None:

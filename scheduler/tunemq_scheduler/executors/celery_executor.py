@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from tunemq_scheduler.executors.mailbox import Orders
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
+from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.node_wire import NodeWire
 from tunemq_scheduler.executors.redis_link import Backing, Guard
 from tunemq_scheduler.executors.wire_client import WireClient
@@ -59,9 +60,13 @@ class CeleryTrialExecutor(MailedOrders):
         self._wire.send()
 
     def poll(self, timeout: float) -> list[Event]:
-        """What nodes stated and what became of them; see `NodeWire.poll` for what it raises."""
+        """What nodes stated and what became of them; see `NodeWire.poll` for what it raises.
+
+        Raises:
+            WireError: an event of a node cannot be read.
+        """
         self._wire.poll(timeout)
-        return self._opened.take()
+        return events_of(self._opened.take())
 
     def release(self, accepted: dict[str, int]) -> None:
         """Tell nodes how far their events are journalled, and trim the stream."""

@@ -15,6 +15,7 @@ from tunemq_scheduler.executors.departures import place_of
 from tunemq_scheduler.executors.hellos import joined, read_hello, told_of_withheld
 from tunemq_scheduler.executors.lease_watch import LeaseWatch
 from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.node_batches import NodeBatch, count_of
 from tunemq_scheduler.executors.redis_line import Command
 from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_shared import messages as m
@@ -74,8 +75,8 @@ class Roster:
 
     One whose lease runs out is *away*, not dead: it may be cut off. It is listened for, and with
     its first sign of life it is back; what it is to host then is each tenant's to say. It is dead
-    when its node was started again, or took its leave, or sends what cannot be read. Then it is
-    buried: fenced, should it ever come back.
+    when its node was started again, or took its leave. Then it is buried: fenced, should it ever
+    come back.
 
     Args:
         term: the scheduler's, for assignments.
@@ -172,13 +173,9 @@ class Roster:
                 "events", "dead_node" if incarnation in self._buried else "unknown_node"
             )
             return NOBODYS
-        try:
-            events = m.decode_node_events(fields.get(wire.EVENTS, b""))
-        except UNDECODABLE as error:
-            self.refusals.add("events", "unreadable")
-            self.lose(incarnation, f"its events cannot be read ({error})", is_dead=True)
-            return NOBODYS
-        last = header.first + len(events) - 1
+        # Undecoded: what cannot be read costs the experiment that it is for, not the node.
+        payload = fields.get(wire.EVENTS, b"")
+        last = header.first + count_of(payload) - 1
         stake = tenant.stakes.get(incarnation)
         if stake is None and (header.first > 1 or not node.is_joined):
             # A copy of what a dead node said; or a living one's, of which what was before is lost,
@@ -198,8 +195,8 @@ class Roster:
         self._hear(node, header.taken)
         stake = tenant.stakes[incarnation]
         stake.read = max(stake.read, last)
-        tenant.facts.append(m.BatchRead(incarnation, header.first, last, entry_id.decode()))
-        tenant.facts += events
+        read = m.BatchRead(incarnation, header.first, last, entry_id.decode())
+        tenant.facts.append(NodeBatch(read, payload))
         return incarnation, last
 
     def lease_keys(self) -> list[str]:

@@ -13,6 +13,7 @@ import msgspec
 
 from tunemq_scheduler.executors.departures import place_of
 from tunemq_scheduler.executors.mailbox import Orders
+from tunemq_scheduler.executors.node_batches import Fact
 from tunemq_shared import messages as m
 
 #: A node that leaves out the same events so often does not have them.
@@ -53,7 +54,7 @@ class Tenant:
     def __init__(self, events_key: str) -> None:
         self.events_key = events_key
         #: What it was not given yet; and how many it was given.
-        self.facts: list[m.Event] = []
+        self.facts: list[Fact] = []
         self.given = 0
         #: By the incarnations of the nodes that it was told of, and that are not dead.
         self.stakes: dict[str, Stake] = {}
@@ -74,7 +75,7 @@ class Tenant:
         """How many facts there were, all in all."""
         return self.given + len(self.facts)
 
-    def take(self) -> list[m.Event]:
+    def take(self) -> list[Fact]:
         """The facts that it was not given yet."""
         facts, self.facts = self.facts, []
         self.given += len(facts)

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from tunemq_scheduler.executors.mailbox import Orders
+from tunemq_scheduler.executors.node_batches import Fact
 from tunemq_scheduler.executors.roster import Roster
 from tunemq_scheduler.executors.tenant import Tenant
-from tunemq_shared.messages import Event, NodeJoined
+from tunemq_shared.messages import NodeJoined
 
 
 class WireClient:
@@ -57,7 +58,7 @@ class WireClient:
         """How many facts were taken, all in all."""
         return self._tenant.given
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[Fact]:
         """The facts since the last call."""
         return self._tenant.take()
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from tunemq_scheduler.executors.hellos import read_hello
+from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.roster import Roster
 from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_shared import messages as m
@@ -91,7 +92,7 @@ def test_s03_events_of_an_unknown_node_before_its_first_lease_are_asked_for_agai
     assert roster.gaps == [KEY]
     roster.begin_anew()
     assert roster.read_batch(mine(roster), b"6-1", batch(FINISHED)) == ("inc1", 1)
-    assert mine(roster).facts == [m.BatchRead("inc1", 1, 1, "6-1"), FINISHED]
+    assert events_of(mine(roster).facts) == [m.BatchRead("inc1", 1, 1, "6-1"), FINISHED]
 
 
 def test_s03_a_batch_of_a_node_that_nobody_was_told_of_begins_with_its_first_event():
@@ -194,18 +195,33 @@ def test_unreadable_batches_are_noted_and_do_not_stop_the_others():
     assert len(roster.refusals.news()) == 3
 
 
-@pytest.mark.parametrize("events", [b"\xc1", m.encode([FINISHED]).replace(b"t1", b"t\xff")])
-def test_a_node_whose_events_are_unreadable_is_lost(events):
-    roster = joined_roster()
+UNREADABLE = (
+    m.encode([FINISHED]).replace(b"t1", b"t\xff"),
+    m.encode([FINISHED])[:-1],
+    m.encode([["finished", "t1", "one"]]),
+    m.encode([["tick", 1.0]]),
+    b"\x92" + m.encode(FINISHED),
+    b"\x91" * 100_000,
+    b"\xdd\xff\xff\xff\xff",
+    b"\xdd\xff",
+    b"\xc1",
+    b"",
+)
 
-    assert roster.read_batch(mine(roster), b"1-1", {**batch(FINISHED), wire.EVENTS: events}) == (
-        "",
-        0,
+
+@pytest.mark.parametrize("events", UNREADABLE)
+def test_unreadable_events_cost_their_experiment_and_not_their_node(events):
+    roster = joined_roster()
+    roster.tenants["other"] = Tenant("other")
+    roster.announce(roster.tenants["other"])
+    incarnation, last = roster.read_batch(
+        mine(roster), b"1-1", {**batch(FINISHED), wire.EVENTS: events}
     )
-    (lost,) = mine(roster).facts
-    assert isinstance(lost, m.NodeLost)
-    assert lost.is_dead
-    assert "cannot be read" in lost.reason
+    assert (incarnation, last >= 1) == ("inc1", True)
+    assert roster.nodes["inc1"].takes_orders
+    assert roster.tenants["other"].facts == [JOINED]
+    with pytest.raises(WireError, match=r"Events 1 to \d+ of node inc1 "):
+        events_of(mine(roster).take())
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tests.unit.scheduler.test_roster import (
     mine,
     roster_of,
 )
+from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.roster import Roster
 from tunemq_shared import messages as m
 from tunemq_shared import wire
@@ -71,7 +72,7 @@ def test_events_that_nobody_has_read_bring_a_node_back_before_they_are_stated():
     roster, _ = away_roster()
 
     assert roster.read_batch(mine(roster), b"9-1", batch(FINISHED)) == ("inc1", 1)
-    assert mine(roster).facts == [
+    assert events_of(mine(roster).facts) == [
         m.NodeReturned("inc1"),
         m.BatchRead("inc1", 1, 1, "9-1"),
         FINISHED,
@@ -172,7 +173,10 @@ def test_a_node_of_the_scheduler_before_goes_on_and_gets_orders_of_our_own_term(
         assert mine(roster).facts == []
     else:
         roster.read_batch(mine(roster), b"1-2", batch(FINISHED, first=4))
-        assert [type(fact) for fact in mine(roster).facts] == [m.BatchRead, m.TrialFinished]
+        assert [type(fact) for fact in events_of(mine(roster).facts)] == [
+            m.BatchRead,
+            m.TrialFinished,
+        ]
 
     assert roster.nodes["inc1"].takes_orders
     assignment = roster.nodes["inc1"].mailbox.next_assignment()

@@ -7,6 +7,7 @@ import sys
 import cloudpickle
 import pytest
 
+from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.roster import Roster
 from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_shared import messages as m
@@ -37,7 +38,7 @@ def read(roster: Roster, first: int, last: int) -> list[tuple[int, int]]:
     roster.read_batch(
         tenant, b"5-0", {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(events)}
     )
-    told = [fact for fact in tenant.take() if isinstance(fact, m.BatchRead)]
+    told = [fact for fact in events_of(tenant.take()) if isinstance(fact, m.BatchRead)]
     return [(fact.first, fact.last) for fact in told]
 
 

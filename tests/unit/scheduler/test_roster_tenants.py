@@ -14,6 +14,7 @@ from tests.unit.scheduler.test_roster import (
 )
 from tests.unit.scheduler.test_roster_away import LOST
 from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.roster import Roster
 from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_shared import messages as m
@@ -73,7 +74,7 @@ def test_events_are_told_to_the_experiment_whose_stream_they_were_in(roster):
     one, two = roster.tenants.values()
     assert roster.read_batch(two, b"5-1", batch(FINISHED)) == ("inc1", 1)
 
-    assert two.take() == [m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
+    assert events_of(two.take()) == [m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
     assert one.take() == []
 
 
@@ -84,7 +85,7 @@ def test_events_bring_an_expected_node_to_all_and_come_behind_that():
     roster.read_batch(two, b"5-1", batch(FINISHED))
 
     assert one.take() == [JOINED]
-    assert two.take() == [m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
+    assert events_of(two.take()) == [m.BatchRead("inc1", 1, 1, "5-1"), FINISHED]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_events_that_are_missing_in_one_stream_are_not_missed_in_another(roster)
     roster.read_batch(one, b"5-2", batch(FINISHED, first=2))
 
     assert roster.gaps == [TWO]
-    assert one.take()[-2:] == [m.BatchRead("inc1", 2, 2, "5-2"), FINISHED]
+    assert events_of(one.take())[-2:] == [m.BatchRead("inc1", 2, 2, "5-2"), FINISHED]
 
 
 def test_who_comes_later_is_told_of_the_nodes_that_are_there(roster):
@@ -118,17 +119,6 @@ def test_who_comes_later_is_told_of_the_nodes_that_are_there(roster):
 
     assert late.take() == [JOINED]
     assert not mailbox(roster).next_assignment().untouched
-
-
-def test_a_node_whose_events_one_cannot_read_is_dead_for_all(roster):
-    one, two = roster.tenants.values()
-    roster.read_batch(two, b"1-1", {**batch(FINISHED), wire.EVENTS: b"\xc1"})
-
-    (lost,) = one.take()
-    assert isinstance(lost, m.NodeLost)
-    assert lost.is_dead
-    assert two.take() == [lost]
-    assert "inc1" not in one.stakes
 
 
 def test_a_node_that_is_back_is_told_of_each_when_that_one_has_said_what_it_wants(roster):

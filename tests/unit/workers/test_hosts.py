@@ -9,9 +9,9 @@ from tunemq_shared.conditions import next_result
 from tunemq_shared.messages import (
     HostDied,
     HostFreed,
-    TrialFailed,
     TrialFinished,
     TrialPaused,
+    TrialStarted,
     decode_node_event,
     encode,
 )
@@ -64,6 +64,7 @@ class Node:
             self.forkservers,
             self.checkpoints,
             self.luggage,
+            self._emit,
             self._emit,
             lambda: self.clock.now,
             keeper,
@@ -205,10 +206,10 @@ def test_a_stop_for_a_trial_that_was_never_hosted_frees_its_slot(node):
 
 def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node):
     node.begin("a")
-    node.forkservers.links["h1"].unread = [TrialFailed("a", 1, "user", "e", "", 0.0)]
+    node.forkservers.links["h1"].unread = [TrialStarted("a", 1, 100, "h", "ip", 0.0)]
     node.hosts.exited("h1", 11, None)
-    failed, died = node.events
-    assert isinstance(failed, TrialFailed)
+    started, died = node.events
+    assert isinstance(started, TrialStarted)
     assert isinstance(died, HostDied)
     assert (died.trial, died.epoch, died.pid, died.signal, died.exit_code) == (
         "a",
@@ -328,8 +329,9 @@ def test_a_parked_host_gets_the_next_trial_that_fits(node):
     assert node.started == ["a"]
     (kind, told), *_ = node.sent("h1")
     assert (kind, told.trial, told.start.events_key) == (frames.NEXT, "b", "other")
-    node.forkservers.links["h1"].on_event(encode(TrialFinished("b", 1)))
-    assert node.said[-1] == ("other", TrialFinished("b", 1))
+    started = TrialStarted("b", 1, 100, "h", "ip", 0.0)
+    node.forkservers.links["h1"].on_event(encode(started))
+    assert node.said[-1] == ("other", started)
     node.end("h1", signal=9)
     assert node.events[-1] == HostFreed("b", 1)
 
@@ -459,12 +461,30 @@ def test_a_trial_that_has_ended_does_not_fail_of_its_uploads(node):
     assert node.done == []
 
 
-@pytest.mark.parametrize("kind", [frames.WRITTEN, frames.FETCH])
-def test_a_host_that_says_nonsense_of_a_checkpoint_is_killed(node, kind):
+@pytest.mark.parametrize(
+    ("kind", "payload", "said"),
+    [
+        (frames.WRITTEN, b"nonsense", "cannot be read"),
+        (frames.FETCH, b"nonsense", "what it says of a checkpoint cannot be"),
+        (frames.UNREADABLE, b"a frame says that it has 0 bytes", "has 0 bytes"),
+        (frames.IDLE, b"", "said that it is free"),
+        (ord("?"), b"", "unknown kind 63"),
+    ],
+)
+def test_a_process_that_sends_a_wrong_frame_has_its_trial_failed(node, kind, payload, said):
     node.begin("a")
-    node.hosts.said("h1", kind, b"nonsense")
+    node.hosts.said("h1", kind, payload)
     assert node.done == [("kill", "h1")]
     node.end("h1", signal=9)
-    died, freed = node.events  # a trial whose slot is free must have come to an end
-    assert (died.trial, died.epoch, died.signal) == ("a", 1, 9)
+    failed, freed = node.events  # a trial whose slot is free must have come to an end
+    assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "metric")
+    assert said in failed.error
     assert freed == HostFreed("a", 1)
+
+
+def test_a_process_that_says_twice_that_it_is_free_frees_its_slot_once(node):
+    parked(node)
+    node.hosts.said("h1", frames.IDLE, b"")
+    assert node.done == [("kill", "h1")]
+    node.end("h1", signal=9)
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]

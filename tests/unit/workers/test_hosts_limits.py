@@ -102,15 +102,6 @@ def test_a_host_that_the_kernel_killed_for_memory_is_told_from_others(
     assert node.events[0].cause == cause
 
 
-def test_a_host_that_the_node_killed_did_not_die_of_memory(monkeypatch):
-    monkeypatch.setattr("tunemq_workers.oom_kills.OomKills.is_recent", lambda self: True)
-    node = Node()
-    node.begin("a")
-    node.hosts.said("h1", ord("?"), b"")
-    node.end("h1", signal=9)
-    assert node.events[0].cause == ""
-
-
 @pytest.mark.parametrize(("is_said", "looked_at"), [(True, []), (False, ["/f"])])
 def test_what_was_printed_is_looked_at_when_a_host_could_not_do_so(node, is_said, looked_at):
     folders = []

@@ -11,6 +11,7 @@ import msgspec
 
 from tunemq_scheduler.core.commands import DropNode
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
+from tunemq_scheduler.executors.node_batches import NodeBatch, events_of
 from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.backend import FarmBackend
 from tunemq_scheduler.farm.relay import messages as r
@@ -47,6 +48,7 @@ class RelayedExecutor(FarmBackend, MailedOrders):
         #: The last event that was read of nodes that were not told yet how far theirs are kept.
         self._read: dict[str, int] = {}
         self._is_anything_released = False
+        self._results = 0
         self._asked: deque[r.Asked] = deque()
         self._notes = r.Notes()
         self._news: list[str] = []
@@ -125,6 +127,7 @@ class RelayedExecutor(FarmBackend, MailedOrders):
 
         Raises:
             SchedulerSuperseded: the supervisor has ended.
+            WireError: an event of a node cannot be read.
         """
         if not self._is_attached:
             self.reattach((), (), {})
@@ -149,19 +152,23 @@ class RelayedExecutor(FarmBackend, MailedOrders):
         self._line.wake()
 
     def _take(self) -> tuple[list[m.Event], int]:
-        """What has come for the loop, and how many of that are facts of the wire."""
+        """What has come for the loop, and how many facts of the wire that was.
+
+        Raises:
+            WireError: an event of a node cannot be read.
+        """
         facts: list[m.Event] = []
         stated = 0
         for message in self._line.take():
             match message:
                 case r.Facts():
-                    for part in message.parts:
-                        events = r.decode_events(part)
-                        stated += len(events)
-                        facts += events
-                        for event in events:
-                            if type(event) is m.BatchRead:
-                                self._read[event.incarnation] = event.last
+                    stated += len(message.facts)
+                    for fact in message.facts:
+                        if isinstance(fact, NodeBatch):
+                            self._read[fact.read.incarnation] = fact.read.last
+                    events = events_of(message.facts)
+                    self._results += sum(type(event) is m.ResultReported for event in events)
+                    facts += events
                 case r.Offers():
                     facts += message.offers
                 case r.Notes():
@@ -198,7 +205,7 @@ class RelayedExecutor(FarmBackend, MailedOrders):
         """Say how far the search is, unless that was said already."""
         if self._teller is None:
             return
-        status = self._teller.status()
+        status = msgspec.structs.replace(self._teller.status(), results=self._results)
         timeless = msgspec.structs.replace(status, elapsed_s=0.0)
         if timeless != self._status:
             self._status = timeless

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from tunemq_scheduler.executors.node_batches import Fact, NodeBatch
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.farm.exits import (
     EXIT_AGAIN,
@@ -38,9 +39,10 @@ from tunemq_shared.undecodable import UNDECODABLE
 MOST_WAITING: Final = 8 * 2**20
 #: Facts are sent in frames of this size, or of one batch where that is larger.
 _FRAME_BYTES: Final = 2**20
+#: As which other facts than batches count: few are longer.
+_FACT_BYTES: Final = 1024
 
 Reply = Done | ExperimentDetail | r.Reasons | Refusal
-_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class Outcome(StrEnum):
@@ -130,8 +132,6 @@ class ExperimentLink:
         self.usage: Usage | None = None
         self.status: r.Status | None = None
         self.store_use = r.StoreUse()
-        #: How many results it was given.
-        self.results = 0
         #: How it ended; None while it runs.
         self.ending: Ending | None = None
         self._wire = on
@@ -170,6 +170,11 @@ class ExperimentLink:
     def pid(self) -> int | None:
         """Of its process; None until there is one."""
         return self._process.pid
+
+    @property
+    def results(self) -> int:
+        """How many results its process was given, as that said last."""
+        return self.status.results if self.status is not None else 0
 
     @property
     def watched(self) -> int:
@@ -266,19 +271,17 @@ class ExperimentLink:
         client.is_full = self._frames.waiting > MOST_WAITING or self._frames.is_deaf
         if client.is_full:
             return
-        for parts in frames_of([self._told_of(fact) for fact in client.take()]):
-            self._send(r.Facts(parts))
+        for facts in frames_of([self._told_of(fact) for fact in client.take()]):
+            self._send(r.Facts(facts))
         known = [node for node in self._offers if node in self._known]
         if known:
             self._send(r.Offers(tuple(self._offers.pop(node) for node in known)))
 
-    def _told_of(self, fact: m.Event) -> m.Event:
-        if isinstance(fact, m.ResultReported):
-            self.results += 1
-        elif isinstance(fact, m.NodeJoined):
+    def _told_of(self, fact: Fact) -> Fact:
+        if isinstance(fact, m.NodeJoined):
             self._known.add(fact.incarnation)
             return msgspec.structs.replace(fact, is_shared=True)
-        elif isinstance(fact, m.NodeLost) and fact.is_dead:
+        if isinstance(fact, m.NodeLost) and fact.is_dead:
             self._known.discard(fact.incarnation)
             self._offers.pop(fact.incarnation, None)
         return fact
@@ -403,20 +406,16 @@ class ExperimentLink:
         return Ending(Outcome.DIED, returncode, f"its process {how}{said}")
 
 
-def frames_of(facts: Sequence[m.Event]) -> list[list[msgspec.Raw]]:
-    """Facts in frames of a size that can be sent; the events of a batch stay together."""
-    frames: list[list[msgspec.Raw]] = []
-    size, place = _FRAME_BYTES, 0
-    while place < len(facts):
-        fact = facts[place]
-        after = place + 1 + (fact.last - fact.first + 1 if isinstance(fact, m.BatchRead) else 0)
-        part = msgspec.Raw(_encode(facts[place:after]))
+def frames_of(facts: Sequence[Fact]) -> list[list[Fact]]:
+    """Facts in frames of a size that can be sent."""
+    frames: list[list[Fact]] = []
+    size = _FRAME_BYTES
+    for fact in facts:
         if size >= _FRAME_BYTES:
             frames.append([])
             size = 0
-        frames[-1].append(part)
-        size += len(bytes(part))
-        place = after
+        frames[-1].append(fact)
+        size += len(fact.payload) if isinstance(fact, NodeBatch) else _FACT_BYTES
     return frames
 
 

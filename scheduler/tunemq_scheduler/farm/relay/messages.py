@@ -10,10 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from tunemq_scheduler.executors.node_batches import Fact
 from tunemq_shared.allotments import Usage
 from tunemq_shared.answers import Refusal
 from tunemq_shared.conditions import Horizon
-from tunemq_shared.messages import Event, HostStart, NodeJoined, NodeOffered
+from tunemq_shared.messages import HostStart, NodeJoined, NodeOffered
 from tunemq_shared.requests import PickledCode, ScriptCode
 from tunemq_shared.seals import Key
 from tunemq_shared.store_rules import StoreRules
@@ -67,12 +68,9 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
 
 
 class Facts(Message, frozen=True, tag="facts"):
-    """What nodes stated and what became of them: lists of `Event`, one behind the other.
+    """What nodes stated and what became of them; batches of nodes as those sent them."""
 
-    A batch of a node is never cut in two.
-    """
-
-    parts: list[msgspec.Raw]
+    facts: list[Fact]
 
 
 class Offers(Message, frozen=True, tag="offers"):
@@ -254,7 +252,8 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     """How far the search is.
 
     ``counts`` are trials by state; ``total`` how many there will be, None if nobody knows;
-    ``best`` the id and the value of the best trial.
+    ``best`` the id and the value of the best trial; ``results`` how many results this process
+    was given.
     """
 
     counts: dict[str, int]
@@ -266,6 +265,7 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     best_config: dict[str, Any] = {}
     used: dict[str, float] = {}
     notes: tuple[str, ...] = ()
+    results: int = 0
 
 
 class StoreUse(Message, frozen=True, tag="store use"):
@@ -329,4 +329,3 @@ _encoder: Final = msgspec.msgpack.Encoder()
 encode: Final = _encoder.encode
 decode_for_experiment: Final = msgspec.msgpack.Decoder(ToExperiment).decode
 decode_for_supervisor: Final = msgspec.msgpack.Decoder(ToSupervisor).decode
-decode_events: Final = msgspec.msgpack.Decoder(list[Event]).decode

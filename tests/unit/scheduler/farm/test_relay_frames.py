@@ -7,9 +7,10 @@ import struct
 
 import pytest
 
+from tunemq_scheduler.executors.node_batches import Fact, NodeBatch
+from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.frames import MAX_FRAME_BYTES, FrameDecoder, FrameSocket
 from tunemq_scheduler.farm.relay.link import _FRAME_BYTES, frames_of
-from tunemq_scheduler.farm.relay.messages import decode_events
 from tunemq_shared import messages as m
 from tunemq_shared.errors import WireError
 
@@ -86,20 +87,17 @@ def test_a_message_that_is_too_large_is_refused_and_nothing_of_it_is_sent():
 
 def test_facts_are_sent_in_bounded_frames_and_no_batch_is_cut_in_two():
     text = "x" * (_FRAME_BYTES // 4)
-    facts: list[m.Event] = []
+    facts: list[Fact] = []
     for number in range(6):
         first = 3 * number + 1
-        facts.append(m.BatchRead("inc", first, first + 2, f"{number}-0"))
-        facts += [m.NodeWarned(text) for _ in range(3)]
+        read = m.BatchRead("inc", first, first + 2, f"{number}-0")
+        facts.append(NodeBatch(read, m.encode([m.NodeWarned(text) for _ in range(3)])))
         facts.append(m.NodeLost("other", "silent"))
     frames = frames_of(facts)
     assert len(frames) > 3
-    assert all(sum(len(bytes(part)) for part in frame) < 2 * _FRAME_BYTES for frame in frames)
-    decoded = [[event for part in frame for event in decode_events(part)] for frame in frames]
-    assert [event for frame in decoded for event in frame] == facts
-    for frame in decoded:
-        place = 0
-        while place < len(frame):
-            event = frame[place]
-            place += 1 + (event.last - event.first + 1 if isinstance(event, m.BatchRead) else 0)
-        assert place == len(frame)
+    assert [fact for frame in frames for fact in frame] == facts
+    encoded = [r.encode(r.Facts(frame)) for frame in frames]
+    assert all(len(frame) < 2 * _FRAME_BYTES for frame in encoded)
+    assert [
+        fact for frame in map(r.decode_for_experiment, encoded) for fact in frame.facts
+    ] == facts

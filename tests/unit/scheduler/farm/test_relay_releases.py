@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-import msgspec
 import pytest
 
 from tests.plans import PLAN
+from tunemq_scheduler.executors.node_batches import NodeBatch
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.executor import RelayedExecutor
 from tunemq_scheduler.farm.relay.frames import FrameSocket
@@ -28,11 +28,11 @@ class Ends:
 
     def read(self, *batches: tuple[str, int]) -> None:
         """The experiment reads batches that end with these events."""
-        facts = [m.BatchRead(node, last, last, "1-0") for node, last in batches]
-        parts = [msgspec.Raw(m.encode(facts))]
-        self.supervisor.put(r.encode(r.Facts(parts)))
+        reads = [m.BatchRead(node, last, last, "1-0") for node, last in batches]
+        said = m.HostFreed("t", 1)
+        self.supervisor.put(r.encode(r.Facts([NodeBatch(one, m.encode([said])) for one in reads])))
         self.supervisor.flush()
-        assert self.executor.poll(5.0) == facts
+        assert self.executor.poll(5.0) == [fact for one in reads for fact in (one, said)]
 
     def released(self, accepted: dict[str, int]) -> dict[str, int] | None:
         """What the supervisor hears of this."""

@@ -1,0 +1,301 @@
+"""F22: trials whose processes break their clocks, or write what they like to their nodes.
+
+Each ends in ERROR with a reason that names the field, and all others of the search are right.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+import pytest
+
+import tunemq as tune
+from tests.journals import ended_searches
+from tests.searches import fit, results_of
+from tunemq_scheduler.journal import FILE_NAME, read_entries
+from tunemq_scheduler.journal.frames import Frames, pack
+from tunemq_shared import messages as m
+
+__all__ = ["ended_searches"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+def line():
+    """The trial's own channel to its node, and what it is called there."""
+    from tunemq_shared.session import current
+
+    session = current()
+    return session._channel._line, session.trial, session.epoch
+
+
+def sends(*frames):
+    """Write frames of (kind, value), the value as msgpack, to the node, and wait for the end."""
+    import time
+
+    from tunemq_workers.frames import frame
+
+    written = [
+        frame(ord(kind), value if isinstance(value, bytes) else msgspec.msgpack.encode(value))
+        for kind, value in frames
+    ]
+    line()[0].sendall(b"".join(written))
+    time.sleep(600)
+
+
+def a_result(**changes):
+    """What a second report would send, with other fields."""
+    _, trial, epoch = line()
+    whole = m.ResultReported(trial, epoch, 2, {"x": 2}, time.time(), 0.1, 0.2, 0.2, 2)
+    return ["result", *(msgspec.structs.asdict(whole) | changes).values()]
+
+
+def reports_with_a_clock_of(clock):
+    time.time = clock
+    tune.report({"x": 2})
+
+
+def takes_nanoseconds():
+    reports_with_a_clock_of(time.time_ns)
+
+
+def takes_2_to_the_63():
+    reports_with_a_clock_of(lambda: 2**63)
+
+
+def takes_no_number():
+    reports_with_a_clock_of(lambda: float("nan"))
+
+
+def goes_back_before_1970():
+    reports_with_a_clock_of(lambda: -1.0)
+
+
+def takes_a_text():
+    reports_with_a_clock_of(lambda: "noon")
+
+
+def takes_bytes():
+    reports_with_a_clock_of(lambda: b"noon")
+
+
+def runs_backwards():
+    now = iter([100.0, 0.0, -100.0, -200.0] * 100)
+    time.monotonic = lambda: next(now)
+    tune.report({"x": 2})
+    tune.report({"x": 3})
+
+
+def reports_bytes():
+    sends(("E", a_result(metrics={"x": b"bytes"})))
+
+
+def nests_deeply():
+    whole = msgspec.msgpack.encode(a_result(metrics={"x": 1}))
+    sends(("E", whole.replace(b"\xa1x\x01", b"\xa1x" + b"\x91" * 50_000 + b"\x01")))
+
+
+def takes_a_huge_step():
+    sends(("E", a_result(step=2**64 - 1)))
+
+
+def repeats_a_step():
+    sends(("E", a_result(step=1)))
+
+
+def leaves_steps_out():
+    sends(("E", a_result(step=200)))
+
+
+def speaks_for_another_trial():
+    sends(("E", a_result(trial="another")))
+
+
+def speaks_for_another_attempt():
+    sends(("E", a_result(epoch=2)))
+
+
+def frees_its_slot():
+    _, trial, epoch = line()
+    sends(("E", ["freed", trial, epoch]))
+
+
+def loses_the_node():
+    sends(("E", ["lost", "node", "because", True]))
+
+
+def sends_a_huge_text():
+    _, trial, epoch = line()
+    sends(("F", ["failed", trial, epoch, "user", "x" * 2**22, "", time.time()]))
+
+
+def keeps_what_is_not_its_own():
+    _, trial, epoch = line()
+    sends(("E", ["checkpoint", trial, epoch, 1, 1, "other/checkpoint_1-000001", "", 1]))
+
+
+def sends_noise():
+    sends(("E", b"\xc1\xff" * 100))
+
+
+def says_that_it_is_free():
+    sends(("I", b""))
+
+
+def sends_an_endless_frame():
+    line()[0].sendall(b"\xff" * 100)
+    time.sleep(600)
+
+
+def says_that_it_is_paused():
+    _, trial, epoch = line()
+    sends(("F", ["paused", trial, epoch]))
+
+
+#: What a trial does, and the field or the words that its error names.
+FORGED = {
+    takes_nanoseconds: "'timestamp'",
+    takes_2_to_the_63: "'timestamp'",
+    takes_no_number: "'timestamp'",
+    goes_back_before_1970: "'timestamp'",
+    takes_a_text: "'at': Expected `float`, got `str`",
+    takes_bytes: "'at': Expected `float`, got `bytes`",
+    runs_backwards: "'time_this_iter_s'",
+    reports_bytes: "'metrics'",
+    nests_deeply: "recursion",
+    takes_a_huge_step: "'step'",
+    repeats_a_step: "step (training_iteration) 1, expected 2",
+    leaves_steps_out: "step (training_iteration) 200, expected 2",
+    speaks_for_another_trial: "names trial 'another'",
+    speaks_for_another_attempt: "attempt 2",
+    frees_its_slot: "'kind'",
+    loses_the_node: "'kind'",
+    sends_a_huge_text: "'error'",
+    keeps_what_is_not_its_own: "has the key 'other/checkpoint_1-000001'",
+    sends_noise: "cannot be read",
+    says_that_it_is_free: "said that it is free",
+    sends_an_endless_frame: "a frame of the trial's process cannot be read",
+    says_that_it_is_paused: "was not told to pause",
+}
+STEPS = 30
+
+
+def trains():
+    for step in range(2, STEPS + 1):
+        time.sleep(0.05)
+        tune.report({"x": step})
+
+
+def goes_on_after_its_end():
+    _, trial, epoch = line()
+    finished = ["finished", trial, epoch]
+    sends(("F", finished), ("E", a_result()), ("F", finished), ("E", a_result(step=3)))
+
+
+DEEDS = {deed.__name__: deed for deed in (*FORGED, goes_on_after_its_end, trains)}
+NAMES = [*(deed.__name__ for deed in (*FORGED, goes_on_after_its_end)), *["trains"] * 3]
+
+
+def train(config):
+    tune.report({"x": 1})
+    DEEDS[NAMES[config["number"]]]()
+
+
+@pytest.fixture(scope="module")
+def forged(tmp_path_factory):
+    """A search of all these trials, beside some that train."""
+    folder = tmp_path_factory.mktemp("forged")
+    before = os.environ.get("TUNEMQ_CPUS")
+    os.environ["TUNEMQ_CPUS"] = "6"
+    try:
+        results = fit(
+            train,
+            {"number": tune.grid_search(list(range(len(NAMES))))},
+            storage_path=str(folder),
+            name="forged",
+        )
+    finally:
+        del os.environ["TUNEMQ_CPUS"]
+        if before is not None:
+            os.environ["TUNEMQ_CPUS"] = before
+    return folder / "forged", dict(enumerate(results))
+
+
+@pytest.mark.parametrize("deed", FORGED, ids=lambda deed: deed.__name__)
+def test_f22_a_trial_that_forges_an_event_ends_in_error_and_the_field_is_named(forged, deed):
+    _, results = forged
+    result = results[NAMES.index(deed.__name__)]
+    assert result.status == "ERROR"
+    assert "the node refused what the trial's process sent" in str(result.error)
+    assert FORGED[deed] in str(result.error)
+    assert [row["x"] for row in results_of(result)] == [1], "what came before it stands"
+
+
+def test_f22_trials_beside_one_that_forges_events_are_right(forged):
+    _, results = forged
+    *_, late = [one for one in results.values() if one.status == "TERMINATED"]
+    decent = [results[number] for number, name in enumerate(NAMES) if name == "trains"]
+    assert late.trial_id == decent[-1].trial_id
+    for result in decent:
+        assert (result.status, result.error) == ("TERMINATED", None)
+        assert [row["x"] for row in results_of(result)] == list(range(1, STEPS + 1))
+
+
+def test_f22_what_a_trial_sends_after_its_end_counts_for_nothing(forged):
+    _, results = forged
+    late = results[NAMES.index("goes_on_after_its_end")]
+    assert (late.status, late.error) == ("TERMINATED", None)
+    assert [row["x"] for row in results_of(late)] == [1]
+
+
+def test_f22_no_node_is_lost_by_forged_events_and_the_search_can_be_restored(forged):
+    folder, _ = forged
+    events = [entry.event for entry in read_entries(folder / FILE_NAME)]
+    assert not any(isinstance(event, m.NodeLost) for event in events)
+    assert sum(isinstance(event, m.NodeJoined) for event in events) == 1
+    failures = [event for event in events if isinstance(event, m.TrialFailed)]
+    assert len(failures) == len(FORGED)
+    assert {failure.kind for failure in failures} == {"metric"}
+    again = tune.Tuner.restore(str(folder), train).get_results()
+    assert [result.status for result in again].count("ERROR") == len(FORGED)
+
+
+def fails_once(config):
+    for step in range(1, 6):
+        tune.report({"x": step})
+    if not os.path.exists(config["marker"]):
+        with open(config["marker"], "w"):
+            raise ValueError("once")
+
+
+@pytest.mark.parametrize("timestamp", [1.795e18, float("nan"), float("inf"), -1e300])
+def test_f22_a_journal_that_holds_a_time_of_no_clock_can_be_restored(tmp_path, timestamp):
+    space = {"marker": str(tmp_path / "marker")}
+    fit(fails_once, space, storage_path=str(tmp_path), name="old")
+    (turns,) = (tmp_path / "old" / FILE_NAME).glob("*.turns")
+    turns.write_bytes(b"".join(as_it_was(frame, timestamp) for frame in Frames(turns)))
+    for file in (tmp_path / "old").glob("*/result.json"):
+        file.unlink()  # what the files lack is appended from the journal
+
+    tuner = tune.Tuner.restore(str(tmp_path / "old"), fails_once, resume_errored=True)
+    (result,) = tuner.fit()
+    assert (result.status, result.error) == ("TERMINATED", None)
+    assert [row["x"] for row in results_of(result)] == [1, 2, 3, 4, 5]
+
+
+def as_it_was(frame, timestamp):
+    """A frame of the journal, as a version wrote it that believed its trials' clocks."""
+    try:
+        entries = m.decode_entries(frame.payload)
+    except msgspec.DecodeError:
+        return pack(frame.number, frame.payload)  # the header
+    for place, entry in enumerate(entries):
+        event = entry.event
+        if isinstance(event, m.ResultReported):
+            event = msgspec.structs.replace(event, timestamp=timestamp)
+        elif isinstance(event, m.TrialStarted | m.TrialFailed):
+            event = msgspec.structs.replace(event, at=timestamp)
+        entries[place] = msgspec.structs.replace(entry, event=event)
+    return pack(frame.number, m.encode(entries))
