@@ -81,6 +81,8 @@ class BothEnds:
         self.tenant = self.roster.tenants[STREAM] = Tenant(STREAM)
         self.node = NodeSeals(NODE, of_worker(made), self.refusals)
         self.mailbox = Mailbox(NODE, self.node)
+        ((*_, self.challenge),) = self.wire.challenge(0.0)
+        assert self.node.hear_challenge(self.challenge)
         self.handler = Handler()
         self.server = RequestServer(
             "redis://127.0.0.1:1/0",  # it is never asked
@@ -111,7 +113,12 @@ class BothEnds:
         """What was said and taken; or the same to, or of, another."""
         node = (OTHER if another else NODE).encode()
         stream = (OTHER_STREAM if another else STREAM).encode()
-        return SAYS[kind](node, stream, another)
+        said = SAYS[kind](node, stream, another)
+        return said._replace(body=self.answering(said.body)) if kind == "lease" else said
+
+    def answering(self, lease: bytes) -> bytes:
+        """The lease with the scheduler's challenge, as a node writes it."""
+        return b":".join((lease, self.keys.orders.open(self.challenge, b"challenge")))
 
     def sealed_by_a_stranger(self, kind: str, said: Said) -> bytes:
         """Signed, with a key that is not the farm's."""
@@ -308,7 +315,8 @@ def repeated(ends: BothEnds, drawn: Drawn) -> bytes:
         )
         said = said._replace(body=m.encode(hello))
     if drawn.kind == "lease":
-        said = said._replace(body=b"%d:%d:9" % (drawn.at % RENEWALS + 1, drawn.at % 3))
+        lease = b"%d:%d:9" % (drawn.at % RENEWALS + 1, drawn.at % 3)
+        said = said._replace(body=ends.answering(lease))
     return ends.seal(drawn.kind).close(said.body, *said.about)
 
 
@@ -384,7 +392,7 @@ def honest_ones_are_believed_behind_them(ends: BothEnds) -> None:
     sent.cache_clear()  # it may be minutes ago
     said = _mail(NODE.encode(), b"", False, version=VERSION + 1)
     ends.deliver("mail", ends.seal("mail").close(said.body, *said.about))
-    lease = Said(b"%d:3:8" % (RENEWALS + 1), (b"lease", NODE.encode()))
+    lease = Said(ends.answering(b"%d:3:8" % (RENEWALS + 1)), (b"lease", NODE.encode()))
     ends.deliver("lease", ends.seal("lease").close(lease.body, *lease.about))
     request = "f" * 32
     sealed = close_request(
