@@ -27,7 +27,10 @@ _USERS: Final = (
     " give each role its own: redis://scheduler:PASSWORD@host:6379/0."
 )
 
-_PATCHED: Final = "or a release of your line that has the fix, with --insecure."
+_PATCHED: Final = (
+    "or a release of your line or a vendor's package that has the fix (a backport), with"
+    " --insecure."
+)
 
 
 class Danger(NamedTuple):

@@ -13,12 +13,25 @@ REDIS, VALKEY = "Redis", "Valkey"
 
 #: CVE-2026-23479: who may use blocking commands may have the server run code. In Redis:
 _WEAK_FROM, _WEAK_UP_TO = (7, 2, 0), (8, 6, 2)
-#: The first version of each line of Valkey that is mended.
+#: The first version of each line of Valkey without it.
 _MENDED: Final[dict[tuple[int, ...], tuple[int, ...]]] = {
     (7, 2): (7, 2, 13),
     (8, 0): (8, 0, 8),
     (8, 1): (8, 1, 7),
     (9, 0): (9, 0, 4),
+}
+#: CVE-2025-49844, CVE-2025-46817, CVE-2025-46818 and CVE-2025-46819, and before them CVE-2024-46981
+#: and CVE-2024-31449: who may run Lua scripts can have the server run code. The first version of
+#: each line without them; in lines before the last one here that are not listed, all have them.
+_LUA_MENDED: Final[dict[str, dict[tuple[int, ...], tuple[int, ...]]]] = {
+    REDIS: {
+        (6, 2): (6, 2, 20),
+        (7, 2): (7, 2, 11),
+        (7, 4): (7, 4, 6),
+        (8, 0): (8, 0, 4),
+        (8, 2): (8, 2, 2),
+    },
+    VALKEY: {(7, 2): (7, 2, 11), (8, 0): (8, 0, 6), (8, 1): (8, 1, 4)},
 }
 
 
@@ -42,6 +55,13 @@ class Release(NamedTuple):
         if self.product == VALKEY:
             return self.number < _MENDED.get(self.number[:2], ())
         return _WEAK_FROM <= self.number <= _WEAK_UP_TO
+
+    @property
+    def has_lua_cves(self) -> bool:
+        """Whether users who may run scripts may have it run code; what a vendor mended looks so."""
+        mended = _LUA_MENDED[self.product]
+        line = self.number[:2]
+        return bool(line) and self.number < mended.get(line, max(mended))
 
 
 def release_in_info(told: Mapping[str, str]) -> Release:

@@ -48,6 +48,7 @@ def test_the_healthy_farm_was_really_looked_at(farm: ExaminedFarm):
         "redis-cve",
         "redis-default-user",
         "redis-eviction",
+        "redis-lua",
         "redis-password",
         "redis-tls",
         "redis-version",

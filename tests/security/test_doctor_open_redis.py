@@ -107,3 +107,8 @@ def test_a_redis_with_the_cve_is_found_off_the_loopback(head: Head):
     assert weak in finding.what
     assert "CVE-2026-23479" in finding.what
     assert "8.6.3" in finding.fix
+    (scripts,) = head.examined(head.lying(real, weak)).of("redis-lua")
+    assert scripts.level is Level.WARNING
+    assert "CVE-2025-49844" in scripts.what
+    assert "a backport" in scripts.what
+    assert "deploy/redis/users.acl" in scripts.fix

@@ -12,13 +12,20 @@ from tests.farm_processes import TcpRedis
 from tests.secured_redis import SecuredRedis, secured_redis
 from tunemq_scheduler.security.findings import Level
 from tunemq_scheduler.security.own_addresses import own_addresses
-from tunemq_scheduler.security.redis_probes import AOF, EVICTION, REMOTE_CONTROL, RIGHTS, probe
+from tunemq_scheduler.security.redis_probes import (
+    AOF,
+    EVICTION,
+    LUA,
+    REMOTE_CONTROL,
+    RIGHTS,
+    probe,
+)
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
-_ALL = {PASSWORD, DEFAULT_USER, TLS, VERSION, CVE, EVICTION, AOF, RIGHTS, REMOTE_CONTROL}
+_ALL = {PASSWORD, DEFAULT_USER, TLS, VERSION, CVE, LUA, EVICTION, AOF, RIGHTS, REMOTE_CONTROL}
 
 
 @pytest.fixture(scope="module")

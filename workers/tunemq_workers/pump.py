@@ -5,8 +5,11 @@ connection costs nothing but time. Once a second (every 50 ms when events pile u
 lease and reads what the scheduler replies. It tries for ever to reach Redis, and while it cannot it
 answers orders with `NotAppended`.
 
-A batch is appended by a script that looks at the wire's generation first: an event behind a gap in
-a stream that was made anew would be worse than none, and a script is done whole or not at all.
+Batches are appended in a transaction that Redis drops if the wire's generation has changed: an
+event behind a gap in a stream that was made anew would be worse than none, and a transaction is
+done whole or not at all. Scripts would do the same, but a worker that may run some can use each
+weakness of Redis' Lua. The key is watched from one transaction to the next, so each takes one
+round trip.
 """
 
 from __future__ import annotations
@@ -55,15 +58,11 @@ _UNREAD_MAIL_S: Final = 60
 _ANSWERS: Final = ("v", "f", "r")
 #: No number in a reply has as many.
 _DIGITS: Final = 20
-_APPEND: Final = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 'the wire was reset' end
-for i = 2, #ARGV, 2 do
-  if not redis.call('XADD', KEYS[2], 'NOMKSTREAM', '*', 'h', ARGV[i], 'e', ARGV[i + 1]) then
-    return 'the stream is missing'
-  end
-end
-return 1
-"""
+#: The replies to the last two say which generation is watched.
+_WATCH: Final[tuple[Command, ...]] = (["WATCH", wire.GENERATION], ["GET", wire.GENERATION])
+#: Drops what was watched before; without the right to transactions it says so, before one is sent.
+_WATCH_ANEW: Final[tuple[Command, ...]] = (["MULTI"], ["EXEC"], *_WATCH)
+_WAS_RESET: Final = "the wire was reset"
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +97,8 @@ class Pump:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
         self._client: RedisClient | None = None
+        #: The generation as it was when the client began to watch it; None while it does not.
+        self._watched: bytes | None = None
         self._incarnation = incarnation
         self._lease, self._reply = wire.lease(incarnation), wire.reply(incarnation)
         self._queue = wire.queue(incarnation)
@@ -147,7 +148,10 @@ class Pump:
         """Do ``order``, and renew the lease if that is due, in one round trip."""
         if self._client is None:
             self._client = RedisClient(self._address)
-            self._looked_at = float("-inf")
+            self._looked_at, self._watched = float("-inf"), None
+        if isinstance(order, Append) and not self._watches(self._client, order.generation):
+            self._post(NotAppended(order.key, _WAS_RESET))
+            order = None
         commands = list(self._commands(order))
         asked = told = len(commands)
         keys = self.keys
@@ -170,14 +174,28 @@ class Pump:
         self._tell_done(order, replies[:asked])
         self._failures = 0  # one that answers, and refuses, is as good as away
 
+    def _watches(self, client: RedisClient, generation: bytes) -> bool:
+        """Whether the wire has this generation, and a change of it stops the next transaction."""
+        if self._watched != generation:
+            replies = client.pipeline(_WATCH_ANEW)
+            for reply in replies:
+                if isinstance(reply, Refused):
+                    raise WireUnavailable(f"Redis at {self._address} refuses events: {reply}")
+            self._note_watched(replies[-1])
+        return self._watched == generation
+
+    def _note_watched(self, generation: Reply) -> None:
+        self._watched = generation if isinstance(generation, bytes) else None
+
     def _commands(self, order: Order | None) -> tuple[Command, ...]:
         match order:
-            case Append(key, generation, batches):
+            case Append(key, _, batches):
                 header = self._seals.header
-                flat = [
-                    part for head, events in batches for part in (header(key, head, events), events)
+                entries: list[Command] = [
+                    ["XADD", key, "NOMKSTREAM", "*", "h", header(key, head, events), "e", events]
+                    for head, events in batches
                 ]
-                return (["EVAL", _APPEND, 2, wire.GENERATION, key, generation, *flat],)
+                return (["MULTI"], *entries, ["EXEC"], *_WATCH)
             case Forget(key):
                 return (["HDEL", self._reply, wire.journalled(key)],)
             case SendOutput(pieces):
@@ -261,8 +279,10 @@ class Pump:
             return
         reply = replies[0]
         if isinstance(order, Append):
-            done = Appended(order.key) if reply == 1 else NotAppended(order.key, _text(reply))
-            self._post(done)
+            *_, done, _, generation = replies
+            self._note_watched(generation)
+            why = _why_not_appended(done)
+            self._post(NotAppended(order.key, why) if why else Appended(order.key))
         elif isinstance(order, SendOutput):
             self._post(OutputSent())
         elif isinstance(order, SayHello):
@@ -322,5 +342,13 @@ def _number(said: bytes) -> int:
     return int(said) if said.isdigit() and len(said) < _DIGITS else 0
 
 
-def _text(reply: Reply) -> str:
-    return reply.decode() if isinstance(reply, bytes) else str(reply)
+def _why_not_appended(done: Reply) -> str:
+    """Why a transaction with this reply did not append all its batches; empty if it did."""
+    if done is None:
+        return _WAS_RESET
+    if not isinstance(done, list):
+        return str(done)
+    refused = next((reply for reply in done if isinstance(reply, Refused)), None)
+    if refused is not None:
+        return str(refused)
+    return "the stream is missing" if None in done else ""

@@ -18,7 +18,7 @@ from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.redis_address import RedisAddress, parse_address
 from tunemq_shared.redis_release import Release, release_in_hello, release_in_info
 
-EVICTION, AOF = "redis-eviction", "redis-aof"
+EVICTION, AOF, LUA = "redis-eviction", "redis-aof", "redis-lua"
 RIGHTS, REMOTE_CONTROL = "redis-rights", "celery-remote-control"
 
 _KEEPS_ALL: Final = "noeviction"
@@ -66,6 +66,7 @@ def probe(url: str) -> list[Finding]:
         told = _info(line)
         return [
             *_check_access(address, line, told),
+            _check_lua(address, _release(line, told)),
             _check_eviction(address, told),
             _check_aof(address, told),
             _check_rights(address, line),
@@ -144,6 +145,24 @@ def _untried(address: RedisAddress, error: OSError) -> Finding:
         f"Redis at {address} lets everybody in, without a password; whether from other machines,"
         f" too, is not known: {error}.",
         _PASSWORDS,
+    )
+
+
+def _check_lua(address: RedisAddress, release: Release) -> Finding:
+    """A warning only: vendors mend old versions, and no role but the scheduler's runs scripts."""
+    if not release.number:
+        return _unknown(LUA, address, "INFO")
+    if address.is_local or not release.has_lua_cves:
+        return ok(
+            LUA, f"other machines do not reach {address}" if address.is_local else str(release)
+        )
+    return warning(
+        LUA,
+        f"Redis at {address} is {release}: users who may run Lua scripts can have it run code"
+        " (CVE-2025-49844 and others), unless it is a vendor's package that has the fix (a"
+        " backport). Of deploy/redis/users.acl only the scheduler's user may run scripts.",
+        "install Redis 6.2.20, 7.2.11, 7.4.6, 8.0.4, 8.2.2 or later of its line (Valkey 7.2.11,"
+        " 8.0.6, 8.1.4), or such a package; and load deploy/redis/users.acl of this version.",
     )
 
 

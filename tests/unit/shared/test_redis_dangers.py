@@ -76,4 +76,4 @@ def test_each_danger_says_where_and_how_it_is_mended_and_no_password():
             assert "secret" not in danger.what + danger.fix
         assert release.version in found[-1].what
         assert ("8.1.7" in found[-1].what) == (release.product == VALKEY)
-        assert "of your line" in found[-1].fix
+        assert "of your line or a vendor's package" in found[-1].fix

@@ -29,6 +29,36 @@ def test_what_is_not_said_is_not_known(answer: object):
 @pytest.mark.parametrize(
     ("product", "version", "is_weak"),
     [
+        (REDIS, "6.2.19", True),
+        (REDIS, "6.2.20", False),
+        (REDIS, "7.0.15", True),
+        (REDIS, "7.2.10", True),
+        (REDIS, "7.2.11", False),
+        (REDIS, "7.4.5", True),
+        (REDIS, "7.4.6", False),
+        (REDIS, "8.0.3", True),
+        (REDIS, "8.0.4", False),
+        (REDIS, "8.2.1", True),
+        (REDIS, "8.2.2", False),
+        (REDIS, "8.4.0", False),
+        (REDIS, "", False),
+        (VALKEY, "7.2.10", True),
+        (VALKEY, "7.2.11", False),
+        (VALKEY, "8.0.5", True),
+        (VALKEY, "8.0.6", False),
+        (VALKEY, "8.1.3", True),
+        (VALKEY, "8.1.4", False),
+        (VALKEY, "9.0.0", False),
+        (VALKEY, "", False),
+    ],
+)
+def test_release_with_lua_weaknesses_is_known_by_line(product: str, version: str, *, is_weak: bool):
+    assert Release(product, version).has_lua_cves is is_weak
+
+
+@pytest.mark.parametrize(
+    ("product", "version", "is_weak"),
+    [
         (REDIS, "7.2.4", True),
         (REDIS, "8.0.8", True),
         (REDIS, "8.6.3", False),

@@ -1,0 +1,110 @@
+"""What a node's pump appends to a stream: all of an order's batches, or none of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tunemq_shared import wire
+from tunemq_shared.errors import WireUnavailable
+from tunemq_shared.redis_address import parse_address
+from tunemq_workers.pump import Pump
+from tunemq_workers.pump_messages import Append, Appended, NotAppended
+
+__all__ = ["server"]
+
+pytestmark = pytest.mark.integration
+
+KEY = wire.events("one")
+BATCHES = ((b"first", b"1"), (b"second", b"2"))
+
+
+class Pumping:
+    """A pump's turns without its thread."""
+
+    def __init__(self, server: RedisServer, url: str) -> None:
+        self.client = server.client
+        self.client.set(wire.GENERATION, "g1")
+        self.client.xadd(KEY, {"h": "", "e": ""})
+        self.facts = []
+        self.pump = Pump(parse_address(url), "inc1", self.facts.append)
+        self.pump.is_hurried = False
+
+    def append(self, generation=b"g1", key=KEY, batches=BATCHES):
+        """What the pump says of an order to append; looks are not answered here."""
+        self.pump._turn(Append(key, generation, batches))
+        told = [fact for fact in self.facts if isinstance(fact, Appended | NotAppended)]
+        self.facts.clear()
+        return told
+
+    @property
+    def length(self):
+        return self.client.xlen(KEY) - 1
+
+
+    def close(self):
+        if self.pump._client is not None:
+            self.pump._client.close()
+
+
+@pytest.fixture
+def pumping(server):
+    pumping = Pumping(server, server.url)
+    yield pumping
+    pumping.close()
+
+
+def test_pump_appends_all_batches_in_their_order(pumping):
+    for _ in range(3):
+        assert pumping.append() == [Appended(KEY)]
+    entries = [fields for _, fields in pumping.client.xrange(KEY)]
+    assert [entry[b"e"] for entry in entries] == [b"", *[b"1", b"2"] * 3]
+
+
+def test_pump_asked_for_another_generation_appends_nothing(pumping):
+    assert pumping.append(b"g0") == [NotAppended(KEY, "the wire was reset")]
+    assert pumping.append() == [Appended(KEY)]
+    assert pumping.length == len(BATCHES)
+
+
+@pytest.mark.parametrize("value", ["g2", "g1", None])
+def test_generation_written_since_the_last_append_stops_the_next_one(pumping, value):
+    assert pumping.append() == [Appended(KEY)]
+    pumping.client.delete(wire.GENERATION)
+    if value is not None:
+        pumping.client.set(wire.GENERATION, value)
+    assert pumping.append() == [NotAppended(KEY, "the wire was reset")]
+    assert pumping.length == len(BATCHES)
+    pumping.client.set(wire.GENERATION, "g3")
+    pumping.append(b"g3")
+    assert pumping.append(b"g3") == [Appended(KEY)]
+
+
+def test_pump_appends_nothing_to_a_missing_stream(pumping):
+    pumping.client.delete(KEY)
+    assert pumping.append() == [NotAppended(KEY, "the stream is missing")]
+    assert not pumping.client.exists(KEY)
+
+
+def test_pump_appends_nothing_where_redis_is_full(pumping):
+    pumping.append()
+    pumping.client.config_set("maxmemory", 1)
+    (told,) = pumping.append()
+    assert isinstance(told, NotAppended)
+    assert "OOM" in told.reason or "EXECABORT" in told.reason
+    pumping.client.config_set("maxmemory", 0)
+    assert pumping.length == len(BATCHES)
+    assert pumping.append() == [Appended(KEY)]
+
+
+@pytest.mark.parametrize("missing", ["-multi", "-exec", "-watch"])
+def test_pump_without_the_right_to_transactions_appends_nothing_and_says_so(server, missing):
+    server.client.execute_command(
+        *("ACL", "SETUSER", "old", "on", ">secret", "~tunemq*", "+@all", missing)
+    )
+    old = Pumping(server, server.url.replace("unix://", "unix://old:secret@"))
+    with pytest.raises(WireUnavailable, match=r"refuses events: .*NOPERM"):
+        old.append()
+    old.close()
+    assert old.length == 0
