@@ -17,7 +17,7 @@ from tunemq_shared.node_orders import BlobRef
 #: Of requests and of their answers; a difference is refused, both versions named.
 REQUESTS_VERSION: Final = 2
 #: So many bytes has a request at most; what is larger is a blob.
-MAX_REQUEST_BYTES: Final = 2**20
+MAX_REQUEST_BYTES: Final = 2**18
 #: So many bytes of a log are in one answer at most.
 MAX_PAGE_BYTES: Final = 2**18
 

@@ -42,7 +42,6 @@ class Pumping:
     def length(self):
         return self.client.xlen(KEY) - 1
 
-
     def close(self):
         if self.pump._client is not None:
             self.pump._client.close()

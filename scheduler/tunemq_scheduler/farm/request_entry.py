@@ -90,7 +90,7 @@ def decode_entry(fields: dict[bytes, bytes], keys: LiveKeys, tunemq: str, now: f
     size = len(sealed) - (HEAD_BYTES if keys.is_signed else 1)
     if size > r.MAX_REQUEST_BYTES:
         raise Unanswerable(
-            f"the request has {size} bytes; {r.MAX_REQUEST_BYTES} are the most.",
+            f"the request has more than {r.MAX_REQUEST_BYTES} bytes, which are the most.",
             "oversized",
             request,
         )

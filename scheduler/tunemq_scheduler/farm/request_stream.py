@@ -1,21 +1,33 @@
 """`RequestStream`: the requests in Redis, each taken from there by one scheduler, once.
 
-What is read is claimed by removing it, so the stream holds what nobody has begun. A client that
-gives up removes its request in the same way, and then knows that it was not and will not be done.
+What is taken is removed, so the stream holds what nobody has begun. A client that gives up removes
+its request in the same way, and then knows that it was not and will not be done.
+
+Who may submit may also leave entries there that no request is as long as, while no scheduler reads.
+So the scheduler waits with a command that yields one entry, and then has a script take entries, of
+which that cuts off what is too long.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from typing import Any, Final
+from typing import Final
 
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_shared import wire
 from tunemq_shared.errors import SchedulerSuperseded, WireError, WireUnavailable
+from tunemq_shared.requests import MAX_REQUEST_BYTES
+from tunemq_shared.seals import HEAD_BYTES
 
-#: So many in one go, so that a flood of requests does not hold the scheduler up.
+#: So many in one go, so that a flood of requests does not hold the scheduler up; and no more of
+#: them once they have so many bytes.
 COUNT: Final = 16
+_BYTES: Final = 4 * 2**20
+#: What is behind so many bytes of a field is cut off: one that long makes no request, and is
+#: refused as too long. Fields behind so many names and values are left out; requests have fewer.
+FIELD_BYTES: Final = MAX_REQUEST_BYTES + HEAD_BYTES + 1
+_PARTS: Final = 32
 #: Redis answers "nothing" after so long, which shows that the connection is alive.
 _BLOCK_S: Final = 4.0
 _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
@@ -23,23 +35,32 @@ _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 #: An entry of a time so far ahead is nobody's, and behind the greatest id there is none: then the
 #: stream begins anew, and who has asked asks again.
 _AHEAD_AT_MOST_MS: Final = 86_400_000
-#: Whose asker has gone long since: he was told that it was not done.
-_CLAIM: Final = """
+#: An old entry is left out: its asker has gone long since, and was told that it was not done.
+_TAKE: Final = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
 local now = redis.call('TIME')[1] * 1000
 local oldest, newest = now - tonumber(ARGV[2]), now + tonumber(ARGV[3])
-local claimed, is_exhausted = {}, false
-for i = 4, #ARGV do
-  local is_there = redis.call('XDEL', KEYS[2], ARGV[i])
-  local sent = tonumber(string.match(ARGV[i], '^%d+'))
+local room, longest, parts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local taken, is_exhausted = {}, false
+for _ = 1, tonumber(ARGV[4]) do
+  local streams = room > 0 and redis.call('XREAD', 'COUNT', 1, 'STREAMS', KEYS[2], '0-0')
+  if not streams then break end
+  local id, fields = unpack(streams[1][2][1])
+  redis.call('XDEL', KEYS[2], id)
+  local sent = tonumber(string.match(id, '^%d+'))
   if sent > newest then
     is_exhausted = true
-  elseif is_there == 1 and sent >= oldest then
-    claimed[#claimed + 1] = ARGV[i]
+  elseif sent >= oldest then
+    local kept = {}
+    for i = 1, math.min(#fields, parts) do
+      kept[i] = string.sub(fields[i], 1, longest)
+      room = room - #kept[i]
+    end
+    taken[#taken + 1] = kept
   end
 end
 if is_exhausted then redis.call('DEL', KEYS[2]) end
-return claimed
+return taken
 """
 
 
@@ -73,18 +94,12 @@ class RequestStream:
             if not self._is_answered():
                 return []
             self._asked_at = None
-            answer = self._reading.receive()
-            entries: list[Any] = answer[0][1] if answer else []
-            claimed = self._claim(term, [entry[0] for entry in entries])
+            taken = self._take(term) if self._reading.receive() else []
             self._ask()
         except WireError:
             self.close()
             raise
-        return [
-            dict(zip(fields[::2], fields[1::2], strict=True))
-            for entry_id, fields in entries
-            if entry_id in claimed
-        ]
+        return [dict(zip(fields[::2], fields[1::2], strict=True)) for fields in taken]
 
     def send(self, commands: list[Command]) -> None:
         """Do these commands.
@@ -107,7 +122,7 @@ class RequestStream:
         self._reading.connect()
         block = str(int(_BLOCK_S * 1000))
         streams = ("STREAMS", wire.REQUESTS, "0-0")
-        self._reading.post([("XREAD", "COUNT", str(COUNT), "BLOCK", block, *streams)])
+        self._reading.post([("XREAD", "COUNT", "1", "BLOCK", block, *streams)])
         self._asked_at = time.monotonic()
 
     def _is_answered(self) -> bool:
@@ -119,15 +134,15 @@ class RequestStream:
             raise WireUnavailable(f"Redis at {self._reading.address} does not answer any more.")
         return False
 
-    def _claim(self, term: int, ids: list[bytes]) -> set[bytes]:
-        if not ids:
-            return set()
+    def _take(self, term: int) -> list[list[bytes]]:
+        """The fields of the oldest entries, as names and values in turn."""
         self._writing.connect()
         times = str(wire.ANSWER_TTL_S * 1000), str(_AHEAD_AT_MOST_MS)
-        keys = ("2", wire.TERM, wire.REQUESTS)
-        (answer,) = self._writing.ask([("EVAL", _CLAIM, *keys, str(term), *times, *ids)])
+        keys, bounds = ("2", wire.TERM, wire.REQUESTS), (COUNT, _BYTES, FIELD_BYTES, _PARTS)
+        (answer,) = self._writing.ask([("EVAL", _TAKE, *keys, str(term), *times, *bounds)])
         if answer == 0:
             raise SchedulerSuperseded(
                 "This farm has a newer scheduler, which answers all requests from now on."
             )
-        return set(answer)
+        taken: list[list[bytes]] = answer
+        return taken

@@ -1,0 +1,66 @@
+"""S15: huge requests that were left while no scheduler read cost it little at its start."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tests.support import eventually
+from tunemq_scheduler.farm import request_stream
+from tunemq_scheduler.farm.request_stream import FIELD_BYTES, RequestStream
+from tunemq_shared import wire
+
+__all__ = ["server"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+_HUGE = 8 * 2**20
+_TIMES = 16
+
+
+def taken_from(stream: RequestStream, amount: int) -> list[dict[bytes, bytes]]:
+    """What it takes until it has taken so many."""
+    taken: list[dict[bytes, bytes]] = []
+    eventually(lambda: len(taken.extend(stream.take(1)) or taken) >= amount)
+    return taken
+
+
+def test_request_stream_with_huge_entries_holds_one_at_a_time_and_cuts_it_off(
+    server: RedisServer,
+):
+    for number in range(_TIMES):
+        server.client.xadd(wire.REQUESTS, {"id": number, "body": b"x" * _HUGE})
+    stream = RequestStream(server.url)
+    tracemalloc.start()
+    try:
+        taken = taken_from(stream, _TIMES)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        stream.close()
+    assert [entry[b"id"] for entry in taken] == [b"%d" % number for number in range(_TIMES)]
+    assert {len(entry[b"body"]) for entry in taken} == {FIELD_BYTES}
+    assert peak < 4 * _HUGE
+    assert server.client.xlen(wire.REQUESTS) == 0
+
+
+def test_request_stream_leaves_out_fields_that_no_request_has(server: RedisServer):
+    server.client.xadd(wire.REQUESTS, {f"field{number}": "x" for number in range(1000)})
+    stream = RequestStream(server.url)
+    (entry,) = taken_from(stream, 1)
+    stream.close()
+    assert len(entry) < 20
+
+
+def test_request_stream_takes_no_more_in_one_go_than_it_has_room_for(server: RedisServer):
+    for _ in range(40):
+        server.client.xadd(wire.REQUESTS, {"body": b"x" * _HUGE})
+    stream = RequestStream(server.url)
+    sizes: list[int] = []
+    eventually(lambda: sizes.append(sum(map(len, stream.take(1)))) or sum(sizes) >= 40)
+    stream.close()
+    at_once = max(sizes)
+    assert at_once * FIELD_BYTES <= request_stream._BYTES + FIELD_BYTES
