@@ -55,7 +55,7 @@ tuner = tune.Tuner(
     param_space={{"own": {space}, **OPTIONS}},
     tune_config=tune.TuneConfig(metric="score", mode="max", {tune}),
     run_config=tune.RunConfig(
-        failure_config=tune.FailureConfig(max_failures={failures}),
+        failure_config=tune.FailureConfig(max_failures={failures}, {policy}),
         verbose=1,
         {run}
     ),
@@ -77,6 +77,7 @@ class Search:
         tune, run: further arguments of TuneConfig and RunConfig.
         has_gate: steps wait for `FarmService.open_gate`.
         failures: so many of a trial are forgiven; -1: all.
+        policy: further arguments of FailureConfig.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Search:
     run: str = ""
     has_gate: bool = False
     failures: int = -1
+    policy: str = ""
 
 
 class Machine(Protocol):
@@ -280,7 +282,7 @@ class FarmService:
         (folder / "work.py").write_text((_ROOT / "tests" / "chain.py").read_text())
         script = folder / "search.py"
         about = {name: getattr(search, name) for name in ("trainable", "resources", "failures")}
-        about |= {name: getattr(search, name) for name in ("code", "tune", "run")}
+        about |= {name: getattr(search, name) for name in ("code", "tune", "run", "policy")}
         space = search.space or f"tune.grid_search(list(range({search.trials})))"
         script.write_text(_SEARCH.format(options=options, space=space, **about))
         self._searches[search.name] = search

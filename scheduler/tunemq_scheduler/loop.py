@@ -115,7 +115,7 @@ class ExperimentLoop:
         #: Whether there may be something in the store that nobody refers to.
         self.has_leftovers = False
         #: The nodes that were set aside at the end of the last turn in the journal.
-        self._aside = set(runner.aside)
+        self._aside = self._nodes_aside()
         self._entries: list[m.Entry] = []
         self._commands: list[c.Command] = []
 
@@ -230,7 +230,7 @@ class ExperimentLoop:
         entries = self._entries
         # Time alone has consequences, too: what is waited for may be given up, and the order in
         # which nodes may be used again decides which of them is taken first.
-        is_changed = self._commands or self.runner.aside.keys() != self._aside
+        is_changed = self._commands or self._nodes_aside() != self._aside
         if is_changed or any(type(one.event) is not m.Tick for one in entries):
             append_when_there_is_room(
                 self._journal.append,
@@ -238,10 +238,13 @@ class ExperimentLoop:
                 tell=self._records.news,
                 is_given_up=self._is_interrupted,
             )
-            self._entries, self._aside = [], set(self.runner.aside)
+            self._entries, self._aside = [], self._nodes_aside()
             self._perform()
             self.executor.release(self.runner.accepted)
         self._entries, self._commands = [], []
+
+    def _nodes_aside(self) -> set[str]:
+        return {*self.runner.aside, *self.runner.alone}
 
     def _is_interrupted(self) -> bool:
         return bool(self.runner.interrupted) or any(

@@ -310,12 +310,14 @@ class NodeLost(Message, frozen=True, tag="lost"):
     """A node incarnation is silent for too long: its trials may be started elsewhere.
 
     ``is_dead``: it will not come back (its node was started again, or its machine is ours and it
-    ended), so that nothing of it has to be kept in mind.
+    ended), so that nothing of it has to be kept in mind. ``is_shared``: trials of other experiments
+    were on it, or may have been.
     """
 
     incarnation: str
     reason: str
     is_dead: bool = False
+    is_shared: bool = False
 
 
 class NodeReturned(Message, frozen=True, tag="returned"):

@@ -126,7 +126,8 @@ def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_othe
     expected = ["TERMINATED"] * 4
     expected[at] = "ERROR"
     assert [status for status, _ in results] == expected
-    assert len(search.all_of(m.NodeLost)) == 3
+    # Two with the others beside it, which is no evidence, and three alone.
+    assert 3 <= len(search.all_of(m.NodeLost)) <= 5
     assert "poison: 3 nodes in a row were lost while they ran it" in failures_of(search, at)
     assert "poison: " in results[at][1]
     for number in {0, 1, 2, 3} - {at}:

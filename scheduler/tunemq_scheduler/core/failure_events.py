@@ -76,19 +76,27 @@ class FailureEvents:
             trial.story.append(shown)
         return []
 
-    def lost_its_node(self, trial: Trial, event: NodeLost, commands: list[Command]) -> None:
-        """The node of a trial was lost; a trial that takes node after node with it is poison."""
+    def lost_its_node(
+        self, trial: Trial, event: NodeLost, commands: list[Command], *, was_alone: bool
+    ) -> None:
+        """The node of a trial was lost; a trial that takes node after node with it is poison.
+
+        Only the loss of a node that ran no other trial speaks against this one.
+        """
         if event.incarnation not in trial.fell_with:
             trial.fell_with.append(event.incarnation)
-        fallen, limit = self._state.fallen_with(trial), self._state.settings.max_node_losses
+        if was_alone and event.incarnation not in trial.fell_alone:
+            trial.fell_alone.append(event.incarnation)
+        fallen = self._state.still_away(trial.fell_alone)
+        limit = self._state.settings.max_node_losses
         if limit < 0 or len(fallen) <= limit:
             self._endings.try_again(trial)
             return
         failure = classify(event)
         trial.count_failure(failure.kind)
         told = (
-            f"{len(fallen)} nodes in a row were lost while they ran it, and it reported nothing "
-            f"new ({', '.join(fallen)})"
+            f"{len(fallen)} nodes in a row were lost while they ran it and no other trial, and it "
+            f"reported nothing new ({', '.join(fallen)})"
         )
         self._follow(trial, event, failure, Verdict(is_retried=False, told=told), commands)
 

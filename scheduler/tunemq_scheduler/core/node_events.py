@@ -41,12 +41,18 @@ class _End(Protocol):
     ) -> None: ...
 
 
+class _LostItsNode(Protocol):
+    def __call__(
+        self, trial: Trial, event: m.NodeLost, commands: list[Command], *, was_alone: bool
+    ) -> None: ...
+
+
 class Moves(NamedTuple):
     """What the runner does with a trial; see there."""
 
     move: Callable[[Trial, str], None]
     end: _End
-    lost_its_node: Callable[[Trial, m.NodeLost, list[Command]], None]
+    lost_its_node: _LostItsNode
     forget_if_over: Callable[[Trial, list[Command]], None]
 
 
@@ -96,10 +102,11 @@ class NodeEvents:
             doing: dict[str, Doing] = {}
             state.away[event.incarnation] = AwayNode(joined, state.elapsed, hosted, doing)
             state.leave_behind(event.incarnation)
+            was_alone = not event.is_shared and len({one.trial for one in hosted}) == 1
             for one in hosted:
                 trial = state.live.get(one.trial)
                 if trial is not None and trial.epoch == one.epoch:
-                    self._lose_host(trial, event, doing, commands)
+                    self._lose_host(trial, event, doing, commands, was_alone=was_alone)
         if event.is_dead:
             commands += self._bury(event.incarnation)
         return commands
@@ -120,8 +127,9 @@ class NodeEvents:
                 trial.story.append(event)
                 self._moves.move(trial, RUNNING)
                 doing.resume(trial)
-                if event.incarnation in trial.fell_with:  # no, the node did not fall
-                    trial.fell_with.remove(event.incarnation)
+                for fallen in (trial.fell_with, trial.fell_alone):
+                    if event.incarnation in fallen:  # no, the node did not fall
+                        fallen.remove(event.incarnation)
         commands = self._offers.make_room(event.incarnation, event)
         orders = [self._standing_order(one.trial, one.epoch) for one in away.hosted]
         return [*orders, *commands]
@@ -162,7 +170,13 @@ class NodeEvents:
     # --- small things -----------------------------------------------------------------------------
 
     def _lose_host(
-        self, trial: Trial, event: m.NodeLost, doing: dict[str, Doing], commands: list[Command]
+        self,
+        trial: Trial,
+        event: m.NodeLost,
+        doing: dict[str, Doing],
+        commands: list[Command],
+        *,
+        was_alone: bool,
     ) -> None:
         if trial.status != RUNNING:
             self._moves.forget_if_over(trial, commands)
@@ -172,7 +186,7 @@ class NodeEvents:
             self._moves.end(trial, TERMINATED, trial.ending, commands, early=True)
         else:
             doing[trial.trial_id] = Doing.of(trial)
-            self._moves.lost_its_node(trial, event, commands)
+            self._moves.lost_its_node(trial, event, commands, was_alone=was_alone)
 
     def _bury(self, node: str) -> list[Command]:
         """Nothing of a node has to be kept in mind any longer."""

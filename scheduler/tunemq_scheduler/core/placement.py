@@ -171,6 +171,14 @@ class Placement:
                     best, least = node, left
         return best
 
+    def can_hold(self, incarnation: str, request: Mapping[str, float]) -> bool:
+        """Whether a node has enough free now, set aside or not."""
+        return self._nodes[incarnation].can_hold(ask_of(request))
+
+    def is_whole(self, incarnation: str) -> bool:
+        """Whether all of a node that is not withheld may be had."""
+        return self._nodes[incarnation].is_whole()
+
     def take(self, incarnation: str, request: Mapping[str, float]) -> dict[str, float]:
         """Take a request's resources of a node; returns which GPUs, and how much of each.
 

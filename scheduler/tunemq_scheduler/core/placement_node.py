@@ -189,6 +189,21 @@ class Node:
             for uuid, share in devices.items()
         )
 
+    def is_whole(self) -> bool:
+        """Whether all of it is offered, but for what is withheld."""
+        if self.offered is None:
+            return True
+        are_offered = all(
+            self._cap_shares[uuid] >= device.share - TOLERANCE
+            for uuid, device in self._whole.items()
+            if uuid not in self.withheld
+        )
+        return are_offered and all(
+            self._cap[name] >= amount - TOLERANCE
+            for name, amount in self.total.items()
+            if name != GPU
+        )
+
     def withheld_from(self, ask: Ask) -> dict[str, str]:
         """The GPUs that would do for a request, were they not withheld, and why they are."""
         if not (self.withheld and ask.names_device and self.could_hold(ask)):

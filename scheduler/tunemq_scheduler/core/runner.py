@@ -227,7 +227,9 @@ class TrialRunner(RunnerState):
         # It may have been told to pause, or been at its end, when its search was interrupted.
         trial.ending = trial.pausing = ""
         trial.matched = {}
-        slot = self.slots.take(trial, self.avoided(trial))
+        slot = self.slots.take_on(trial, self.place_of(trial))
+        if self.is_suspect(trial):
+            self.keep_alone(slot.node, trial.trial_id)
         self.queue.served(trial)
         self._move(trial, RUNNING)
         trial.story.append(event)

@@ -5,14 +5,14 @@ Only `tunemq_scheduler.core.runner.TrialRunner` changes it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 import msgspec
 
 from tunemq_scheduler.core.away import AwayNode
 from tunemq_scheduler.core.checkpoint_book import CheckpointBook
 from tunemq_scheduler.core.node_health import NodeHealth
-from tunemq_scheduler.core.placement import could_hold
+from tunemq_scheduler.core.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.slots import Slots
@@ -41,6 +41,8 @@ class RunnerState:
         suggested: how many configurations there are so far; ``exhausted``: no more come.
         nodes: the incarnations that can be heard; ``away``: those that cannot, and may come back.
         offers: what may be had of them, where others use them, too; the newest of each.
+        alone: the nodes that take no further trial, because one that may kill its node runs there
+            (its id), or is to run there next (no id).
         giving_way: the trials that make room for others, and until when they have time for that.
         stale: facts that came too late to count; ``repeated``: results of steps that are recorded.
         accepted: how far each node incarnation's events are journalled.
@@ -63,7 +65,8 @@ class RunnerState:
         #: Those of them that changed since somebody wrote them down.
         self._changed: dict[str, None] = {}
         self.book = CheckpointBook(settings, self.live, self._forget_checkpoint)
-        self.queue = WaitingTrials(self._may_be_poison, self.placement.unreserve)
+        self.alone: dict[str, str] = {}
+        self.queue = WaitingTrials(self.is_suspect, self.placement.unreserve)
         #: Trial -> the away nodes that hosted it or have checkpoints of it; some may be back.
         self.left_behind: dict[str, dict[str, None]] = {}
         self.counts: dict[str, int] = dict.fromkeys(STATES, 0)
@@ -167,18 +170,30 @@ class RunnerState:
 
     def has_place(self, trial: Trial) -> bool:
         """Whether a node could host a waiting trial now."""
-        return self.placement.fit(trial.resources, avoid=self.avoided(trial)) is not None
+        return self.place_of(trial) is not None
 
     def avoided(self, trial: Trial) -> Container[str]:
-        """The nodes that must not host a trial, whatever room they have.
+        """The nodes, by incarnation, that a trial is not placed on, whatever room they have."""
+        return _Avoided(self, trial.excluded) if trial.excluded else ()
 
-        Of trials that may be poison each node gets one: else nobody could tell which it was that
-        took the node with it, and all of them would end for it. And a trial may shun nodes.
-        """
-        may_be_poison = self._may_be_poison(trial)
-        if not (may_be_poison or trial.excluded):
-            return ()
-        return _Avoided(self, trial.excluded, may_be_poison=may_be_poison)
+    def place_of(self, trial: Trial) -> str | None:
+        """The node that would host a waiting trial now; None where no node could."""
+        if not self.is_suspect(trial):
+            return self.placement.fit(trial.resources, trial.checkpoints.node, self.avoided(trial))
+        preferred = trial.checkpoints.node
+        if preferred in self.nodes and self._is_free_for_suspect(preferred, trial):
+            return preferred
+        kept = [node for node, hosted in self.alone.items() if not hosted]
+        places = (one for one in (*kept, *self.nodes) if self._is_free_for_suspect(one, trial))
+        return next(places, None)
+
+    def _is_free_for_suspect(self, node: str, trial: Trial) -> bool:
+        """Whether a node runs nothing, can host this trial, and gets no other one beside it."""
+        if node in self.aside or self.alone.get(node) or self.slots.on_node(node):
+            return False
+        if self.nodes[node].node in trial.excluded:
+            return False
+        return self.placement.is_whole(node) and self.placement.can_hold(node, trial.resources)
 
     def shunned_by(self, trial: Trial) -> list[str]:
         """The nodes, by incarnation, that a trial is not placed on any more."""
@@ -195,29 +210,78 @@ class RunnerState:
         nodes = [*self.nodes.values(), *(away.joined for away in self.away.values())]
         return any(one.node not in trial.excluded and could_hold(one, request) for one in nodes)
 
-    def hosts_suspect(self, node: str) -> bool:
-        """Whether a node has a trial that may be poison."""
-        return any(
-            one in self.live and self._may_be_poison(self.live[one])
-            for one in self.slots.trials_on(node)
-        )
+    def is_suspect(self, trial: Trial) -> bool:
+        """Whether a trial may be what killed its nodes: it runs alone until that is known.
 
-    def _may_be_poison(self, trial: Trial) -> bool:
-        """Whether one more lost node, or forkserver of a node, ends the trial in ERROR."""
+        Losses that it shared with other trials make it one, and are no evidence against it.
+        """
         limit = self.settings.max_node_losses
         if 0 < limit <= trial.in_a_row.get(m.FORKSERVER_LOST, 0):
-            return True
-        return 0 < limit <= len(trial.fell_with) and limit <= len(self.fallen_with(trial))
+            return True  # one more forkserver of a node ends it
+        enough = max(1, limit)
+        return (
+            limit >= 0
+            and enough <= len(trial.fell_with)
+            and enough <= len(self.still_away(trial.fell_with))
+        )
 
-    def fallen_with(self, trial: Trial) -> list[str]:
-        """The nodes that were lost with a trial since its last new result, and are still away."""
-        return [one for one in trial.fell_with if one not in self.nodes]
+    def keep_alone(self, node: str, trial: str) -> None:
+        """Have a node take no other trial than this one."""
+        self.alone[node] = trial
+        self._close_nodes()
+
+    def _review_alone(self) -> None:
+        """Work out which nodes are kept for suspects: where one runs, and one node for the next.
+
+        Of a shared node the farm says who else may use it.
+        """
+        waiting = self.queue.apart(PENDING)
+        if not (self.alone or waiting):
+            return
+        for node, hosted in list(self.alone.items()):
+            if not (self._hosts_suspect(node, hosted) if hosted else self._serves(node, waiting)):
+                del self.alone[node]
+        if all(self.alone.values()):
+            for trial in waiting:
+                if self.place_of(trial) is not None:
+                    continue
+                nodes = [one for one in self.nodes if self._serves(one, [trial])]
+                if nodes:
+                    self.alone[min(nodes, key=lambda one: len(self.slots.on_node(one)))] = ""
+                    return
+
+    def _hosts_suspect(self, node: str, trial_id: str) -> bool:
+        trial = self.live.get(trial_id)
+        return (
+            node in self.nodes
+            and trial is not None
+            and self.slots.node_at(trial_id, trial.epoch) == node
+            and self.is_suspect(trial)
+        )
+
+    def _serves(self, node: str, waiting: list[Trial]) -> bool:
+        """Whether a node, once it is empty, would do for one of these."""
+        joined = self.nodes.get(node)
+        if joined is None or joined.is_shared or node in self.aside or self.alone.get(node):
+            return False
+        return any(
+            joined.node not in trial.excluded and holds_when_empty(joined, trial.resources)
+            for trial in waiting
+        )
+
+    def still_away(self, nodes: Iterable[str]) -> list[str]:
+        """Those of these nodes, by incarnation, that were lost and did not come back."""
+        return [one for one in nodes if one not in self.nodes]
 
     def review_nodes(self) -> None:
         """Work out which nodes are set aside now: time went on, or there is news of a node."""
         if self.aside or self.health:
             self.aside = self.health.aside(self.nodes, self.elapsed)
-            self.placement.set_aside(self.aside)
+        self._review_alone()
+        self._close_nodes()
+
+    def _close_nodes(self) -> None:
+        self.placement.set_aside((*self.aside, *self.alone))
 
     def leave_behind(self, node: str) -> None:
         """A node is away now; whatever it has is of these trials."""
@@ -302,6 +366,8 @@ class RunnerState:
 
         Where there is room, and nobody chose it, no node is kept in vain.
         """
+        if self.is_suspect(trial):  # another rule keeps a node for these
+            return
         if self.has_place(trial):
             self.placement.unreserve(trial.resources)
         elif not self.placement.is_reserved_for(trial.resources):
@@ -323,24 +389,14 @@ class RunnerState:
 
 
 class _Avoided:
-    """The nodes that a trial must not be placed on; looks only at those it is asked about.
+    """The nodes that a trial is not placed on any more; ``excluded``: their names."""
 
-    Args:
-        excluded: their names.
-        may_be_poison: likewise those which have another trial that may be poison.
-    """
-
-    def __init__(
-        self, state: RunnerState, excluded: Container[str], *, may_be_poison: bool
-    ) -> None:
-        self._state, self._excluded, self._may_be_poison = state, excluded, may_be_poison
+    def __init__(self, state: RunnerState, excluded: Container[str]) -> None:
+        self._state, self._excluded = state, excluded
 
     def __contains__(self, node: object) -> bool:
-        if not isinstance(node, str) or node not in self._state.nodes:
-            return False
-        if self._state.nodes[node].node in self._excluded:
-            return True
-        return self._may_be_poison and self._state.hosts_suspect(node)
+        joined = self._state.nodes.get(node) if isinstance(node, str) else None
+        return joined is not None and joined.node in self._excluded
 
 
 _unpack_summary = msgspec.msgpack.Decoder(TrialSummary).decode

@@ -82,7 +82,16 @@ class Slots:
         Raises:
             BugError: no node has room.
         """
-        node = self.placement.fit(trial.resources, trial.checkpoints.node, avoid)
+        return self.take_on(
+            trial, self.placement.fit(trial.resources, trial.checkpoints.node, avoid)
+        )
+
+    def take_on(self, trial: Trial, node: str | None) -> Slot:
+        """Take a slot of this node for the trial's newest epoch.
+
+        Raises:
+            BugError: there is no node, or it has no room.
+        """
         if node is None:
             raise BugError(f"trial {trial.trial_id} was chosen, and no node has room for it")
         slot = Slot(node, trial.resources, self.placement.take(node, trial.resources))

@@ -68,6 +68,7 @@ class TrialState(msgspec.Struct, kw_only=True):
     excused: int = 0
     is_alone: bool = False
     devices_used: tuple[DeviceUse, ...] = ()
+    fell_alone: list[str] = []
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -97,6 +98,7 @@ class _State(msgspec.Struct, kw_only=True):
     cursor: str
     offers: dict[str, m.NodeOffered] = {}
     giving_way: dict[str, float] = {}
+    alone: dict[str, str] = {}
     passed_over: PassedOver = PassedOver()
 
 
@@ -125,6 +127,7 @@ _SAME: Final = (
     "cursor",
     "offers",
     "giving_way",
+    "alone",
 )
 _MADE_ANEW: Final = frozenset({"checkpoints", "story"})
 
@@ -236,7 +239,7 @@ def snapshot(runner: RunnerState) -> bytes:
             list(trial.checkpoints),
             trial.run_until,
             trial.repeated,
-            (trial.fruitless, trial.not_before, trial.in_a_row, trial.fell_with),
+            (trial.fruitless, trial.not_before, trial.in_a_row, trial.fell_with, trial.fell_alone),
             (trial.ending, trial.stop_ordered),
             (trial.matched, trial.excused, trial.is_alone),
             (trial.pausing, trial.restoring, trial.waits, runner.giving_way.get(trial.trial_id)),
@@ -260,5 +263,6 @@ def snapshot(runner: RunnerState) -> bytes:
             (runner.suggested, runner.exhausted, runner.stopping, runner.interrupted),
             (runner.stale, runner.repeated, runner.cursor),
             runner.health.state(),
+            sorted(runner.alone.items()),
         )
     )

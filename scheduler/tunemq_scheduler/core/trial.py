@@ -108,7 +108,8 @@ class Trial:
         preemptions: how often it gave way to others that its farm put first.
         repeated: how many results it reported of steps that were recorded.
         failures: how many of each class; ``in_a_row``: since its last new result.
-        fell_with: the nodes that were lost while they ran it, since its last new result.
+        fell_with: the nodes that were lost while they ran it, since its last new result;
+            ``fell_alone``: those of them that ran no other trial, of any experiment.
         ending: why it is about to end, while its host still has to say that all is kept.
         stop_ordered: whether it ends because somebody asked for it.
         pausing: why it is being paused; empty while it is not.
@@ -135,6 +136,7 @@ class Trial:
         "failed_on",
         "failure",
         "failures",
+        "fell_alone",
         "fell_with",
         "fruitless",
         "in_a_row",
@@ -190,6 +192,7 @@ class Trial:
         self.failures: dict[str, int] = {}
         self.in_a_row: dict[str, int] = {}
         self.fell_with: list[str] = []
+        self.fell_alone: list[str] = []
         self.fruitless = 0
         self.repeated = 0
         self.preemptions = 0
@@ -271,6 +274,7 @@ class Trial:
             self.fruitless = 0
             self.in_a_row.clear()
             self.fell_with.clear()
+            self.fell_alone.clear()
 
     def back_off(self, elapsed: float) -> None:
         """It failed at this time: settle when it is tried again."""

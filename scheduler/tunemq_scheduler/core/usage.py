@@ -35,10 +35,11 @@ class UsageBook:
         state, newest = self._state, self._newest
         changed = sum(self._follow(node) for node in state.placement.touched())
         wants = tuple(_wants(state, configurations))
+        alone = tuple(node for node, trial in state.alone.items() if trial)
         if changed:
-            self._newest = Usage(dict(self._seen), dict(self._held), wants)
-        elif wants != newest.wants:
-            self._newest = Usage(newest.seen, newest.held, wants)
+            self._newest = Usage(dict(self._seen), dict(self._held), wants, alone)
+        elif (wants, alone) != (newest.wants, newest.alone):
+            self._newest = Usage(newest.seen, newest.held, wants, alone)
         return self._newest
 
     def _follow(self, node: str) -> bool:
@@ -56,8 +57,10 @@ class UsageBook:
 def _wants(state: RunnerState, configurations: int) -> Iterator[Wanted]:
     if state.interrupted:
         return
+    suspects = state.queue.apart(PENDING)
     for trial, count in state.queue.lines(PENDING):
-        yield Wanted(trial.resources, count, trial.checkpoints.node, _excluded(state, trial))
+        if trial not in suspects:
+            yield Wanted(trial.resources, count, trial.checkpoints.node, _excluded(state, trial))
     request = state.settings.request
     if request is not None and not (state.exhausted or state.stopping):
         unfinished = state.counts[PENDING] + state.counts[RUNNING] + state.counts[PAUSED]
@@ -67,8 +70,16 @@ def _wants(state: RunnerState, configurations: int) -> Iterator[Wanted]:
             yield Wanted(request, more)
     # Which of the paused go on, and when, is up to the trial scheduler; it is asked where one has a
     # place, so that one place for each request is all that is known to be of use.
+    paused = state.queue.apart(PAUSED)
     for trial, _ in state.queue.lines(PAUSED):
-        yield Wanted(trial.resources, 1, trial.checkpoints.node, _excluded(state, trial))
+        if trial not in paused:
+            yield Wanted(trial.resources, 1, trial.checkpoints.node, _excluded(state, trial))
+    # One at a time is given a node; a paused one only where nothing else could get on.
+    if not suspects and not (state.counts[PENDING] or state.counts[RUNNING]):
+        suspects = paused
+    for trial in suspects[:1]:
+        excluded = _excluded(state, trial)
+        yield Wanted(trial.resources, 1, trial.checkpoints.node, excluded, is_alone=True)
 
 
 def _excluded(state: RunnerState, trial: Trial) -> tuple[str, ...]:

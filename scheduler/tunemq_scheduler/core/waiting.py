@@ -34,7 +34,7 @@ class _Kind(NamedTuple):
     """What the trials of a line have in common: all that decides whether there is a place.
 
     Attributes:
-        is_apart: they must not share a node with others of whom that is true, too.
+        is_apart: they must not share a node with any other trial.
         excluded: the nodes, by name, that they must not be placed on.
     """
 
@@ -107,8 +107,8 @@ class WaitingTrials:
     """PENDING and PAUSED trials; each kind in the order in which they began to wait.
 
     Args:
-        is_apart: whether a trial must not share a node with others of whom that is true, too. It
-            is asked when a trial begins to wait, and by `review` and `regroup`.
+        is_apart: whether a trial must not share a node with any other. It is asked when a trial
+            begins to wait, and by `review` and `regroup`.
         line_is_over: told of a request when none of a line of PENDING trials waits for it any more.
     """
 
@@ -216,8 +216,18 @@ class WaitingTrials:
         return bool(self._lines[PENDING])
 
     def keeps_others_waiting(self, elapsed: float) -> bool:
-        """Likewise; who shuns nodes does not, for those may have room for others."""
-        return self.has_pending(elapsed) and any(not kind.excluded for kind in self._lines[PENDING])
+        """Likewise; a trial that shuns nodes, or runs alone, does not: others may have a place."""
+        return self.has_pending(elapsed) and any(
+            not (kind.excluded or kind.is_apart) for kind in self._lines[PENDING]
+        )
+
+    def apart(self, status: str) -> list[Trial]:
+        """The first of each line of trials that must not share a node, in their order."""
+        if not any(kind.is_apart for kind in self._lines[status]):
+            return []
+        trials = self._trials[status]
+        lines = (line for kind, line in self._lines[status].items() if kind.is_apart)
+        return [trials[trial] for _, trial in sorted(line.first() for line in lines)]
 
     def placeable(self, elapsed: float, has_place: Callable[[Trial], bool]) -> Iterator[Trial]:
         """Those that could be placed now; the first costs as much as there are lines.

@@ -74,6 +74,11 @@ class Mailbox:
         """How many trials the node is to host."""
         return sum(orders.hosted for orders in self._orders.values())
 
+    def is_shared(self, events_key: str) -> bool:
+        """Whether another experiment has trials on the node, or has still to say that."""
+        others = (one for key, one in self._orders.items() if key != events_key)
+        return any(one.waits or not one.is_empty for one in others)
+
     @property
     def says_nothing(self) -> bool:
         """Whether every experiment that is known has still to say what it wants."""

@@ -291,7 +291,8 @@ class Roster:
             return
         if node.is_joined:
             for tenant in self.tenants.values():
-                tenant.lost(incarnation, reason, is_dead=is_dead)
+                is_shared = node.mailbox.is_shared(tenant.events_key)
+                tenant.lost(incarnation, reason, is_dead=is_dead, is_shared=is_shared)
             if node.away_since is None:
                 where = f"Node {node.about.node} ({node.about.hostname})"
                 self.news.append(f"{where} is lost: {reason}.")
@@ -359,7 +360,9 @@ class Roster:
         """
         incarnation = about.incarnation
         if incarnation in self._buried:
-            tenant.facts.append(m.NodeLost(incarnation, self._buried[incarnation], is_dead=True))
+            reason = self._buried[incarnation]
+            # Nobody knows any more what else ran there.
+            tenant.facts.append(m.NodeLost(incarnation, reason, is_dead=True, is_shared=True))
             return
         node = self.nodes.get(incarnation)
         if node is None:
@@ -372,7 +375,7 @@ class Roster:
         orders = node.mailbox.orders(tenant.events_key)
         tenant.knows(about, orders, journalled, is_away=away_since is not None)
         if node.away_since is not None:
-            tenant.lost(incarnation, "it is not heard", is_dead=False)
+            tenant.lost(incarnation, "it is not heard", is_dead=False, is_shared=True)
         elif node.is_heard:
             self._tell_of(tenant, node)
 

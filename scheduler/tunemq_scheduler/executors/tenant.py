@@ -124,12 +124,16 @@ class Tenant:
             stake.withheld = about.withheld
             self.facts.append(m.DevicesWithheld(about.incarnation, dict(about.withheld)))
 
-    def lost(self, incarnation: str, reason: str, *, is_dead: bool) -> None:
-        """A node is lost, if it was ever told of it; once, and once more if it is dead."""
+    def lost(self, incarnation: str, reason: str, *, is_dead: bool, is_shared: bool) -> None:
+        """A node is lost, if it was ever told of it; once, and once more if it is dead.
+
+        Args:
+            is_shared: trials of other experiments were on it, or may have been.
+        """
         stake = self.stakes.get(incarnation)
         if stake is not None and (is_dead or not stake.is_away):
             stake.is_away = True
-            self.facts.append(m.NodeLost(incarnation, reason, is_dead))
+            self.facts.append(m.NodeLost(incarnation, reason, is_dead, is_shared))
 
     def settle(self, handled: int) -> None:
         """It has handled so many facts, and all that follows from them is in its orders."""

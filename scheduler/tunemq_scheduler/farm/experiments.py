@@ -23,7 +23,7 @@ from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Re
 from tunemq_scheduler.farm.results_folders import ResultsFolders
 from tunemq_scheduler.farm.streams import Streams
 from tunemq_shared import answers as a
-from tunemq_shared.allotments import Usage
+from tunemq_shared.allotments import WHOLE_NODE, Usage
 from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.answers import Refusal
 from tunemq_shared.errors import ConfigError, RequestRefused
@@ -452,7 +452,7 @@ class Experiments:
         held = sum(bool(amounts.resources) for amounts in link.usage.held.values())
         lines = [f"{name} runs, on {held} node{'' if held == 1 else 's'}"]
         for wanted in link.usage.wants:
-            lines += self._allotter.why(name, wanted.request)
+            lines += self._allotter.why(name, WHOLE_NODE if wanted.is_alone else wanted.request)
         if use.waiting:
             lines.append(f"{use.waiting} of its trials wait for the store")
         if trouble := use.traffic.shown(f"the process of {name}"):

@@ -9,6 +9,8 @@ import pytest
 from tests.unit.scheduler.stories import Story, kinds
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.failure_policy import CLASSES, classify
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
@@ -181,6 +183,12 @@ def test_the_counters_are_the_same_after_a_replay() -> None:
     assert again.live["a"].in_a_row == {"died": 1, "restore": 1}
 
 
+def dump_and_load(story: Story) -> bytes:
+    """The state of a runner that was loaded from what this one writes down."""
+    runner = story.runner
+    return TrialRunner.load(story.settings, dump(runner), dict(runner.finished)).snapshot()
+
+
 # --- poison ---------------------------------------------------------------------------------------
 
 
@@ -246,17 +254,27 @@ def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
     for _ in range(2):
         assert story.start_all() == ["a", "poison", "b", "d"]
         story.fall()
-    # From now on each of them may be the one: a node gets one at a time.
+    # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
     assert story.start_all() == ["a"]
-    story.report("a", 1, epoch=3)
-    assert story.start_all() == ["poison"]
     assert story.start_all() == []
-    assert "RecordFailure" in kinds(story.fall())
+    story.report("a", 1, epoch=3)
+    assert story.start_all() == [], "the node is emptied for the next one"
+    story.tell(m.TrialFinished("a", 3))
+    story.tell(m.HostFreed("a", 3))
+    assert story.start_all() == ["poison"]
+    story.fall()
+    for trial in ("b", "d"):
+        assert story.start_all() == [trial]
+        story.report(trial, 1, epoch=3)
+        story.tell(m.TrialFinished(trial, 3))
+        story.tell(m.HostFreed(trial, 3))
+    for _ in range(2):
+        assert story.start_all() == ["poison"]
+        assert story.start_all() == []
+        last = story.fall()
+    assert "RecordFailure" in kinds(last)
     assert story.runner.summary("poison").status == "ERROR"
-    # The one that had been cleared beside it is not under suspicion again.
-    assert story.start_all() == ["b", "a"]
-    story.report("b", 1, epoch=3)
-    assert story.start_all() == ["d"]
+    assert "node.3, node.4, node.5" in story.runner.summary("poison").reason
     assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
 
 
@@ -282,6 +300,55 @@ def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> Non
     assert story.runner.summary("killer").status == "ERROR"
     assert story.start_all() == ["b", "a"]
     assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+
+
+def test_f22_loss_of_a_shared_node_is_no_evidence_against_a_trial() -> None:
+    """However often: others may have been on the node whom this experiment cannot see."""
+    story = Falling(max_node_losses=0)
+    story.add("a")
+    for _ in range(5):
+        assert story.start_all() == ["a"]
+        story.tell(m.NodeLost(story.node, "its process ended", is_dead=True, is_shared=True))
+        story.life += 1
+        story.join(story.node, 4.0)
+    assert story.runner.live["a"].status == "PENDING"
+    assert story.start_all() == ["a"]
+    assert "RecordFailure" in kinds(story.fall())
+    assert story.runner.summary("a").status == "ERROR"
+
+
+def test_f22_suspect_gets_a_node_of_its_own_while_others_run_on() -> None:
+    story = Falling(max_node_losses=0)
+    story.add("a")
+    story.add("b")
+    assert story.start_all() == ["a", "b"]
+    story.fall()
+    story.join("other.1", 4.0)
+    started = story.start_all()
+    assert started == ["a", "b"]
+    nodes = {story.runner.slots.node_of(story.runner.live[one]) for one in started}
+    assert nodes == {"node.2", "other.1"}
+    story.add("c")
+    assert story.start_all() == [], "nothing runs beside a suspect"
+    story.report("a", 1, epoch=2)
+    assert story.start_all() == ["c"], "a trial that got on shares its node again"
+
+
+def test_f22_trial_placed_after_a_suspect_waits_leaves_its_node_free() -> None:
+    """A node is kept for the suspect, so that smaller trials do not take all that comes free."""
+    story = Falling(max_node_losses=0)
+    for trial in ("a", "b"):
+        story.add(trial)
+    story.start_all()
+    story.fall()
+    assert story.start_all() == ["a"]
+    story.report("a", 1, epoch=2)
+    story.add("c")
+    assert story.start_all() == []
+    story.tell(m.TrialFinished("a", 2))
+    story.tell(m.HostFreed("a", 2))
+    assert story.start_all() == ["b"]
+    assert dump_and_load(story) == story.runner.snapshot()
 
 
 def test_a_node_that_was_only_cut_off_speaks_against_nobody() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.unit.scheduler.test_mailbox import START
 from tests.unit.scheduler.test_roster import (
@@ -42,6 +43,26 @@ def trial_of(key: str) -> str:
 
 def mailbox(roster: Roster) -> Mailbox:
     return roster.nodes["inc1"].mailbox
+
+
+def test_f22_experiment_is_told_that_a_lost_node_ran_trials_of_others(roster: Roster) -> None:
+    roster.lose("inc1", "it is silent")
+    for tenant in roster.tenants.values():
+        assert tenant.take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
+
+
+def test_f22_experiment_is_told_that_a_lost_node_ran_only_its_own_trials(roster: Roster) -> None:
+    two = roster.tenants[TWO]
+    two.stakes["inc1"].orders.release("two", 1)
+    roster.lose("inc1", "it is silent")
+    assert roster.tenants[ONE].take() == [m.NodeLost("inc1", "it is silent")]
+    assert two.take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
+
+
+def test_f22_node_of_an_experiment_whose_process_is_away_counts_as_shared(roster: Roster) -> None:
+    roster.leave(roster.tenants[TWO])
+    roster.lose("inc1", "it is silent")
+    assert roster.tenants[ONE].take() == [m.NodeLost("inc1", "it is silent", is_shared=True)]
 
 
 def listed(roster: Roster) -> tuple[list[str], list[str]]:
@@ -125,7 +146,7 @@ def test_a_node_that_is_back_is_told_of_each_when_that_one_has_said_what_it_want
     silent(roster)
     roster.read_leases(60.0, [b"2:1:1"])
     for tenant in roster.tenants.values():
-        assert tenant.take() == [LOST, m.NodeReturned("inc1")]
+        assert tenant.take() == [replace(LOST, is_shared=True), m.NodeReturned("inc1")]
     assert not roster.nodes["inc1"].takes_orders, "nobody has said anything"
 
     again(roster, TWO)
@@ -239,10 +260,10 @@ def test_who_knows_a_node_is_told_what_became_of_it_meanwhile(roster, takes_it_f
     one = roster.tenants[ONE] = Tenant(ONE)
     roster.expect(one, JOINED, 3, away_since=None if takes_it_for == "alive" else 0.0)
     told = {
-        ("alive", "away"): [m.NodeLost("inc1", "it is not heard")],
+        ("alive", "away"): [m.NodeLost("inc1", "it is not heard", is_shared=True)],
         ("away", "there"): [m.NodeReturned("inc1")],
     }
-    dead = [m.NodeLost("inc1", "gone", is_dead=True)]
+    dead = [m.NodeLost("inc1", "gone", is_dead=True, is_shared=True)]
 
     assert one.take() == (dead if it_is == "dead" else told.get((takes_it_for, it_is), []))
 

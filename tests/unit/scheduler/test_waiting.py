@@ -87,7 +87,8 @@ class Model:
             one.not_before <= self.now for one in self.waiting
         )
         assert self.queue.keeps_others_waiting(self.now) == any(
-            one.not_before <= self.now and not one.excluded for one in pending
+            one.not_before <= self.now and not one.excluded and not self.is_apart(one)
+            for one in pending
         )
         assert self.queue.next_try(self.now) == min(due, default=None)
         paused = [one for one in self.waiting if one.status == PAUSED]

@@ -21,6 +21,7 @@ from tunemq_scheduler.farm.allotting.claims import Claims
 from tunemq_scheduler.farm.allotting.clearing import Clearing
 from tunemq_scheduler.farm.allotting.granting import Granting
 from tunemq_scheduler.farm.allotting.idling import Idling
+from tunemq_scheduler.farm.allotting.isolation import Isolation
 from tunemq_scheduler.farm.allotting.ledger import Ledger
 from tunemq_scheduler.farm.allotting.member import Member
 from tunemq_scheduler.farm.allotting.members import Members
@@ -51,6 +52,7 @@ class Allotter:
             settings, self._ledger, self._members, self._claims, self._granting
         )
         self._idling = Idling(self._ledger, self._members, self._granting)
+        self._isolation = Isolation(settings, self._ledger, self._members)
         self._words = Words(self._ledger, self._members, self._claims)
         self._is_changed = False
         self._looked_at = 0.0
@@ -219,6 +221,7 @@ class Allotter:
             self._looked_at = self._now
             self._members.settle()
             self._idling.run(self._now)
+            self._isolation.run(self._now)
             self._granting.run(self._now)
             self._clearing.run(self._now)
             self._granting.settle_claims(self._now)
@@ -278,7 +281,8 @@ class Allotter:
     def _name_spare(self, member: Member) -> None:
         """What trials left of slots that were given for larger ones may do for smaller ones."""
         for grant in member.idle_grants():
-            if not grant.request:
+            node = self._ledger.nodes.get(grant.part.incarnation)
+            if not grant.request and not (node is not None and node.alone_for):
                 for request in member.wants:
                     amounts = self._ledger.room.estimate(request)
                     if amounts and amounts.resources == grant.amounts.resources:

@@ -115,7 +115,7 @@ class Claims:
         """Nobody waits any longer for what it was to let go of."""
         member = self._members.get(part.experiment)
         node = self._ledger.nodes.get(part.incarnation)
-        if member is None or member.is_paused or node is None or node.is_draining:
+        if member is None or member.is_paused or node is None or node.is_draining or node.alone_for:
             return
         if part.restore():
             self._ledger.changed(part)

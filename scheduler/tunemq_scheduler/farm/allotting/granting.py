@@ -7,7 +7,7 @@ from typing import Final
 
 from tunemq_scheduler.farm.allotting.amounts import covers, minus
 from tunemq_scheduler.farm.allotting.claims import Claim, Claims
-from tunemq_scheduler.farm.allotting.ledger import READY, Ledger
+from tunemq_scheduler.farm.allotting.ledger import Ledger
 from tunemq_scheduler.farm.allotting.member import Member
 from tunemq_scheduler.farm.allotting.members import Members
 from tunemq_scheduler.farm.allotting.requests import Request
@@ -160,7 +160,7 @@ class Granting:
     def _may_come(self, claim: Claim) -> bool:
         """Whether the slot will be clear once all that is leaving has left."""
         node = self._ledger.nodes.get(claim.incarnation)
-        if node is None or node.state != READY:
+        if node is None or not node.is_open:
             return False
         others = self._claims.claimed(claim.incarnation, claim.member.priority, claim)
         return covers(minus(node.not_offered, others), claim.amounts)

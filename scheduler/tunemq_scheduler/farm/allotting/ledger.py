@@ -28,10 +28,12 @@ class Node:
         not_offered: what is free once all that is leaving has left.
         aside: what nobody has and nobody gets, of the devices that are ``withheld`` (and why).
         is_unknown: somebody may hold anything of it.
+        alone_for: the experiment that has it to itself, or will once all others have let go.
         version: grows whenever any of this changes.
     """
 
     __slots__ = (
+        "alone_for",
         "aside",
         "free",
         "is_draining",
@@ -56,12 +58,27 @@ class Node:
         self.is_lost = False
         self.is_draining = False
         self.is_unknown = False
+        self.alone_for = ""
         self.version = 0
 
     @property
     def state(self) -> str:
         """In a word."""
         return LOST if self.is_lost else DRAINING if self.is_draining else READY
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything of it may be given to any experiment."""
+        return self.state == READY and not self.alone_for
+
+    @property
+    def whole(self) -> Amounts:
+        """All that an experiment could have of it."""
+        return (
+            minus(self.total, of_devices(self.total, self.withheld))
+            if self.withheld
+            else (self.total)
+        )
 
     def are_alike(self, one: Amounts, other: Amounts) -> bool:
         """Whether both are as much, and of the same kind."""
@@ -133,7 +150,7 @@ class Ledger:
             node.free = minus(node.free, node.aside)
             node.not_offered = minus(node.not_offered, of_devices(node.not_offered, node.withheld))
         before = node.room
-        node.room = minus(node.free, node.promised) if node.state == READY else NOTHING
+        node.room = minus(node.free, node.promised) if node.is_open else NOTHING
         if not covers(before, node.room):
             self.grown += 1
         self.room.set_free(incarnation, node.room)
@@ -160,6 +177,17 @@ class Ledger:
         grant = part.add(request, amounts_of(request, devices), at)
         self.changed(part)
         return grant
+
+    def grant_whole(self, part: Part, request: Request, at: float) -> Grant:
+        """Offer all of a node."""
+        grant = part.add(request, self.nodes[part.incarnation].whole, at)
+        self.changed(part)
+        return grant
+
+    def keep_for(self, incarnation: str, experiment: str) -> None:
+        """Give nothing of a node to others than this experiment; empty: it is as all others."""
+        self.nodes[incarnation].alone_for = experiment
+        self.refresh(incarnation)
 
     def remove(self, grant: Grant, grace_s: float | None = None) -> None:
         """Offer it no longer; with a grace, whoever is in it has to give way."""

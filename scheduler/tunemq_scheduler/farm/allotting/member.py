@@ -6,8 +6,8 @@ from collections import Counter
 
 from tunemq_scheduler.farm.allotting.loads import Load
 from tunemq_scheduler.farm.allotting.parts import Grant, Part
-from tunemq_scheduler.farm.allotting.requests import Request, request_of
-from tunemq_shared.allotments import Usage
+from tunemq_scheduler.farm.allotting.requests import ALONE, Request, request_of
+from tunemq_shared.allotments import Usage, Wanted
 
 
 class Member:
@@ -18,6 +18,8 @@ class Member:
         wants: by request, how many slots it would use beside those that it holds.
         preferred: by request, the node that it would like best; ``excluded``: those of which it
             would make no use.
+        suspect: what a trial of it asks for that may kill its node, and waits for an empty one;
+            ``alone`` are the nodes on which such trials of it run.
         slots: by request, the slots that it was given; ``idle`` are those that it has nothing in.
         claims: by request, the slots that are being cleared for it.
         since: by request, since when it waits.
@@ -38,6 +40,8 @@ class Member:
         self.wants: dict[Request, int] = {}
         self.preferred: dict[Request, str] = {}
         self.excluded: dict[Request, frozenset[str]] = {}
+        self.suspect: Wanted | None = None
+        self.alone: frozenset[str] = frozenset()
         self.slots: Counter[Request] = Counter()
         self.idle: Counter[Request] = Counter()
         self.claims: Counter[Request] = Counter()
@@ -56,7 +60,11 @@ class Member:
         self.wants.clear()
         self.preferred.clear()
         self.excluded.clear()
+        self.suspect, self.alone = None, frozenset(usage.alone)
         for wanted in usage.wants:
+            if wanted.is_alone:
+                self.suspect, self.wants[ALONE] = wanted, 1
+                continue
             request = request_of(wanted.request)
             self.wants[request] = self.wants.get(request, 0) + wanted.count
             self.preferred.setdefault(request, wanted.preferred)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tunemq_scheduler.farm.allotting.amounts import minus, plus
 from tunemq_scheduler.farm.allotting.claims import Claims
-from tunemq_scheduler.farm.allotting.ledger import READY, Ledger, Node
+from tunemq_scheduler.farm.allotting.ledger import Ledger, Node
 from tunemq_scheduler.farm.allotting.member import Member
 from tunemq_scheduler.farm.allotting.parts import Grant
 from tunemq_scheduler.farm.allotting.requests import Request, amounts_of
@@ -111,7 +111,7 @@ class Planner:
 
     def _may_use(self, node: Node) -> bool:
         incarnation = node.joined.incarnation
-        if node.state != READY or incarnation in self._member.avoided:
+        if not node.is_open or incarnation in self._member.avoided:
             return False
         if incarnation in self._member.excluded.get(self._request, ()):
             return False

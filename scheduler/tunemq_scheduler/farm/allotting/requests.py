@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_shared.allotments import Amounts
+from tunemq_shared.allotments import WHOLE_NODE, Amounts
 from tunemq_shared.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
 
 CPU: Final = "cpu"
@@ -13,6 +13,9 @@ MEMORY: Final = "memory"
 
 #: Names and amounts, sorted.
 Request = tuple[tuple[str, float], ...]
+
+#: Stands for the whole of a node, which is given to a trial that may kill it.
+ALONE: Final[Request] = tuple(WHOLE_NODE.items())
 
 
 def request_of(amounts: Mapping[str, float]) -> Request:

@@ -16,6 +16,7 @@ from tunemq_scheduler.farm.allotting.member import Member
 from tunemq_scheduler.farm.allotting.members import Members
 from tunemq_scheduler.farm.allotting.quotas import take
 from tunemq_scheduler.farm.allotting.requests import (
+    ALONE,
     CPU,
     Request,
     amounts_of,
@@ -117,6 +118,8 @@ class Words:
                 left[owner] = self._members.quotas.left(owner)
             found[member.name] = kinds = {CPU: 0, GPU: 0}
             for request in member.wants:
+                if request == ALONE:
+                    continue
                 missing = min(member.missing(request), _MANY)
                 if missing and left[owner]:
                     missing = take(left[owner], self._takes(owner, request), missing)
@@ -129,6 +132,8 @@ class Words:
         if name not in self._members:
             return [f"the farm knows no experiment {name!r}"]
         member, request = self._members[name], request_of(asked)
+        if request == ALONE:
+            return self._isolated(member)
         never = self._ledger.room.why_never(asked)
         if never is not None:
             return [f"{never}; it waits until there is a node that has it"]
@@ -147,6 +152,20 @@ class Words:
         if not_now is not None:
             reasons += [not_now, *self._withheld(asked)]
         return [*reasons, *self._turn(member, request)]
+
+    def _isolated(self, member: Member) -> list[str]:
+        found = ["its nodes were lost while it ran, so that it next runs alone on a node"]
+        for incarnation, node in self._ledger.nodes.items():
+            if node.alone_for == member.name and incarnation not in member.alone:
+                others = ", ".join(sorted(one for one, part in node.parts.items() if part.leaving))
+                waits = f", once {others} has let go of it" if others else ""
+                return [*found, f"node {node.joined.node} is kept for it{waits}"]
+        if member.is_paused:
+            return [*found, f"experiment {member.name} is paused"]
+        return [
+            *found,
+            "no node is there that could hold it and is not kept for another such trial",
+        ]
 
     def _takes(self, owner: str, request: Request) -> Amounts:
         """What a trial takes, also where there is no node yet that could hold it."""

@@ -25,7 +25,7 @@ from tunemq_scheduler.loggers.encoding import to_plain
 from tunemq_scheduler.search_run import SearchRun
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
-from tunemq_shared.allotments import Usage
+from tunemq_shared.allotments import WHOLE_NODE, Usage
 from tunemq_shared.answers import (
     DeviceUseRow,
     Done,
@@ -271,10 +271,14 @@ class Teller:
         if trial is None or trial.is_finished:
             summary = runner.summary(name)
             over = f"trial {name} is {summary.status}"
-            return r.Reasons((f"{over}: {summary.reason}" if summary.reason else over,))
+            told = [f"{over}: {summary.reason}" if summary.reason else over]
+            if trial is not None and trial.checkpoints.uploading:
+                told.append(f"{trial.checkpoints.uploading} checkpoints of it are being uploaded")
+            return r.Reasons(tuple(told))
         lines = [*self._reasons(trial)]
         waits = trial.status == PENDING and trial.not_before <= runner.elapsed
-        return r.Reasons(tuple(lines), dict(trial.resources) if waits else {})
+        request = WHOLE_NODE if runner.is_suspect(trial) else trial.resources
+        return r.Reasons(tuple(lines), dict(request) if waits else {})
 
     def _reasons(self, trial: Trial) -> Iterator[str]:
         runner, name = self._loop.runner, trial.trial_id

@@ -1,0 +1,207 @@
+"""Searches that share a farm, some of whose trials kill their node: in virtual time, by a seed.
+
+The real runners and the real allotter; messages arrive at once. The farm tells each search whether
+others had trials on a node that was lost, as the supervisor does.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.farm.allotting.allotter import Allotter
+from tunemq_scheduler.farm.allotting.settings import AllotterSettings
+from tunemq_scheduler.replay import replay
+from tunemq_shared import messages as m
+
+CPUS = 4.0
+STEPS = 5
+
+
+@dataclass(eq=False)
+class Sharer:
+    """A search: its runner, and all that it was told."""
+
+    name: str
+    settings: RunnerSettings
+    killers: set[str]
+    runner: TrialRunner = field(init=False)
+    entries: list[m.Entry] = field(default_factory=list)
+    #: What runs, by trial and epoch: its node, and when it does something next.
+    hosts: dict[tuple[str, int], tuple[str, float]] = field(default_factory=dict)
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        self.runner = TrialRunner(self.settings)
+
+    def tell(self, event: m.Event) -> list[c.Command]:
+        self.entries.append(m.Entry(event))
+        return self.runner.handle(event)
+
+    def on(self, node: str) -> list[tuple[str, int]]:
+        return [one for one, (where, _) in self.hosts.items() if where == node]
+
+
+class KillerFarm:
+    """Nodes, searches, and what becomes of them.
+
+    Args:
+        accidents: how many nodes are lost by themselves, while others run, all in all.
+    """
+
+    def __init__(
+        self, seed: int, *, nodes: int, limit: int, searches: int = 3, accidents: int = 0
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.now = 1.0
+        self.limit = limit
+        self.lives: dict[str, int] = {}
+        self.deaths = 0
+        self.accidents = accidents
+        self.back: list[tuple[float, str]] = []
+        self.nodes: dict[str, m.NodeJoined] = {}
+        self.allotter = Allotter(AllotterSettings(preempts=self.rng.random() < 0.5))
+        self.searches: list[Sharer] = []
+        settings = RunnerSettings(request={"cpu": 1.0}, max_node_losses=limit)
+        for number in range(searches):
+            trials = [f"{number}-{one}" for one in range(self.rng.randint(1, 6))]
+            killers = {one for one in trials if self.rng.random() < 0.3}
+            search = Sharer(f"s{number}", settings, killers)
+            self.searches.append(search)
+            self.allotter.experiment_added(search.name, f"owner{number % 2}", 0, float(number))
+            for place, trial in enumerate(trials):
+                search.tell(m.ConfigSuggested(place, trial, b"", "", {"cpu": 1.0}))
+            search.tell(m.SearchExhausted())
+        for place in range(nodes):
+            self._join(f"n{place}")
+
+    @property
+    def killers(self) -> int:
+        return sum(len(one.killers) for one in self.searches)
+
+    def run(self, until: float = 20_000.0) -> None:
+        """Until all searches are over.
+
+        Raises:
+            AssertionError: one is not, after so much time.
+        """
+        while not all(one.is_over for one in self.searches):
+            assert self.now < until, self.story()
+            self._turn()
+            self.now += 1.0
+
+    def story(self) -> str:
+        lines = [f"after {self.now:.0f} s and {self.deaths} deaths, limit {self.limit}:"]
+        for one in self.searches:
+            live = {
+                name: (trial.status, trial.fell_with) for name, trial in one.runner.live.items()
+            }
+            lines.append(f"{one.name}: {live}, alone {one.runner.alone}, {one.runner.usage()}")
+            for wanted in one.runner.usage().wants:
+                lines += self.allotter.why(one.name, {"alone": 1.0} if wanted.is_alone else {})
+        return "\n".join(lines)
+
+    def check(self) -> None:
+        """No trial ended in ERROR but those that kill, and a replay gives the same state."""
+        for search in self.searches:
+            for trial in search.runner.finished:
+                status = search.runner.summary(trial).status
+                assert status == ("ERROR" if trial in search.killers else "TERMINATED"), trial
+            again = replay(search.settings, search.entries)
+            assert again.snapshot() == search.runner.snapshot()
+        # Each killer is alone from its first losses on.
+        most = max(1, self.limit) + self.limit + 1
+        assert self.deaths <= self.killers * most + 1
+
+    # --- one second ------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        for due, name in list(self.back):
+            if due <= self.now:
+                self.back.remove((due, name))
+                self._join(name)
+        if self.accidents and self.nodes and self.rng.random() < 0.02:
+            self.accidents -= 1
+            self._lose(self.rng.choice(sorted(self.nodes)))
+        for search in self.searches:
+            if not search.is_over:
+                self._act(search)
+        self.allotter.advance(self.now)
+        for search in self.searches:
+            if not search.is_over:
+                search.tell(m.Tick(self.now))
+                self._place(search)
+                self.allotter.usage(search.name, search.runner.usage())
+                if search.runner.is_finished:
+                    search.is_over = True
+                    self.allotter.experiment_gone(search.name)
+        for name, offer in self.allotter.offers():
+            search = next(one for one in self.searches if one.name == name)
+            if not search.is_over and offer.incarnation in search.runner.nodes:
+                self._obey(search, search.tell(offer))
+
+    def _place(self, search: Sharer) -> None:
+        while trial := next(search.runner.waiting(), None):
+            for command in search.tell(m.TrialChosen(trial.trial_id)):
+                if isinstance(command, c.StartTrial):
+                    due = self.now + self.rng.uniform(1.0, 8.0)
+                    search.hosts[command.trial, command.epoch] = command.incarnation, due
+        for one in self.searches:
+            for (suspect, _), (node, _) in one.hosts.items():
+                if one.runner.is_suspect(one.runner.live[suspect]):
+                    beside = sum(len(other.on(node)) for other in self.searches) - 1
+                    assert beside == 0, f"{suspect} shares {node}"
+
+    def _act(self, search: Sharer) -> None:
+        for (trial, epoch), (node, due) in list(search.hosts.items()):
+            if (trial, epoch) not in search.hosts or due > self.now:
+                continue
+            if trial in search.killers:
+                self._lose(node)
+                continue
+            step = search.runner.live[trial].last_step + 1
+            done = step == STEPS
+            result = m.ResultReported(trial, epoch, step, {}, 0.0, 1.0, 1.0, 1.0, step, done=done)
+            search.tell(result)
+            search.hosts[trial, epoch] = node, self.now + self.rng.uniform(1.0, 8.0)
+            if done:
+                del search.hosts[trial, epoch]
+                search.tell(m.TrialFinished(trial, epoch))
+                search.tell(m.HostFreed(trial, epoch))
+
+    def _obey(self, search: Sharer, commands: list[c.Command]) -> None:
+        for one in commands:
+            if (
+                isinstance(one, c.PauseTrial | c.StopTrial)
+                and (one.trial, one.epoch) in search.hosts
+            ):
+                del search.hosts[one.trial, one.epoch]
+                search.tell(m.TrialPaused(one.trial, one.epoch))
+                search.tell(m.HostFreed(one.trial, one.epoch))
+
+    def _join(self, name: str) -> None:
+        life = self.lives[name] = self.lives.get(name, 0) + 1
+        joined = m.NodeJoined(
+            f"{name}.{life}", name, "host", "127.0.0.1", {"cpu": CPUS}, is_shared=True
+        )
+        self.nodes[joined.incarnation] = joined
+        self.allotter.node_joined(joined)
+        for search in self.searches:
+            if not search.is_over:
+                search.tell(joined)
+
+    def _lose(self, node: str) -> None:
+        self.deaths += 1
+        name = self.nodes.pop(node).node
+        held = {one.name: one.on(node) for one in self.searches}
+        for search in self.searches:
+            for host in held[search.name]:
+                del search.hosts[host]
+            if not search.is_over:
+                is_shared = any(hosts for other, hosts in held.items() if other != search.name)
+                search.tell(m.NodeLost(node, "killed", is_dead=True, is_shared=is_shared))
+        self.allotter.node_lost(node, is_dead=True)
+        self.back.append((self.now + self.rng.uniform(1.0, 20.0), name))
