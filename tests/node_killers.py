@@ -34,7 +34,7 @@ def train(config):
     for step in range(behind):
         tune.report({{"score": float(step)}})
     for process in psutil.Process().parents():
-        if "worker" in process.cmdline():
+        if "tunemq_workers.node" in process.cmdline():
             os.kill(process.pid, signal.SIGKILL)
     time.sleep(600)
 """

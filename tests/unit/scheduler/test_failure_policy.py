@@ -292,13 +292,16 @@ def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> Non
     for _ in range(2):
         assert story.start_all() == ["a", "killer", "b"]
         lose_forkserver()
-    # From now on each of them may be the one: a node gets one at a time.
+    # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
     assert story.start_all() == ["a"]
     story.report("a", 1, epoch=3)
+    assert story.start_all() == [], "the node is emptied for the next one"
+    story.tell(m.TrialFinished("a", 3))
+    story.free("a", 3)
     assert story.start_all() == ["killer"]
     lose_forkserver()
     assert story.runner.summary("killer").status == "ERROR"
-    assert story.start_all() == ["b", "a"]
+    assert story.start_all() == ["b"]
     assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
 
 
