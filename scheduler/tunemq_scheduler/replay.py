@@ -9,7 +9,7 @@ steps, and running ahead, "exact").
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -20,13 +20,24 @@ from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.trial import PAUSED
 from tunemq_scheduler.journal import Recovered
+from tunemq_scheduler.journal.examining import Replayed
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.resuming import revive
 from tunemq_scheduler.search.search_algorithm import NoSuggestion
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
-from tunemq_shared.errors import BugError, InvariantBroken
+from tunemq_shared.errors import BugError, InvariantBroken, TuneError
 from tunemq_shared.packing import pack_config
+
+#: What the core raises at turns that did not follow from the state that it is in.
+_UNREPLAYABLE: Final = (
+    TuneError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 
 
 def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
@@ -54,6 +65,28 @@ def replay_recovered(found: Recovered) -> TrialRunner:
         for entry in turn:
             runner.handle(entry.event, entry.answers)
     return runner
+
+
+def replay_as_far_as_possible(found: Recovered) -> Replayed:
+    """How many turns of a journal follow from its beginning, and which trials it lacks then."""
+    settings, snapshot, turns = found.header.settings, found.snapshot, -1
+    try:
+        runner = (
+            TrialRunner(settings)
+            if snapshot is None
+            else TrialRunner.load(settings, snapshot.state, found.finished)
+        )
+        turns = found.snapshot_turn
+        for turn in found.turns:
+            for entry in turn:
+                runner.handle(entry.event, entry.answers)
+            turns += 1
+    except _UNREPLAYABLE as error:
+        return Replayed(turns, f"{type(error).__name__}: {error}")
+    known = {int(trial.rpartition("_")[2]) for trial in (*runner.live, *runner.finished)}
+    prefix = found.header.experiment_id[:5]
+    missing = (number for number in range(runner.suggested) if number not in known)
+    return Replayed(turns, "", tuple(f"{prefix}_{number:05d}" for number in missing))
 
 
 class Outcome(msgspec.Struct):

@@ -375,6 +375,8 @@ class RunnerState:
 
     def _forget_checkpoint(self, trial: str, key: str) -> None:
         """A trial that is over has this checkpoint no longer."""
+        if trial not in self.finished:  # `tunemq journal salvage` found its summary nowhere
+            return
         summary = _unpack_summary(self.finished[trial])
         ranked = zip(summary.checkpoints, summary.ranks, strict=True)
         kept = [(one, rank) for one, rank in ranked if one.key != key]

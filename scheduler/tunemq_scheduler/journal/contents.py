@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_shared.errors import JournalError
+from tunemq_shared.errors import JournalCorrupt, JournalError
 from tunemq_shared.messages import PROTOCOL_VERSION
 from tunemq_shared.undecodable import UNDECODABLE
 
@@ -122,12 +122,13 @@ def decode_header(payload: bytes, kind: type[_T], path: Path) -> _T:
     """A header of this kind.
 
     Raises:
-        JournalError: another version wrote it, or it is the header of something else.
+        JournalCorrupt: it is the header of something else.
+        JournalError: another version wrote it.
     """
     found = readable(payload, _decode_any_header, path)
     expected = kind.__struct_config__.tag
     if found.type != expected:
-        raise JournalError(f"{path} is of the kind {found.type}, and not {expected}.")
+        raise JournalCorrupt(str(path), 0, f"it is of the kind {found.type}, and not {expected}")
     writer = f" (TuneMQ {found.tunemq})" if found.tunemq else ""
     if found.version != JOURNAL_VERSION:
         raise JournalError(

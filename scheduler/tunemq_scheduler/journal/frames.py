@@ -127,6 +127,23 @@ def frame_at(file: BinaryIO, offset: int, size: int) -> Frame | None:
     return Frame(offset, end, number, payload)
 
 
+def all_whole_frames(path: Path) -> Iterator[Frame]:
+    """All whole frames of a file, also those behind damage.
+
+    Raises:
+        JournalError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = frame_at(file, 0, size)
+            if first is not None:
+                yield first
+            yield from whole_frames_behind(file, first.end - 1 if first else 0, size)
+    except OSError as error:
+        raise JournalError(f"the journal's {path} cannot be read: {error.strerror}.") from error
+
+
 def whole_frames_behind(file: BinaryIO, offset: int, size: int) -> Iterator[Frame]:
     """The whole frames that begin behind an offset, wherever they are; they do not overlap."""
     position = offset + 1

@@ -3,6 +3,9 @@
 So a snapshot costs what is alive and what changed, however many trials there were. Of a trial's
 summaries the last one counts. How much of the file belongs to a snapshot stands in that; what is
 behind was written before a crash, for a snapshot that there is not.
+
+The summaries of trials that finished long ago stand in no turn that is still there. So two files
+have the same content: `tunemq journal salvage` takes each record from the one that has it.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tunemq_scheduler.journal.contents import HistoryHeader, decode_header, readable
-from tunemq_scheduler.journal.frames import Frames, pack
-from tunemq_scheduler.journal.layout import HISTORY, sync_folder, write_at
+from tunemq_scheduler.journal.frames import Frames, all_whole_frames, pack
+from tunemq_scheduler.journal.layout import HISTORY, HISTORY_COPY, sync_folder, write_at
 from tunemq_shared.errors import JournalCorrupt
 from tunemq_shared.messages import encode
 
@@ -37,8 +40,13 @@ class Extent(NamedTuple):
 NOTHING: Final = Extent(0, 0)
 
 
-def read_history(folder: Path, extent: Extent, experiment_id: str) -> dict[str, bytes]:
+def read_history(
+    folder: Path, extent: Extent, experiment_id: str, name: str = HISTORY
+) -> dict[str, bytes]:
     """The last summary of each trial within this much of the history.
+
+    Args:
+        name: of the one or the other of its files.
 
     Raises:
         JournalCorrupt: that is not all there, or damaged.
@@ -47,7 +55,9 @@ def read_history(folder: Path, extent: Extent, experiment_id: str) -> dict[str, 
     found: dict[str, bytes] = {}
     if extent == NOTHING:
         return found
-    path = folder / HISTORY
+    path = folder / name
+    if not path.exists():
+        raise JournalCorrupt(str(path), 0, "this file is missing")
     frames = Frames(path, limit=extent.size)
     header: HistoryHeader | None = None
     for frame in frames:
@@ -80,34 +90,68 @@ def append_history(
     Raises:
         OSError: it cannot be written. What was within ``extent`` is as it was.
     """
-    path = folder / HISTORY
-    is_new = not path.exists()
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
-    try:
-        size, records = extent
-        os.ftruncate(descriptor, size)
-        if extent == NOTHING:
-            begin = pack(0, encode(HistoryHeader(experiment_id=experiment_id)))
-            write_at(descriptor, begin, 0)
-            size = len(begin)
-        for record in _records(finished):
-            records += 1
-            frame = pack(records, encode(record))
-            write_at(descriptor, frame, size)
-            size += len(frame)
-        if sync:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if sync and is_new:
-        sync_folder(folder)
-    return Extent(size, records)
+    size, records = extent
+    content = bytearray()
+    if extent == NOTHING:
+        content += pack(0, encode(HistoryHeader(experiment_id=experiment_id)))
+    for record in _records(finished):
+        records += 1
+        content += pack(records, encode(record))
+    for name in (HISTORY, HISTORY_COPY):
+        path = folder / name
+        is_new = not path.exists()
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(descriptor).st_size < size:  # a journal from its store has no copy
+                write_at(descriptor, (folder / HISTORY).read_bytes()[:size], 0)
+            os.ftruncate(descriptor, size)
+            write_at(descriptor, bytes(content), size)
+            if sync:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if sync and is_new:
+            sync_folder(folder)
+    return Extent(size + len(content), records)
 
 
 def cut_history(folder: Path, extent: Extent) -> None:
     """Give back the room of what was written behind ``extent``."""
-    if (path := folder / HISTORY).exists():
-        os.truncate(path, extent.size)
+    for name in (HISTORY, HISTORY_COPY):
+        path = folder / name
+        if path.exists() and path.stat().st_size > extent.size:
+            os.truncate(path, extent.size)
+
+
+def whole_records(folder: Path, experiment_id: str) -> dict[int, bytes]:
+    """The records of the history that either of its files has, by number.
+
+    A number under which the files have different records is left out.
+
+    Raises:
+        JournalError: a file cannot be read, or another version wrote it.
+    """
+    found: dict[int, bytes] = {}
+    ambiguous: set[int] = set()
+    for name in (HISTORY, HISTORY_COPY):
+        path = folder / name
+        if not path.exists():
+            continue
+        frames = list(all_whole_frames(path))
+        if frames and frames[0].offset == 0 and _owner(frames[0].payload, path) != experiment_id:
+            continue
+        for frame in frames:
+            if found.setdefault(frame.number, frame.payload) != frame.payload:
+                ambiguous.add(frame.number)
+    return {number: found[number] for number in found if number and number not in ambiguous}
+
+
+def _owner(header: bytes, path: Path) -> str:
+    """Whose history it is; empty where it is none."""
+    try:
+        return decode_header(header, HistoryHeader, path).experiment_id
+    except JournalCorrupt:
+        return ""
 
 
 def _records(finished: Iterable[Finished]) -> Iterator[list[Finished]]:

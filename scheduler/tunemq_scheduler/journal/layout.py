@@ -17,6 +17,7 @@ from typing import Final
 #: Of a journal, in the folder of its experiment.
 FILE_NAME: Final = "journal"
 HISTORY: Final = "history"
+HISTORY_COPY: Final = "history.copy"
 LOCK: Final = "lock"
 TURNS_SUFFIX: Final = ".turns"
 SNAPSHOT_SUFFIX: Final = ".snapshot"

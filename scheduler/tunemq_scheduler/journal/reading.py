@@ -118,7 +118,7 @@ def recover(path: Path) -> Recovered:
                 experiment_id="", segment=0, turns=0, history_bytes=0, history_records=0
             ),
         )
-    about, snapshot = read_snapshot(snapshot_file(path, snapshots[-1]))
+    about, snapshot = read_snapshot(snapshot_file(path, snapshots[-1]), snapshots[-1])
     segments = read_segments(path, present, first=about.segment, turns_before=about.turns)
     _check_owner(path, segments, about.experiment_id)
     extent = Extent(about.history_bytes, about.history_records)
@@ -191,11 +191,14 @@ def read_entries(path: Path) -> Iterator[Entry]:
         yield from turn
 
 
-def read_snapshot(path: Path) -> tuple[SnapshotHeader, Snapshot]:
+def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader, Snapshot]:
     """A snapshot and what is said of it.
 
+    Args:
+        number: in its name, which it has to be of; None for whichever it is.
+
     Raises:
-        JournalCorrupt: it is damaged, which no crash explains.
+        JournalCorrupt: it is damaged, which no crash explains; or another one has its name.
         JournalError: it cannot be read, or another version wrote it.
     """
     frames = Frames(path)
@@ -203,6 +206,8 @@ def read_snapshot(path: Path) -> tuple[SnapshotHeader, Snapshot]:
     if len(payloads) != 2 or frames.torn:
         raise JournalCorrupt(str(path), frames.end, "the snapshot is not whole")
     header = decode_header(payloads[0], SnapshotHeader, path)
+    if number is not None and header.segment != number:
+        raise JournalCorrupt(str(path), 0, f"it is snapshot {header.segment}, renamed")
     return header, readable(payloads[1], _decode_snapshot, path)
 
 

@@ -2,7 +2,10 @@
 
 A state is made of *all* turns before it. So what counts is the longest row of turns without a gap,
 from a snapshot that is whole, or from the beginning. The last generation of files is kept for this:
-where the newest snapshot is damaged, the one before it and the turns since give the same state.
+where the newest snapshot is damaged, the one before it and the turns since give the same state. A
+frame says which turn it is, so it does not matter in which file it lies. Each record of the history
+is in two files; trials whose record both have lost are named, and the search continues without
+them.
 """
 
 from __future__ import annotations
@@ -15,19 +18,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from tunemq_scheduler.journal import layout, version1
 from tunemq_scheduler.journal.contents import (
     JOURNAL_VERSION,
+    HistoryHeader,
     JournalHeader,
     SegmentHeader,
+    Snapshot,
     SnapshotHeader,
     decode_header,
     tunemq_version,
 )
-from tunemq_scheduler.journal.frames import Frame, frame_at, pack, whole_frames_behind
-from tunemq_scheduler.journal.history import Extent, read_history
+from tunemq_scheduler.journal.examining import Replay, Replayed, believe, examine, owner_of
+from tunemq_scheduler.journal.frames import Frame, all_whole_frames, frame_at, pack
+from tunemq_scheduler.journal.history import whole_records
 from tunemq_scheduler.journal.layout import (
     HISTORY,
+    HISTORY_COPY,
     LOCK,
     PART_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -52,6 +61,45 @@ class _Place(NamedTuple):
     frame: Frame
 
 
+class _Base(NamedTuple):
+    """Something to which turns may be added; ``about`` is None for the beginning."""
+
+    about: SnapshotHeader | None
+    snapshot: Snapshot | None
+    turns: int
+    #: Up to which turn all are there.
+    reach: int
+    #: How many records of the history are gone that belong to it.
+    lost_records: int
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """All that is whole of a journal, wherever it lies."""
+
+    header: JournalHeader
+    places: dict[int, _Place]
+    snapshots: list[tuple[SnapshotHeader, Snapshot]]
+    records: dict[int, bytes]
+
+    def bases(self) -> list[_Base]:
+        """What turns may be added to, the best first."""
+        found = [self._base(None, None), *(self._base(*one) for one in self.snapshots)]
+        usable = [one for one in found if one.about is not None or one.reach]
+        return sorted(usable, key=lambda one: (-one.reach, one.lost_records, -one.turns))
+
+    def _base(self, about: SnapshotHeader | None, snapshot: Snapshot | None) -> _Base:
+        before = reach = about.turns if about is not None else 0
+        while reach + 1 in self.places:
+            reach += 1
+        lost = about.history_records - len(self.records_of(about)) if about is not None else 0
+        return _Base(about, snapshot, before, reach, lost)
+
+    def records_of(self, about: SnapshotHeader) -> list[bytes]:
+        """The records of the history that belong to a snapshot, and are there."""
+        return [self.records[one] for one in sorted(self.records) if one <= about.history_records]
+
+
 @dataclass(frozen=True)
 class Salvaged:
     """What became of a journal.
@@ -62,6 +110,8 @@ class Salvaged:
         snapshot_turn: so many of them are in its snapshot.
         unusable: whole turns that are behind a missing one, and so of no use.
         damage: what was found, a line each.
+        lost_records: how many records of the history neither of its files has.
+        missing: the trials of which the new journal knows nothing but that they were suggested.
     """
 
     kept: Path | None
@@ -69,10 +119,15 @@ class Salvaged:
     snapshot_turn: int = 0
     unusable: int = 0
     damage: tuple[str, ...] = ()
+    lost_records: int = 0
+    missing: tuple[str, ...] = ()
 
 
-def salvage(path: Path) -> Salvaged:
+def salvage(path: Path, replay: Replay = believe) -> Salvaged:
     """Put a journal of what can be read in the place of a damaged one.
+
+    Args:
+        replay: says how far turns follow from a snapshot.
 
     Raises:
         JournalLocked: a process has it open.
@@ -82,104 +137,136 @@ def salvage(path: Path) -> Salvaged:
     new = path.with_name(path.name + _NEW_SUFFIX)
     if not path.exists() and new.exists():  # it was complete when its process died
         layout.put_in_place(new, path, sync=True)
-    try:
-        found = recover(path)
-        for _ in found.turns:
-            pass
-    except JournalCorrupt as error:
-        damage = str(error)
-    else:
-        return Salvaged(None, found.turn, found.snapshot_turn)
+    verdict = examine(path, replay)
+    if not verdict.damage and verdict.found is not None:
+        return Salvaged(None, verdict.found.turn, verdict.found.snapshot_turn)
     try:
         if new.exists():
             shutil.rmtree(new)
         new.mkdir()
-        return _salvage_file(path, new, damage) if path.is_file() else _salvage(path, new, damage)
+        if path.is_file():
+            return _salvage_file(path, new, verdict.damage)
+        return _salvage(path, new, verdict.damage, replay)
     except OSError as error:
-        raise JournalError(f"{new} cannot be written: {error.strerror}.") from error
+        where = error.filename or new
+        raise JournalError(f"{where} cannot be read or written: {error.strerror}.") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _salvage(folder: Path, new: Path, damage: str) -> Salvaged:
-    header, places = _survey(folder)
-    lock = JournalLock(folder, header.experiment)
+def _salvage(folder: Path, new: Path, damage: tuple[str, ...], replay: Replay) -> Salvaged:
+    survey = _survey(folder, damage)
+    lock = JournalLock(folder, survey.header.experiment)
     try:
-        bases = [*_whole_snapshots(folder, header), None]
-        base = max(bases, key=lambda one: (_reach(one, places), one is not None))
-        before, reach = base.turns if base else 0, _reach(base, places)
-        if base is None and not reach:
-            raise JournalError(
-                f"of {folder} nothing is of use: no snapshot is whole, and its first turn is "
-                "missing."
+        for base in survey.bases():
+            replayed = _rebuild(survey, base, new, replay)
+            if replayed is not None:
+                break
+        else:
+            raise _nothing_left(
+                folder, "no snapshot is whole, and its first turn is missing", damage
             )
-        number = base.segment if base else 1
-        if base is not None:
-            source = snapshot_file(folder, number)
-            _write(snapshot_file(new, number), source.read_bytes())
-            if base.history_bytes:
-                _write(new / HISTORY, (folder / HISTORY).read_bytes()[: base.history_bytes])
-        turns = (_payload(places[turn]) for turn in range(before + 1, reach + 1))
-        _write_segment(new, header, number, before, turns)
         _copy_others(folder, new)
         kept = _swap(folder, new)
     finally:
         lock.close()
-    unusable = sum(turn > reach for turn in places)
-    return Salvaged(kept, reach, before, unusable, (damage,))
+    unusable = sum(turn > replayed.turns for turn in survey.places)
+    return Salvaged(
+        kept,
+        replayed.turns,
+        base.turns,
+        unusable,
+        damage,
+        base.lost_records,
+        replayed.missing if base.lost_records else (),
+    )
 
 
-def _salvage_file(path: Path, new: Path, damage: str) -> Salvaged:
+def _rebuild(survey: _Survey, base: _Base, new: Path, replay: Replay) -> Replayed | None:
+    """Write a journal of what belongs to a base, as far as it replays; None where it does not."""
+    reach = base.reach
+    while True:
+        for path in new.iterdir():
+            path.unlink()
+        number = base.about.segment if base.about is not None else 1
+        if base.about is not None and base.snapshot is not None:
+            _write_snapshot(survey, base.about, base.snapshot, new)
+        turns = (_payload(survey.places[turn]) for turn in range(base.turns + 1, reach + 1))
+        _write_segment(new, survey.header, number, base.turns, turns)
+        replayed = replay(recover(new))
+        if not replayed.problem:
+            return replayed
+        if replayed.turns < max(1, base.turns):
+            return None
+        reach = min(replayed.turns, reach - 1)
+
+
+def _write_snapshot(survey: _Survey, about: SnapshotHeader, snapshot: Snapshot, new: Path) -> None:
+    """Write a snapshot, and the records of the history that it needs and that are there."""
+    content, records = b"", survey.records_of(about)
+    if about.history_bytes:
+        header = HistoryHeader(experiment_id=about.experiment_id)
+        content = b"".join(pack(*one) for one in enumerate([encode(header), *records]))
+        _write(new / HISTORY, content)
+        _write(new / HISTORY_COPY, content)
+    about = msgspec.structs.replace(about, history_bytes=len(content), history_records=len(records))
+    frames = pack(0, encode(about)) + pack(1, encode(snapshot))
+    _write(snapshot_file(new, about.segment), frames)
+
+
+def _nothing_left(folder: Path, why: str, damage: tuple[str, ...]) -> JournalError:
+    found = " ".join(damage)
+    return JournalError(f"of {folder} nothing is of use: {why}. {found}")
+
+
+def _salvage_file(path: Path, new: Path, damage: tuple[str, ...]) -> Salvaged:
     header, payloads, unusable = version1.read_in_part(path)
     today = {**header.fields(), "version": JOURNAL_VERSION, "tunemq": tunemq_version()}
     _write_segment(new, JournalHeader(**today), 1, 0, iter(payloads))
-    return Salvaged(_swap(path, new), len(payloads), 0, unusable, (damage,))
+    return Salvaged(_swap(path, new), len(payloads), 0, unusable, damage)
 
 
-def _survey(folder: Path) -> tuple[JournalHeader, dict[int, _Place]]:
-    """Whose journal it is, and all whole turns, wherever they are."""
+def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
+    """Whose journal it is, and all that is whole, wherever it is."""
+    owner = owner_of(folder)
     header: JournalHeader | None = None
     places: dict[int, _Place] = {}
+    ambiguous: set[int] = set()
     for number in layout.numbers(folder, TURNS_SUFFIX):
         path = turns_file(folder, number)
-        for frame in _all_whole(path):
-            if frame.payload[:1] and frame.payload[0] in _LIST_CODES:
-                places[frame.number] = _Place(path, frame._replace(payload=b""))
-            else:
-                header = decode_header(frame.payload, SegmentHeader, path).of_journal()
+        for frame in all_whole_frames(path):
+            if not (frame.payload[:1] and frame.payload[0] in _LIST_CODES):
+                try:
+                    found = decode_header(frame.payload, SegmentHeader, path).of_journal()
+                except JournalCorrupt:  # another file has its name
+                    break
+                if found.experiment_id != owner:
+                    break
+                header = header or found
+                continue
+            place = _Place(path, frame._replace(payload=b""))
+            if _payload(places.setdefault(frame.number, place)) != frame.payload:
+                ambiguous.add(frame.number)
     if header is None:
-        raise JournalError(f"of {folder} nothing is of use: no header of a segment is whole.")
-    return header, places
+        raise _nothing_left(folder, "no header of a segment is whole", damage)
+    return _Survey(
+        header,
+        {turn: place for turn, place in places.items() if turn not in ambiguous},
+        _whole_snapshots(folder, owner),
+        whole_records(folder, owner),
+    )
 
 
-def _all_whole(path: Path) -> Iterator[Frame]:
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        first = frame_at(file, 0, size)
-        if first is not None:
-            yield first
-        yield from whole_frames_behind(file, first.end - 1 if first else 0, size)
-
-
-def _whole_snapshots(folder: Path, header: JournalHeader) -> list[SnapshotHeader]:
-    found = []
+def _whole_snapshots(folder: Path, owner: str) -> list[tuple[SnapshotHeader, Snapshot]]:
+    found: dict[int, tuple[SnapshotHeader, Snapshot]] = {}
     for number in layout.numbers(folder, SNAPSHOT_SUFFIX):
         try:
-            about, _ = read_snapshot(snapshot_file(folder, number))
-            extent = Extent(about.history_bytes, about.history_records)
-            read_history(folder, extent, header.experiment_id)
-        except JournalCorrupt:  # the report says what was damaged first
+            about, snapshot = read_snapshot(snapshot_file(folder, number))
+        except JournalCorrupt:  # the verdict has it
             continue
-        found.append(about)
-    return found
-
-
-def _reach(base: SnapshotHeader | None, places: dict[int, _Place]) -> int:
-    """Up to which turn all are there."""
-    turn = base.turns if base is not None else 0
-    while turn + 1 in places:
-        turn += 1
-    return turn
+        if about.experiment_id == owner:
+            found[about.turns] = about, snapshot
+    return list(found.values())
 
 
 def _payload(place: _Place) -> bytes:
@@ -208,7 +295,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def _copy_others(folder: Path, new: Path) -> None:
     """What others keep beside the journal goes with it."""
-    ours = (HISTORY, LOCK)
+    ours = (HISTORY, HISTORY_COPY, LOCK)
     for path in folder.iterdir():
         is_ours = path.name in ours or path.suffix in (TURNS_SUFFIX, SNAPSHOT_SUFFIX, PART_SUFFIX)
         if path.is_file() and not is_ours:
@@ -218,7 +305,7 @@ def _copy_others(folder: Path, new: Path) -> None:
 def _swap(path: Path, new: Path) -> Path:
     """Put the new journal in its place; returns where the damaged one is."""
     layout.sync_folder(new)
-    day = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    day = dt.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S-%f")
     kept = path.with_name(f"{path.name}{layout.DAMAGED_INFIX}{day}")
     if kept.exists():
         raise JournalError(f"{kept} is there already; try again.")

@@ -3,7 +3,7 @@
 A turn is one frame, so it is there as a whole or not at all, and costs one write and one fdatasync.
 When the tail has grown long and a snapshot is given, a new segment begins:
 
-    1. summaries of trials that are over    behind the end of `history`
+    1. summaries of trials that are over    behind the end of `history`, and of its copy
     2. the snapshot                         under another name
     3. the next segment, still empty
     4. the snapshot gets its name           from here on it counts
@@ -143,7 +143,8 @@ class Journal:
             ) from error
         lock = JournalLock(folder, header.experiment)
         try:
-            if layout.numbers(folder, layout.TURNS_SUFFIX):
+            kinds = (layout.TURNS_SUFFIX, layout.SNAPSHOT_SUFFIX)
+            if any(layout.numbers(folder, kind) for kind in kinds):
                 raise JournalError(f"the journal {folder} cannot be written: there is one already.")
             return cls(folder, header, lock, None, sync=sync, segment_bytes=segment_bytes)
         except BaseException:  # passed on to whoever begins the journal

@@ -11,12 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from tunemq_scheduler.journal import FILE_NAME, Recovered, recover
 from tunemq_scheduler.journal.contents import SegmentHeader, decode_header, readable
+from tunemq_scheduler.journal.examining import Verdict, examine
 from tunemq_scheduler.journal.fetch import fetch_journal
 from tunemq_scheduler.journal.frames import Frames
 from tunemq_scheduler.journal.known_keys import known_journal_seal
@@ -24,14 +25,12 @@ from tunemq_scheduler.journal.layout import (
     SNAPSHOT_SUFFIX,
     TURNS_SUFFIX,
     numbers,
-    snapshot_file,
     turns_file,
 )
-from tunemq_scheduler.journal.reading import read_segment, read_snapshot
-from tunemq_scheduler.journal.salvaging import salvage
-from tunemq_scheduler.replay import replay_recovered
+from tunemq_scheduler.journal.salvaging import Salvaged, salvage
+from tunemq_scheduler.replay import replay_as_far_as_possible, replay_recovered
 from tunemq_scheduler.report.harmless import harmless
-from tunemq_shared.errors import BugError, ConfigError, JournalError
+from tunemq_shared.errors import ConfigError, JournalError
 from tunemq_shared.messages import Entry, decode_entries
 from tunemq_shared.packing import peek_config
 from tunemq_shared.stores import canonical_address, is_remote, open_objects
@@ -174,48 +173,47 @@ def _plain(value: Any) -> Any:
 # --- check ----------------------------------------------------------------------------------------
 
 
-class _Finding(NamedTuple):
-    found: Recovered
-    lines: list[str]
-
-
 def check_journal(options: argparse.Namespace) -> int:
     """Read and replay all of it."""
     with _opened(options.path) as path:
-        try:
-            found, lines = _checked_while_used(path)
-        except (JournalError, BugError) as error:
-            sys.stdout.write(f"damaged: {error}\n")
-            return EXIT_DAMAGED
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        if found.cut:
+        verdict = _examined_while_used(path)
+        if verdict.damage or verdict.found is None:
+            sys.stdout.write("".join(f"damaged: {line}\n" for line in verdict.damage))
             sys.stdout.write(
-                f"{found.cut} bytes at the end are of a turn that was not complete, or is just "
-                "being written; nothing was done because of it, and a restart cuts them off.\n"
+                "`tunemq journal salvage` writes what can be read into a new journal, and keeps "
+                "this one.\n"
+            )
+            return EXIT_DAMAGED
+        sys.stdout.write("".join(f"{line}\n" for line in _described(verdict.found)))
+        if verdict.found.cut:
+            sys.stdout.write(
+                f"{verdict.found.cut} bytes at the end are of a turn that was not complete, or is "
+                "just being written; nothing was done because of it, and a restart cuts them off.\n"
             )
     sys.stdout.write("whole\n")
     return 0
 
 
-def _checked_while_used(path: Path) -> _Finding:
+def _examined_while_used(path: Path) -> Verdict:
     """Its search may take a snapshot meanwhile, and remove what is just being read."""
     while True:
         files = numbers(path, TURNS_SUFFIX)
         try:
-            return _checked(path)
+            verdict = examine(path, replay_as_far_as_possible)
         except JournalError:
             if numbers(path, TURNS_SUFFIX) == files:
                 raise
+        else:
+            if not verdict.damage or numbers(path, TURNS_SUFFIX) == files:
+                return verdict
 
 
-def _checked(path: Path) -> _Finding:
-    found = recover(path)
-    _check_last_generation(path)
+def _described(found: Recovered) -> list[str]:
     runner = replay_recovered(found)
     header, states = found.header, dict(sorted(runner.counts.items()))
     counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
     written = f" by TuneMQ {header.tunemq}" if header.tunemq else ""
-    lines = [
+    return [
         f"experiment {header.experiment} ({header.experiment_id}), begun{written}",
         (
             f"{found.turn} turns, {found.snapshot_turn} of them in a snapshot, "
@@ -223,16 +221,6 @@ def _checked(path: Path) -> _Finding:
         ),
         f"{runner.suggested} trials: {counts or 'none'}; {runner.elapsed:.0f} s",
     ]
-    return _Finding(found, lines)
-
-
-def _check_last_generation(path: Path) -> None:
-    """Files that only `salvage` would need are to be whole, too."""
-    if not path.is_file():
-        for number in numbers(path, SNAPSHOT_SUFFIX):
-            read_snapshot(snapshot_file(path, number))
-        for number in numbers(path, TURNS_SUFFIX):
-            read_segment(turns_file(path, number), number)
 
 
 # --- salvage --------------------------------------------------------------------------------------
@@ -241,29 +229,45 @@ def _check_last_generation(path: Path) -> None:
 def salvage_journal(options: argparse.Namespace) -> int:
     """Make a new journal of what can be read."""
     path = _local(options.path)
-    done = salvage(path)
+    done = salvage(path, replay_as_far_as_possible)
     if done.kept is None:
         sys.stdout.write(f"{path} is whole up to its end: {done.turns} turns. Nothing was done.\n")
         return 0
-    last = recover(path)
-    replay_recovered(last)
     lines = [
         *done.damage,
         f"The new journal has {done.turns} turns, {done.snapshot_turn} of them in a snapshot.",
-        _lost(done.unusable, done.turns),
+        _lost(done),
+        *_lost_history(done),
         f"The damaged journal is kept at {done.kept}",
     ]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 
 
-def _lost(unusable: int, turns: int) -> str:
-    if not unusable:
+def _lost(done: Salvaged) -> str:
+    if not done.unusable:
         return "No turn is behind the damage; if one was in it, it was the last."
     return (
-        f"Lost: turn {turns + 1}, and {unusable} whole turns behind it, which mean nothing without "
-        "it. Trials go on from the last checkpoints that the new journal knows."
+        f"Lost: turn {done.turns + 1}, and {done.unusable} whole turns behind it, which mean "
+        "nothing without it. Trials go on from the last checkpoints that the new journal knows."
     )
+
+
+def _lost_history(done: Salvaged) -> list[str]:
+    if not done.lost_records:
+        return []
+    trials = ", ".join(done.missing) or "none"
+    records = "1 record" if done.lost_records == 1 else f"{done.lost_records} records"
+    return [
+        (
+            f"Lost: {records} of the history. Finished trials that the search no longer knows: "
+            f"{trials}; their folders stay as they are."
+        ),
+        (
+            "Other finished trials may be shown as they were earlier. If the search has a store, "
+            "the copy of the journal there may be whole."
+        ),
+    ]
 
 
 # --- where it is ----------------------------------------------------------------------------------

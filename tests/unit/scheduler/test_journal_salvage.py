@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tests.unit.scheduler.journals import TURNS, begun, state_of, version1
-from tunemq_scheduler.journal import Journal, read_turns, recover
+from tests.unit.scheduler.journals import (
+    HEADER,
+    TURNS,
+    begun,
+    state_of,
+    take_snapshot,
+    version1,
+)
+from tunemq_scheduler.journal import Journal, Recovered, read_turns, recover
+from tunemq_scheduler.journal.examining import Replayed, believe, examine
 from tunemq_scheduler.journal.frames import Frames
 from tunemq_scheduler.journal.layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.salvaging import salvage
@@ -57,14 +67,124 @@ def test_whichever_byte_is_damaged_what_is_salvaged_is_a_prefix(
         Journal.resume(folder)[0].close()
 
 
-def test_a_history_that_both_generations_need_is_not_made_up(folder: Path) -> None:
-    begun(folder, TURNS, snapshot_before=(1, 2, 3))
-    flip(folder / "history", 30)
-    with pytest.raises(JournalError, match="nothing is of use"):
-        salvage(folder)
-    with pytest.raises(JournalCorrupt):
+@pytest.mark.parametrize("name", ["history", "history.copy"])
+def test_salvage_flipped_bit_in_one_history_loses_nothing(folder: Path, name: str) -> None:
+    states = begun(folder, TURNS, snapshot_before=(1, 2, 3))
+    size = (folder / name).stat().st_size
+    for place in range(0, size, 7):
+        flip(folder / name, place)
+        (told,) = examine(folder, believe).damage
+        assert str(folder / name) in told
+        done = salvage(folder)
+        assert (done.turns, done.lost_records, done.missing) == (len(TURNS), 0, ())
+        assert state_of(recover(folder)) == states[-1]
+        assert not examine(folder, believe).damage
+
+
+@pytest.mark.parametrize("name", ["history", "history.copy"])
+@pytest.mark.parametrize("how", ["removed", "empty", "cut", "foreign"])
+def test_salvage_one_unusable_history_loses_nothing(
+    folder: Path, tmp_path: Path, name: str, how: str
+) -> None:
+    states = begun(folder, TURNS, snapshot_before=(1, 2, 3))
+    path = folder / name
+    match how:
+        case "removed":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "cut":
+            os.truncate(path, path.stat().st_size // 2)
+        case "foreign":
+            shutil.copy(turns_file(folder, 4), path)
+    damage = examine(folder, believe).damage
+    assert damage or (how, name) == ("removed", "history.copy")
+    assert (salvage(folder).kept is None) == (not damage)
+    assert state_of(recover(folder)) == states[-1]
+    Journal.resume(folder)[0].close()
+
+
+def test_salvage_record_that_both_histories_lost_names_what_is_gone(folder: Path) -> None:
+    states = begun(folder, TURNS, snapshot_before=(1, 2, 3))
+    record = list(Frames(folder / "history"))[1]
+    for name in ("history", "history.copy"):
+        flip(folder / name, record.offset + 30)
+    with pytest.raises(JournalCorrupt, match="tunemq journal salvage"):
         recover(folder)
-    assert list(folder.parent.iterdir()) == [folder]
+    done = salvage(folder, lambda found: Replayed(found.turn, "", ("abc_00000",)))
+    assert (done.turns, done.lost_records, done.missing) == (len(TURNS), 1, ("abc_00000",))
+    turns, finished = state_of(recover(folder))
+    assert turns == states[-1][0]
+    assert finished == tuple(dict(states[-1][1]).items())
+    assert not examine(folder, believe).damage
+
+
+def test_journal_without_history_copy_writes_all_of_it_with_its_next_snapshot(
+    folder: Path,
+) -> None:
+    begun(folder, TURNS)
+    (folder / "history.copy").unlink()  # as one that came from its store
+    journal, found = Journal.resume(folder)
+    with journal:
+        take_snapshot(journal, state_of(found))
+    assert (folder / "history.copy").read_bytes() == (folder / "history").read_bytes()
+
+
+def test_salvage_swapped_segments_loses_nothing(folder: Path) -> None:
+    states = begun(folder, TURNS)
+    one, other = turns_file(folder, 2), turns_file(folder, 3)
+    one.rename(folder / "x")
+    other.rename(one)
+    (folder / "x").rename(other)
+    assert len(examine(folder, believe).damage) == 2
+    assert salvage(folder).turns == len(TURNS)
+    assert state_of(recover(folder)) == states[-1]
+
+
+def test_salvage_segment_of_another_experiment_takes_no_turn_of_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    states = begun(folder, TURNS)
+    header = msgspec.structs.replace(HEADER, experiment_id="another")
+    other = Journal.create(tmp_path / "other", header)
+    with other:
+        for turn in TURNS:
+            other.append(turn)
+    shutil.copy(turns_file(tmp_path / "other", 1), turns_file(folder, 3))
+    assert any("another" in one or "renamed" in one for one in examine(folder, believe).damage)
+    assert salvage(folder).turns == 3
+    assert state_of(recover(folder)) == states[3]
+
+
+def test_salvage_snapshot_from_an_older_time_is_not_taken_for_the_newest(folder: Path) -> None:
+    states = begun(folder, TURNS)
+    shutil.copy(snapshot_file(folder, 2), snapshot_file(folder, 3))
+    with pytest.raises(JournalCorrupt, match="snapshot 2, renamed"):
+        recover(folder)
+    assert salvage(folder).turns == len(TURNS)
+    assert state_of(recover(folder)) == states[-1]
+
+
+def test_salvage_turns_that_do_not_replay_are_left_out(folder: Path) -> None:
+    begun(folder, TURNS, snapshot_before=())
+
+    def replay(found: Recovered) -> Replayed:
+        return Replayed(min(found.turn, 4), "KeyError: 'a'" if found.turn > 4 else "")
+
+    assert "behind turn 4: KeyError" in examine(folder, replay).damage[0]
+    done = salvage(folder, replay)
+    assert (done.turns, done.unusable) == (4, 2)
+    assert not examine(folder, replay).damage
+
+
+def test_journal_create_refuses_folder_that_lost_its_segments(folder: Path) -> None:
+    begun(folder, TURNS)
+    for number in (2, 3):
+        turns_file(folder, number).unlink()
+    with pytest.raises(JournalError, match="there is one already"):
+        Journal.create(folder, HEADER)
+    with pytest.raises(JournalError, match="no header of a segment is whole"):
+        salvage(folder)
 
 
 def test_turns_behind_a_missing_one_are_of_no_use_and_counted(folder: Path) -> None:
