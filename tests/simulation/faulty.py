@@ -15,6 +15,7 @@ from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.core.trial import ERROR, TrialSummary
 from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
 from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
@@ -40,6 +41,11 @@ TWO_AND_NEWEST: Final = KeepRule(num_to_keep=2, score_attribute="loss", higher_i
 #: Where in a turn a scheduler dies; at the last, all nodes die with it.
 BEFORE_COMMIT, AFTER_COMMIT, WITHIN_ORDERS, BEFORE_RELEASE, POWER_CUT = range(5)
 DOWNTIMES_S: Final = (0.0, 0.5, 5.0, 20.0)
+
+
+def found_all_damaged(trial: TrialSummary) -> bool:
+    """Whether the trial ended because none of its checkpoints was whole."""
+    return trial.status == ERROR and trial.reason.startswith("checkpoint not restored: not tried")
 
 
 class SchedulerDied(Exception):
@@ -295,13 +301,18 @@ class FaultySearch:
         return replay_lock_step(self.settings, self.problem.plan, algorithms, self.entries())
 
     def expected(self) -> dict[tuple[bytes, int], dict[str, Any]]:
-        """What is recorded where nothing goes wrong and nobody stops a trial."""
+        """Return what is recorded where nothing stops a trial.
+
+        A trial whose checkpoints were all damaged ends there, in ERROR.
+        """
         search = self.problem.algorithms().search
         found: dict[tuple[bytes, int], dict[str, Any]] = {}
         for n in range(self._trials):
             suggestion = search.next_config(n, f"t_{n:05d}")
             config = pack_config(suggestion.config)
-            for step in range(1, self._max_t + 1):
+            summary = self._runner.summary(f"t_{n:05d}")
+            last = summary.last_result.step if found_all_damaged(summary) else self._max_t
+            for step in range(1, last + 1):
                 found[config, step] = self.problem.metrics(suggestion.config, step)
         return found
 

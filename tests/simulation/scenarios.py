@@ -94,7 +94,7 @@ def f11_zombies_of_a_lineage(seed: int) -> FaultySearch:
     """Trials whose nodes are lost are given up, and restarted; then the nodes are back."""
     faults = FaultSettings(cut_offs=9, cut_off_s=20.0, until_s=25.0)
     options: dict[str, Any] = {"scheduler_deaths": 3, "errored": "restart"}
-    return _search(seed, faults, **options, max_node_losses=1)
+    return _search(seed, faults, **options, max_node_losses=0)
 
 
 def f12_doubled(seed: int) -> FaultySearch:

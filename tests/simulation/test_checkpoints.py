@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from tests.simulation.farm import Search
+from tests.simulation.faulty import found_all_damaged
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.trial import ERROR, TERMINATED, TrialSummary
+from tunemq_scheduler.core.trial import TERMINATED, TrialSummary
 from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.executors.simulated_uploads import UploadSettings
 from tunemq_scheduler.replay import compare, replay
@@ -100,10 +101,6 @@ def check_store(run: Search) -> Store:
 
 def ran_to_the_end(trial: TrialSummary) -> bool:
     return trial.status == TERMINATED and trial.last_result.step == MAX_T
-
-
-def found_all_damaged(trial: TrialSummary) -> bool:
-    return trial.status == ERROR and trial.reason.startswith("checkpoint not restored: not tried")
 
 
 @pytest.mark.parametrize("deaths", [0.0, 0.7])

@@ -89,4 +89,4 @@ def test_all_that_its_parts_know_is_written_down() -> None:
         "_may_go",
     }
     assert set(KeptCheckpoints.__slots__) == {"_kept", "_rule", "uploading"}
-    assert Kept.__struct_fields__[-1] == "is_wanted"
+    assert Kept.__struct_fields__[-2:] == ("is_wanted", "is_damaged")

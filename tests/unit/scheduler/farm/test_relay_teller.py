@@ -69,9 +69,16 @@ def test_an_answer_that_cannot_be_sent_is_refused(search, note):
     assert search.teller.goodbye() == r.Goodbye("is over", is_interrupted=False, detail=b"")
 
 
-@pytest.mark.parametrize("value", [2**64, "\udc80", "x" * 2**20, Repr()])
+@pytest.mark.parametrize("value", [2**64, "\udc80", "x" * 2**20])
 def test_a_best_configuration_that_cannot_be_sent_is_left_out(search, value):
     search.view.best = ("a", 0.5, {"value": value})
     status = search.teller.status()
     assert (status.best, status.best_config) == (("a", 0.5), {})
+    assert r.encode(status)
+
+
+def test_best_configuration_with_a_value_without_a_repr_is_shown_by_its_type(search):
+    search.view.best = ("a", 0.5, {"value": Repr()})
+    status = search.teller.status()
+    assert status.best_config["value"].endswith("Repr without a text>")
     assert r.encode(status)
