@@ -328,6 +328,7 @@ class NodeWire:
                 taken = self._reader.take()
                 gone = self._generation.exhausted(taken)
                 self._take(self._intake.without(gone, taken))
+                self._admit()  # before the gaps: events of a node that joins now were ignored
                 gone += self._roster.gaps
                 if gone and self._generation.renew(gone):
                     self._begin_generation()
@@ -337,7 +338,6 @@ class NodeWire:
 
     def _take(self, taken: dict[bytes, list[StreamEntry]]) -> None:
         self._intake.introductions(taken.pop(wire.NODES.encode(), ()))
-        self._admit()
         unfinished = self._unread()
         for key, entries in taken.items():
             self._intake.batches(self._roster.tenants[key.decode()], entries)
