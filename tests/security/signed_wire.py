@@ -14,6 +14,7 @@ from tests.integration.fake_node import FakeNode
 from tests.integration.farm_support import RedisServer, Scheduler
 from tests.keys import key_folder, of_scheduler, of_worker
 from tests.support import eventually
+from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.node_wire import NodeWire
 from tunemq_shared import messages as m
 from tunemq_shared import wire as names
@@ -65,7 +66,7 @@ class SignedWire:
     def turn(self) -> None:
         """One turn of its loop."""
         self.wire.poll(0.02)
-        self.facts += self.client.take()
+        self.facts += events_of(self.client.take())
         self.client.settle()
         self.wire.send()
         self.wire.flush()
