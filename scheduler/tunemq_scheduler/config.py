@@ -66,6 +66,7 @@ class TuneConfig:
         Raises:
             ConfigError: naming the field, its value and what it may be.
         """
+        _take_flag(self, "reuse_actors")
         _check("TuneConfig", "mode", self.mode, (None, "min", "max"))
         _check("TuneConfig", "nonfinite", self.nonfinite, ("error", "worst"))
         if self.metric is not None and not (isinstance(self.metric, str) and self.metric):
@@ -128,6 +129,7 @@ class CheckpointConfig:
         Raises:
             ConfigError: naming the field, its value and what it may be.
         """
+        _take_flag(self, "checkpoint_at_end")
         for name in ("num_to_keep", "num_to_keep_in_experiment"):
             limit = getattr(self, name)
             if limit is not None and (not _is_int(limit) or limit < 1):
@@ -329,9 +331,13 @@ def _check(where: str, name: str, value: object, allowed: tuple[object, ...]) ->
         raise _bad(where, name, value, f"choose one of {choices}")
 
 
-def _check_flag(where: str, name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise _bad(where, name, value, "give True or False")
+def _take_flag(config: TuneConfig | CheckpointConfig, name: str) -> None:
+    """Make a field a bool: None is the default, as Ray Tune takes it, and NumPy's bools count."""
+    value = getattr(config, name)
+    plain = value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
+    if not isinstance(plain, bool | None):
+        raise _bad(type(config).__name__, name, value, "give True or False")
+    object.__setattr__(config, name, bool(plain))
 
 
 def _bad(where: str, name: str, value: object, fix: str) -> ConfigError:

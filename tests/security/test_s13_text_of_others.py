@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import pty
 import select
@@ -18,7 +19,7 @@ from tests.raw_requests import connect, raw
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.loggers import CSVLoggerCallback
 from tunemq_scheduler.loggers.csv_cells import columns_of, row_of
-from tunemq_scheduler.report.harmless import harmless, harmless_output, write_output
+from tunemq_scheduler.report.harmless import harmless, harmless_json, harmless_output, write_output
 from tunemq_scheduler.tools import command, experiments, farm_tables
 from tunemq_shared import answers as a
 from tunemq_shared.errors import ConfigError
@@ -84,6 +85,14 @@ def test_s13_nothing_is_left_of_any_text_that_could_steer(text):
         left = left.replace(f"\x1b[{number}m", "")
     assert "\x1b]" not in left
     assert "\x9b" not in left
+
+
+@given(st.text() | st.sampled_from(["\x9b2J", "a\u202eb", "\x7f", "\ud7ff\u2066"]))
+def test_s13_json_of_any_text_steers_no_terminal_and_means_the_same(text):
+    written = harmless_json(json.dumps([text], ensure_ascii=False))
+    assert json.loads(written) == [text]
+    assert not steers(written)
+    assert not set(written) & set("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def test_s13_output_of_trials_keeps_its_colours_and_progress_bars():

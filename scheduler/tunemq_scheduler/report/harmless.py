@@ -18,6 +18,11 @@ def harmless(text: str) -> str:
     return _STEERING.sub(_shown, text)
 
 
+def harmless_json(text: str) -> str:
+    """Return JSON with the same content in which no character steers a terminal."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def harmless_output(text: str) -> str:
     """What a program printed: it may colour and go back to a line's begin, and nothing else."""
     parts = _COLOUR.split(text)

@@ -178,13 +178,13 @@ def check_journal(options: argparse.Namespace) -> int:
     with _opened(options.path) as path:
         verdict = _examined_while_used(path)
         if verdict.damage or verdict.found is None:
-            sys.stdout.write("".join(f"damaged: {line}\n" for line in verdict.damage))
+            sys.stdout.write("".join(f"damaged: {harmless(line)}\n" for line in verdict.damage))
             sys.stdout.write(
                 "`tunemq journal salvage` writes what can be read into a new journal, and keeps "
                 "this one.\n"
             )
             return EXIT_DAMAGED
-        sys.stdout.write("".join(f"{line}\n" for line in _described(verdict.found)))
+        sys.stdout.write("".join(f"{harmless(line)}\n" for line in _described(verdict.found)))
         if verdict.found.cut:
             sys.stdout.write(
                 f"{verdict.found.cut} bytes at the end are of a turn that was not complete, or is "
@@ -240,7 +240,7 @@ def salvage_journal(options: argparse.Namespace) -> int:
         *_lost_history(done),
         f"The damaged journal is kept at {done.kept}",
     ]
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.write("".join(f"{harmless(line)}\n" for line in lines))
     return 0
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from tunemq_scheduler.client.login import login_name
 from tunemq_scheduler.security.key_folder import (
     SCHEDULER_FILE,
@@ -20,6 +18,7 @@ from tunemq_scheduler.security.key_folder import (
     KeyFolder,
     made_at,
 )
+from tunemq_scheduler.tools.on_farm import write_json
 from tunemq_shared.key_files import (
     EVENTS,
     JOURNALS,
@@ -152,7 +151,7 @@ def show_keys(options: argparse.Namespace) -> int:
     keys = KeyFolder(options.folder).keys() if path.is_dir() else read_key_file(path)
     rows = _rows(keys)
     if options.json:
-        sys.stdout.write(f"{msgspec.json.encode(rows).decode()}\n")
+        write_json(rows)
         return 0
     for row in rows:
         sys.stdout.write(f"{row['for']:24} {row['key']}  made {row['made']}  {row['use']}\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tunemq_scheduler.installed_packages import installed_packages_first
-from tunemq_scheduler.report.harmless import harmless
+from tunemq_scheduler.report.harmless import harmless, harmless_json
 from tunemq_shared.errors import (
     BugError,
     ConfigError,
@@ -108,8 +108,8 @@ def run(act: Act, options: argparse.Namespace) -> int:
 
 
 def write_json(answer: object) -> None:
-    """An answer for programs, in one line."""
-    sys.stdout.write(f"{msgspec.json.encode(answer).decode()}\n")
+    """Write an answer for programs, in one line that no terminal obeys."""
+    sys.stdout.write(f"{harmless_json(msgspec.json.encode(answer).decode())}\n")
 
 
 def tell(text: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tunemq_scheduler.config import CheckpointConfig, RunConfig
+from tunemq_scheduler.config import CheckpointConfig, RunConfig, TuneConfig
 from tunemq_scheduler.run import _checkpoint_config, run
 from tunemq_scheduler.storage import storage_of
 from tunemq_scheduler.syncing.config import SyncConfig
@@ -135,3 +136,15 @@ def test_two_names_for_one_thing_are_refused_by_name():
         _checkpoint_config(CheckpointConfig(), **older(keep_checkpoints_num=2))
     with pytest.raises(ConfigError, match="storage_path='a' and local_dir='b'"):
         run(lambda config: None, storage_path="a", local_dir="b")
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(TuneConfig, "reuse_actors"), (CheckpointConfig, "checkpoint_at_end")],
+)
+def test_flag_that_is_no_bool_is_refused_and_none_is_its_default(make, name):
+    for value, means in ((None, False), (True, True), (np.bool_(1), True), (np.bool_(0), False)):
+        assert getattr(make(**{name: value}), name) is means
+    for value in ("yes", 1, 0.0, [], np.int64(1)):
+        with pytest.raises(ConfigError, match=rf"{name}=.* is not usable: give True or False"):
+            make(**{name: value})
