@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from typing import Protocol
+
+import msgspec
 
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
@@ -16,7 +19,7 @@ from tunemq_scheduler.core.commands import (
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.conditions import Horizon
-from tunemq_shared.errors import BugError
+from tunemq_shared.errors import BugError, ConfigError
 from tunemq_shared.messages import HostStart
 
 
@@ -69,7 +72,7 @@ class MailedOrders(TrialExecutor):
         """Have a node host a trial."""
         orders = self._orders(order.incarnation)
         if orders is not None:
-            start = self._opened_plan.host_start(order)
+            start = self._host_start(order)
             orders.start(order.trial, order.epoch, order.run_until, start)
 
     def continue_training(self, order: ContinueTrial) -> None:
@@ -102,7 +105,7 @@ class MailedOrders(TrialExecutor):
         orders = self._orders(start.incarnation)
         if orders is None:
             return
-        how = self._opened_plan.host_start(start)
+        how = self._host_start(start)
         if not order.is_wanted:
             orders.kill(start.trial, start.epoch, how)
             return
@@ -119,6 +122,24 @@ class MailedOrders(TrialExecutor):
     @abstractmethod
     def _orders(self, incarnation: str) -> OrdersToNode | None:
         """Ours for a node; None when it was lost since, which the runner is about to read."""
+
+    def _host_start(self, order: StartTrial) -> HostStart:
+        """Return what the node needs to start the trial, as the node will read it.
+
+        Raises:
+            ConfigError: the node could not read it; names the field. Sent all the same, the node
+                would refuse it again and again, and the trial would wait without a word.
+        """
+        start = self._opened_plan.host_start(order)
+        try:
+            return msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=HostStart)
+        except msgspec.ValidationError as problem:
+            place = re.search(r"\$\[(\d+)\]", str(problem))
+            field = HostStart.__struct_fields__[int(place[1])] if place else "a field"
+            raise ConfigError(
+                f"No node can start trial {order.trial}: {field}: {problem}. Give the setting that"
+                " it comes from a value of the type that its documentation names."
+            ) from problem
 
     @property
     def _opened_plan(self) -> ExperimentPlan:
