@@ -281,6 +281,8 @@ def _is_of(folder: str, shown: str) -> bool:
 def _bring_files(objects: ObjectStore, folder: Path) -> None:
     """What was copied of the experiment's own files and its trials', but for checkpoints."""
     for found in objects.list():
+        if not is_safe_name(found.key):
+            raise StoreError(f"the store has an object of the name {found.key!r}.")
         parts = found.key.split("/")
         # Code is shipped anew: of folders that begin with a dot nothing is needed.
         if (
@@ -289,8 +291,6 @@ def _bring_files(objects: ObjectStore, folder: Path) -> None:
             or any(part.startswith(_CHECKPOINT) for part in parts)
         ):
             continue
-        if not is_safe_name(found.key):
-            raise StoreError(f"the store has an object of the name {found.key!r}.")
         path = folder.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(objects.get_bytes(found.key, limit=_MOST_BYTES))
