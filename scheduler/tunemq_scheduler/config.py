@@ -282,8 +282,18 @@ class RunConfig:
             if not isinstance(getattr(self, name), kind):
                 raise _bad("RunConfig", name, getattr(self, name), f"give a {kind.__name__}")
         _check("RunConfig", "verbose", self.verbose, (0, 1, 2, 3))
-        if isinstance(self.preload, str):
-            raise _bad("RunConfig", "preload", self.preload, "give a list of module names")
+        given_name: object = self.name
+        if not isinstance(given_name, str | None):
+            raise _bad(
+                "RunConfig", "name", given_name, "give a text, or None for a name that is made"
+            )
+        preload: object = self.preload
+        if preload is not None and (
+            isinstance(preload, str)
+            or not isinstance(preload, Sequence)
+            or not all(isinstance(one, str) for one in preload)
+        ):
+            raise _bad("RunConfig", "preload", preload, "give a list of module names")
         _check_surroundings(self.python, self.env_vars)
         path: object = self.storage_path
         if not isinstance(path, str | os.PathLike | None):

@@ -148,3 +148,12 @@ def test_flag_that_is_no_bool_is_refused_and_none_is_its_default(make, name):
     for value in ("yes", 1, 0.0, [], np.int64(1)):
         with pytest.raises(ConfigError, match=rf"{name}=.* is not usable: give True or False"):
             make(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("name", 5), ("name", b"x"), ("preload", "numpy"), ("preload", [3]), ("preload", 3)],
+)
+def test_run_config_field_of_another_type_is_refused_with_its_name(name, value):
+    with pytest.raises(ConfigError, match=rf"^RunConfig\({name}=.* is not usable: give"):
+        RunConfig(**{name: value})
