@@ -18,6 +18,7 @@ EXCUSED: Final = {
     "tunemq_scheduler.loggers.json_logger:_write_params": "its own JSON",
     "tunemq_scheduler.search.optuna_trials:dump_trial": "its own JSON",
     "tunemq_shared.checkpoint:Checkpoint.set_metadata": "its own JSON",
+    "tunemq_scheduler.executors.mailed_orders:MailedOrders._host_start": "its own order",
     "tunemq_shared.bundles:_write": "it writes",
     "tunemq_scheduler.security.forged_uploads:_archive": "it writes",
     # Loading runs what is loaded: see tests/security/test_s01_nothing_runs_data.py.

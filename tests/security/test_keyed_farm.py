@@ -131,6 +131,9 @@ def test_a_worker_that_was_refused_is_welcome_once_its_key_is_known(keyed, tmp_p
 
 def test_worker_without_keys_is_told_so_and_never_called_ready(keyed, tmp_path):
     farm = keyed.farm
+    # The scheduler that registers a worker has said which key it signs with.
+    farm.add_worker("one", 1, "--keys", str(keyed.folder.path / WORKER_FILE))
+    farm.has_nodes("one")
     farm.add_worker("bare", 1)
     log = tmp_path / "bare" / "worker.log"
     eventually(
