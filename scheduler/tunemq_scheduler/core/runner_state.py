@@ -143,7 +143,7 @@ class RunnerState:
             return False
         unfinished = self.counts[PENDING] + self.counts[RUNNING] + self.counts[PAUSED]
         if self.suggested and not unfinished and self.settings.nodes_may_come:
-            # Every trial is over. Only the search algorithm knows whether that was all, and it may
+            # Every trial has ended. Only the search algorithm knows whether more come, and it may
             # be long until a node has room: a configuration waits for one, in sight.
             return True
         if not self.nodes:
