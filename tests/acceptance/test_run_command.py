@@ -276,6 +276,18 @@ def test_results_come_from_a_file_of_json_lines(project):
     assert (trial["training_iteration"], trial["loss"]) == (3, 3)
 
 
+def test_run_with_text_that_steers_a_terminal_prints_it_escaped(project):
+    script = r"printf 'bad \033]0;x\007 \302\233 words' >&2; exit 3"
+    done = run(
+        project, "--metric", "loss", "--", "bash", "-c", script, "\x1b]0;title\x07\x9b2J", code=1
+    )  # fmt: skip
+
+    said = done.stdout + done.stderr
+    assert r"bad \x1b]0;x\x07 \x9b words" in done.stderr
+    assert r"'\x1b]0;title\x07\x9b2J'" in done.stdout
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
+
+
 def test_ctrl_c_ends_programs_and_keeps_what_there_is(project):
     search = subprocess.Popen(
         [

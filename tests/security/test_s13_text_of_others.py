@@ -262,7 +262,7 @@ def test_s13_what_is_asked_for_is_in_no_head_and_no_line_of_the_log(shared_serve
 def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():
     """Commands write what a farm answers by these; here nobody may begin to write it himself."""
     folder = Path(sys.modules[experiments.__name__].__file__).parent
-    for file in ("experiments.py", "nodes.py", "on_farm.py"):
+    for file in ("experiments.py", "nodes.py", "on_farm.py", "run.py"):
         for line in (folder / file).read_text().splitlines():
             if "stdout.write" in line or "stderr.write" in line:
                 assert "harmless" in line or "json" in line or "Remove the results" in line, line

@@ -94,6 +94,10 @@ def run(options: argparse.Namespace) -> int:
     name = options.name or machine.hostname()
     if options.trial_user:
         find_account(options.trial_user)
+    if options.trial_env is None:
+        options.trial_env = os.environ.get(node.TRIAL_ENV)
+    if options.trial_env is not None:
+        _check_trial_env(options.trial_env)
     workdir = os.path.abspath(options.workdir or _default_workdir(name, options.trial_user))
     try:
         os.makedirs(workdir, mode=0o700, exist_ok=True)
@@ -153,6 +157,21 @@ def _find_redis(address: RedisAddress) -> Reply:
             if isinstance(reply, Refused):
                 raise WireUnavailable(f"Redis at {address} refused us: {reply}.") from reply
             return hello
+
+
+def _check_trial_env(text: str) -> None:
+    """Warn of names that no variable has: they may be misspelt.
+
+    Raises:
+        ConfigError: one can be no name.
+    """
+    from tunemq_workers.localising import parse_allowed, unmatched  # for this option alone
+
+    if missing := unmatched(parse_allowed(text)):
+        _tell(
+            f"--trial-env names {', '.join(missing)}, which no variable of this worker matches that"
+            " trials may have; check the spelling."
+        )
 
 
 def _tell(text: str) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
 
+from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import BlobRef, Environment, HostStart
 from tunemq_workers.account import Account
 from tunemq_workers.credentials import is_for_trials
@@ -16,15 +20,73 @@ from tunemq_workers.credentials import is_for_trials
 BLOBS: Final = "blobs"
 CODE: Final = "code"
 TRIALS: Final = "trials"
+#: What `--trial-env` passes to trials unasked: programs, and Python itself, do not start without.
+_ALWAYS: Final = (
+    "CUDA_VISIBLE_DEVICES",  # the GPUs that the worker may use, where TuneMQ sets no others
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "PATH",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "SHELL",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "USER",
+)
+_PATTERN: Final = re.compile(r"[A-Za-z0-9_*]+")
 
 
-def localised(start: HostStart, folder: str, account: Account | None = None) -> HostStart:
+def parse_allowed(text: str) -> tuple[str, ...]:
+    """Return the patterns of ``--trial-env``, such as ``WANDB_*,HTTPS_PROXY``; "" has none.
+
+    Raises:
+        ConfigError: one is no name of a variable.
+    """
+    patterns = tuple(filter(None, map(str.strip, text.split(","))))
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern):
+            raise ConfigError(
+                f"--trial-env names {pattern!r}, which is no name of a variable; give names with"
+                " commas between them, where * stands for any text, such as WANDB_*,HTTPS_PROXY."
+            )
+    return patterns
+
+
+def unmatched(patterns: Iterable[str]) -> list[str]:
+    """Return the patterns that match no variable of this process that trials may have."""
+    names = list(filter(is_for_trials, os.environ))
+    return [one for one in patterns if not any(fnmatchcase(name, one) for name in names)]
+
+
+def trial_variables(
+    account: Account | None = None, allowed: Iterable[str] | None = None
+) -> dict[str, str]:
+    """Return the variables of this process that its trials get.
+
+    Args:
+        account: whom trials run as; by default the node's own user.
+        allowed: patterns of names; all others but a few that programs need are left out. None: all
+            but the keys of the farm.
+    """
+    own = {name: value for name, value in os.environ.items() if is_for_trials(name)}
+    if allowed is not None:
+        patterns = (*_ALWAYS, *allowed)
+        own = {n: v for n, v in own.items() if any(fnmatchcase(n, one) for one in patterns)}
+    return own if account is None else account.variables(own)
+
+
+def localised(start: HostStart, folder: str, inherited: Mapping[str, str]) -> HostStart:
     """The order as the host gets it.
 
     Args:
         start: the order as the scheduler has sent it.
         folder: the node's, where all that the host needs is.
-        account: whom trials run as; by default the node's own user.
+        inherited: the node's variables that trials get.
     """
     bundle = "" if start.bundle is None else os.path.join(folder, CODE, start.bundle.sha256)
     trials = os.path.join(folder, TRIALS)
@@ -34,7 +96,7 @@ def localised(start: HostStart, folder: str, account: Account | None = None) -> 
         folder=os.path.join(trials, start.folder),
         code=_here(start.code, folder),
         blobs=tuple(_here(ref, folder) for ref in start.blobs),
-        environment=_environment(start.environment, bundle, account),
+        environment=_environment(start.environment, bundle, inherited),
     )
 
 
@@ -44,10 +106,10 @@ def _here(ref: BlobRef, folder: str) -> BlobRef:
     return BlobRef(ref.sha256, ref.size, os.path.join(folder, BLOBS, ref.sha256))
 
 
-def _environment(given: Environment, bundle: str, account: Account | None) -> Environment:
+def _environment(given: Environment, bundle: str, inherited: Mapping[str, str]) -> Environment:
     variables = given.variables
     if given.inherits:
-        variables = _own_variables(account) | variables
+        variables = {**inherited, **variables}
     return Environment(
         python=given.python or sys.executable,
         preload=given.preload,
@@ -56,9 +118,3 @@ def _environment(given: Environment, bundle: str, account: Account | None) -> En
         if bundle
         else given.sys_path,
     )
-
-
-def _own_variables(account: Account | None) -> dict[str, str]:
-    """The variables of this process that trials may have."""
-    own = {name: value for name, value in os.environ.items() if is_for_trials(name)}
-    return own if account is None else account.variables(own)

@@ -14,14 +14,13 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
 from tunemq_shared.blobs import place_of
 from tunemq_shared.messages import BlobRef, HostStart
-from tunemq_workers.account import Account
 from tunemq_workers.checkpoint_contracts import Disk, Transfers
 from tunemq_workers.host_contracts import Key
 from tunemq_workers.localising import BLOBS, CODE, localised
@@ -64,16 +63,16 @@ class Luggage:
         disk: measures and removes.
         transfers: fetch.
         folder: the node's; no other node uses it any more.
-        account: whom trials run as; by default the node's own user.
+        variables: the node's that trials get.
     """
 
     def __init__(
-        self, disk: Disk, transfers: Transfers, folder: str, account: Account | None = None
+        self, disk: Disk, transfers: Transfers, folder: str, variables: Mapping[str, str]
     ) -> None:
         #: Says for which trials something has to stay.
         self.in_use: Callable[[], Iterable[HostStart]] = tuple
         self._disk, self._transfers, self._folder = disk, transfers, folder
-        self._account = account
+        self._variables = variables
         self._arrivals: dict[Key, _Arrival] = {}
         #: By path, the longest unused first.
         self._sizes: dict[str, int] = {}
@@ -93,7 +92,7 @@ class Luggage:
                 return None
             if path in self._sizes:  # it is the newest now
                 self._sizes[path] = self._sizes.pop(path)
-        return localised(start, self._folder, self._account)
+        return localised(start, self._folder, self._variables)
 
     def fetch(
         self,

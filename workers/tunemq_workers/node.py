@@ -32,6 +32,8 @@ from tunemq_workers.endings import EXIT_FENCED, EXIT_USAGE, GRACE_S
 
 #: How a node is started.
 PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node")
+#: What stands for ``--trial-env``.
+TRIAL_ENV: Final = "TUNEMQ_TRIAL_ENV"
 _GIVEN: Final = (
     "keys",
     "cpus",
@@ -43,6 +45,7 @@ _GIVEN: Final = (
     "cache_bytes",
     "uploads_bytes",
     "trial_user",
+    "trial_env",
 )
 
 
@@ -154,6 +157,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="USER",
         help="the user that trials run as, if root starts this: a name, or UID:GID; default: the"
         " worker's own. Who runs as the worker's user may read its keys",
+    )
+    parser.add_argument(
+        "--trial-env",
+        metavar="NAMES",
+        help="the only variables of the worker's that trials get, besides PATH, HOME and a few that"
+        f" programs need: names and patterns, such as WANDB_*,HTTPS_PROXY; default: ${TRIAL_ENV},"
+        " else all but the farm's keys",
     )
 
 

@@ -45,6 +45,7 @@ from tunemq_workers.gpu_looks import Look
 from tunemq_workers.gpu_meter import GpuMeter
 from tunemq_workers.gpu_watch import GpuWatch
 from tunemq_workers.gpus import VISIBLE, OfferedGpus, offered_gpus
+from tunemq_workers.localising import parse_allowed, trial_variables
 from tunemq_workers.log_watch import LogWatch
 from tunemq_workers.luggage import Luggage
 from tunemq_workers.machine_watch import MachineWatch
@@ -93,6 +94,7 @@ def run_node(
     grace_s = _seconds("--grace", options.grace, GRACE_S if options.farm else 0.0)
     lost_after_s = _seconds("--lost-after", options.lost_after, LOST_AFTER_S)
     prewarmed = _environment(options.prewarm)
+    allowed = None if options.trial_env is None else parse_allowed(options.trial_env)
     cache = os.path.abspath(options.cache or os.path.join(options.workdir, "cache"))
     limits = CacheLimits(
         _bytes("--cache-bytes", options.cache_bytes),
@@ -159,7 +161,7 @@ def run_node(
         room=Room(Spool(options.workdir)),
         forkservers=pool,
         make_checkpoints=make_checkpoints,
-        luggage=Luggage(disk, transfers, folder, account),
+        luggage=Luggage(disk, transfers, folder, trial_variables(account, allowed)),
         make_files=make_files,
         make_logs=partial(_watch_logs, options, reactor, children),
         children=children,

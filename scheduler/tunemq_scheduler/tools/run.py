@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tunemq_scheduler.report.harmless import harmless
 from tunemq_shared.errors import ConfigError, MetricError, TrialError
 from tunemq_shared.undecodable import NO_JSON
 
@@ -127,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
     """
     tuner = tuner_for(options)
     if not options.json:
-        sys.stdout.write(f"Each trial runs: {shlex.join(options.command_line)}\n")
+        sys.stdout.write(f"Each trial runs: {harmless(shlex.join(options.command_line))}\n")
         sys.stdout.flush()
     grid = tuner.fit()
     best = None
@@ -135,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             best = grid.get_best_result()
         except (MetricError, TrialError) as problem:
-            sys.stderr.write(f"tunemq run: {problem}\n")
+            sys.stderr.write(f"tunemq run: {harmless(str(problem))}\n")
     if options.json:
         told = {
             "folder": grid.experiment_path,

@@ -58,7 +58,7 @@ class Node:
         self.checkpoints = Checkpoints(
             self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
         )
-        self.luggage = Luggage(disk, transfers, "/node")
+        self.luggage = Luggage(disk, transfers, "/node", {})
         self.hosts = Hosts(
             self.clock,
             self.forkservers,

@@ -17,7 +17,7 @@ from tunemq_shared.messages import (
     TrialWaits,
 )
 from tunemq_workers import luggage
-from tunemq_workers.localising import localised
+from tunemq_workers.localising import localised, trial_variables
 from tunemq_workers.luggage import Luggage
 
 STORE = "s3://bucket/farm"
@@ -64,7 +64,7 @@ class World(Node):
     def __init__(self, folder):
         super().__init__()
         self.folder, self.disk, self.fetcher = str(folder), FakeDisk(), FakeFetcher()
-        self.luggage = Luggage(self.disk, self.fetcher, self.folder)
+        self.luggage = Luggage(self.disk, self.fetcher, self.folder, {})
         self.luggage.in_use = self.hosts._starts_in_use
         self.hosts._luggage = self.luggage
         self.luggage.start()
@@ -191,7 +191,7 @@ def test_what_is_being_fetched_is_no_leftover_of_a_node_before(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / ".old").write_bytes(b"x")
     disk = FakeDisk()
-    taken = Luggage(disk, FakeFetcher(), str(tmp_path))
+    taken = Luggage(disk, FakeFetcher(), str(tmp_path), {})
     taken.start()
     for name in ("blobs", "code"):
         (tmp_path / name / ".new").write_bytes(b"x")
@@ -215,7 +215,8 @@ def test_an_order_without_places_of_its_own_gets_the_node_s(monkeypatch):
     monkeypatch.setenv("TUNEMQ_REDIS", "redis://")
     monkeypatch.setenv("OTHER", "mine")
     environment = Environment("", ("numpy",), {"A": "1"}, ("scripts", ""), inherits=True)
-    here = localised(begin(bundle=far("b"), environment=environment, folder="exp/t"), "/node")
+    given = begin(bundle=far("b"), environment=environment, folder="exp/t")
+    here = localised(given, "/node", trial_variables())
     assert here.folder == "/node/trials/exp/t"
     assert here.environment.python == sys.executable
     assert here.environment.sys_path == ("/node/code/b/scripts", "/node/code/b")
@@ -226,4 +227,4 @@ def test_an_order_without_places_of_its_own_gets_the_node_s(monkeypatch):
 
 def test_an_order_with_places_of_its_own_keeps_them():
     given = start(environment=Environment("/py", (), {"A": "1"}, ("/x", "")))
-    assert localised(given, "/node") == given
+    assert localised(given, "/node", {"B": "2"}) == given
