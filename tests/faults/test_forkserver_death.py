@@ -1,12 +1,14 @@
-"""A forkserver that is killed alone leaves its hosts' families to the node, which ends them."""
+"""A forkserver that dies alone, or is stopped, leaves its process trees to the node to end."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 
+from tests.host_support import serve
 from tests.integration.farm_support import (
     Node,
     Scheduler,
@@ -18,6 +20,7 @@ from tests.integration.node_fixtures import node, scheduler, server
 from tests.support import eventually
 from tunemq_shared.messages import (
     FORKSERVER_LOST,
+    Environment,
     HostDied,
     HostFreed,
     ResultReported,
@@ -25,8 +28,10 @@ from tunemq_shared.messages import (
     TrialFinished,
     TrialStarted,
 )
+from tunemq_workers.forkserver_client import ForkserverLost
+from tunemq_workers.forkserver_messages import Pong
 
-__all__ = ["node", "scheduler", "server"]
+__all__ = ["node", "scheduler", "serve", "server"]
 
 pytestmark = pytest.mark.faults
 
@@ -52,6 +57,33 @@ def with_a_daemon(config):
     report({"daemon": int(os.read(reading, 20))})
     while True:
         time.sleep(600)
+
+
+def stops_its_forkserver(config):
+    """A SIGSTOP to the forkserver, then work without end."""
+    import os
+    import signal
+    import time
+
+    from tunemq_shared.session import report
+
+    os.kill(os.getppid(), signal.SIGSTOP)
+    report({"forkserver": os.getppid()})
+    while True:
+        time.sleep(600)
+
+
+def waits(config):
+    import time
+
+    time.sleep(600)
+
+
+#: A preloaded module whose handler keeps the forkserver, which is not stopped, from all else.
+HANGS_LATER = """
+import signal, time
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(600))
+"""
 
 
 def three_results(config):
@@ -106,3 +138,66 @@ def test_a_forkserver_that_was_killed_while_idle_is_no_news(node, scheduler):
     eventually(lambda: "forkserver.lost" in node.log())
     scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
     eventually(lambda: len(scheduler.said(TrialFinished)) == 2, message=node.log)
+
+
+def test_node_kills_trial_whose_forkserver_is_stopped_within_a_bound(node, scheduler):
+    innocent = order("t2", scheduler.start(with_a_daemon, trial_number=1))
+    guilty = order("t1", scheduler.start(stops_its_forkserver))
+    scheduler.assign(node.incarnation, innocent)
+    eventually(lambda: scheduler.said(ResultReported), message=node.log)
+    daemon = scheduler.said(ResultReported)[0].metrics["daemon"]
+    scheduler.assign(node.incarnation, innocent, guilty)
+    eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
+    hosts = {event.trial: event.pid for event in scheduler.said(TrialStarted)}
+
+    scheduler.assign(node.incarnation, guilty)
+    eventually(lambda: not is_alive(hosts["t2"]), within=5.0, message=node.log)
+    eventually(lambda: len(scheduler.said(HostFreed)) == 2, within=SOON, message=node.log)
+
+    assert not any(map(is_alive, [*hosts.values(), daemon]))
+    (lost,) = scheduler.said(TrialFailed)
+    assert (lost.trial, lost.kind) == ("t1", FORKSERVER_LOST)
+    assert "because it was stopped" in lost.error
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    eventually(lambda: scheduler.said(TrialFinished), message=node.log)
+
+
+def test_forkserver_that_no_longer_answers_is_killed_with_its_trials(serve, tmp_path):
+    (tmp_path / "hangs_later.py").write_text(HANGS_LATER)
+    server = serve(preload=["hangs_later"], sys_path=[str(tmp_path)])
+    server.until_ready()
+    pid = server.start(waits).pid
+    os.kill(server.client.pid, signal.SIGUSR1)
+    for _ in range(12):
+        server.client.look()
+    with pytest.raises(ForkserverLost, match="did not answer for 60 s") as lost:
+        server.client.look()
+    assert lost.value.unended == ["h0"]
+    eventually(lambda: not is_alive(pid))
+
+
+def test_forkserver_that_answers_late_is_not_killed(serve):
+    server = serve()
+    server.until_ready()
+    for _ in range(3):
+        for _ in range(12):  # as when the node is busy for a minute
+            server.client.look()
+        eventually(lambda: server.listen() or server.said(Pong))
+        server.reports.clear()
+
+
+def test_node_with_a_forkserver_stopped_before_it_is_ready_starts_another(
+    node, scheduler, tmp_path
+):
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(600)")
+    slow = Environment(sys.executable, ("slow_to_import",), {}, (str(tmp_path),))
+    scheduler.assign(
+        node.incarnation, order("t1", scheduler.start(three_results, environment=slow))
+    )
+    eventually(lambda: "forkserver.preloading" in node.log(), message=node.log)
+    (forkserver,) = set(children_of(node.process.pid)) - {node.ears()}
+    os.kill(forkserver, signal.SIGSTOP)
+    eventually(lambda: scheduler.said(TrialFailed), within=SOON, message=node.log)
+    assert scheduler.said(TrialFailed)[0].kind == FORKSERVER_LOST
+    scheduler.assign(node.incarnation, order("t1", scheduler.start(three_results), epoch=2))
+    eventually(lambda: scheduler.said(TrialFinished), message=node.log)

@@ -8,8 +8,10 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
+from tunemq_shared.stopped_process import LOOK_S, StopDetector
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.frames import ORDER
 from tunemq_workers.host_link import HostLink
@@ -60,6 +62,7 @@ class ChildKeeper:
         self._why: str | None = None
         self._deaths_in_a_row = 0
         self._pending: Timer | None = None
+        self._look: Timer | None = None
 
     @property
     def is_up(self) -> bool:
@@ -124,12 +127,23 @@ class ChildKeeper:
             on_other=lambda _, payload: self._on_answer(payload),
             on_end=self._drop,
         )
+        self._look = self._reactor.after(LOOK_S, partial(self._look_at_it, StopDetector()))
         _log.info("%s.started pid=%d", self._name, self._pid)
         self._on_up()
+
+    def _look_at_it(self, stops: StopDetector) -> None:
+        """Replace a process that is stopped: any trial that runs as the node's user can do that."""
+        if stops.look(self._pid):
+            self._deaths_in_a_row += 1
+            self.end(f"the {self._name} process {self._pid} was stopped (SIGSTOP or a debugger)")
+        else:
+            self._look = self._reactor.after(LOOK_S, partial(self._look_at_it, stops))
 
     def _drop(self) -> None:
         """Close the socket, and see to the process's end."""
         assert self._link is not None  # it is dropped once
+        if self._look is not None:
+            self._look.cancel()
         self._link.close()
         self._link = None
         self._reactor.watch(self._pidfd, self._ended)

@@ -36,6 +36,8 @@ from tunemq_workers.forkserver_messages import (
     HostExited,
     HostForked,
     KillHost,
+    Ping,
+    Pong,
     Preloading,
     Ready,
     Report,
@@ -139,6 +141,8 @@ class Forkserver:
             self._families.term(command.host)
         elif isinstance(command, KillHost):
             self._families.kill(command.host)
+        elif isinstance(command, Ping):
+            self._tell([Pong()])
         return None
 
     def _fork(self, name: str, line: int, spec: int) -> host.HostTask | None:

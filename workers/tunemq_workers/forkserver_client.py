@@ -20,6 +20,7 @@ from typing import Final
 
 from tunemq_shared import defences, failpoints
 from tunemq_shared.messages import Environment, HostOrder
+from tunemq_shared.stopped_process import LOOK_S, StopDetector
 from tunemq_workers import interpreters, threads
 from tunemq_workers.account import Account, own_files
 from tunemq_workers.forkserver_messages import (
@@ -27,6 +28,7 @@ from tunemq_workers.forkserver_messages import (
     Command,
     HostSpec,
     KillHost,
+    Ping,
     Report,
     StartHost,
     TermHost,
@@ -43,10 +45,13 @@ _DEATH_S: Final = 1.0
 #: So many reports are read at once: a forkserver that writes without end must not keep the node
 #: from everything else.
 _REPORTS_AT_ONCE: Final = 64
+#: A forkserver that has not answered at so many looks in a row is killed. Looks are counted and not
+#: seconds: while the node itself was stopped its forkservers could not answer.
+_SILENT_LOOKS: Final = 12
 
 
 class ForkserverLost(Exception):
-    """The forkserver ended by itself, or was killed for what it reported; its hosts are dead.
+    """The forkserver ended, or was killed for what it did; its hosts are dead.
 
     Args:
         text: What is known about it, for the user.
@@ -130,6 +135,7 @@ class ForkserverClient:
                 self._control.close()
                 raise
         self._hosts = ReportedHosts(self._control, self._process.pid, self._user)
+        self._stops, self._silent_looks = StopDetector(), 0
 
     @property
     def pid(self) -> int:
@@ -171,13 +177,37 @@ class ForkserverClient:
         self._send(TermHost(host))
 
     def kill(self, host: str) -> None:
-        """Kill the host's family; one that is gone is ignored. `FamilyGone` says when."""
+        """Kill the host's family; one that is gone is ignored. `FamilyGone` says when.
+
+        The host is killed here, too: a trial can stop its forkserver.
+        """
         self._send(KillHost(host))
+        self._hosts.kill(host)
 
     def dump(self, host: str) -> None:
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
         if (process := self._hosts.process_of(host)) is not None:
             have_stacks_written(*process, self._user)
+
+    def look(self) -> None:
+        """Kill a forkserver that is stopped or no longer answers; call every `LOOK_S` seconds.
+
+        While it preloads it answers nothing, however long an import takes.
+
+        Raises:
+            ForkserverLost: it was killed. This handle is of no further use.
+        """
+        if self._stops.look(self.pid):
+            problem = "it was stopped (SIGSTOP or a debugger); see that no trial does that"
+        elif self._silent_looks >= _SILENT_LOOKS:
+            problem = f"it did not answer for {_SILENT_LOOKS * LOOK_S:g} s"
+        else:
+            if self.is_ready:
+                self._silent_looks += 1
+                self._send(Ping())
+            return
+        self._process.kill()
+        raise self._lost([], f"was killed, because {problem}")
 
     def read(self) -> list[Report]:
         """The next reports of the forkserver; call again while there may be more.
@@ -196,11 +226,15 @@ class ForkserverClient:
                 continue
             except BadReport as problem:
                 self._process.kill()
-                raise self._lost(reports, str(problem)) from problem
+                how = (
+                    f"was killed, because {problem}; see that nothing it preloads writes to sockets"
+                )
+                raise self._lost(reports, how, has_lied=True) from problem
             if report is None:
                 raise self._lost(reports)
             reports.append(report)
         if reports:
+            self._silent_looks = 0
             self._send_waiting()
         return reports
 
@@ -233,10 +267,12 @@ class ForkserverClient:
             self._waiting.popleft()
             close_all(fds)
 
-    def _lost(self, reports: list[Report], problem: str = "") -> ForkserverLost:
-        """What to raise, after the last host is dead; ``problem`` is what it was killed for."""
+    def _lost(
+        self, reports: list[Report], how: str = "", *, has_lied: bool = False
+    ) -> ForkserverLost:
+        """What to raise, after the last host is dead; ``how`` it ended, if that is known."""
         hosts = self._hosts
-        hosts.kill(_DEATH_S)
+        hosts.kill_all(_DEATH_S)
         unended, names = hosts.unended(), hosts.names()
         try:
             code = self._process.wait(_DEATH_S)
@@ -245,11 +281,11 @@ class ForkserverClient:
             self._process.kill()
             code = self._process.wait()
             end = f"closed its socket and ended with {code}"
-        if problem:
-            end = f"was killed, because {problem}; see that nothing it preloads writes to sockets"
+        if how:
+            end = how
         elif code == -signal.SIGKILL:
             end = "was killed by SIGKILL; often that means that memory ran out on this node"
-        is_unusable = not hosts.is_ready and (bool(problem) or code != -signal.SIGKILL)
+        is_unusable = not hosts.is_ready and (has_lied or code != -signal.SIGKILL)
         text = f"the forkserver {self.pid} {end}{self._while_preloading()}; see {self._log}."
         if not hosts.has_reported and self.environment.python != sys.executable:
             text = interpreters.why_not(self.environment.python, self._log, self._log_began_at)

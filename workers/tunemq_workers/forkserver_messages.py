@@ -67,7 +67,11 @@ class KillHost(msgspec.Struct, frozen=True, array_like=True, tag="kill"):
     host: str
 
 
-Command = StartHost | TermHost | KillHost
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """Answer with a `Pong`: the node kills a forkserver that no longer answers."""
+
+
+Command = StartHost | TermHost | KillHost | Ping
 
 # --- forkserver to node
 # ------------------------------------------------------------------------------
@@ -122,7 +126,11 @@ class FamilyGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     host: Text
 
 
-Report = Preloading | Ready | Warned | HostForked | HostExited | FamilyGone
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
+    """The answer to a `Ping`."""
+
+
+Report = Preloading | Ready | Warned | HostForked | HostExited | FamilyGone | Pong
 
 encode = msgspec.msgpack.Encoder().encode
 decode_command = msgspec.msgpack.Decoder(Command).decode

@@ -24,6 +24,7 @@ from tunemq_workers.forkserver_messages import (
     FamilyGone,
     HostExited,
     HostForked,
+    Pong,
     Preloading,
     Ready,
     Report,
@@ -112,15 +113,21 @@ class ReportedHosts:
         self.has_reported = True
         return report
 
-    def kill(self, within_s: float) -> None:
-        """Kill all hosts, and wait so long for their end."""
-        pidfds = [host.pidfd for host in self._hosts.values() if host.pidfd is not None]
-        deadline = time.monotonic() + within_s
-        for pidfd in pidfds:
+    def kill(self, host: str) -> None:
+        """Kill a host that runs, as far as is known; what it has started is the forkserver's."""
+        known = self._hosts.get(host)
+        if known is not None and known.pidfd is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        for pidfd in pidfds:
-            _has_ended(pidfd, deadline - time.monotonic())
+                signal.pidfd_send_signal(known.pidfd, signal.SIGKILL)
+
+    def kill_all(self, within_s: float) -> None:
+        """Kill all hosts, and wait so long for their end."""
+        deadline = time.monotonic() + within_s
+        for name in self._hosts:
+            self.kill(name)
+        for host in self._hosts.values():
+            if host.pidfd is not None:
+                _has_ended(host.pidfd, deadline - time.monotonic())
 
     def forget(self) -> None:
         """Know of no host any more."""
@@ -143,7 +150,7 @@ class ReportedHosts:
                 self.preloading = module
             case Ready():
                 self.is_ready, self.preloading = True, None
-            case Warned():
+            case Warned() | Pong():
                 pass
 
     def _known(self, name: str, report: Report) -> _Host:

@@ -8,12 +8,14 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tunemq_shared.messages import Environment, HostOrder
+from tunemq_shared.stopped_process import LOOK_S
 from tunemq_workers.account import Account
 from tunemq_workers.forkserver_client import ForkserverClient, ForkserverLost
 from tunemq_workers.forkserver_messages import (
     FamilyGone,
     HostExited,
     HostForked,
+    Pong,
     Preloading,
     Ready,
     Report,
@@ -22,7 +24,7 @@ from tunemq_workers.forkserver_messages import (
 from tunemq_workers.host_contracts import Link, Listener
 from tunemq_workers.host_link import HostLink
 from tunemq_workers.orphans import Orphans
-from tunemq_workers.reactor import Reactor
+from tunemq_workers.reactor import Reactor, Timer
 from tunemq_workers.workdir import forkserver_log
 
 #: Idle forkservers end within milliseconds; this is for one that is stuck.
@@ -98,6 +100,7 @@ class ForkserverPool:
         self._hosted: dict[str, _Hosted] = {}
         self._started = 0
         self._why = ""
+        self._look: Timer | None = None
 
     def prewarm(self, environment: Environment) -> None:
         """Start a forkserver before it is needed.
@@ -160,7 +163,17 @@ class ForkserverPool:
         self._servers[server] = _Warnings()
         self._children.add(server.pid)
         self._reactor.watch(server, partial(self._readable, server))
+        if self._look is None:
+            self._look = self._reactor.after(LOOK_S, self._look_at_all)
         return server
+
+    def _look_at_all(self) -> None:
+        for server in list(self._servers):
+            try:
+                server.look()
+            except ForkserverLost as lost:
+                self._lost(server, lost)
+        self._look = self._reactor.after(LOOK_S, self._look_at_all) if self._servers else None
 
     def _close_idle(self) -> None:
         """Another environment is wanted now: those without hosts have had their day."""
@@ -228,6 +241,8 @@ class ForkserverPool:
                 _log.info("forkserver.preloading module=%r", module)
             case Ready(preloaded):
                 _log.info("forkserver.ready preloaded=%r", ",".join(preloaded))
+            case Pong():
+                pass
 
 
 def _say_gone(listeners: dict[str, Listener]) -> None:

@@ -287,6 +287,17 @@ def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
     assert deaths == slow.troubles[:1]
 
 
+def test_transfers_process_that_is_stopped_is_replaced_long_before_its_transfers_time_out(
+    transfers, processes, reactor
+):
+    it = Waiting()
+    transfers.upload(upload("slow"), *it.callbacks)
+    run_until(reactor, processes.told)
+    os.kill(transfers.pid, signal.SIGSTOP)
+    run_until(reactor, lambda: processes.told() == ["t/slow", "t/slow"])
+    assert "was stopped" in it.troubles[0]
+
+
 def test_what_nobody_waits_for_is_not_begun_anew(transfers, processes, reactor):
     it = Waiting()
     number = transfers.upload(upload("slow"), *Waiting().callbacks)
