@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import socketserver
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
+
+#: The name of the keys in a request to S3.
+_SIGNER: Final = re.compile(rb"Credential=([^/, ]+)/")
 
 
 class CountedProxy(socketserver.ThreadingTCPServer):
@@ -17,6 +22,8 @@ class CountedProxy(socketserver.ThreadingTCPServer):
 
     def __init__(self, port: int) -> None:
         self.target = port
+        #: Whose keys have signed a request, as far as one piece shows it.
+        self.signers: set[str] = set()
         self._moved = 0
         self._counting = threading.Lock()
         super().__init__(("127.0.0.1", 0), _Connection)
@@ -31,10 +38,11 @@ class CountedProxy(socketserver.ThreadingTCPServer):
         with self._counting:
             self._moved = number
 
-    def count(self, number: int) -> None:
-        """So many have passed; each connection has two threads that say so."""
+    def count(self, data: bytes) -> None:
+        """These have passed; each connection has two threads that say so."""
         with self._counting:
-            self._moved += number
+            self._moved += len(data)
+            self.signers.update(one.decode() for one in _SIGNER.findall(data))
 
     @property
     def port(self) -> int:
@@ -55,7 +63,7 @@ class _Connection(socketserver.BaseRequestHandler):
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):  # either end may have gone
             while data := source.recv(65536):
-                self.server.count(len(data))
+                self.server.count(data)
                 target.sendall(data)
         for end in (source, target):
             with suppress(OSError):

@@ -36,7 +36,7 @@ from tunemq_shared.object_store import MissingObject, ObjectStore
 from tunemq_shared.safe_text import repr_of
 from tunemq_shared.seals import Seal
 from tunemq_shared.store_address import canonical_address, is_remote, without_settings
-from tunemq_shared.stores import open_objects
+from tunemq_shared.stores import check_allowed, open_objects
 
 #: No file of a trial's that is copied back is longer; those are logs and results.
 _MOST_BYTES: Final = 2**32
@@ -209,6 +209,7 @@ def _local(place: str) -> str:
 
 def _fetched(address: str) -> str:
     """A local folder of the experiment at an address: the one that is here already, or a copy."""
+    check_allowed(address, "Tuner.restore(path)")
     shown = without_settings(address).rstrip("/")
     name = shown.rpartition("/")[2]
     storage = results_folder(None)

@@ -10,7 +10,7 @@ from tunemq_scheduler.config import RunConfig
 from tunemq_scheduler.folders import make_experiment_folder, results_folder
 from tunemq_shared.errors import ConfigError, StoreError
 from tunemq_shared.store_address import canonical_address, is_remote, join
-from tunemq_shared.stores import open_objects
+from tunemq_shared.stores import check_allowed, open_objects
 
 #: An address that went through a `Path`.
 _CRIPPLED: Final = re.compile(r"[a-z0-9]+:/[^/]")
@@ -27,7 +27,8 @@ def storage_of(run: RunConfig) -> Storage:
     """Where all experiments with these settings go.
 
     Raises:
-        ConfigError: an address cannot be used, or two settings name different stores.
+        ConfigError: an address cannot be used, or may not be, or two settings name different
+            stores.
     """
     sync = run.sync_config
     given = os.fspath(run.storage_path) if run.storage_path is not None else ""
@@ -39,13 +40,17 @@ def storage_of(run: RunConfig) -> Storage:
     if not is_remote(given):
         uploads = sync.upload_dir or ""
         to_store = sync.syncer == "auto" and is_remote(uploads)
-        return Storage(results_folder(given), canonical_address(uploads) if to_store else "")
+        store = canonical_address(uploads) if to_store else ""
+        check_allowed(store, "SyncConfig(upload_dir)")
+        return Storage(results_folder(given), store)
     if sync.upload_dir is not None:
         raise ConfigError(
             f"RunConfig(storage_path={given!r}) and SyncConfig(upload_dir={sync.upload_dir!r}) "
             "both name the place where files go; leave one of them out."
         )
-    return Storage(results_folder(None), canonical_address(given))
+    store = canonical_address(given)
+    check_allowed(store, "RunConfig(storage_path)")
+    return Storage(results_folder(None), store)
 
 
 def make_storage(among: Storage, name: str) -> Storage:

@@ -3,9 +3,10 @@
     s3://bucket/prefix?endpoint=http://host:9000&region=us-east-1&path_style=true&ca_file=/ca.pem
 
 What is not in the address is taken from the environment. Keys are never in an address: an address
-is written into journals, logs and messages, so that it means the same to all of a farm. A machine
-that has to go another way to that server, such as a port that is forwarded, says so in
-``TUNEMQ_S3_REACHED_AT``, which is in no address.
+is written into journals, logs and messages, so that it means the same to all of a farm. But
+``profile=NAME`` may be: then each machine takes the keys of that name from its credentials file,
+and never those of the environment. A machine that has to go another way to the server of its own
+keys, such as a port that is forwarded, says so in ``TUNEMQ_S3_REACHED_AT``, which is in no address.
 """
 
 from __future__ import annotations
@@ -38,12 +39,15 @@ _SETTINGS: Final = {
     "path_style": "path_style",
     "create_bucket": "create_bucket",
     "allow_bucket_creation": "create_bucket",
+    "profile": "profile",
 }
 _SECRET: Final = re.compile(r"key|secret|token|password|credential|signature", re.IGNORECASE)
 _BUCKET: Final = re.compile(
     r"(?=.{3,63}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*"
 )
+_PROFILE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _IP: Final = re.compile(r"\d+\.\d+\.\d+\.\d+")
+_DEFAULT_FILE: Final = "~/.aws/credentials"
 #: What servers are shipped with, or what their first pages tell one to type in.
 DEFAULT_KEYS: Final = (
     ("minioadmin", "minioadmin"),
@@ -61,14 +65,14 @@ _KEY_VARIABLES: Final = (
     ("MINIO_ACCESS_KEY", "MINIO_SECRET_KEY"),
     ("MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD"),
 )
+_PROFILE_VARIABLES: Final = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")
 #: All that say which keys of the store a process has.
 KEY_VARIABLES: Final = frozenset(
     {
         *(name for pair in _KEY_VARIABLES for name in pair),
         "AWS_SESSION_TOKEN",
         "AWS_SHARED_CREDENTIALS_FILE",
-        "AWS_PROFILE",
-        "AWS_DEFAULT_PROFILE",
+        *_PROFILE_VARIABLES,
     }
 )
 
@@ -89,6 +93,7 @@ class S3Address(msgspec.Struct, frozen=True, kw_only=True):
 
     ``endpoint`` is ``http[s]://host[:port]``. ``ca_file`` is empty where each machine uses its own.
     ``create_bucket`` says that a missing bucket is to be made when the address is first tried.
+    ``profile`` names the keys in the credentials file; empty for those of the machine itself.
     """
 
     bucket: str
@@ -98,6 +103,7 @@ class S3Address(msgspec.Struct, frozen=True, kw_only=True):
     path_style: bool
     ca_file: str = ""
     create_bucket: bool = False
+    profile: str = ""
 
     def __str__(self) -> str:
         """The address that means the same on every machine."""
@@ -110,6 +116,8 @@ class S3Address(msgspec.Struct, frozen=True, kw_only=True):
             settings["ca_file"] = self.ca_file
         if self.create_bucket:
             settings["create_bucket"] = "true"
+        if self.profile:
+            settings["profile"] = self.profile
         return f"{self.place}?{urlencode(settings, safe=':/')}"
 
     @property
@@ -152,17 +160,20 @@ def parse_address(text: str, environ: Mapping[str, str]) -> S3Address:
         path_style=_flag(place, given, "path_style", default=not is_amazon(endpoint)),
         ca_file=given.get("ca_file", ""),
         create_bucket=_flag(place, given, "create_bucket", default=False),
+        profile=_profile(place, given),
     )
 
 
 def as_reached_from_here(address: S3Address, environ: Mapping[str, str]) -> S3Address:
     """The address to connect to, which may be another than that which is known everywhere.
 
+    One with a profile stays as it is: the variable is about the server of this machine's own keys.
+
     Raises:
         ConfigError: ``TUNEMQ_S3_REACHED_AT`` cannot be used.
     """
     text = environ.get(_REACHED_AT_VARIABLE, "")
-    if not text:
+    if not text or address.profile:
         return address
     place = f"{address.place} at ${_REACHED_AT_VARIABLE}"
     return msgspec.structs.replace(address, endpoint=_endpoint(place, {"endpoint": text}, {}))
@@ -204,12 +215,23 @@ def are_default_keys(environ: Mapping[str, str]) -> bool:
         return False
 
 
-def find_keys(environ: Mapping[str, str]) -> Keys:
+def own_profiles(environ: Mapping[str, str]) -> set[str]:
+    """The profiles in the credentials file whose keys are those of this machine itself."""
+    return {environ[name] for name in _PROFILE_VARIABLES if environ.get(name)}
+
+
+def find_keys(environ: Mapping[str, str], profile: str = "") -> Keys:
     """The keys in the environment, else in the credentials file.
+
+    Args:
+        profile: of an address. Its keys are in the credentials file, or nowhere: those of this
+            machine itself belong to other stores.
 
     Raises:
         StoreError: there are none, or half of them; says which variables and files were looked at.
     """
+    if profile:
+        return _keys_in_file(environ, profile)
     for names in _KEY_VARIABLES:
         values = [environ.get(name, "") for name in names]
         if all(values):
@@ -222,32 +244,41 @@ def find_keys(environ: Mapping[str, str]) -> Keys:
     return _keys_in_file(environ)
 
 
-def _keys_in_file(environ: Mapping[str, str]) -> Keys:
+def _keys_in_file(environ: Mapping[str, str], of_address: str = "") -> Keys:
     home = environ.get("HOME", "")
     default = Path(home, ".aws", "credentials") if home else None
     named = environ.get("AWS_SHARED_CREDENTIALS_FILE", "")
     file = Path(named).expanduser() if named else default
-    profile = environ.get("AWS_PROFILE") or environ.get("AWS_DEFAULT_PROFILE") or "default"
+    profile = of_address or _first(environ, _PROFILE_VARIABLES) or "default"
+    if of_address and (file is None or not file.is_file()):
+        raise StoreError(
+            f"there are no keys for the store with profile={profile}: {file or _DEFAULT_FILE} is"
+            f" not there; write [{profile}] with aws_access_key_id and aws_secret_access_key into"
+            " it, on each machine that uses the store."
+        )
     if file is None or not (named or file.is_file()):
         raise StoreError(
             "there are no keys for the store: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-            f"write them into {file or '~/.aws/credentials'}, on each machine that uses it."
+            f"write them into {file or _DEFAULT_FILE}, on each machine that uses it."
         )
-    found = configparser.RawConfigParser()
+    # No section lends its values to others: a profile has keys of its own, or none.
+    found = configparser.RawConfigParser(default_section="")
     try:
         found.read_string(file.read_text(encoding="utf-8"), str(file))
     except (OSError, ValueError, configparser.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not a credentials file"
+        fix = "" if of_address else ", or set AWS_ACCESS_KEY_ID"
         raise StoreError(
             f"the keys for the store cannot be read from {file}: {reason}; "
-            "correct AWS_SHARED_CREDENTIALS_FILE, or set AWS_ACCESS_KEY_ID."
+            f"correct that file or AWS_SHARED_CREDENTIALS_FILE{fix}."
         ) from None  # a parser's message quotes lines, and those hold keys
     section = dict(found.items(profile)) if found.has_section(profile) else {}
     keys = [section.get(name, "") for name in ("aws_access_key_id", "aws_secret_access_key")]
     if not all(keys):
+        fix = "correct profile= in the address" if of_address else "name another with AWS_PROFILE"
         raise StoreError(
             f"{file} has no aws_access_key_id and aws_secret_access_key for the profile "
-            f"{profile!r}; add them, or name another with AWS_PROFILE."
+            f"{profile!r}; add them there, or {fix}."
         )
     return Keys(keys[0], keys[1], section.get("aws_session_token", ""))
 
@@ -294,6 +325,17 @@ def _endpoint(place: str, given: Mapping[str, str], environ: Mapping[str, str]) 
             "https://host:port, without a path and without keys."
         )
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _profile(place: str, given: Mapping[str, str]) -> str:
+    profile = given.get("profile", "")
+    if "profile" in given and (not _PROFILE.fullmatch(profile) or profile.lower() == "default"):
+        raise ConfigError(
+            f"the storage {place!r}: profile={profile!r} must be the name of a profile in the"
+            " credentials file, of letters, digits, '.', '_' and '-', 64 at most, and another than"
+            " 'default': without a profile the machine's own keys are used."
+        )
+    return profile
 
 
 def _flag(place: str, given: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -24,7 +24,8 @@ class S3Objects(RemoteObjects):
 
     def __init__(self, address: S3Address, environ: Mapping[str, str]) -> None:
         self._may_create = address.create_bucket
-        keys, ca_file = find_keys(environ), find_ca_file(address, environ)
+        keys = find_keys(environ, address.profile)
+        ca_file = find_ca_file(address, environ)
 
         def connect(connect_s: float, read_s: float) -> S3Client:
             return S3Client(

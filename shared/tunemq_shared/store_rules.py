@@ -1,7 +1,8 @@
-"""Which stores a farm's credentials may be sent to: the one place that decides.
+"""Which stores a submitted search may use: the one place that decides.
 
-Credentials belong to addresses: those of a farm to its own store, and to the stores that its
-administrator allows by name. Variables of a search change neither addresses nor credentials.
+Credentials belong to addresses: those of a farm to the server of its own store, those of a profile
+to the addresses that name it. A search may use the farm's store, and those that the administrator
+allows to its owner. Variables of a search change neither addresses nor credentials.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tunemq_shared.errors import ConfigError
 from tunemq_shared.http_address import parse_http_address
 from tunemq_shared.messages import BlobRef
 from tunemq_shared.node_orders import HostStart
-from tunemq_shared.s3_address import parse_address
+from tunemq_shared.s3_address import own_profiles, parse_address
 from tunemq_shared.store_address import is_http, is_remote, without_settings
 
 #: Beginnings and names of the variables that say where stores are and how one is let in.
@@ -24,10 +25,11 @@ _NAMES: Final = frozenset({"HOME", "SSL_CERT_FILE"})
 
 
 class StoreRules(msgspec.Struct, frozen=True):
-    """What a process that runs a submitted search may do with the farm's credentials.
+    """What a process that runs a submitted search may do with credentials of stores.
 
     Attributes:
         allowed: the canonical addresses of the farm's store and of others, with all below them.
+            One without a profile is at the server of the farm's store; see `why_not_allowed`.
         environ: the farm's variables that name stores and credentials, which hold whatever the
             search's variables say.
     """
@@ -40,23 +42,24 @@ class StoreRules(msgspec.Struct, frozen=True):
         return f"StoreRules({self.allowed!r})"
 
     def check(self, address: str, field: str) -> None:
-        """Return if the farm's credentials may be sent to this address.
+        """Return if the search may use this address, with the credentials that belong to it.
 
         Args:
             field: where the address was given, for the error.
 
         Raises:
-            ConfigError: they may not.
+            ConfigError: it may not.
         """
         if any(_is_below(address, one, self.environ) for one in self.allowed):
             return
-        known = ", ".join(map(without_settings, self.allowed)) or "none"
+        known = ", ".join(_shown(one, self.environ) for one in self.allowed) or "none"
+        settings = "" if is_http(address) else "?endpoint=...&profile=NAME"
         raise ConfigError(
-            f"{field} names the store {without_settings(address)!r}"
-            f"{_endpoint(address, self.environ)}, to which this farm's credentials may not be sent;"
-            f" allowed: {known}. Leave it out, so that the farm's store is used, or have the farm's"
-            f' administrator allow it: stores = ["{without_settings(address)}?..."] in the file of'
-            " tunemq scheduler --settings."
+            f"{field} names the store {_shown(address, self.environ)}, which this search may not"
+            f" use, for credentials belong to addresses; its owner may use: {known}. Leave it out,"
+            " so that the farm's store is used, or have the farm's administrator allow it:"
+            f' stores = ["{without_settings(address)}{settings}"] in the file of tunemq scheduler'
+            " --settings."
         )
 
     def check_order(self, order: HostStart) -> None:
@@ -68,6 +71,38 @@ class StoreRules(msgspec.Struct, frozen=True):
         for field, address in _addresses(order):
             if is_remote(address):
                 self.check(address, field)
+
+
+def why_not_allowed(address: str, own: str, environ: Mapping[str, str]) -> str:
+    """What keeps an administrator from allowing this address, and what to do; empty if nothing.
+
+    Args:
+        address: canonical, of a remote store.
+        own: the farm's store.
+        environ: of the scheduler.
+    """
+    is_near = is_remote(own) and _server(address, environ) == _server(own, environ)
+    if is_http(address):
+        if is_near:
+            return ""
+        return (
+            "is at another server than the farm's store, and the farm's token is sent to no other;"
+            " give an address s3://bucket/prefix?endpoint=...&profile=NAME"
+        )
+    known = parse_address(address, environ)
+    farms = "" if is_http(own) or not is_remote(own) else parse_address(own, environ).profile
+    if not known.profile and (farms or not is_near):
+        return (
+            "has no profile, and the keys without one are sent to the server of the farm's store"
+            " alone; add profile=NAME, and write the keys for it as [NAME] into the credentials"
+            " file of this machine and of each worker"
+        )
+    if known.profile in {farms, *own_profiles(environ)} and not is_near:
+        return (
+            f"is at {known.endpoint} and has profile={known.profile}, which holds the farm's own"
+            " keys, and these are sent to no other server; name another profile"
+        )
+    return ""
 
 
 def store_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -96,13 +131,26 @@ def _is_below(address: str, allowed: str, environ: Mapping[str, str]) -> bool:
 
 
 def _place(address: str, environ: Mapping[str, str]) -> tuple[Any, ...]:
-    """All that says to whom a request goes, and the prefix last."""
+    """All that says to whom a request goes and with which keys, and the prefix last."""
+    if is_http(address):
+        return *_server(address, environ), parse_http_address(address).prefix
+    known = parse_address(address, environ)
+    return *_server(address, environ), known.profile, known.bucket, known.prefix
+
+
+def _server(address: str, environ: Mapping[str, str]) -> tuple[Any, ...]:
+    """All that says which server a request goes to."""
     if is_http(address):
         served = parse_http_address(address)
-        return served.endpoint.lower(), served.ca_file, served.prefix
+        return served.endpoint.lower(), served.ca_file
     known = parse_address(address, environ)
-    return known.endpoint.lower(), known.path_style, known.ca_file, known.bucket, known.prefix
+    return known.endpoint.lower(), known.path_style, known.ca_file
 
 
-def _endpoint(address: str, environ: Mapping[str, str]) -> str:
-    return "" if is_http(address) else f" at {parse_address(address, environ).endpoint}"
+def _shown(address: str, environ: Mapping[str, str]) -> str:
+    place = repr(without_settings(address))
+    if is_http(address):
+        return place
+    known = parse_address(address, environ)
+    profile = f" with profile={known.profile}" if known.profile else ""
+    return f"{place} at {known.endpoint}{profile}"

@@ -20,6 +20,7 @@ from tunemq_shared.store_rules import StoreRules
 
 __all__ = [
     "canonical_address",
+    "check_allowed",
     "import_client",
     "is_remote",
     "join",
@@ -36,6 +37,19 @@ def use_only(rules: StoreRules) -> None:
     """From now on this process opens no other stores, and with these credentials alone."""
     global _rules
     _rules = rules
+
+
+def check_allowed(address: str, field: str) -> None:
+    """Return if this process may use what is at this address (`use_only`).
+
+    Args:
+        field: where a person gave it, for the error.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if _rules is not None and is_remote(address):
+        _rules.check(address, field)
 
 
 def open_store(address: str) -> Store:
@@ -60,8 +74,7 @@ def open_objects(address: str) -> ObjectStore:
         StoreError: there are no keys for it. Whether it answers is not tried.
     """
     environ = os.environ if _rules is None else _rules.environ
-    if _rules is not None and is_remote(address):
-        _rules.check(address, "RunConfig(storage_path), upload_dir or another setting")
+    check_allowed(address, "this search")
     if is_http(address):
         from tunemq_shared.http_objects import HttpObjects
 

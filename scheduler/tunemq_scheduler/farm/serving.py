@@ -25,7 +25,7 @@ from tunemq_shared.health import Health
 from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.prctl import keep_memory_private
 from tunemq_shared.redis_address import parse_address
-from tunemq_shared.store_address import canonical_address, is_remote
+from tunemq_shared.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.stores import open_objects
 from tunemq_shared.unpickling import never_unpickle
 
@@ -75,9 +75,16 @@ def serve_farm(service: Service) -> int:
 
 def _serve(service: Service, health: Health) -> None:
     keys = find_keys(service.keys, Role.SCHEDULER)
-    settings = read_settings(service.settings)
+    settings = read_settings(
+        service.settings, canonical_address(service.store) if service.store else ""
+    )
     results = _made(farm_results_folder(service.results, service.store))
     store = _store(service.store, results, is_insecure=service.insecure)
+    for address in settings.stores_of(None):
+        try:
+            open_objects(address).close()
+        except TuneError as error:
+            _tell(f"No search can use {without_settings(address)}: {error}")
     if service.journal_release == "store" and not is_remote(store):
         raise ConfigError(
             "--journal-release store needs a store that outlives this machine, such as"

@@ -6,7 +6,7 @@ A file in TOML; everything in it may be left out::
     preempts = true             # whether trials are paused for others that come first
     preempt_grace_s = 60        # how long they get to save
 
-    stores = ["s3://data/tune"] # beside the farm's own, searches may use these with its credentials
+    stores = ["s3://data/tune"] # that searches may use beside the farm's own; see `AllowedStore`
 
     [shares]                    # of owners; 1 where nothing is said
     ada = 2
@@ -18,6 +18,7 @@ A file in TOML; everything in it may be left out::
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from pathlib import Path
 from typing import Final
@@ -26,10 +27,25 @@ import msgspec
 
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.store_address import canonical_address, is_remote
+from tunemq_shared.key_files import SUBMITTER_NAME
+from tunemq_shared.store_address import canonical_address, is_remote, without_settings
+from tunemq_shared.store_rules import why_not_allowed
 
 #: More processes than this need more memory than most heads have.
 MAX_RUNNING: Final = 16
+
+
+class AllowedStore(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A store that searches may use beside the farm's own.
+
+    Attributes:
+        address: with all that is below it. What is at another server than the farm's store has a
+            profile: the farm's own keys are not sent there.
+        owners: whose searches may use it; None for those of all.
+    """
+
+    address: str
+    owners: tuple[str, ...] | None = None
 
 
 class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +55,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_running: so many experiments have a process at once.
         preempts: whether trials are paused for others that come first.
         preempt_grace_s: how long they get to save; seconds.
-        stores: addresses to which the farm's credentials may be sent, beside its own store.
+        stores: what searches may use beside the farm's own store; an address alone is for all.
         shares: of owners; 1 where nothing is said.
         quotas: what an owner's experiments hold together at most: resource to amount, by owner.
     """
@@ -47,9 +63,17 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_running: int = MAX_RUNNING
     preempts: bool = True
     preempt_grace_s: float = 60.0
-    stores: tuple[str, ...] = ()
+    stores: tuple[AllowedStore | str, ...] = ()
     shares: dict[str, float] = {}
     quotas: dict[str, dict[str, float]] = {}
+
+    def stores_of(self, owner: str | None) -> tuple[str, ...]:
+        """What an owner's searches may use beside the farm's own store; None: all that any may."""
+        return tuple(
+            one.address
+            for one in map(_allowed, self.stores)
+            if owner is None or one.owners is None or owner in one.owners
+        )
 
     def for_allotter(self) -> AllotterSettings:
         """Those about who gets what."""
@@ -61,8 +85,11 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
 
-def read_settings(path: str | None) -> FarmSettings:
+def read_settings(path: str | None, store: str = "") -> FarmSettings:
     """Those of a file; what holds by itself where there is none.
+
+    Args:
+        store: the farm's own.
 
     Raises:
         ConfigError: it cannot be read, or says something that is of no use; names the field.
@@ -79,16 +106,36 @@ def read_settings(path: str | None) -> FarmSettings:
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"--settings {path} is not usable: {error}.") from error
     _check(found, path)
-    return msgspec.structs.replace(found, stores=tuple(map(canonical_address, found.stores)))
+    stores = tuple(_checked(one, path, store) for one in map(_allowed, found.stores))
+    return msgspec.structs.replace(found, stores=stores)
+
+
+def _allowed(given: AllowedStore | str) -> AllowedStore:
+    return AllowedStore(address=given) if isinstance(given, str) else given
+
+
+def _checked(given: AllowedStore, path: str, own: str) -> AllowedStore:
+    if not is_remote(given.address):
+        raise ConfigError(
+            f"{path}: stores has {given.address!r}, which is no address of a store; give"
+            " s3://bucket/prefix?endpoint=...&profile=NAME."
+        )
+    owners = given.owners
+    if owners is not None and not (owners and all(map(SUBMITTER_NAME.fullmatch, owners))):
+        raise ConfigError(
+            f"{path}: stores: owners={list(owners)!r} of {without_settings(given.address)!r} must"
+            " be names of submitters; leave owners out to allow that store to all."
+        )
+    try:
+        address = canonical_address(given.address)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: stores: {error}") from None
+    if why := why_not_allowed(address, own, os.environ):
+        raise ConfigError(f"{path}: stores has {without_settings(address)!r}, which {why}.")
+    return msgspec.structs.replace(given, address=address)
 
 
 def _check(settings: FarmSettings, path: str) -> None:
-    for store in settings.stores:
-        if not is_remote(store):
-            raise ConfigError(
-                f"{path}: stores has {store!r}, which is no address of a store; give"
-                " s3://bucket/prefix?endpoint=... or http://host:port/prefix."
-            )
     if settings.max_running < 1:
         raise ConfigError(f"{path}: max_running={settings.max_running} must be 1 or more.")
     if not (math.isfinite(settings.preempt_grace_s) and settings.preempt_grace_s >= 0):

@@ -74,10 +74,10 @@ class Farm(msgspec.Struct, frozen=True, kw_only=True):
         """Without the password."""
         return f"Farm({self.address!r})"
 
-    def store_rules(self) -> StoreRules:
-        """The stores that submitted searches may use, with this process's credentials."""
+    def store_rules(self, owner: str) -> StoreRules:
+        """The stores that this owner's submitted searches may use."""
         own = (self.store,) if is_remote(self.store) else ()
-        return StoreRules((*own, *self.settings.stores), store_environ(os.environ))
+        return StoreRules((*own, *self.settings.stores_of(owner)), store_environ(os.environ))
 
 
 class Supervisor:
@@ -263,7 +263,7 @@ class Supervisor:
             retry=entry.retry,
             journal_release=farm.journal_release,
             journal_keys=farm.keys.journal_keys(entry.name),
-            stores=farm.store_rules(),
+            stores=farm.store_rules(entry.owner),
         )
         folder = Path(farm.results, entry.name)
         return ExperimentLink(job, self._wire, folder=folder, begin=self._forkservers.start)

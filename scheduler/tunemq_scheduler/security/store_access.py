@@ -304,7 +304,7 @@ class _Place:
             known = as_reached_from_here(parse_address(self._address, keys.environ), keys.environ)
             client = S3Client(
                 known,
-                find_keys(keys.environ),
+                find_keys(keys.environ, known.profile),
                 find_ca_file(known, keys.environ),
                 connect_s=_ANSWER_S,
                 read_s=_ANSWER_S,

@@ -195,7 +195,7 @@ class _S3Probe:
 
     def __init__(self, address: S3Address, environ: Mapping[str, str]) -> None:
         self._address = address
-        self._keys = find_keys(environ)
+        self._keys = find_keys(environ, address.profile)
         self._ca_file = find_ca_file(address, environ)
         self._client = self._client_of(self._keys)
         where = urlsplit(self._client.url())

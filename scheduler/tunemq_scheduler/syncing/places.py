@@ -170,8 +170,9 @@ def open_place(address: str) -> Place:
     if "://" not in address:
         return FolderPlace(address)
     if store_address.is_remote(address):
-        from tunemq_shared.stores import open_objects  # loads the client of object stores
+        from tunemq_shared.stores import check_allowed, open_objects  # loads a store's client
 
+        check_allowed(address, "SyncConfig(upload_dir)")
         return ObjectPlace(open_objects(address))
     parts = urlsplit(address)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 import certifi
 import pytest
 from hypothesis import given
@@ -199,8 +201,51 @@ def test_keys_come_from_a_file(tmp_path):
     named = {"AWS_SHARED_CREDENTIALS_FILE": str(file)}
     assert find_keys(named | {"AWS_PROFILE": "other"}) == ("d", "e", "f")
     for profile in ("half", "none"):
-        with pytest.raises(StoreError, match=f"for the profile '{profile}'; add them, or name"):
+        with pytest.raises(
+            StoreError, match=f"for the profile '{profile}'; add them there, or name"
+        ):
             find_keys(named | {"AWS_PROFILE": profile})
+
+
+@pytest.mark.security
+def test_keys_of_a_profile_come_from_the_file_and_never_from_elsewhere(tmp_path):
+    file = tmp_path / "credentials"
+    own = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hunter2", "AWS_PROFILE": "own"}
+    environ = {**own, "AWS_SHARED_CREDENTIALS_FILE": str(file)}
+    with pytest.raises(
+        StoreError, match=r"profile=ada: .*/credentials is not there; write \[ada\]"
+    ):
+        find_keys(environ, "ada")
+    with pytest.raises(StoreError, match=r"profile=ada: ~/\.aws/credentials is not there"):
+        find_keys(own, "ada")
+    section = "[{}]\naws_access_key_id = hunter2\naws_secret_access_key = hunter2\n"
+    others = "".join(map(section.format, ("default", "DEFAULT", "own")))
+    for text in (others, f"{others}[ada]\n", f"{others}[ada]\naws_access_key_id = d\n"):
+        file.write_text(text)
+        with pytest.raises(
+            StoreError, match="profile 'ada'; add them there, or correct profile="
+        ) as said:
+            find_keys(environ, "ada")
+        assert "hunter2" not in str(said.value)
+    file.write_text(f"{others}[ada]\naws_access_key_id = d\naws_secret_access_key = e\n")
+    assert find_keys(environ, "ada") == ("d", "e", "")
+
+
+def test_profile_of_an_address_is_part_of_it_everywhere():
+    address = canonical_address("s3://bucket/a?profile=ada", {"AWS_PROFILE": "ben"})
+    assert parse_address(address, {}).profile == "ada"
+    assert canonical_address(join(address, "b"), {}).endswith("&profile=ada")
+    assert "profile" not in canonical_address("s3://bucket/a", {"AWS_PROFILE": "ben"})
+    reached = as_reached_from_here(parse_address(address, {}), {"TUNEMQ_S3_REACHED_AT": "http://x"})
+    assert reached.endpoint == "https://s3.amazonaws.com"
+
+
+@pytest.mark.parametrize(
+    "profile", ["", "default", "DEFAULT", "a b", "../x", "a]", "a\n", "x" * 65]
+)
+def test_profile_that_is_no_safe_name_is_refused(profile):
+    with pytest.raises(ConfigError, match=r"profile=.* must be the name of a profile"):
+        canonical_address(f"s3://bucket/a?{urlencode({'profile': profile})}", {})
 
 
 @pytest.mark.security

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -9,7 +11,7 @@ from tests.unit.scheduler.test_mailbox import START
 from tunemq_shared import stores
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import BlobRef
-from tunemq_shared.store_rules import StoreRules, store_environ
+from tunemq_shared.store_rules import StoreRules, store_environ, why_not_allowed
 from tunemq_shared.stores import open_objects, use_only
 
 FARM = "s3://tunemq/farm?endpoint=https://minio:9000&region=us-east-1&path_style=true"
@@ -50,6 +52,7 @@ def test_store_rules_address_below_an_allowed_one_is_allowed(address: str):
         FARM.replace("/farm", ""),
         FARM.replace("path_style=true", "path_style=false"),
         f"{FARM}&ca_file=/tmp/mine.pem",
+        f"{FARM}&profile=ada",
         "s3://tunemq/farm",  # Amazon's, where nothing else is said
         "http://evil:7380/farm",
         "https://store:7380/farm",
@@ -58,7 +61,7 @@ def test_store_rules_address_below_an_allowed_one_is_allowed(address: str):
     ],
 )
 def test_store_rules_other_server_bucket_or_certificate_is_refused_with_the_fix(address: str):
-    with pytest.raises(ConfigError, match=r"^here names the store.*allowed: .*stores = \[") as said:
+    with pytest.raises(ConfigError, match=r"^here names the store.*may use: .*stores = \[") as said:
         RULES.check(address, "here")
     assert "secret" not in f"{said.value}{RULES!r}"
 
@@ -66,7 +69,7 @@ def test_store_rules_other_server_bucket_or_certificate_is_refused_with_the_fix(
 @pytest.mark.parametrize("address", ["http://evil:7380/x", "s3://mine/x?endpoint=http://evil"])
 @pytest.mark.usefixtures("_restricted")
 def test_store_rules_process_of_a_submitted_search_opens_no_other_store(address: str):
-    with pytest.raises(ConfigError, match="credentials may not be sent"):
+    with pytest.raises(ConfigError, match="which this search may not use"):
         open_objects(address)
 
 
@@ -91,8 +94,62 @@ def test_store_rules_order_to_a_node_that_names_another_store_is_refused(field: 
     RULES.check_order(fine)
     ref = BlobRef("0" * 64, 1, "", "http://evil:7380/x")
     value = {"store": ref.store, "blobs": (ref,)}.get(field, ref)
-    with pytest.raises(ConfigError, match="credentials may not be sent"):
+    with pytest.raises(ConfigError, match="which this search may not use"):
         RULES.check_order(msgspec.structs.replace(fine, **{field: value}))
+
+
+MINE = "s3://mine/x?endpoint=https://other:9000"
+
+
+def test_store_rules_address_with_a_profile_is_below_those_of_the_same_profile_only():
+    rules = StoreRules((FARM, f"{MINE}&profile=ada"), KEYS)
+    rules.check(f"{MINE.replace('/x', '/x/first')}&profile=ada", "here")
+    for address in (MINE, f"{MINE}&profile=ben"):
+        with pytest.raises(ConfigError, match=r"may use: .*'s3://mine/x' at .* with profile=ada"):
+            rules.check(address, "here")
+
+
+@pytest.mark.parametrize(
+    ("address", "own", "why"),
+    [
+        (FARM.replace("tunemq/farm", "other"), FARM, ""),
+        (f"{SERVED}-2", SERVED, ""),
+        (f"{MINE}&profile=ada", FARM, ""),
+        (f"{MINE}&profile=ada", "/srv/results", ""),
+        (f"{FARM}&profile=ada", FARM, ""),
+        (f"{FARM}&profile=farm", FARM, ""),
+        (MINE, FARM, "has no profile"),
+        (MINE, "/srv/results", "has no profile"),
+        (f"{FARM}&ca_file=/tmp/mine.pem", FARM, "has no profile"),
+        (FARM, f"{FARM}&profile=own", "has no profile"),
+        (f"{MINE}&profile=own", f"{FARM}&profile=own", "profile=own, which holds the farm's own"),
+        (f"{MINE}&profile=farm", FARM, "profile=farm, which holds the farm's own keys"),
+        ("http://other:7380/x", SERVED, "another server than the farm's store"),
+        ("http://other:7380/x", FARM, "another server than the farm's store"),
+    ],
+)
+def test_store_rules_farms_own_keys_are_allowed_at_its_own_server_only(
+    address: str, own: str, why: str
+):
+    found = why_not_allowed(address, own, {**KEYS, "AWS_PROFILE": "farm"})
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+def test_store_rules_variables_of_a_search_change_no_profile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    file = tmp_path / "credentials"
+    file.write_text("[ada]\naws_access_key_id = adas\naws_secret_access_key = b\n")
+    monkeypatch.setattr(stores, "_rules", None)
+    environ = {**KEYS, "AWS_SHARED_CREDENTIALS_FILE": str(file)}
+    use_only(StoreRules((f"{MINE}&profile=ada",), environ))
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "HOME", "AWS_PROFILE", "TUNEMQ_S3_REACHED_AT"):
+        monkeypatch.setenv(name, "http://evil:9000")
+    with open_objects(f"{MINE}&profile=ada") as objects:
+        assert objects.address == "s3://mine/x at https://other:9000"
+        client = objects._client._client  # type: ignore[attr-defined]
+        assert client._provider.retrieve().access_key == "adas"
 
 
 def test_store_rules_keep_the_variables_about_stores_and_no_others():

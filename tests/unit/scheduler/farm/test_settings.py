@@ -48,6 +48,48 @@ def test_what_is_of_no_use_is_named_with_the_file(tmp_path: Path, text: str, sai
     assert str(path) in str(refused.value)
 
 
+FARM = "s3://tunemq/farm?endpoint=https://minio:9000"
+MINE = "s3://mine/x?endpoint=https://other:9000"
+
+
+def test_settings_store_is_allowed_to_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "farm.toml"
+    path.write_text(
+        f'stores = ["{FARM.replace("/farm", "/other")}",'
+        f' {{address = "{MINE}&profile=ada", owners = ["ada", "b.c"]}}]'
+    )
+    settings = read_settings(str(path), FARM)
+    (other,) = settings.stores_of("ben")
+    assert other.startswith("s3://tunemq/other?endpoint=https://minio:9000&")
+    assert settings.stores_of("ada") == settings.stores_of("b.c")
+    assert settings.stores_of("ada")[0] == other
+    assert settings.stores_of("ada")[1].startswith("s3://mine/x?")
+
+
+@pytest.mark.parametrize(
+    ("stores", "said"),
+    [
+        (f'"{MINE}"', "stores has 's3://mine/x', which has no profile"),
+        (f'{{address = "{MINE}"}}', "add profile=NAME, and write the keys for it as [NAME]"),
+        (f'"{MINE}&profile=default"', "must be the name of a profile"),
+        ('"http://other:7380/x"', "the farm's token is sent to no other; give"),
+        ('"/srv/other"', "is no address of a store; give"),
+        (f'{{address = "{MINE}&profile=a", owners = []}}', "owners=[] of 's3://mine/x' must be"),
+        (f'{{address = "{MINE}&profile=a", owners = ["/"]}}', "owners=['/'] of 's3://mine/x'"),
+        (f'{{address = "{MINE}&profile=a", owner = ["ada"]}}', "`owner`"),
+        ("3", "not usable"),
+    ],
+)
+def test_settings_store_that_would_get_the_farms_keys_is_refused_with_the_fix(
+    tmp_path: Path, stores: str, said: str
+) -> None:
+    path = tmp_path / "farm.toml"
+    path.write_text(f"stores = [{stores}]")
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        read_settings(str(path), FARM)
+    assert str(path) in str(refused.value)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.toml cannot be read: No such file"):
         read_settings(str(tmp_path / "nowhere.toml"))
