@@ -103,7 +103,8 @@ class ExperimentView:
     def _set_aside(self) -> Iterator[str]:
         """Which nodes trials wait for although they are there; as many as one can read."""
         runner = self._loop.runner
-        aside = runner.aside.items() if runner.counts[PENDING] else ()
+        waits = runner.counts[PENDING] or runner.counts[PAUSED]
+        aside = runner.aside.items() if waits else ()
         for incarnation, until in islice(aside, _NODES_TOLD):
             node, left = runner.nodes[incarnation], max(0.0, until - runner.elapsed)
             yield (
@@ -116,7 +117,8 @@ class ExperimentView:
         runner = self._loop.runner
         if not any(node.withheld and not node.is_shared for node in runner.nodes.values()):
             return
-        requests = [trial.resources for trial, _ in runner.queue.lines(PENDING)]
+        lines = (*runner.queue.lines(PENDING), *runner.queue.lines(PAUSED))
+        requests = [trial.resources for trial, _ in lines]
         if not runner.exhausted and runner.settings.request is not None:
             requests.append(runner.settings.request)
         found = {

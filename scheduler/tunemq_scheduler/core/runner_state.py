@@ -142,9 +142,9 @@ class RunnerState:
         if self.ends:
             return False
         unfinished = self.counts[PENDING] + self.counts[RUNNING] + self.counts[PAUSED]
-        if self.suggested and not unfinished and self.settings.nodes_may_come:
-            # Every trial has ended. Only the search algorithm knows whether more come, and it may
-            # be long until a node has room: a configuration waits for one, in sight.
+        if not unfinished and self.settings.nodes_may_come:
+            # No trial is left. Only the search algorithm knows whether more come and what they ask
+            # for, and it may be long until a node has room: a configuration waits for one in sight.
             return True
         if not self.nodes:
             return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from tunemq_scheduler.core.node_health import LAST_NODE_PAUSE_S
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_shared.allotments import Amounts, Usage, Wanted
@@ -67,7 +68,7 @@ def _wants(state: RunnerState, configurations: int) -> Iterator[Wanted]:
         limit = state.settings.max_concurrent
         more = min(configurations, limit - unfinished if limit else ANY_NUMBER)
         if more > 0:
-            yield Wanted(request, more)
+            yield Wanted(request, more, excluded=tuple(_set_aside(state)))
     # Which of the paused go on, and when, is up to the trial scheduler; it is asked where one has a
     # place, so that one place for each request is all that is known to be of use.
     paused = state.queue.apart(PAUSED)
@@ -83,4 +84,10 @@ def _wants(state: RunnerState, configurations: int) -> Iterator[Wanted]:
 
 
 def _excluded(state: RunnerState, trial: Trial) -> tuple[str, ...]:
-    return tuple(state.shunned_by(trial))
+    return tuple(dict.fromkeys((*state.shunned_by(trial), *_set_aside(state))))
+
+
+def _set_aside(state: RunnerState) -> list[str]:
+    """The nodes of which nothing would be used for more than a moment: others are to be offered."""
+    soon = state.elapsed + LAST_NODE_PAUSE_S
+    return [node for node, until in state.aside.items() if until > soon]

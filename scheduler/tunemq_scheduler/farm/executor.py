@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.trial import PAUSED, PENDING
 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.backend import FarmBackend
@@ -105,7 +106,7 @@ class FarmExecutor(FarmBackend, CeleryTrialExecutor):
 def _waiting(runner: TrialRunner) -> Iterator[str]:
     """Which trial no node can hold, or only those that it is not to be placed on."""
     for trial in runner.live.values():
-        if trial.status != "PENDING":
+        if trial.status not in {PENDING, PAUSED}:
             continue
         if why := runner.placement.why_never(trial.resources):
             yield f"Trial {trial.trial_id} waits for a bigger worker: {why}."

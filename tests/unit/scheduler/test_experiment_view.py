@@ -12,6 +12,7 @@ from tests.plans import PLAN
 from tests.unit.scheduler.stories import Story
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.experiment_view import ExperimentView, UploadNews
+from tunemq_scheduler.farm.executor import _waiting
 from tunemq_shared import messages as m
 
 
@@ -121,3 +122,29 @@ def test_uploads_are_news_once_and_only_if_they_take_their_time(search):
     assert search.told == [
         "waiting for 1 checkpoint on the way to s3://bucket/x; Ctrl-C leaves them behind"
     ]
+
+
+def test_f23_paused_trial_that_waits_for_a_device_that_is_set_aside_is_a_note(search):
+    story = Story(cpus=0.0)
+    search.loop.runner = story.runner
+    resources = {"cpu": 1.0, "gpu": 1.0}
+    story.tell(m.NodeJoined("n.1", "n", "host", "127.0.0.1", resources, (m.Gpu("GPU-a"),)))
+    story.tell(m.ConfigSuggested(0, "a", b"", "", {"gpu": 1.0}))
+    story.choose("a")
+    story.pause("a", 1)
+    story.paused("a")
+    story.free("a")
+    story.tell(m.DevicesWithheld("n.1", {"GPU-a": "XID 79"}))
+    assert search.view.notes[1:] == ["trials wait, for GPU GPU-a of node n is set aside: XID 79"]
+
+
+def test_paused_trial_that_no_node_can_hold_any_more_is_a_note():
+    story = Story(cpus=2.0)
+    story.start("a")
+    story.pause("a", 1)
+    story.paused("a")
+    story.free("a")
+    story.lose()
+    story.join("small.1", cpus=0.5)
+    (told,) = _waiting(story.runner)
+    assert told.startswith("Trial a waits for a bigger worker: a trial asks for cpu=1")

@@ -87,6 +87,13 @@ def test_f01_next_configuration_waits_in_sight_when_no_node_is_left() -> None:
     assert loop.runner.counts["RUNNING"] == 1
 
 
+def test_search_whose_requests_depend_on_configurations_waits_for_a_node_in_sight() -> None:
+    loop = Loop(nodes_may_come=True)
+    loop.runner.settings = RunnerSettings(request=None)
+    loop.turn()
+    assert [one.request for one in loop.runner.usage().wants] == [{"cpu": 1.0}]
+
+
 def test_loop_with_the_last_configuration_given_knows_that_no_more_come() -> None:
     loop = Loop(trials=1)
     loop.turn(NODE)

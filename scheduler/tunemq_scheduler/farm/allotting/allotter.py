@@ -192,6 +192,7 @@ class Allotter:
         member = self._members[name]
         if member.is_expected:
             self._adopt(member, usage)
+        self._catch_up(member, usage)
         for incarnation, part in list(member.parts.items()):
             node = self._ledger.nodes.get(incarnation)
             if node is None or node.is_lost or incarnation not in usage.seen:
@@ -261,6 +262,17 @@ class Allotter:
             part.adopt(usage.seen.get(incarnation, 0), held, self._now)
             self._ledger.changed(part)
             self._book(part)
+
+    def _catch_up(self, member: Member, usage: Usage) -> None:
+        """A node that was away when this allotter began: another one's offers of it still hold."""
+        for incarnation, seen in usage.seen.items():
+            is_there = incarnation in self._ledger.nodes
+            if is_there and seen > self._ledger.last_offer(member.name, incarnation):
+                part = self._ledger.part(member.name, incarnation)
+                member.parts[incarnation] = part
+                part.count_from(seen)
+                self._ledger.changed(part)
+                self._book(part)
 
     def _take_spare(self, member: Member) -> None:
         """What it neither holds nor wants is not offered any longer; the newest goes first."""

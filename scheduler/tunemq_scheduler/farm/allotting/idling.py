@@ -47,10 +47,25 @@ class Idling:
             for name in names
         }
         for member in list(self._members):
-            if any(member.idle.values()) and names - {member.name}:
-                for part in list(member.parts.values()):
-                    for grant in list(part.grants):
+            if not any(member.idle.values()):
+                continue
+            others_wait = bool(names - {member.name})
+            for part in list(member.parts.values()):
+                for grant in list(part.grants):
+                    if others_wait or self._is_shunned(member, grant):
                         self._look_at(member, grant, now)
+
+    def _is_shunned(self, member: Member, grant: Grant) -> bool:
+        """Whether a trial waits that shuns all that it is offered, and there is room elsewhere."""
+        shunned = member.shunned.get(grant.request)
+        if not shunned:
+            return False
+        alike = (one for one in member.idle_grants() if one.request == grant.request)
+        nodes = {one.part.incarnation for one in alike}
+        return any(
+            nodes <= some and self._ledger.room.fit(dict(grant.request), "", some) is not None
+            for some in shunned
+        )
 
     def _look_at(self, member: Member, grant: Grant, now: float) -> None:
         if grant.is_held:

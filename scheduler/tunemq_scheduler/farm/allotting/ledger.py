@@ -172,6 +172,12 @@ class Ledger:
             parts[experiment] = Part(experiment, incarnation, n)
         return parts[experiment]
 
+    def last_offer(self, experiment: str, incarnation: str) -> int:
+        """The number of the last offer that an experiment was sent of a node that is there."""
+        part = self.nodes[incarnation].parts.get(experiment)
+        known = self._numbers.get(experiment, {}).get(incarnation, 0)
+        return part.n if part is not None else known
+
     def grant(self, part: Part, request: Request, devices: dict[str, float], at: float) -> Grant:
         """Offer room for one trial."""
         grant = part.add(request, amounts_of(request, devices), at)

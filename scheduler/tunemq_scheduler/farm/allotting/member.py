@@ -17,7 +17,7 @@ class Member:
         order: experiments of one owner that have as much as each other take turns by it.
         wants: by request, how many slots it would use beside those that it holds.
         preferred: by request, the node that it would like best; ``excluded``: those of which it
-            would make no use.
+            would make no use; ``shunned``: those of which some of its trials would make none.
         suspect: what a trial of it asks for that may kill its node, and waits for an empty one;
             ``alone`` are the nodes on which such trials of it run.
         slots: by request, the slots that it was given; ``idle`` are those that it has nothing in.
@@ -40,6 +40,7 @@ class Member:
         self.wants: dict[Request, int] = {}
         self.preferred: dict[Request, str] = {}
         self.excluded: dict[Request, frozenset[str]] = {}
+        self.shunned: dict[Request, list[frozenset[str]]] = {}
         self.suspect: Wanted | None = None
         self.alone: frozenset[str] = frozenset()
         self.slots: Counter[Request] = Counter()
@@ -60,6 +61,7 @@ class Member:
         self.wants.clear()
         self.preferred.clear()
         self.excluded.clear()
+        self.shunned.clear()
         self.suspect, self.alone = None, frozenset(usage.alone)
         for wanted in usage.wants:
             if wanted.is_alone:
@@ -68,6 +70,8 @@ class Member:
             request = request_of(wanted.request)
             self.wants[request] = self.wants.get(request, 0) + wanted.count
             self.preferred.setdefault(request, wanted.preferred)
+            if wanted.excluded:
+                self.shunned.setdefault(request, []).append(frozenset(wanted.excluded))
             # Who waits for the same may use what others shun.
             others = self.excluded.get(request, frozenset(wanted.excluded))
             self.excluded[request] = others.intersection(wanted.excluded)

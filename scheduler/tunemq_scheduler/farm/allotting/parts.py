@@ -182,11 +182,15 @@ class Part:
 
     def adopt(self, seen: int, held: Amounts, at: float) -> None:
         """It has what another supervisor offered, of which only this is known."""
-        self.n = seen
-        self._unknown_until = seen + 1
+        self.count_from(seen)
         self.held = held
         if not is_nothing(held):
             self.add((), held, at).n = seen
+
+    def count_from(self, seen: int) -> None:
+        """It goes by an offer of another supervisor, and passes over those with lower numbers."""
+        self.n = seen
+        self._unknown_until = seen + 1
         self.is_stale = True
 
     def report(self, seen: int, held: Amounts, at: float) -> bool:

@@ -142,6 +142,9 @@ class Words:
         if self._members.expected:
             others = ", ".join(sorted(self._members.expected))
             return [f"the scheduler was started again and first waits to hear from {others}"]
+        if member.idle[request] and not member.missing(request):
+            what = in_words(request)
+            return [f"a slot for {what} is offered to {name}, which has started no trial in it"]
         reasons = [*self._quota(member, request), *self._claimed(member, request)]
         not_now = self._ledger.room.why_not_now(asked)
         shunned = member.excluded.get(request)

@@ -275,6 +275,42 @@ def test_after_a_restart_nobody_gets_anything_before_all_have_said_what_they_hol
     assert (name, offer.devices) == ("new", {"one-0": 1.0})
 
 
+def test_offers_of_a_node_that_returns_after_a_restart_are_newer_than_those_before() -> None:
+    allotter = an_allotter()
+    allotter.experiment_added("e", "ada")
+    allotter.expect("e")
+    allotter.usage("e", wants(1))  # the node is away, and it says nothing of it
+    allotter.offers()
+    allotter.node_joined(node("one", 2))
+    allotter.usage("e", Usage({"one": 7}, {}, (Wanted(ONE, 1),)))
+    [(_, offer)] = allotter.offers()
+    assert offer.n == 8, "it passes over offers that are older than the one that it knows"
+    allotter.usage("e", Usage({"one": 8}, {}, (Wanted(ONE, 1),)))
+    [(_, offer)] = allotter.offers()
+    assert (offer.n, offer.resources["gpu"]) == (9, 1.0)
+
+
+def test_trial_that_shuns_all_that_its_experiment_is_offered_is_offered_another_node() -> None:
+    allotter = an_allotter(("one", 2), ("two", 4))
+    allotter.experiment_added("e", "ada")
+    both = (Wanted(ONE, 1, "", ("one",)), Wanted(ONE, 1))
+    allotter.usage("e", Usage({}, {}, both))
+    assert [offer.incarnation for _, offer in allotter.offers()] == ["one"]
+    allotter.usage("e", Usage({"one": 1}, {}, both))
+    allotter.advance(60.0)
+    assert "two" in [offer.incarnation for _, offer in allotter.offers()]
+
+
+def test_why_a_trial_waits_that_was_offered_a_slot_names_the_experiment() -> None:
+    allotter = an_allotter(("one", 2))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", wants(1))
+    assert "offered next" in allotter.why("e", ONE)[0]
+    allotter.offers()
+    allotter.usage("e", Usage({"one": 1}, {}, (Wanted(ONE, 1),)))
+    assert "to e, which has started no trial in it" in allotter.why("e", ONE)[0]
+
+
 def test_a_node_that_joins_after_the_experiments_reported_is_not_given_twice() -> None:
     allotter = an_allotter()
     allotter.experiment_added("old", "ada")

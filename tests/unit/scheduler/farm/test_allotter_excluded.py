@@ -10,6 +10,7 @@ from tunemq_scheduler.core.settings import EXCLUDE_NODE, LogRule, RunnerSettings
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
 from tunemq_shared import messages as m
+from tunemq_shared.allotments import Amounts, Usage, Wanted
 
 ECC = "uncorrectable ECC"
 REQUEST = {"cpu": 1.0, "gpu": 1.0}
@@ -84,3 +85,21 @@ def test_of_two_that_wait_for_the_same_each_gets_the_node_that_it_may_use() -> N
     farm.join("two")
     farm.settle()
     assert farm.where() == {other: "one", shy: "two"}
+
+
+def test_trial_whose_node_is_set_aside_is_offered_another_that_comes_free() -> None:
+    farm = Farm("one", "two", trials=4)
+    farm.allotter.experiment_added("f", "bob")
+    farm.allotter.usage("f", Usage({}, {}, (Wanted(REQUEST, 1, "two"),)))
+    farm.allotter.offers()
+    farm.allotter.usage("f", Usage({"two": 1}, {"two": Amounts(REQUEST, {"two-0": 1.0})}))
+    farm.settle()
+    for trial in ("t0", "t1", "t2"):
+        assert farm.where() == {trial: "one"}
+        farm.runner.handle(m.HostDied(trial, 1, 1, 9, None, 0.0))
+        farm.runner.handle(m.HostFreed(trial, 1))
+        farm.settle()
+    assert farm.where() == {}
+    farm.allotter.experiment_gone("f")
+    farm.settle()
+    assert farm.where() == {"t3": "two"}

@@ -1,0 +1,181 @@
+"""Trial schedulers and search algorithms that wait, decline, or never go on; finite all of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
+from tunemq_scheduler.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    SearchAlgorithm,
+    Searcher,
+    SearchSetup,
+    Suggestion,
+)
+from tunemq_scheduler.search.search_algorithm import EXHAUSTED, WAIT, NoSuggestion
+from tunemq_scheduler.search.search_generator import SearchGenerator
+from tunemq_scheduler.stopper import Stopper
+
+MAX_T: Final = 6
+
+
+class Pausing(FIFOScheduler):
+    """Pauses each trial at every second step; those that wait longest go on first."""
+
+    def on_trial_result(self, runner: Any, trial: Any, result: dict[str, Any]) -> Any:
+        return self.PAUSE if result["training_iteration"] % 2 == 0 else self.CONTINUE
+
+    def horizon(self, trial: Any) -> None:
+        return None
+
+
+class Forgetful(Pausing):
+    """Pauses trials, and starts only new ones."""
+
+    def choose_trial_to_run(self, runner: Any) -> Any:
+        return next((one for one in runner.waiting() if one.status == "PENDING"), None)
+
+
+class InStep(Pausing):
+    """Has all trials that there are pause at a step before any goes on."""
+
+    def choose_trial_to_run(self, runner: Any) -> Any:
+        waiting = list(runner.waiting())
+        pending = next((one for one in waiting if one.status == "PENDING"), None)
+        if pending is not None:
+            return pending
+        steps = [one.last_result.get("training_iteration", 0) for one in runner.get_trials()]
+        behind = [
+            one
+            for one in waiting
+            if one.last_result.get("training_iteration", 0) == min(steps, default=0)
+        ]
+        return behind[0] if behind else None
+
+
+class Declining(FIFOScheduler):
+    """Lets nothing start that is not its first three trials."""
+
+    def choose_trial_to_run(self, runner: Any) -> Any:
+        return next((one for one in runner.waiting() if one.number < 3), None)
+
+
+def asha() -> TrialScheduler:
+    return ASHAScheduler(max_t=MAX_T, grace_period=1, reduction_factor=2)
+
+
+SCHEDULERS: Final[tuple[Callable[[], TrialScheduler], ...]] = (
+    FIFOScheduler,
+    FIFOScheduler,
+    asha,
+    Pausing,
+    Forgetful,
+    InStep,
+    Declining,
+)
+
+
+class AfterSome(Stopper):
+    """Ends a trial at its third step, or the whole experiment after so many results."""
+
+    def __init__(self, results: int) -> None:
+        self._results, self._left = results, results
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self._left -= 1
+        return self._results % 2 == 0 and result["training_iteration"] >= 3
+
+    def stop_all(self) -> bool:
+        return self._left <= 0
+
+
+class Open(BasicVariantGenerator):
+    """Does not say how many configurations it has: after ``most`` it has what ``then`` says.
+
+    With ``batch`` it has a next batch of two only when all trials before have ended; a batch in
+    which one failed is waited for for ever where ``is_stubborn`` is true.
+    """
+
+    def __init__(self, most: int, then: NoSuggestion, batch: int = 0, is_stubborn: bool = False):
+        super().__init__()
+        self._most, self._then, self._batch, self._is_stubborn = most, then, batch, is_stubborn
+        self._alive: set[str] = set()
+        self._has_failed = False
+
+    @property
+    def total(self) -> int | None:
+        return None
+
+    def set_up(self, setup: SearchSetup) -> None:
+        super().set_up(SearchSetup(setup.space, -1, setup.metric, setup.mode, setup.seed))
+
+    def next_config(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
+        if n >= self._most:
+            return self._then
+        waits = self._alive or (self._has_failed and self._is_stubborn)
+        if self._batch and n % self._batch == 0 and waits:
+            return WAIT
+        self._alive.add(trial_id)
+        return super().next_config(n, trial_id)
+
+    def told_suggested(self, n: int, trial_id: str, config: dict[str, Any]) -> None:
+        self._alive.add(trial_id)
+        super().told_suggested(n, trial_id, config)
+
+    def told_complete(
+        self, trial_id: str, result: Any, error: bool = False, early_terminated: bool = False
+    ) -> None:
+        self._alive.discard(trial_id)
+        self._has_failed |= error
+        super().told_complete(trial_id, result, error, early_terminated)
+
+    def get_state(self) -> None:
+        return None
+
+
+class Drawing(Searcher):
+    """Draws ``most`` learning rates; then it has what ``then`` says."""
+
+    def __init__(self, most: int, then: str | None, seed: int) -> None:
+        super().__init__()
+        self._left, self._then, self._rng = most, then, random.Random(seed)
+
+    def set_search_properties(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def suggest(self, trial_id: str) -> Any:
+        if self._left <= 0:
+            return self._then
+        self._left -= 1
+        return {"lr": self._rng.uniform(1e-4, 1.0)}
+
+    def on_trial_restored(self, trial_id: str, config: dict[str, Any]) -> bool:
+        self._left -= 1
+        return True
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        pass
+
+
+def draw_search(rng: random.Random, trials: int, seed: int) -> Callable[[], SearchAlgorithm]:
+    """Some search algorithm of so many trials."""
+    limit, batch = rng.choice([1, 2, 3]), rng.random() < 0.3
+    finished = Searcher.FINISHED if rng.random() < 0.6 else None
+    then = EXHAUSTED if rng.random() < 0.6 else WAIT
+    stubborn = rng.random() < 0.5
+    makes: tuple[Callable[[], SearchAlgorithm], ...] = (
+        BasicVariantGenerator,
+        BasicVariantGenerator,
+        lambda: BasicVariantGenerator(max_concurrent=limit),
+        lambda: Open(trials, then),
+        lambda: Open(trials, then, limit, stubborn),
+        lambda: Open(0, then),
+        lambda: SearchGenerator(Drawing(trials, finished, seed)),
+        lambda: SearchGenerator(
+            ConcurrencyLimiter(Drawing(trials, finished, seed), limit, batch=batch)
+        ),
+    )
+    return rng.choice(makes)

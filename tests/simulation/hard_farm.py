@@ -1,0 +1,263 @@
+"""A simulated farm whose faults may last for ever: of nodes, of the store, of GPUs, of trials."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from tunemq_scheduler.core.commands import StartTrial
+from tunemq_scheduler.executors.simulated import SimulationSettings
+from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
+from tunemq_scheduler.executors.simulated_hosts import Host, SimulatedHosts
+from tunemq_scheduler.executors.simulated_uploads import SimulatedUploads
+from tunemq_shared import messages as m
+from tunemq_shared.conditions import Horizon
+from tunemq_shared.packing import unpack_config
+
+FOR_EVER: Final = float("inf")
+#: How often a node asks again whether the store or a GPU is back.
+_ASKS_AGAIN_S: Final = 5.0
+#: What the log policy of these searches excludes a node for.
+PATTERN: Final = "NVRM: Xid"
+
+
+class Fate(NamedTuple):
+    """What becomes of a trial each time that it comes to this step, so many times.
+
+    ``what`` is a kind of `TrialFailed`, or ``death`` of its process, or ``node``: it takes its node
+    with it. ``prints``: it prints what excludes its node before.
+    """
+
+    step: int
+    what: str
+    times: float
+    prints: bool = False
+
+
+class Shapes(SimulationSettings, frozen=True, kw_only=True):
+    """Nodes that differ in what they have.
+
+    Attributes:
+        shapes: the resources of each.
+    """
+
+    shapes: tuple[dict[str, float], ...]
+
+    def joined(self, incarnation: str, node: str, withheld: Any = None) -> m.NodeJoined:
+        """What an incarnation of a node says of itself."""
+        place = self.names().index(node)
+        resources = self.shapes[place]
+        gpus = tuple(
+            m.Gpu(f"GPU-{place}-{one}", "A100", 80e9) for one in range(int(resources.get("gpu", 0)))
+        )
+        address = "127.0.0.1"
+        return m.NodeJoined(
+            incarnation, node, node, address, resources, gpus, withheld=dict(withheld or {})
+        )
+
+
+class HardFarm(SimulatedFarm):
+    """The nodes, and what is wrong with them and with what they use.
+
+    Attributes:
+        gone: the names of the nodes that are never started again.
+        bad: by name of a node, how its trials fail there, and until when.
+        store_away_until, gpus_busy_until: nobody gets an answer, or a GPU, before then.
+        fates: by the number of a trial.
+        sync_timeout: how long a node waits for the store; None is for ever.
+        limit_s: how long a trial may run in all; None is for ever.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gone: set[str] = set()
+        self.bad: dict[str, tuple[str, float]] = {}
+        self.store_away_until = self.gpus_busy_until = 0.0
+        self.fates: dict[int, Fate] = {}
+        self.sync_timeout: float | None = 60.0
+        self.limit_s = FOR_EVER
+        faults = self.faults.settings
+        self._hosts = FatedHosts(
+            self,
+            self.time,
+            args[2],
+            args[3],
+            self._state,
+            uploads=self.settings.uploads,
+            seed=self.settings.seed,
+            store=self.store,
+            linger_s=faults.linger_s,
+        )
+
+    @property
+    def is_store_away(self) -> bool:
+        """Whether the store gives no answer now."""
+        return self.time.now < self.store_away_until
+
+    def name_of(self, incarnation: str) -> str:
+        """The name of its node."""
+        return self.nodes[incarnation].node
+
+    def is_bad(self, name: str) -> str:
+        """How trials fail on a node now; empty where they do not."""
+        what, until = self.bad.get(name, ("", 0.0))
+        return what if self.time.now < until else ""
+
+    def remove(self, name: str) -> None:
+        """A node is gone for good, and nobody says so."""
+        self.gone.add(name)
+        incarnation = self.current[name]
+        if self.nodes[incarnation].is_alive:
+            self.kill(incarnation)
+
+    def remove_all(self) -> None:
+        """No node is left."""
+        for name in self.settings.names():
+            self.remove(name)
+
+    def lack(self, what: str, seconds: float) -> None:
+        """The ``store`` is away, or the ``gpus`` are used by others, for so long."""
+        until = self.time.now + seconds
+        if what == "store":
+            self.store_away_until = until
+        else:
+            self.gpus_busy_until = until
+
+    def cut_off_for(self, name: str, seconds: float) -> None:
+        """A node goes on where nobody hears it."""
+        incarnation = self.current[name]
+        self.nodes[incarnation].cuts += 1
+        if seconds < FOR_EVER:
+            self.time.after(seconds, self._reach_again, incarnation)
+
+    def _boot(self, name: str) -> None:
+        if name not in self.gone:
+            super()._boot(name)
+
+
+class FatedHosts(SimulatedHosts):
+    """Hosts that wait for the store or a GPU, and trials that fail as it is their fate."""
+
+    def __init__(self, farm: HardFarm, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._farm = farm
+        self._blocked: dict[tuple[str, int], float] = {}
+        self._suffered: dict[tuple[int, str], int] = {}
+        self._uploads = SlowUploads(
+            kwargs["uploads"],
+            kwargs["seed"],
+            at=self._time.after,
+            report=self._report,
+            on_room=self._go_on_saving,
+            on_given_up=self._give_up,
+            store=kwargs["store"],
+        )
+        self._uploads.farm = farm
+
+    def start(self, order: StartTrial) -> None:
+        what, reason = self._lacks(order)
+        if not what:
+            super().start(order)
+            return
+        key = order.trial, order.epoch
+        host = self._hosts[key] = Host(order, unpack_config(order.config), 0)
+        self._blocked[key] = self._time.now
+        self._report(order.incarnation, m.TrialWaits(*key, what, reason))
+        self._time.after(_ASKS_AGAIN_S, self._ask_again, host)
+
+    def run_on(self, trial: str, epoch: int, run_until: Horizon) -> None:
+        if (trial, epoch) in self._blocked and (trial, epoch) in self._hosts:
+            self._hosts[trial, epoch].run_until = run_until
+        else:
+            super().run_on(trial, epoch, run_until)
+
+    def pause(self, trial: str, epoch: int) -> None:
+        host = self._hosts.get((trial, epoch))
+        if host is not None and (trial, epoch) in self._blocked:
+            self._report(host.node, m.TrialPaused(trial, epoch), *self._gone(host))
+        else:
+            super().pause(trial, epoch)
+
+    def _lacks(self, order: StartTrial) -> tuple[str, str]:
+        if order.devices and self._time.now < self._farm.gpus_busy_until:
+            return "device", "another process has memory of it"
+        here = any(self._uploads.has_here(order, one) for one in order.restore)
+        if order.restore and self._farm.is_store_away and not here:
+            return "restore", "the store gives no answer"
+        return "", ""
+
+    def _ask_again(self, host: Host) -> None:
+        order = host.order
+        key = order.trial, order.epoch
+        if not host.alive:
+            self._blocked.pop(key, None)
+            return
+        what, _ = self._lacks(order)
+        patience = self._farm.sync_timeout
+        waited = self._time.now - self._blocked[key]
+        if what == "restore" and patience is not None and waited >= patience:
+            del self._blocked[key]
+            self._report(host.node, *self._failed(host, "restore", "the store is away"))
+        elif what:
+            self._time.after(_ASKS_AGAIN_S, self._ask_again, host)
+        else:
+            del self._blocked[key], self._hosts[key]
+            self._report(host.node, m.TrialWaits(*key, "", ""))
+            super().start(order)
+            if key in self._hosts:
+                self._hosts[key].run_until = host.run_until
+
+    def _step(self, host: Host, seconds: float) -> None:
+        if host.alive and not self._suffers(host):
+            super()._step(host, seconds)
+
+    def _suffers(self, host: Host) -> bool:
+        order, farm = host.order, self._farm
+        bad = farm.is_bad(farm.name_of(host.node))
+        fate = farm.fates.get(order.number, Fate(0, "", 0))
+        if host.elapsed > farm.limit_s:
+            bad = "trial_limit"
+        if bad:
+            fate = Fate(host.step + 1, bad, FOR_EVER, prints=bad == "user")
+        is_due = fate.step == host.step + 1
+        if not is_due or self._suffered.get((order.number, fate.what), 0) >= fate.times:
+            return False
+        key = order.number, fate.what
+        self._suffered[key] = self._suffered.get(key, 0) + 1
+        if fate.prints:
+            line = f"{PATTERN} 79"
+            self._report(host.node, m.LogMatched(order.trial, host.epoch, PATTERN, line, 0.0))
+        if fate.what == "node":
+            farm.kill(host.node)
+        elif fate.what == "death":
+            self.die(order.trial, host.epoch)
+        else:
+            self._report(host.node, *self._failed(host, fate.what, "it is its fate"))
+        return True
+
+
+class SlowUploads(SimulatedUploads):
+    """Uploads that wait while the store is away, as long as the experiment's `sync_timeout`."""
+
+    farm: HardFarm
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._since: dict[str, float] = {}
+
+    def has_here(self, order: StartTrial, ref: m.CheckpointRef) -> bool:
+        queue = self._queues.get((order.trial, order.incarnation), ())
+        return any(written.key == ref.key for written in queue)
+
+    def _done(self, trial: str, node: str, written: m.CheckpointWritten) -> None:
+        queue = self._queues.get((trial, node))
+        if queue is None or not self.farm.is_store_away:
+            super()._done(trial, node, written)
+            return
+        now = self.farm.time.now
+        since = self._since.setdefault(written.key, now)
+        patience = self.farm.sync_timeout
+        if patience is not None and now - since >= patience:
+            queue.popleft()
+            self._give_up(trial, node, written)
+        else:
+            self._at(_ASKS_AGAIN_S, self._done, trial, node, written)

@@ -1,0 +1,512 @@
+"""Searches on a farm in which anything may be missing for good, and what each comes to.
+
+python -m tests.simulation.hard_searches 1234
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+from tests.simulation.farm import CountedRecords
+from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_search
+from tests.simulation.hard_desk import NAME, OWNER, Desk, SharedExecutor
+from tests.simulation.hard_farm import FOR_EVER, PATTERN, Fate, HardFarm, Shapes
+from tests.simulation.problem import Problem
+from tunemq_scheduler.core.placement import could_hold, holds_when_empty
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
+from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
+from tunemq_scheduler.executors.simulated_faults import FaultSettings
+from tunemq_scheduler.executors.simulated_uploads import UploadSettings
+from tunemq_scheduler.experiment_view import ExperimentView
+from tunemq_scheduler.farm.allotting.settings import AllotterSettings
+from tunemq_scheduler.farm.executor import _waiting
+from tunemq_scheduler.farm.relay.teller import Teller
+from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.resuming import Retelling
+from tunemq_shared import messages as m
+from tunemq_shared.allotments import WHOLE_NODE
+from tunemq_shared.errors import InvariantBroken, ResourceError, SearchFailed
+
+#: Nothing new goes wrong from then on; what is away for good stays away.
+CALM_S: Final = 60.0
+#: A search in which nothing happened for so long waits: all that TuneMQ waits for by itself (the
+#: pause of a node, a search algorithm, an upload of a lost node, preemption) takes less.
+QUIET_S: Final = 1_500.0
+#: A search that goes on ends before this.
+BOUND_S: Final = 2 * 3_600.0
+#: How long a poll of a calm search may take.
+_STRIDE_S: Final = 10.0
+_NOTHING_NEW: Final = (m.Tick, m.NodeOffered, m.BatchRead)
+
+
+class HardSearch:
+    """One search; all that is drawn follows from the seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = rng = random.Random(f"{seed}/hard")
+        self.is_shared = rng.random() < 0.7
+        self.is_embedded = not self.is_shared and rng.random() < 0.3
+        self._draw_settings(rng)
+        self._draw_farm(rng)
+        trials = rng.randint(1, 8)
+        max_trials = rng.choice([None, None, trials])
+        search = draw_search(rng, trials, seed)
+        make_scheduler = rng.choice(SCHEDULERS)
+        stopper = rng.choice([0, 0, 0, 7, 12])
+        self.problem = Problem(
+            make_scheduler,
+            seed=seed,
+            trials=trials,
+            max_t=MAX_T,
+            make_search=search,
+            make_stopper=lambda: AfterSome(stopper) if stopper else None,
+        )
+        self._max_trials = max_trials
+        self._budget = rng.choice([None, None, None, 30.0, 400.0])
+        self.num_trials = max_trials or self.problem.algorithms().search.total
+        self.turns: list[bytes] = []
+        self.records = CountedRecords()
+        self.lives = 1
+        self.progress = 0.0
+        self.desk: Desk | None = None
+        self._dies = self._ends = ""
+        self._failed_at: float = -QUIET_S
+        self._draw_troubles(rng)
+        self.said: list[str] = []
+
+    # --- what is drawn ----------------------------------------------------------------------------
+
+    def _draw_settings(self, rng: random.Random) -> None:
+        request: dict[str, float] = rng.choice(
+            [{"cpu": 1.0}, {"cpu": 1.0}, {"cpu": 2.0}, {"gpu": 1.0}, {"cpu": 1.0, "gpu": 0.5}]
+        )
+        other: dict[str, float] = rng.choice([{"cpu": 4.0}, {"gpu": 2.0}, {"tpu": 1.0}])
+        self._requests = [request]
+        if rng.random() < 0.3:
+            self._requests.append(other)
+        is_known = len(self._requests) == 1 and rng.random() < 0.8
+        self.settings = RunnerSettings(
+            request=request if is_known else None,
+            max_concurrent=rng.choice([0, 0, 1, 2, 3]),
+            max_failures=rng.choice([-1, 0, 1, 3]),
+            max_storage_failures=rng.choice([-1, 0, 2]),
+            max_node_losses=rng.choice([-1, 0, 1, 2]),
+            retry_cuda_memory=rng.choice([False, True, ALONE]),
+            fail_fast=rng.random() < 0.1,
+            log_rules=(LogRule(PATTERN, EXCLUDE_NODE),),
+            max_excluded_nodes=rng.choice([-1, 1, 2]),
+            nodes_may_come=not self.is_embedded,
+        )
+
+    def _draw_farm(self, rng: random.Random) -> None:
+        shapes: list[dict[str, float]] = [
+            {"cpu": 1.0},
+            {"cpu": 2.0},
+            {"cpu": 4.0},
+            {"cpu": 4.0, "gpu": 1.0},
+            {"cpu": 4.0, "gpu": 2.0},
+        ]
+        count = 1 if self.is_embedded else rng.choice([1, 1, 2, 2, 3, 4])
+        gpus = any("gpu" in one for one in self._requests) and rng.random() < 0.8
+        mine = tuple(rng.choice(shapes[3:] if gpus else shapes) for _ in range(count))
+        self.simulation = Shapes(
+            nodes=count,
+            shapes=mine,
+            seed=self.seed,
+            uploads=rng.choice(
+                [UploadSettings(), UploadSettings(upload_s=5.0, lost=rng.choice([0.0, 0.05]))]
+            ),
+        )
+        self.faults = FaultSettings(
+            latency_s=rng.choice([0.0, 0.2]),
+            lost=rng.choice([0.0, 0.1]),
+            doubled=rng.choice([0.0, 0.1]),
+            late=rng.choice([0.0, 0.2]),
+            node_deaths=rng.choice([0, 0, 2]),
+            host_deaths=rng.choice([0, 0, 3]),
+            cut_offs=rng.choice([0, 0, 2]),
+            outages=rng.choice([0, 0, 0, 1]),
+            wipes=rng.choice([0, 0, 0, 1]),
+            bad_devices=rng.choice([0, 0, 2]),
+            linger_s=rng.choice([0.0, 0.5]),
+            until_s=CALM_S,
+        )
+
+    def _draw_troubles(self, rng: random.Random) -> None:
+        """Make the farm, and plan what goes wrong with it, for a while or for good."""
+        problem = self.problem
+        self.farm = farm = HardFarm(
+            self.simulation, self.faults, problem.metrics, problem.step_time
+        )
+        farm.sync_timeout = rng.choice([60.0, 60.0, None])
+        farm.limit_s = rng.choice([FOR_EVER, FOR_EVER, 4.0])
+        for number in range(3):
+            if rng.random() < 0.3:
+                farm.fates[number] = self._draw_fate(rng)
+        names = self.simulation.names()
+
+        def at(what: Callable[..., object], *args: Any) -> None:
+            farm.time.after(CALM_S * rng.random(), what, *args)
+
+        def lasts() -> float:
+            return rng.choice([5.0, 40.0, 200.0, FOR_EVER])
+
+        for name in names if not self.is_embedded else ():
+            kind = rng.choice(["", "", "", "gone", "cut off", "late", "leaves"])
+            if kind == "gone":
+                at(farm.remove, name)
+            elif kind == "cut off":
+                at(farm.cut_off_for, name, lasts())
+            elif kind == "leaves":
+                at(self._leave, name)
+        if rng.random() < 0.15 and not self.is_embedded:  # no node is left, however many there were
+            at(farm.remove_all)
+        if rng.random() < 0.3:
+            what = rng.choice(["storage", "start", "died", "user"])
+            farm.bad[rng.choice(names)] = (what if what != "died" else "death", lasts())
+        if rng.random() < 0.2:
+            at(farm.lack, "store", lasts())
+        if rng.random() < 0.2:
+            at(farm.lack, "gpus", lasts())
+        if rng.random() < 0.2:
+            at(self._withhold, lasts())
+        for _ in range(rng.choice([0, 0, 0, 1, 2])):
+            at(setattr, self, "_dies", "scheduler")
+        if rng.random() < 0.1:
+            at(setattr, self, "_dies", "power cut")
+        if rng.random() < 0.1:
+            at(self._pause)
+        if rng.random() < 0.1:
+            at(self._stop_one)
+        if self.is_shared:
+            self._draw_sharing(rng, names, at, lasts)
+
+    def _draw_sharing(
+        self, rng: random.Random, names: list[str], at: Any, lasts: Callable[[], float]
+    ) -> None:
+        quotas: dict[str, dict[str, float]] = {}
+        if rng.random() < 0.25:
+            quotas = {OWNER: {rng.choice(["cpu", "gpu"]): rng.choice([0.5, 1.0, 2.0])}}
+        other = None
+        if rng.random() < 0.5:
+            job: dict[str, float] = rng.choice([{"cpu": 1.0}, {"cpu": 4.0}, {"gpu": 1.0}])
+            other = [(job, rng.uniform(5.0, 100.0)) for _ in range(rng.randint(1, 6))]
+        settings = AllotterSettings(quotas=quotas, preempts=rng.random() < 0.5)
+        self.quotas = quotas.get(OWNER, {})
+        self.desk = desk = Desk(self.farm, rng, settings, other)
+
+        def drain(name: str, seconds: float) -> None:
+            desk.drain(name, 5.0)
+            if seconds < FOR_EVER:
+                self.farm.time.after(seconds, desk.resume, name)
+
+        def pause(seconds: float) -> None:
+            desk.pause()
+            if seconds < FOR_EVER:
+                self.farm.time.after(seconds, desk.unpause)
+
+        for name in names:
+            if rng.random() < 0.2:
+                at(drain, name, lasts())
+        if rng.random() < 0.15:
+            at(pause, lasts())
+
+    def _draw_fate(self, rng: random.Random) -> Fate:
+        what = rng.choice(["user", "death", "node", "cuda_memory", "stalled", "forkserver", "time"])
+        what = {"time": "time_limit"}.get(what, what)
+        limits = {
+            "node": self.settings.max_node_losses,
+            "forkserver": self.settings.max_node_losses,
+        }
+        limit = limits.get(what, self.settings.max_failures)
+        # What is tried for ever fails for a while only: else the search rightly has no end.
+        return Fate(
+            step=rng.randint(1, MAX_T),
+            what=what,
+            times=rng.choice([1, 2, 4]) if limit < 0 else rng.choice([1, 3, FOR_EVER]),
+            prints=what == "user" and rng.random() < 0.5,
+        )
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def _leave(self, name: str) -> None:
+        """A node says goodbye."""
+        farm = self.farm
+        incarnation = farm.current[name]
+        farm.remove(name)
+        executor = self.executor
+        if incarnation in executor._nodes and not executor._is_closed:
+            del executor._nodes[incarnation]
+            executor._dead.add(incarnation)
+            executor._facts.append(m.NodeLost(incarnation, "it left", is_dead=True))
+
+    def _pause(self) -> None:
+        self._ends = self.rng.choice(["resumed", "for good"])
+
+    def _withhold(self, seconds: float) -> None:
+        name = self.rng.choice(self.simulation.names())
+        incarnation = self.farm.current[name]
+        node = self.farm.nodes[incarnation]
+        for gpu in self.simulation.joined(incarnation, name).gpus:
+            node.withheld = {**node.withheld, gpu.uuid: "XID 79"}
+            if seconds < FOR_EVER:
+                self.farm.time.after(seconds, node.use_again, gpu.uuid)
+
+    def _stop_one(self) -> None:
+        if self.loop.trials:
+            self.loop.request_stop("a person wants it", self.rng.choice(sorted(self.loop.trials)))
+
+    # --- the run ----------------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """What it came to: ``ended``, ``failed: ...``, ``waits: ...``."""
+        self.farm.open(self.problem.plan)
+        self._begin(TrialRunner(self.settings), self.problem.algorithms(), is_new=False)
+        while True:
+            came_to = self._live()
+            if came_to:
+                return came_to
+            self._take_up()
+
+    def _live(self) -> str:
+        runner, time = self.loop.runner, self.farm.time
+        since: float | None = None
+        while not runner.is_finished:
+            if self._dies:
+                is_cold, self._dies = self._dies == "power cut", ""
+                self._end_life(is_cold=is_cold)
+                return ""
+            if self._ends and not runner.interrupted:
+                self.loop.interrupt("a person wants it")
+            try:
+                self.loop.step()
+            except (SearchFailed, ResourceError) as error:
+                return f"failed: {error}"
+            if runner.interrupted:
+                since = time.now if since is None else since
+                if time.now > since + 2.0:
+                    break
+            elif time.now - max(self.progress, CALM_S) > QUIET_S:
+                return self._quiet()
+            elif time.now > BOUND_S:
+                return self._endless()
+        if runner.interrupted:
+            if self._ends == "for good":
+                return "waits: a person paused it"
+            self._ends = ""
+            self._end_life(is_cold=self.rng.random() < 0.5)
+            return ""
+        return "ended"
+
+    def _end_life(self, *, is_cold: bool) -> None:
+        self._is_cold = is_cold
+        self.executor.close()
+        if self.desk is not None:
+            self.desk.away()
+        if is_cold:
+            for name, incarnation in self.farm.current.items():
+                if self.farm.nodes[incarnation].is_alive and name not in self.farm.gone:
+                    self.farm.kill(incarnation)
+            self.farm.wipe()
+        self.farm.time.pass_to(self.farm.time.now + self.rng.choice([0.0, 5.0, 20.0]))
+
+    def _take_up(self) -> None:
+        self.lives += 1
+        algorithms = self.problem.algorithms()
+        runner = TrialRunner(self.settings)
+        retelling = Retelling(runner, algorithms, self.problem.plan)
+        retelling.tell(m.decode_entries(turn) for turn in self.turns)
+        errored = self.rng.choice(["", "", "resume", "restart"])
+        is_new = self._is_cold or self.rng.random() < 0.5
+        self._begin(runner, algorithms, is_new=is_new, trials=retelling.trials)
+        self.loop.resume(
+            m.ExperimentResumed(
+                self.lives, self.farm.time.now, errored=errored, is_cold=self._is_cold
+            )
+        )
+        if not self._is_cold:
+            self.loop.reattach()
+
+    def _begin(self, runner: TrialRunner, algorithms: Any, *, is_new: bool, **more: Any) -> None:
+        kind = SharedExecutor if self.is_shared else FaultyTrialExecutor
+        self.executor = kind(self.farm, self.lives)
+        began, before = self.farm.time.now, runner.elapsed
+        self.loop = ExperimentLoop(
+            runner=runner,
+            plan=self.problem.plan,
+            algorithms=algorithms,
+            executor=self.executor,
+            journal=self,
+            records=self.records,
+            resources_for=self._resources_for,
+            trial_prefix="t",
+            clock=lambda: before + self.farm.time.now - began,
+            discard=self.farm.store.discard,
+            time_budget_s=self._budget,
+            max_trials=self._max_trials,
+            nodes_may_come=not self.is_embedded,
+            **more,
+        )
+        quick, stride = self.loop._patience, _STRIDE_S
+
+        def patience() -> float:
+            """As the loop's, but that of a calm search takes longer."""
+            seconds = quick()
+            is_calm = self.farm.time.now > max(CALM_S, self.progress + 30.0)
+            return stride if seconds >= 0.5 and is_calm else seconds
+
+        self.loop._patience = patience
+        prepared = SimpleNamespace(
+            tune=SimpleNamespace(metric="loss", direction="min"), trials=self.num_trials
+        )
+        records = SimpleNamespace(fatal={}, failures=None, best=None)
+        self.view = ExperimentView(self.loop, records, prepared, lambda: runner.elapsed)
+        search = SimpleNamespace(loop=self.loop, records=records, is_killed=False)
+        self.teller = Teller(search, self.view)
+        if self.desk is not None:
+            self.desk.begin(self.executor, self.teller.usage, is_new=is_new)
+        self.executor.open(self.problem.plan)
+
+    def _resources_for(self, config: dict[str, Any]) -> dict[str, float]:
+        return dict(self._requests[int(config["lr"] * 1e6) % len(self._requests)])
+
+    # --- the journal ------------------------------------------------------------------------------
+
+    def append(self, entries: Sequence[m.Entry]) -> None:
+        self.turns.append(m.encode(entries))
+        if any(not isinstance(one.event, _NOTHING_NEW) for one in entries):
+            self.progress = self.farm.time.now
+            if self.desk is not None:
+                self.desk.progress = self.progress
+        if any(isinstance(one.event, m.TrialFailed | m.HostDied) for one in entries):
+            self._failed_at = self.farm.time.now
+
+    def close(self) -> None:
+        pass
+
+    # --- where it waits ---------------------------------------------------------------------------
+
+    def _quiet(self) -> str:
+        """Nothing happens any more: what it says that it waits for has to be missing.
+
+        Raises:
+            InvariantBroken: it says nothing, or what is not so.
+        """
+        runner = self.loop.runner
+        self.said = said = list(self._words())
+        for trial in runner.live.values():
+            self._check_trial(trial, said)
+        waiting = [one for one in runner.live.values() if not one.is_finished]
+        if not waiting and not runner.live:
+            self._check_no_trial(said)
+        if not said:
+            self._break("it says nothing")
+        return f"waits: {'; '.join(said)}"
+
+    def _words(self) -> Iterator[str]:
+        """What `tunemq why` and the table say of the search."""
+        runner = self.loop.runner
+        if self.desk is not None:
+            for wanted in self.teller.usage().wants:
+                asked = WHOLE_NODE if wanted.is_alone else wanted.request
+                yield from self.desk.allotter.why(NAME, asked)
+        elif not runner.nodes:
+            yield "There is no worker"
+        else:
+            yield from _waiting(runner)
+        yield from self.view.notes
+
+    def _check_trial(self, trial: Trial, said: list[str]) -> None:
+        farm, runner = self.farm, self.loop.runner
+        if trial.is_finished:
+            if trial.checkpoints.uploading and farm.is_store_away and farm.sync_timeout is None:
+                return
+            self._break(f"{trial.trial_id} is over, and kept for nothing")
+        if trial.status == RUNNING:
+            what = trial.waits[0]
+            lacks = farm.is_store_away and farm.sync_timeout is None
+            if what == "device":
+                lacks = farm.time.now < farm.gpus_busy_until
+            if not (what and lacks):
+                self._break(f"{trial.trial_id} runs and does nothing: {trial.waits}")
+        elif trial.status == PENDING or not runner.counts[PENDING]:
+            if trial.status == PAUSED and runner.counts[RUNNING]:
+                return
+            places = self._places(trial.resources, trial.excluded)
+            if places:
+                self._break(f"{trial.trial_id} ({trial.status}) could go on on {places}: {said}")
+            words = [*self.teller._reasons(trial), *said]
+            if not said or any("offered next" in one for one in words):
+                self._break(f"{trial.trial_id} ({trial.status}) waits, and is told: {words}")
+
+    def _check_no_trial(self, said: list[str]) -> None:
+        runner = self.loop.runner
+        request = self.settings.request
+        requests = self._requests if request is None else [request]
+        if runner.suggested or any(self._places(one, ()) for one in requests):
+            self._break(f"it asks for no configuration: {said}")
+
+    def _places(self, request: dict[str, float], excluded: Sequence[str]) -> list[str]:
+        """The nodes that could take a trial now, by all that is true of the farm."""
+        desk, farm = self.desk, self.farm
+        if desk is not None and (desk.is_paused or self._is_over_quota(request)):
+            return []
+        found = []
+        for name, incarnation in farm.current.items():
+            node = farm.nodes[incarnation]
+            if not node.is_reachable or name in excluded:
+                continue
+            if desk is not None and name in desk.drained:
+                continue
+            joined = self.simulation.joined(incarnation, name, node.withheld)
+            if holds_when_empty(joined, request) and could_hold(joined, request):
+                found.append(name)
+        return found if desk is None or desk.is_other_over else []
+
+    def _is_over_quota(self, request: dict[str, float]) -> bool:
+        return any(request.get(name, 0.0) > most for name, most in self.quotas.items())
+
+    def _endless(self) -> str:
+        """It goes on and on: that is so only where all that it could use fails each try."""
+        farm, runner = self.farm, self.loop.runner
+        if farm.time.now - self._failed_at < QUIET_S:
+            kinds = {kind for trial in runner.live.values() for kind in trial.in_a_row}
+            if farm.is_store_away and kinds & {"storage", "restore"}:
+                return "waits: the store is away, and its trials are tried for ever"
+            for trial in runner.live.values():
+                places = self._places(trial.resources, trial.excluded)
+                if not places or any(not farm.is_bad(one) for one in places):
+                    break
+            else:
+                return "waits: all nodes that could hold its trials fail them"
+        live = [(one.trial_id, one.status, one.num_failures) for one in runner.live.values()]
+        self._break(f"it has no end: {live}, {list(self._words())}")
+        return ""
+
+    def _break(self, text: str) -> None:
+        shape = "shared" if self.is_shared else "embedded" if self.is_embedded else "own"
+        raise InvariantBroken(
+            f"I6: seed {self.seed} ({shape}, at {self.farm.time.now:.0f} s): {text}; "
+            f"once more: python -m tests.simulation.hard_searches {self.seed}"
+        )
+
+
+def check(seed: int) -> str:
+    """Run one search; returns what it came to.
+
+    Raises:
+        InvariantBroken: it waits for what cannot come, or does not say for what.
+    """
+    return HardSearch(seed).run()
+
+
+if __name__ == "__main__":
+    for seed in map(int, sys.argv[1:]):
+        print(seed, check(seed))
