@@ -169,12 +169,11 @@ class FailureConfig:
             process, too much memory or a step that took too long; -1 is for ever.
         max_storage_failures: how often in a row, with no new result in between, when its checkpoint
             could not be kept; and likewise when it could not be restored; -1 is for ever.
-        max_node_losses: how often in a row, with no new result in between, after its node was lost
-            while nothing else ran there; a trial that takes one more node with it is *poison* and
-            in ERROR. Losses of nodes that other trials shared do not count; after so many (at least
-            one) the trial runs alone on its node until it reports something new. As often,
-            counted apart, after its node's forkserver died, the process that trials are forked
-            from. -1 is for ever.
+        max_node_losses: how often in a row, with no new result in between, after its node, or that
+            node's forkserver (the process that trials are forked from), was lost while nothing else
+            ran there; a trial that takes one more with it is *poison* and in ERROR. Losses that
+            other trials shared do not count; after so many (at least one) the trial runs alone on
+            its node until it reports something new. -1 is for ever.
         retry_cuda_memory: whether one that ran out of a GPU's memory is tried again. True: as a
             failure of ``max_failures``; it would need as much again. ``"alone"``: one that asked
             for a part of a GPU once more, with a whole one to itself from then on, which does not

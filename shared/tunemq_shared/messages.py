@@ -170,7 +170,8 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     (a GPU's), ``processes`` (more than it may have), ``time_limit`` (a step took longer than it
     may), ``trial_limit`` (the trial's own time is used up), ``stalled`` (no report for longer than
     it may), ``forkserver`` (its node lost the process that it forks trials from). ``output`` is the
-    end of what it printed, for people.
+    end of what it printed, for people. ``is_shared``, of a ``forkserver``: other trials, of
+    whatever experiment, were on that node.
     """
 
     trial: str
@@ -180,6 +181,7 @@ class TrialFailed(Message, frozen=True, tag="failed"):
     traceback: str
     at: float
     output: str = ""
+    is_shared: bool = False
 
 
 class HostDied(Message, frozen=True, tag="died"):

@@ -114,6 +114,18 @@ def test_f23_cuda_out_of_memory_is_tried_again_where_that_is_asked_for(start):
     assert "failure 2 of at most 2" in failures_of(search, 0)
 
 
+def test_trials_beside_one_that_kills_its_forkserver_finish_where_no_loss_is_allowed(start):
+    ways = ["goes_on", "kills_its_forkserver", "goes_on"]
+    search = start(ways=ways, at_step=1, cpus=3, failures={"max_node_losses": 0})
+    results = results_of(search)
+
+    assert [status for status, _ in results] == ["TERMINATED", "ERROR", "TERMINATED"]
+    assert "not counted, for other trials were there" in failures_of(search, 1)
+    assert "while they ran it and no other trial: 1 (" in results[1][1]
+    for number in (0, 2):
+        went_on(search, number)
+
+
 @pytest.mark.parametrize("at", [0, 3])
 def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_others_finish(
     start, at
@@ -128,7 +140,10 @@ def test_f22_a_trial_that_kills_its_node_again_and_again_ends_as_poison_and_othe
     assert [status for status, _ in results] == expected
     # Two with the others beside it, which is no evidence, and three alone.
     assert 3 <= len(search.all_of(m.NodeLost)) <= 5
-    assert "poison: 3 nodes in a row were lost while they ran it" in failures_of(search, at)
+    assert (
+        "poison: nodes or forkservers lost in a row while they ran it and no other trial: 3 ("
+        in failures_of(search, at)
+    )
     assert "poison: " in results[at][1]
     for number in {0, 1, 2, 3} - {at}:
         went_on(search, number)

@@ -50,12 +50,21 @@ class KillerFarm:
 
     Args:
         accidents: how many nodes are lost by themselves, while others run, all in all.
+        spares_nodes: killers end only the forkserver of their search on their node.
     """
 
     def __init__(
-        self, seed: int, *, nodes: int, limit: int, searches: int = 3, accidents: int = 0
+        self,
+        seed: int,
+        *,
+        nodes: int,
+        limit: int,
+        searches: int = 3,
+        accidents: int = 0,
+        spares_nodes: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
+        self.spares_nodes = spares_nodes
         self.now = 1.0
         self.limit = limit
         self.lives: dict[str, int] = {}
@@ -160,7 +169,10 @@ class KillerFarm:
             if (trial, epoch) not in search.hosts or due > self.now:
                 continue
             if trial in search.killers:
-                self._lose(node)
+                if self.spares_nodes:
+                    self._lose_forkserver(search, node)
+                else:
+                    self._lose(node)
                 continue
             step = search.runner.live[trial].last_step + 1
             done = step == STEPS
@@ -192,6 +204,17 @@ class KillerFarm:
         for search in self.searches:
             if not search.is_over:
                 search.tell(joined)
+
+    def _lose_forkserver(self, search: Sharer, node: str) -> None:
+        self.deaths += 1
+        is_shared = sum(len(one.on(node)) for one in self.searches) > 1
+        lost = search.on(node)
+        for trial, epoch in lost:
+            del search.hosts[trial, epoch]
+            kind = m.FORKSERVER_LOST
+            search.tell(m.TrialFailed(trial, epoch, kind, "killed", "", 0.0, is_shared=is_shared))
+        for trial, epoch in lost:
+            search.tell(m.HostFreed(trial, epoch))
 
     def _lose(self, node: str) -> None:
         self.deaths += 1

@@ -50,9 +50,9 @@ class HostNews:
         self._emit(events_key, encode(TrialPaused(*key)))
         self.freed(key, events_key)
 
-    def failed(self, host: Host, kind: str, reason: str) -> None:
-        """It failed by what it did."""
-        failed = TrialFailed(*host.key, kind, reason, "", time.time())
+    def failed(self, host: Host, kind: str, reason: str, *, is_shared: bool = False) -> None:
+        """It failed by what it did; or its forkserver was lost, maybe by other trials."""
+        failed = TrialFailed(*host.key, kind, reason, "", time.time(), is_shared=is_shared)
         self._emit(host.start.events_key, encode(failed))
 
     def died(self, host: Host, signal: int | None, exit_code: int | None, cause: str) -> None:

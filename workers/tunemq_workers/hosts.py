@@ -271,7 +271,9 @@ class Hosts:
         """A host's forkserver is dead, which is no fault of the host's trial."""
         host = self._hosts[name]
         if self._is_unexpected_end(host):
-            self._news.failed(host, FORKSERVER_LOST, reason)
+            # Each trial of this user could have done it, also one that is ending.
+            is_shared = len(self._hosts) > 1
+            self._news.failed(host, FORKSERVER_LOST, reason, is_shared=is_shared)
 
     def gone(self, name: str) -> None:
         """Nothing is left of a host."""

@@ -70,6 +70,7 @@ _FIELDS: Final[dict[str, Any]] = {
     # Only the node's uploads share objects between checkpoints, and only the node adds output.
     "shared": Annotated[tuple[str, ...], Meta(max_length=0)],
     "output": _Nothing,
+    "is_shared": Literal[False],
     "reason": _Text,
     "instead": _Name,
     # The other kinds are for the node to say: some of them count against the node.

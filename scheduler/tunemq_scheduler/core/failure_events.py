@@ -26,7 +26,14 @@ from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.settings import ALONE, DO_NOT_RETRY, EXCLUDE_NODE
 from tunemq_scheduler.core.trial import RUNNING, Trial
 from tunemq_shared.byte_sizes import show_bytes
-from tunemq_shared.messages import HostDied, LogMatched, NodeLost, ResultReported, TrialFailed
+from tunemq_shared.messages import (
+    FORKSERVER_LOST,
+    HostDied,
+    LogMatched,
+    NodeLost,
+    ResultReported,
+    TrialFailed,
+)
 from tunemq_shared.resource_names import GPU, GPU_MEMORY
 
 #: So much is kept of a line that matches a log policy; nodes send no more of it, either.
@@ -63,6 +70,12 @@ class FailureEvents:
         shunned = self._shun_node(trial, failure)
         if failure.blames_node or shunned is not None:
             self._blame_node(trial, event, failure, commands)
+        if failure.kind == FORKSERVER_LOST:
+            node = self._state.slots.node_of(trial)
+            fallen = f"the forkserver of {node} in attempt {trial.epoch}"
+            self._fell(
+                trial, fallen, was_alone=isinstance(event, TrialFailed) and not event.is_shared
+            )
         self._follow(trial, event, failure, self._judge(trial, failure, shunned), commands)
 
     def matched(self, event: LogMatched) -> list[Command]:
@@ -83,22 +96,45 @@ class FailureEvents:
 
         Only the loss of a node that ran no other trial speaks against this one.
         """
-        if event.incarnation not in trial.fell_with:
-            trial.fell_with.append(event.incarnation)
-        if was_alone and event.incarnation not in trial.fell_alone:
-            trial.fell_alone.append(event.incarnation)
-        fallen = self._state.still_away(trial.fell_alone)
-        limit = self._state.settings.max_node_losses
-        if limit < 0 or len(fallen) <= limit:
+        self._fell(trial, event.incarnation, was_alone=was_alone)
+        verdict = self._judge_losses(trial)
+        if verdict.is_retried:
             self._endings.try_again(trial)
             return
         failure = classify(event)
         trial.count_failure(failure.kind)
+        self._follow(trial, event, failure, verdict, commands)
+
+    @staticmethod
+    def _fell(trial: Trial, what: str, *, was_alone: bool) -> None:
+        """A node or a forkserver is lost, and its trial with it."""
+        if what not in trial.fell_with:
+            trial.fell_with.append(what)
+        if was_alone and what not in trial.fell_alone:
+            trial.fell_alone.append(what)
+
+    def _judge_losses(self, trial: Trial) -> Verdict:
+        """What follows from the loss of a node or a forkserver.
+
+        One that other trials shared is no evidence: each of them runs alone next (`is_suspect`).
+        """
+        limit, fallen = self._state.settings.max_node_losses, trial.fell_alone
+        lost = self._state.still_away(fallen)
+        if trial.fell_with[-1] not in fallen:
+            return Verdict(is_retried=True, told="not counted, for other trials were there")
+        if limit < 0:
+            told = f"loss {len(lost)} in a row, and there may be any number"
+            return Verdict(is_retried=True, told=told)
+        if len(lost) <= limit:
+            told = (
+                f"loss {len(lost)} of at most {limit + 1} in a row while no other trial was there"
+            )
+            return Verdict(is_retried=True, told=told)
         told = (
-            f"{len(fallen)} nodes in a row were lost while they ran it and no other trial, and it "
-            f"reported nothing new ({', '.join(fallen)})"
+            "nodes or forkservers lost in a row while they ran it and no other trial:"
+            f" {len(lost)} ({', '.join(lost)}); it reported nothing new in between"
         )
-        self._follow(trial, event, failure, Verdict(is_retried=False, told=told), commands)
+        return Verdict(is_retried=False, told=told)
 
     def got_on(self, trial: Trial, event: ResultReported) -> None:
         """A trial reported a new result, which is not taken in yet."""
@@ -131,7 +167,12 @@ class FailureEvents:
         trial.count_failure(failure.kind)
         if failure.kind == "restore" and trial.has_only_damaged_checkpoints:
             return Verdict(is_retried=False, told="not tried again, for no checkpoint is whole")
-        return judge(failure, trial, settings)
+        return self._judge_counted(trial, failure)
+
+    def _judge_counted(self, trial: Trial, failure: FailureClass) -> Verdict:
+        if failure.kind == FORKSERVER_LOST:
+            return self._judge_losses(trial)
+        return judge(failure, trial, self._state.settings)
 
     def _could_have(self, trial: Trial, request: dict[str, float]) -> bool:
         if self._state.settings.nodes_may_come:
@@ -146,7 +187,7 @@ class FailureEvents:
             return Verdict(is_retried=False, told=told)
         if 0 <= limit <= trial.excused:
             trial.count_failure(failure.kind)
-            judged = judge(failure, trial, settings)
+            judged = self._judge_counted(trial, failure)
             return Verdict(judged.is_retried, f"{judged.told}; {shunned}")
         trial.excuse_failure()
         trial.excused += 1

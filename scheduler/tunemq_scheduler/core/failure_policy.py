@@ -5,8 +5,8 @@ A class of failures belongs to one of four budgets:
 * `FAILURES`: `max_failures` bounds how many a trial may have in all;
 * `IN_A_ROW`: bounded for each class of its own, counted anew after each new result. Such failures
   come from the surroundings of a trial, and one that gets on in between is not what is wrong;
-* `NODES`: losses of the node, which are no failures of the trial until it is found to be *poison*,
-  and losses of a node's forkserver: `max_node_losses` bounds how many in a row, too;
+* `NODES`: losses of the node or of its forkserver, of which `max_node_losses` bounds how many in a
+  row while no other trial was there (`failure_events`); more than that make the trial *poison*;
 * `NEVER`: a further try would end in the same way.
 
 Two things come before these: a line of its output that, by a log policy, means that a trial is not
@@ -146,8 +146,8 @@ def judge(failure: FailureClass, trial: Trial, settings: RunnerSettings) -> Verd
             if CLASSES[kind].budget in {FAILURES, NEVER}
         )
         return _within("failure", number, settings.max_failures, "")
-    limit = settings.max_node_losses if budget == NODES else settings.max_storage_failures
     number = trial.in_a_row[failure.kind]
+    limit = settings.max_storage_failures
     return _within(f"{failure.kind} failure", number, limit, " in a row")
 
 

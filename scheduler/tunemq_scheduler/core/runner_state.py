@@ -211,13 +211,12 @@ class RunnerState:
         return any(one.node not in trial.excluded and could_hold(one, request) for one in nodes)
 
     def is_suspect(self, trial: Trial) -> bool:
-        """Whether a trial may be what killed its nodes: it runs alone until that is known.
+        """Whether a trial may be what killed its nodes, or their forkservers.
 
-        Losses that it shared with other trials make it one, and are no evidence against it.
+        It runs alone until that is known. Losses that it shared with other trials make it one, and
+        are no evidence against it.
         """
         limit = self.settings.max_node_losses
-        if 0 < limit <= trial.in_a_row.get(m.FORKSERVER_LOST, 0):
-            return True  # one more forkserver of a node ends it
         enough = max(1, limit)
         return (
             limit >= 0

@@ -92,6 +92,11 @@ def kills_its_node():
             time.sleep(600)
 
 
+def kills_its_forkserver():
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 WAYS = {
     way.__name__: way
     for way in (
@@ -105,6 +110,7 @@ WAYS = {
         needs_a_bigger_gpu_in_old_words,
         reports_text,
         kills_its_node,
+        kills_its_forkserver,
     )
 }
 

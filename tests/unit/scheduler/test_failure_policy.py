@@ -17,11 +17,14 @@ from tunemq_shared import messages as m
 COUNTED = ["user", "metric", "load", "start", "died", "memory", "time_limit", "stalled"]
 
 
-def failing(kind: str, trial: str = "a", epoch: int = 1) -> m.TrialFailed | m.HostDied:
+def failing(
+    kind: str, trial: str = "a", epoch: int = 1, *, is_shared: bool = False
+) -> m.TrialFailed | m.HostDied:
     """A fact of this class."""
     if kind == "died":
         return m.HostDied(trial, epoch, 1, 9, None, 0.0)
-    return m.TrialFailed(trial, epoch, kind, f"{kind}: it went wrong", "", 0.0)
+    error = f"{kind}: it went wrong"
+    return m.TrialFailed(trial, epoch, kind, error, "", 0.0, is_shared=is_shared)
 
 
 class Tries(Story):
@@ -104,7 +107,7 @@ def test_trial_whose_forkserver_died_is_tried_again_where_no_failure_is_allowed(
     for number in (1, 2):
         record = tries.fail_once("forkserver")
         assert record.retried
-        assert record.told == f"forkserver failure {number} of at most 3 in a row"
+        assert record.told == f"loss {number} of at most 3 in a row while no other trial was there"
     for _ in range(5):
         assert tries.fail_once("forkserver", new_results=1).retried
     # None of them counts as a failure of the trial.
@@ -117,8 +120,9 @@ def test_trial_whose_forkserver_dies_each_time_ends_with_a_reason_that_names_it(
     assert tried == [True, True, False]
     summary = tries.runner.summary("a")
     assert summary.status == "ERROR"
-    assert summary.reason == (
-        "death of its node's forkserver: forkserver failure 3 of at most 3 in a row"
+    assert summary.reason.startswith(
+        "death of its node's forkserver: nodes or forkservers lost in a row while they ran it"
+        " and no other trial: 3 ("
     )
 
 
@@ -210,6 +214,14 @@ class Falling(Story):
         self.join(self.node, 4.0)
         return commands
 
+    def lose_forkserver(self) -> None:
+        """Lose the process from which all trials on the node were forked."""
+        trials = list(self.runner.slots.trials_on(self.node))
+        for trial in trials:
+            epoch = self.runner.live[trial].epoch
+            self.tell(failing("forkserver", trial, epoch, is_shared=len(trials) > 1))
+            self.free(trial, epoch)
+
     def start_all(self) -> list[str]:
         """Start what may be started, when it may."""
         self.tell(m.Tick(self.runner.elapsed + 60))
@@ -233,7 +245,9 @@ def test_f22_a_trial_that_takes_node_after_node_with_it_ends_as_poison() -> None
     assert (record.kind, record.retried) == ("node", False)
     assert isinstance(end, c.RecordEnd)
     assert end.status == "ERROR"
-    assert end.reason.startswith("poison: 3 nodes in a row were lost while they ran it")
+    assert end.reason.startswith(
+        "poison: nodes or forkservers lost in a row while they ran it and no other trial: 3 ("
+    )
     assert "node.1, node.2, node.3" in end.reason
 
 
@@ -283,15 +297,9 @@ def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> Non
     for trial in ("a", "killer", "b"):
         story.add(trial)
 
-    def lose_forkserver() -> None:
-        for trial in list(story.runner.slots.trials_on(story.node)):
-            epoch = story.runner.live[trial].epoch
-            story.tell(failing("forkserver", trial, epoch))
-            story.free(trial, epoch)
-
     for _ in range(2):
         assert story.start_all() == ["a", "killer", "b"]
-        lose_forkserver()
+        story.lose_forkserver()
     # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
     assert story.start_all() == ["a"]
     story.report("a", 1, epoch=3)
@@ -299,10 +307,50 @@ def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> Non
     story.tell(m.TrialFinished("a", 3))
     story.free("a", 3)
     assert story.start_all() == ["killer"]
-    lose_forkserver()
-    assert story.runner.summary("killer").status == "ERROR"
+    story.lose_forkserver()
     assert story.start_all() == ["b"]
+    story.report("b", 1, epoch=3)
+    story.tell(m.TrialFinished("b", 3))
+    story.free("b", 3)
+    for _ in range(2):
+        assert story.start_all() == ["killer"]
+        assert story.start_all() == []
+        story.lose_forkserver()
+    assert story.runner.summary("killer").status == "ERROR"
     assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+
+
+def test_first_death_of_a_shared_forkserver_ends_no_trial_where_no_loss_is_allowed() -> None:
+    story = Falling(max_node_losses=0)
+    for trial in ("a", "killer", "b"):
+        story.add(trial)
+    assert story.start_all() == ["a", "killer", "b"]
+    story.lose_forkserver()
+    assert dump_and_load(story) == story.runner.snapshot()
+    for trial in ("a", "killer", "b"):
+        assert story.start_all() == [trial]
+        assert story.start_all() == [], "nothing runs beside a suspect"
+        if trial == "killer":
+            story.lose_forkserver()
+        else:
+            story.report(trial, 1, epoch=2)
+            story.tell(m.TrialFinished(trial, 2))
+            story.free(trial, 2)
+    statuses = [story.runner.summary(trial).status for trial in ("a", "killer", "b")]
+    assert statuses == ["TERMINATED", "ERROR", "TERMINATED"]
+    assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+
+
+def test_node_and_forkserver_losses_count_together_against_a_trial() -> None:
+    story = Falling(max_node_losses=1)
+    story.add("a")
+    story.start_all()
+    story.lose_forkserver()
+    story.start_all()
+    story.fall()
+    summary = story.runner.summary("a")
+    assert summary.status == "ERROR"
+    assert "the forkserver of node.1 in attempt 1, node.1" in summary.reason
 
 
 def test_f22_loss_of_a_shared_node_is_no_evidence_against_a_trial() -> None:

@@ -9,6 +9,7 @@ from tunemq_shared.conditions import next_result
 from tunemq_shared.messages import (
     HostDied,
     HostFreed,
+    TrialFailed,
     TrialFinished,
     TrialPaused,
     TrialStarted,
@@ -283,13 +284,18 @@ def test_host_whose_forkserver_is_dead_is_reported_as_a_failure_of_the_node(node
     node.hosts.lost("h1", "the forkserver 7 was killed")
     node.hosts.gone("h1")
     failed, freed = node.events
-    assert (failed.trial, failed.kind, failed.error) == (
-        "a",
-        "forkserver",
-        "the forkserver 7 was killed",
-    )
+    said = (failed.trial, failed.kind, failed.error, failed.is_shared)
+    assert said == ("a", "forkserver", "the forkserver 7 was killed", False)
     assert freed == HostFreed("a", 1)
     assert node.forkservers.links["h1"].is_closed
+
+
+def test_trials_beside_each_other_when_their_forkserver_dies_are_said_to_share_the_loss(node):
+    node.hosts.obey([order("a", start()), order("b", start())])
+    for name in ("h1", "h2"):
+        node.hosts.lost(name, "the forkserver 7 was killed")
+    failed = [event for event in node.events if isinstance(event, TrialFailed)]
+    assert [(event.trial, event.is_shared) for event in failed] == [("a", True), ("b", True)]
 
 
 def test_host_that_had_ended_its_trial_when_its_forkserver_died_has_not_failed(node):
