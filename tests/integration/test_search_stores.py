@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tests.journals import ended_searches
 from tests.searches import fit, results_of
 from tests.support import eventually, free_port
 from tunemq_scheduler.journal import FILE_NAME, read_header
+from tunemq_scheduler.security.findings import Level
+from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
 from tunemq_shared.errors import ConfigError, StoreError
 from tunemq_shared.stored_checkpoint import StoredCheckpoint
 
@@ -371,3 +374,32 @@ def test_no_key_is_written_down_or_shown_anywhere(minio, bucket, capfd):
     assert secret not in b"".join(part.encode() for part in capfd.readouterr())
     for key in objects_in(minio, bucket):
         assert secret not in minio.client().get_object(bucket, key).data
+
+
+def test_search_at_an_address_with_a_profile_uses_its_keys_alone(
+    minio, bucket, tmp_path, monkeypatch
+):
+    file = tmp_path / "credentials"
+    file.write_text(
+        f"[ada]\naws_access_key_id = {minio.access_key}\n"
+        f"aws_secret_access_key = {minio.secret_key}\n"
+    )
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "somebody's")
+    address = minio.address(bucket, "searches", profile="ada")
+    (result,) = fit(train, name="mine", storage_path=address)
+    assert step_in(result.checkpoint) == 6
+
+    shutil.rmtree(tmp_path / "results", ignore_errors=True)
+    monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "elsewhere"))
+    kept = minio.address(bucket, "searches/mine", profile="ada")
+    assert tune.Tuner.can_restore(kept)
+    (again,) = tune.Tuner.restore(kept, train).get_results()
+    assert step_in(again.checkpoint) == 6
+
+    found = try_store(address, [StoreKeys(StoreRole.SCHEDULER, os.environ)])
+    assert {one.level for one in found} == {Level.OK}
+    assert not tune.Tuner.can_restore(kept.replace("profile=ada", "profile=ben"))
+    with pytest.raises(StoreError, match="for the profile 'ben'; add them there"):
+        fit(train, name="other", storage_path=address.replace("profile=ada", "profile=ben"))

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from tests.unit.scheduler.test_mailbox import START
+from tunemq import RunConfig, SyncConfig, Tuner
+from tunemq_scheduler.storage import storage_of
 from tunemq_shared import stores
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import BlobRef
@@ -71,6 +73,22 @@ def test_store_rules_other_server_bucket_or_certificate_is_refused_with_the_fix(
 def test_store_rules_process_of_a_submitted_search_opens_no_other_store(address: str):
     with pytest.raises(ConfigError, match="which this search may not use"):
         open_objects(address)
+
+
+@pytest.mark.usefixtures("_restricted")
+def test_store_rules_refusal_names_the_field_that_was_set():
+    address = "http://evil:7380/x"
+    for field, use in {
+        "RunConfig(storage_path)": lambda: storage_of(RunConfig(storage_path=address)),
+        "SyncConfig(upload_dir)": lambda: storage_of(
+            RunConfig(sync_config=SyncConfig(upload_dir=address))
+        ),
+        "Tuner.restore(path)": lambda: Tuner.restore(address, print),
+        "this search": lambda: open_objects(address),
+    }.items():
+        with pytest.raises(ConfigError) as said:
+            use()
+        assert str(said.value).startswith(f"{field} names the store '{address}'")
 
 
 @pytest.mark.usefixtures("_restricted")
