@@ -15,6 +15,7 @@ from tunemq_scheduler.core.failure_policy import CLASSES, classify
 from tunemq_scheduler.folders import ERROR_FILE
 from tunemq_shared.errors import StoreError
 from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
+from tunemq_shared.plain_files import open_to_write
 from tunemq_shared.results import whole_seconds
 
 #: What can go wrong, the user's own code first: that is what explains the rest.
@@ -214,7 +215,8 @@ def write_failure(folder: str, failure: Failure) -> str:
     then = f"({failure.consequence})\n" if failure.consequence else ""
     text = f"Failure # {failure.number} (occurred at {when}{where})\n{told}\n{then}{failure.output}"
     try:
-        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+        descriptor = open_to_write(path, os.O_WRONLY | os.O_APPEND)
+        with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}.") from error

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.errors import ConfigError, StoreError
+from tunemq_shared.plain_files import move_aside, open_to_read, open_to_write
 from tunemq_shared.store_address import canonical_address, is_remote
 
 #: The longest name, in bytes; with what is added to it, it stays far below the 255 of file systems.
@@ -139,8 +140,9 @@ def make_trial_folder(path: str) -> None:
         try:
             os.mkdir(path)
         except FileExistsError:
-            if not os.path.isdir(path):
-                raise
+            if os.path.islink(path) or not os.path.isdir(path):
+                move_aside(path)
+                os.mkdir(path)
         except FileNotFoundError:
             os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -157,7 +159,7 @@ def write_file(path: str, content: bytes) -> None:
         StoreError: it cannot be written; says where and why.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        descriptor = open_to_write(path, os.O_WRONLY | os.O_TRUNC)
         try:
             left = memoryview(content)
             while left:
@@ -179,8 +181,10 @@ def replace_file(path: str, content: bytes) -> None:
     beside = f"{path}.new"
     write_file(beside, content)
     try:
-        with open(beside, "rb") as written:
+        with open_to_read(beside) as written:
             os.fsync(written.fileno())
+        if os.path.isdir(path):
+            move_aside(path)
         os.replace(beside, path)
     except OSError as error:
         raise StoreError(f"{path} cannot be replaced: {error.strerror}.") from error

@@ -12,7 +12,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from tunemq_scheduler.core import commands as c
@@ -24,6 +23,7 @@ from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, PARAMS_PICKLE, RES
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError
+from tunemq_shared.plain_files import open_to_read
 from tunemq_shared.results import TRAINING_ITERATION
 from tunemq_shared.undecodable import NO_JSON
 
@@ -97,7 +97,8 @@ class Mending:
         trial.error_file = path = os.path.join(trial.local_path, ERROR_FILE)
         self.unsynced.note(path)
         try:
-            told = Path(path).read_text(encoding="utf-8")
+            with open_to_read(path) as file:
+                told = file.read().decode(errors="replace")
         except FileNotFoundError:
             told = ""
         if f"Failure # {failure.number} (" not in told:
@@ -183,7 +184,7 @@ class _Tail(NamedTuple):
 def _tails(path: str) -> Iterator[_Tail]:
     """The last rows of a file, and then all of them; nothing where there is no file."""
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             header = file.readline() if path.endswith(".csv") else b""
             first, size = len(header), file.seek(0, os.SEEK_END)
             for begin in dict.fromkeys((max(first, size - _TAIL_BYTES), first)):

@@ -16,6 +16,7 @@ from tunemq_scheduler.loggers.encoding import is_finite, is_number
 from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, RESULT_JSON
 from tunemq_shared.conditions import lookup
 from tunemq_shared.errors import ConfigError, MetricError, TuneError
+from tunemq_shared.plain_files import open_to_read
 from tunemq_shared.undecodable import NO_JSON, UNDECODABLE
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Result:
         """
         folder = os.path.abspath(os.path.expanduser(os.fspath(path)))
         try:
-            with open(os.path.join(folder, PARAMS_JSON), "rb") as file:
+            with open_to_read(os.path.join(folder, PARAMS_JSON)) as file:
                 config = json.load(file)
         except (OSError, *NO_JSON) as error:
             raise ConfigError(
@@ -90,7 +91,7 @@ class Result:
     def history(self) -> list[dict[str, Any]]:
         """All results, from the trial's ``result.json``; a line torn by a crash is left out."""
         try:
-            with open(os.path.join(self.path, RESULT_JSON), "rb") as file:
+            with open_to_read(os.path.join(self.path, RESULT_JSON)) as file:
                 lines = file.read().splitlines()
         except FileNotFoundError:
             return [self.metrics] if self.metrics else []

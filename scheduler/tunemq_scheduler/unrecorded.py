@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.core.runner import TrialRunner
@@ -30,6 +29,7 @@ from tunemq_scheduler.mending import Rows, put_away_as, rows_behind
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError
+from tunemq_shared.plain_files import open_to_read, open_to_write
 
 #: How many files the message names.
 _NAMED: Final = 5
@@ -167,10 +167,11 @@ class UnrecordedRows:
             return
         base, extension = os.path.splitext(into or path)
         if extension != ".csv":
-            with open(path, "rb") as file:
+            with open_to_read(path) as file:
                 file.seek(rows.begin)
                 moved = file.read(rows.end - rows.begin)
-            with open(f"{base}.{_UNRECORDED}{extension}", "ab") as file:
+            aside = open_to_write(f"{base}.{_UNRECORDED}{extension}", os.O_WRONLY | os.O_APPEND)
+            with open(aside, "ab") as file:
                 file.write(moved)
                 file.flush()
                 os.fsync(file.fileno())
@@ -184,7 +185,8 @@ class UnrecordedRows:
 def _failures_behind(path: str, number: int) -> Rows:
     """The failures in a trial's ``error.txt`` with greater numbers than this."""
     try:
-        told = Path(path).read_bytes()
+        with open_to_read(path) as file:
+            told = file.read()
     except FileNotFoundError:
         return Rows(0, 0, 0)
     begins = [one.start() for one in _FAILURE.finditer(told) if int(one[1]) > number]

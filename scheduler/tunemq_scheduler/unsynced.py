@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.errors import StoreError
+from tunemq_shared.plain_files import open_plain
 
 #: So many files are brought to the disk at once; more are left to a thread.
 AT_ONCE: Final = 32
@@ -32,7 +33,7 @@ _BESIDE_EACH_OTHER: Final = 16
 #: How long the end of a search waits for the thread; a disk that takes longer may never answer.
 _CLOSE_WITHIN_S: Final = 5.0
 #: What file systems say that cannot do this for a folder.
-_NOT_THERE: Final = frozenset({errno.EINVAL, errno.ENOTSUP})
+_NOT_THERE: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOTDIR})
 
 
 class UnsyncedFiles:
@@ -162,19 +163,26 @@ def sync_files(paths: Iterable[str], is_enough: Callable[[], bool] = lambda: Fal
 
 def _sync_folder(path: str) -> None:
     try:
-        _sync(path)
+        with suppress(FileNotFoundError):
+            _fsync(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY))
     except OSError as error:
         if error.errno not in _NOT_THERE:
             raise
 
 
 def _sync(path: str) -> None:
-    with suppress(FileNotFoundError):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            error.filename = path
-            raise
-        finally:
-            os.close(descriptor)
+    # A trial's code may have removed its file, or put something else in its place.
+    with suppress(FileNotFoundError, PermissionError):
+        descriptor = open_plain(path, os.O_RDONLY)
+        if descriptor is not None:
+            _fsync(path, descriptor)
+
+
+def _fsync(path: str, descriptor: int) -> None:
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(descriptor)

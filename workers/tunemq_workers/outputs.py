@@ -12,6 +12,8 @@ import sys
 from contextlib import suppress
 from typing import Any, Final, TextIO, cast
 
+from tunemq_shared.plain_files import open_to_write
+
 STDOUT: Final = "stdout"
 STDERR: Final = "stderr"
 
@@ -36,9 +38,7 @@ def redirect(folder: str) -> None:
     """
     flush()
     for name, descriptor in ((STDOUT, 1), (STDERR, 2)):
-        file = os.open(
-            os.path.join(folder, name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
-        )
+        file = open_to_write(os.path.join(folder, name), os.O_WRONLY | os.O_APPEND)
         os.dup2(file, descriptor)
         os.close(file)
     # What was printed is to be there when a segmentation fault ends the process, whatever the

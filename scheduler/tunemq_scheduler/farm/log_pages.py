@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tunemq_scheduler.farm.plain_files import open_plain
 from tunemq_shared.errors import StoreError
+from tunemq_shared.plain_files import open_plain
 from tunemq_shared.requests import MAX_PAGE_BYTES
 
 #: A character in UTF-8 has at most so many bytes behind its first.

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.executors.redis_line import Command
-from tunemq_scheduler.farm.plain_files import open_plain
 from tunemq_shared import wire
 from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.output_pieces import OutputPiece, decode
+from tunemq_shared.plain_files import open_plain
 from tunemq_shared.undecodable import UNDECODABLE
 
 #: Takes the key of an experiment's events, and what came as a piece of its output.

@@ -9,6 +9,7 @@ from typing import Final
 
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError
+from tunemq_shared.plain_files import open_to_write
 
 #: A file's records are held back until the end of the loop's turn, or until they are so many bytes.
 HELD_BYTES: Final = 64 * 1024
@@ -147,8 +148,7 @@ class AppendedFiles:
             return descriptor
         while len(self._open) >= self._limit:
             os.close(self._open.popitem(last=False)[1])
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = self._open[file.path] = os.open(file.path, flags, 0o644)
+        descriptor = self._open[file.path] = open_to_write(file.path, os.O_RDWR | os.O_APPEND)
         if not file.is_checked:
             cut_torn_line(descriptor)
             file.is_checked = True

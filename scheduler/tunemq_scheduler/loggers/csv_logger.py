@@ -14,6 +14,7 @@ from tunemq_scheduler.loggers.appending import AppendedFile, AppendedFiles
 from tunemq_scheduler.loggers.csv_cells import EMPTY, cell, columns_of, flatten, row_of
 from tunemq_scheduler.loggers.logger import LoggerCallback
 from tunemq_scheduler.unsynced import UnsyncedFiles
+from tunemq_shared.plain_files import open_to_read
 
 if TYPE_CHECKING:
     from tunemq_scheduler.trial_view import TrialView
@@ -176,7 +177,15 @@ class CSVLoggerCallback(LoggerCallback):
             return
         self._files.close(table.file)
         commas = b"," * (len(table.columns) - known)
-        with open(table.file.path, "rb") as old:
-            rows = old.read().splitlines()[1:]
+        rows = _rows_of(table.file.path)
         self._unsynced.note(table.file.path)
         replace_file(table.file.path, b"\n".join([header, *(row + commas for row in rows), b""]))
+
+
+def _rows_of(path: str) -> list[bytes]:
+    """The rows of a table; none where the trial's code has removed it."""
+    try:
+        with open_to_read(path) as file:
+            return file.read().splitlines()[1:]
+    except FileNotFoundError:
+        return []

@@ -116,18 +116,31 @@ def test_a_trial_folder_is_made_with_its_parents_and_only_once(tmp_path):
     assert path.is_dir()
 
 
-def test_a_trial_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "trial").write_text("")
-    with pytest.raises(StoreError, match="trial cannot be made: File exists"):
-        make_trial_folder(str(tmp_path / "trial"))
+def test_trial_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "storage").write_text("")
+    with pytest.raises(StoreError, match="trial cannot be made: Not a directory"):
+        make_trial_folder(str(tmp_path / "storage" / "trial"))
 
 
-def test_a_file_that_cannot_be_replaced_stands(tmp_path: Path):
+@pytest.mark.parametrize("put", [Path.touch, lambda path: path.symlink_to("/")])
+def test_what_has_the_name_of_a_trial_folder_is_moved_aside(put, tmp_path):
+    put(tmp_path / "trial")
+
+    make_trial_folder(str(tmp_path / "trial"))
+
+    assert sorted(os.listdir(tmp_path)) == ["trial", "trial.not-a-file"]
+    assert (tmp_path / "trial").is_dir()
+    assert not (tmp_path / "trial").is_symlink()
+
+
+def test_folder_that_has_the_name_of_a_file_is_moved_aside(tmp_path):
     (tmp_path / "file").mkdir()
     (tmp_path / "file" / "inner").write_text("")
-    with pytest.raises(StoreError, match="file cannot be replaced"):
-        replace_file(str(tmp_path / "file"), b"new")
-    assert (tmp_path / "file" / "inner").exists()
+
+    replace_file(str(tmp_path / "file"), b"new")
+
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert (tmp_path / "file.not-a-file" / "inner").exists()
 
 
 def test_a_name_that_is_taken_elsewhere_gets_a_number_as_well(tmp_path):

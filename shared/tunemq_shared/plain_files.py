@@ -1,0 +1,99 @@
+"""Opens files in folders where trials' code writes, too: whatever it put there in their place.
+
+A FIFO would hold up the process that opens it, and a link would lead out of the folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from typing import BinaryIO, Final
+
+#: What opening says of a link, of a FIFO that nobody reads, of a socket, of a folder.
+_NOT_PLAIN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
+
+
+def open_plain(path: str | os.PathLike[str], flags: int) -> int | None:
+    """A descriptor of a regular file; None if something else is there. It never waits.
+
+    Args:
+        flags: as for `os.open`.
+
+    Raises:
+        OSError: it cannot be opened; FileNotFoundError if there is nothing.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in _NOT_PLAIN:
+            return None
+        raise
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.set_blocking(descriptor, True)  # whoever inherits it may not expect otherwise
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def open_to_read(path: str | os.PathLike[str]) -> BinaryIO:
+    """A regular file to read from.
+
+    Raises:
+        OSError: it cannot be opened; FileNotFoundError also where something else is there.
+    """
+    try:
+        descriptor = open_plain(path, os.O_RDONLY)
+    except NotADirectoryError:
+        descriptor = None
+    if descriptor is None:
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def open_to_write(path: str, flags: int) -> int:
+    """A descriptor of a regular file in a trial's folder; both are made if need be.
+
+    Whatever else has their names is renamed to ``NAME.not-a-file``: one trial's files are no reason
+    to end a search.
+
+    Args:
+        flags: as for `os.open`; O_CREAT is added.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    folder = os.path.dirname(path)
+    try:
+        descriptor = open_plain(path, flags | os.O_CREAT)
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.lexists(folder):
+            move_aside(folder)
+        os.makedirs(folder, exist_ok=True)
+        descriptor = open_plain(path, flags | os.O_CREAT)
+    except PermissionError:
+        with suppress(OSError):
+            os.chmod(folder, 0o700)
+        with suppress(OSError):
+            os.chmod(path, 0o600, follow_symlinks=False)
+        descriptor = open_plain(path, flags | os.O_CREAT)
+    if descriptor is None:
+        move_aside(path)
+        descriptor = open_plain(path, flags | os.O_CREAT | os.O_EXCL)
+    if descriptor is None:  # it was put there again in this moment
+        raise OSError(errno.EEXIST, "something else than a file is put there", path)
+    return descriptor
+
+
+def move_aside(path: str) -> None:
+    """Rename what is no file of ours to the first free ``NAME.not-a-file``, ``...-2``, and so on.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    aside, number = f"{path}.not-a-file", 1
+    while os.path.lexists(aside):
+        number += 1
+        aside = f"{path}.not-a-file-{number}"
+    os.rename(path, aside)

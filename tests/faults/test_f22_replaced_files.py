@@ -1,0 +1,121 @@
+"""F22: trials that put something else in place of the files that the search writes for them.
+
+The search goes on, all other trials' files are whole, and what was put there lies beside the file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+
+import pytest
+
+import tunemq as tune
+from tests.journals import ended_searches
+from tests.searches import fit
+
+__all__ = ["ended_searches"]
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+NAMES = ("result.json", "progress.csv", "params.json", "params.pkl", "error.txt", "stdout")
+STEPS = 6
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def folder(path):
+    os.makedirs(os.path.join(path, "in it"))
+
+
+def full_device(path):
+    os.symlink("/dev/full", path)
+
+
+def foreign_file(path):
+    os.symlink(os.environ["F22_FOREIGN"], path)
+
+
+def dangling_link(path):
+    os.symlink("/nowhere/at all", path)
+
+
+def listening_socket(path):
+    with socket.socket(socket.AF_UNIX) as server:
+        os.chdir(os.path.dirname(path))
+        server.bind(os.path.basename(path))
+
+
+def no_rights(path):
+    with open(path, "w"):
+        pass
+    os.chmod(path, 0)
+
+
+def nothing(path):
+    pass
+
+
+@pytest.mark.parametrize(
+    "put",
+    [fifo, folder, full_device, foreign_file, dangling_link, listening_socket, no_rights, nothing],
+)
+def test_f22_trial_that_replaces_its_files_harms_no_other_trial(put, tmp_path, monkeypatch):
+    foreign = tmp_path / "foreign"
+    foreign.write_text("of another program")
+    monkeypatch.setenv("F22_FOREIGN", str(foreign))
+
+    def replaces(config):
+        own = tune.get_context().get_trial_dir()
+        first = tune.get_checkpoint() is None
+        for step in range(STEPS):
+            if config["number"] == 0 and first and step in (0, 3):
+                for name in NAMES:
+                    path = os.path.join(own, name)
+                    if os.path.isdir(path):
+                        shutil.rmtree(path)
+                    elif os.path.lexists(path):
+                        os.unlink(path)
+                    put(path)
+            more = {"later": 1.0} if step > 3 else {}
+            tune.report({"loss": float(step), **more})
+            time.sleep(0.05)
+        if config["number"] == 0:
+            raise ValueError("on purpose")
+
+    grid = fit(
+        replaces, {"number": tune.grid_search([0, 1, 2])}, metric="loss", mode="min", max_failures=1
+    )
+
+    statuses = {one.config["number"]: one.error for one in grid}
+    assert "on purpose" in str(statuses[0])
+    for one in grid:
+        if one.config["number"]:
+            assert one.error is None
+            assert len(one.metrics_dataframe) == STEPS
+    assert foreign.read_text() == "of another program"
+
+
+def test_f22_trial_that_removes_its_folder_harms_no_other_trial():
+    def removes(config):
+        own = tune.get_context().get_trial_dir()
+        for step in range(STEPS):
+            if config["number"] == 0 and step % 2:
+                shutil.rmtree(own)
+                if step == 3:
+                    with open(own, "w"):
+                        pass
+            more = {f"key {step}": 1.0}
+            tune.report({"loss": float(step), **more})
+            time.sleep(0.05)
+        if config["number"] == 0:
+            raise ValueError("on purpose")
+
+    grid = fit(removes, {"number": tune.grid_search([0, 1, 2])}, metric="loss", mode="min")
+
+    assert "on purpose" in str(grid.errors[0])
+    assert all(len(one.metrics_dataframe) == STEPS for one in grid if one.config["number"])
