@@ -105,6 +105,29 @@ def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_pat
     farm.check_results("first")
 
 
+def test_farm_without_keys_gets_them_by_a_restart_and_its_search_goes_on(tmp_path, monkeypatch):
+    folder = key_folder(tmp_path / "keys")
+    (tmp_path / "farm").mkdir()
+    with farm_service(tmp_path / "farm") as farm:
+        farm.add_worker("one")
+        farm.has_nodes("one")
+        farm.submit(Search(name="first", trials=1, steps=30, save_every=5, has_gate=True))
+        farm.open_gate("first", 10)
+        farm.wait_for_steps("first", 1, 10)
+        farm.kill_scheduler()
+        for home, file in (("head", SCHEDULER_FILE), ("laptop", "ann.toml")):
+            farm.of_home[home] = {KEYS_VARIABLE: str(folder.path / file)}
+        monkeypatch.setenv(KEYS_VARIABLE, str(folder.path / "ann.toml"))
+        farm.start_scheduler()
+        log = tmp_path / "farm" / "one" / "worker.log"
+        eventually(lambda: "has no keys" in log.read_text(), within=60, message=lambda: str(farm))
+        assert farm.nodes() == {}
+        farm.open_gate("first", 30)
+        farm.add_worker("two", 2, "--keys", str(folder.path / WORKER_FILE))
+        farm.wait_for("first", "FINISHED", within=120)
+        farm.check_results("first")
+
+
 def test_a_worker_that_was_refused_is_welcome_once_its_key_is_known(keyed, tmp_path):
     farm, folder = keyed.farm, keyed.folder
     after = KeyFolder(str(tmp_path / "after"))

@@ -12,6 +12,7 @@ from tests.commands import run_tunemq
 from tunemq_shared import wire
 from tunemq_shared.key_files import read_key_file
 from tunemq_shared.live_keys import Role
+from tunemq_shared.refusals import OFTEN_HONEST
 from tunemq_shared.seals import HEAD_BYTES
 
 pytestmark = pytest.mark.security
@@ -77,3 +78,7 @@ def test_the_numbers_of_the_page_are_those_of_the_code():
     assert f"more than {wire.REQUEST_TTL_S} seconds old" in PAGE
     assert f"or {wire.CLOCK_TOLERANCE_S} seconds ahead" in PAGE
     assert f"a head of {HEAD_BYTES} bytes" in PAGE
+
+
+def test_reasons_that_honest_machines_give_are_on_the_page():
+    assert not [reason for reason in OFTEN_HONEST if f"`{reason}`" not in PAGE]

@@ -184,6 +184,28 @@ def test_s07_signed_piece_that_was_changed_or_moved_is_refused(
         fetch_journal(objects, tmp_path / "fetched", seal)
 
 
+def test_s07_copy_signed_with_a_key_that_was_dropped_is_refused_and_the_next_one_is_not(
+    objects: ObjectStore, tmp_path: Path
+):
+    keys = key_folder(tmp_path / "keys")
+
+    def seal_now() -> Seal:
+        return journal_seal(of_scheduler(keys).journal_keys(SEARCH))
+
+    copied(objects, tmp_path / "before", seal_now(), TURNS[:2])
+    older = all_of(objects)
+    keys.rotate(["journals"])
+    keys.promote(["journals"])
+    assert fetch_journal(objects, tmp_path / "older", seal_now()).turn == 2
+    copied(objects, tmp_path / "after", seal_now())
+    keys.drop(["journals"])
+    assert fetch_journal(objects, tmp_path / "newer", seal_now()).turn == len(TURNS)
+    objects.delete(all_of(objects))
+    put_all(objects, older)
+    with pytest.raises(JournalError, match="not to be trusted"):
+        fetch_journal(objects, tmp_path / "gone", seal_now())
+
+
 def test_s07_mirrored_journal_counts_for_no_scheduler_with_keys(
     objects: ObjectStore, tmp_path: Path, seal: Seal
 ):

@@ -109,7 +109,7 @@ def get(options: argparse.Namespace) -> int:
             raise CheckpointError(f"{target} is there already; name a folder that is to be made.")
         for _ in _with_bar([one], "copying"):
             kept.store.get_checkpoint(one.key, one.committed.sha256, target)
-    sys.stdout.write(f"{one.key} (iteration {one.committed.step}) is in {target}\n")
+    sys.stdout.write(f"{harmless(one.key)} (iteration {one.committed.step}) is in {target}\n")
     return 0
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from tunemq_scheduler.report.harmless import harmless
+from tunemq_scheduler.report.harmless import harmless, harmless_json
 from tunemq_shared.errors import ConfigError, MetricError, TrialError
 from tunemq_shared.undecodable import NO_JSON
 
@@ -151,7 +151,7 @@ def run(options: argparse.Namespace) -> int:
                 "folder": best.path,
             },
         }
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(f"{harmless_json(json.dumps(told))}\n")
     is_found = best is not None if options.metric is not None else grid.num_terminated > 0
     return 0 if is_found else EXIT_NOTHING_FOUND
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import os
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tunemq_shared.errors import ConfigError
 from tunemq_shared.key_files import KeyFile, check_private, read_key_file
 from tunemq_shared.seals import SealBroken
 
-ONE, TWO, THREE = (base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2, 3))
+ONE, TWO, THREE, SIX = (base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2, 3, 6))
 WHOLE = f"""
 [orders]
 00000000000000a2 = "{TWO}"
@@ -47,6 +48,14 @@ def test_keys_are_read_in_the_order_of_the_file(path):
     assert keys.events[0].secret == b"\3" * 32
     assert list(keys.submitters) == ["ada", "ben o. x"]
     assert keys.seal_of_submitter("ada").open(keys.seal_of_submitter("ada").close(b"x")) == b"x"
+
+
+def test_keys_of_a_search_s_journals_are_those_that_the_page_describes(path):
+    path.write_text(f'{WHOLE}\n[journals]\n00000000000000d1 = "{SIX}"\n')
+    (key,) = read_key_file(path).journal_keys("digits")
+
+    secret = hmac.digest(b"\6" * 32, b"journals of the search digits", "sha256")
+    assert (key.id.hex(), key.secret) == ("00000000000000d1", secret)
 
 
 def test_nothing_is_in_the_name_of_somebody_without_keys(path):

@@ -59,8 +59,11 @@ def test_release_with_lua_weaknesses_is_known_by_line(product: str, version: str
 @pytest.mark.parametrize(
     ("product", "version", "is_weak"),
     [
+        (REDIS, "7.0.15", False),
+        (REDIS, "7.2.0", True),
         (REDIS, "7.2.4", True),
         (REDIS, "8.0.8", True),
+        (REDIS, "8.6.2", True),
         (REDIS, "8.6.3", False),
         (REDIS, "", False),
         (VALKEY, "7.2.4", True),

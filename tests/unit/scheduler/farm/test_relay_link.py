@@ -7,8 +7,10 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.unit.scheduler.test_mailbox import START
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_FAILED
 from tunemq_scheduler.farm.relay import messages as r
@@ -16,6 +18,7 @@ from tunemq_scheduler.farm.relay.frames import FrameSocket
 from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
 from tunemq_shared import wire
 from tunemq_shared.answers import Refusal
+from tunemq_shared.store_rules import StoreRules
 from tunemq_shared.store_traffic import StoreTraffic
 
 
@@ -26,9 +29,16 @@ class Nodes:
 
     def __init__(self) -> None:
         self.became = ""
+        self.started: list[str] = []
 
     def add(self, _events_key: str) -> WireClient:
         return self  # type: ignore[return-value]
+
+    def orders(self, _node: str) -> Nodes:
+        return self
+
+    def start(self, trial: str, *_order: object) -> None:
+        self.started.append(trial)
 
     def take(self) -> list[object]:
         return []
@@ -45,10 +55,10 @@ class Experiment:
 
     pid = watched = -1
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stores: StoreRules | None = None) -> None:
         self.nodes = Nodes()
         self.code: int | None = None
-        job = r.Job(name="x", results=str(folder), code="x.py", term=1, prefix="x")
+        job = r.Job(name="x", results=str(folder), code="x.py", term=1, prefix="x", stores=stores)
         self.link = ExperimentLink(job, self.nodes, folder=folder, begin=self._begin)
 
     def _begin(self, _folder: Path, sock: socket.socket, **_options: object) -> Experiment:
@@ -132,6 +142,21 @@ def test_one_that_sends_what_cannot_be_read_is_killed(experiment, payload):
     ending = experiment.ends(-9)
     assert ending.outcome is Outcome.FAILED
     assert "cannot be read" in ending.text
+
+
+def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not_sent(tmp_path):
+    """The process of a search is its submitter's code, which may send such an order."""
+    experiment = Experiment(tmp_path, StoreRules(("http://store:7380/farm",)))
+    experiment.attach()
+    for number, store in enumerate(("http://store:7380/farm/x", "http://evil:7380/farm/x")):
+        how = msgspec.structs.replace(START, events_key=wire.events("x1"), store=store)
+        start = r.Start("node", f"t{number}", 1, (), how)
+        experiment.say(r.encode(r.Orders((start,))))
+    ending = experiment.ends(-9)
+    assert ending.outcome is Outcome.FAILED
+    assert "it ordered what it may not" in ending.text
+    assert "'http://evil:7380/farm/x'" in ending.text
+    assert experiment.nodes.started == ["t0"]
 
 
 @pytest.mark.parametrize(
