@@ -17,8 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from tunemq_shared import defences
 from tunemq_shared.claimed_process import NotThatProcess, has_hung_up, open_claimed
 from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_workers.family import children_of
 from tunemq_workers.forkserver_messages import (
     MAX_PACKET_BYTES,
     FamilyGone,
@@ -141,8 +143,11 @@ class ReportedHosts:
             case HostExited(name):
                 self._exited(self._known(name, report), report)
             case FamilyGone(name):
-                if not self._known(name, report).has_exited:
+                host = self._known(name, report)
+                if not host.has_exited:
                     raise BadReport(f"it reported {report}, and that host has not ended")
+                if (left := self._left_by(host)) is not None:
+                    raise BadReport(f"it reported {report}, and process {left} of that host runs")
                 del self._hosts[name]
             case Preloading() | Ready() if self.is_ready:
                 raise BadReport(f"it reported {report} after it was ready")
@@ -174,6 +179,21 @@ class ReportedHosts:
         except OSError:
             pass  # without a descriptor for it, its forkserver kills it
         host.pid = pid
+
+    def _left_by(self, host: _Host) -> int | None:
+        """A process in the group or the session of a host that has ended, if any is left.
+
+        What a host leaves becomes a child of its forkserver. One that left group and session is
+        known by its mark, which only the forkserver looks for.
+        """
+        if host.pid is None or not defences.FAMILY_KILL:
+            return None
+        hosts = {known.pid for known in self._hosts.values() if not known.has_exited}
+        for child in set(children_of(self._forkserver)) - hosts:
+            with suppress(ProcessLookupError):  # it has just ended
+                if host.pid in {os.getpgid(child), os.getsid(child)}:
+                    return child
+        return None
 
     @staticmethod
     def _exited(host: _Host, report: HostExited) -> None:

@@ -284,6 +284,20 @@ def test_reports_of_a_host_that_ended_before_they_were_read_are_believed(reporte
     assert reported.hosts.names() == reported.hosts.unended() == ["h1"]
 
 
+def test_report_that_a_family_is_gone_of_which_a_process_runs_is_not_believed(reported):
+    with (
+        subprocess.Popen(["sleep", "600"], process_group=0) as host,
+        subprocess.Popen(["sleep", "600"], process_group=host.pid) as left,
+    ):
+        reported.take(encode(HostForked("h2", host.pid)))
+        host.kill()
+        host.wait()
+        reported.take(encode(HostExited("h2", host.pid, signal.SIGKILL, None)))
+        with pytest.raises(BadReport, match=f"process {left.pid} of that host runs"):
+            reported.take(encode(FamilyGone("h2")))
+        left.kill()
+
+
 def test_reports_of_a_host_that_could_not_be_forked_are_believed(reported):
     for report in (HostExited("h2", None, None, None), FamilyGone("h2")):
         assert reported.take(encode(report)) == report

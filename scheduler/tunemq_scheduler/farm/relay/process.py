@@ -26,6 +26,12 @@ from tunemq_scheduler.farm.relay.forking import (
     decode,
 )
 from tunemq_scheduler.farm.relay.forkserver import Forkserver, tail
+from tunemq_shared.claimed_process import (
+    MAX_PID,
+    NotThatProcess,
+    has_hung_up,
+    open_claimed,
+)
 from tunemq_shared.undecodable import UNDECODABLE
 
 #: What an experiment prints, below the folder that is given.
@@ -142,24 +148,34 @@ class ExperimentProcess:
             return
         try:
             self._take(decode(packet))
-        except (*UNDECODABLE, OverflowError) as error:  # whose interpreter may be anybody's
-            self._server.kill(f"said what cannot be read ({error})")
+        except (*UNDECODABLE, NotThatProcess) as error:  # whose interpreter may be anybody's
+            self._server.kill(f"said what cannot be read or is not true ({error})")
             self._give_up(EXIT_USE, f"{self._server.python} is no interpreter with TuneMQ: {error}")
 
     def _take(self, answer: Answer) -> None:
         match answer:
-            case Forked(pid):
-                self._server.has_forked = True
-                try:
-                    self._pidfd = os.pidfd_open(pid)
-                except OSError as error:  # no descriptor is left, or it died with its forkserver
-                    self._give_up(EXIT_AGAIN, f"its process cannot be watched: {error.strerror}")
-                else:
-                    self.pid = pid
-            case NotForked(text):
+            case Forked(pid) if self._pidfd is None:
+                self._forked(pid)
+            case NotForked(text) if self._pidfd is None:
                 self._give_up(EXIT_AGAIN, f"its process cannot be started: {text}")
-            case Ended(returncode):
+            case Ended(returncode) if self._is_over:
                 self._returncode = returncode
+            case _:
+                raise NotThatProcess(f"it said {answer}, which does not fit what it said before")
+
+    def _forked(self, pid: int) -> None:
+        """Take the process that it names, if it is its child: this one may signal others."""
+        try:
+            self._pidfd = open_claimed(pid, parent=self._server.pid)
+        except NotThatProcess as problem:
+            # What a dead forkserver leaves is another's child, and ends.
+            if not (0 < pid <= MAX_PID and has_hung_up(self._channel)):
+                raise
+            self._give_up(EXIT_AGAIN, f"its process cannot be watched: {problem}")
+        except OSError as error:  # no descriptor is left, or it died with its forkserver
+            self._give_up(EXIT_AGAIN, f"its process cannot be watched: {error.strerror}")
+        else:
+            self._server.has_forked, self.pid = True, pid
 
     def _give_up(self, returncode: int, why: str) -> None:
         """Whatever becomes of it: the forkserver kills what it has no channel to."""

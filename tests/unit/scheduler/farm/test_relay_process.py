@@ -6,12 +6,14 @@ import errno
 import os
 import select
 import socket
+import subprocess
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tunemq_scheduler.farm.exits import EXIT_AGAIN
-from tunemq_scheduler.farm.relay.forking import Answer, Forked, NotForked, encode
+from tests.support import eventually
+from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_USE
+from tunemq_scheduler.farm.relay.forking import Answer, Ended, Forked, NotForked, encode
 from tunemq_scheduler.farm.relay.forkservers import Forkservers
 from tunemq_scheduler.farm.relay.process import ExperimentProcess
 from tunemq_shared.errors import ConfigError
@@ -45,9 +47,15 @@ class FakeForkserver:
 
     uses = 0
     has_forked = False
+    python = "/its/python"
 
     def __init__(self) -> None:
         self.refusal: OSError | None = None
+        self.pid = os.getpid()
+        self.killed: list[str] = []
+
+    def kill(self, why: str) -> None:
+        self.killed.append(why)
 
     def start(self, descriptors: Sequence[int]) -> None:
         if self.refusal is not None:
@@ -93,13 +101,72 @@ def test_one_for_which_there_is_no_process_is_to_be_started_again(tmp_path):
     process.close()
 
 
-def test_one_that_cannot_be_watched_is_cut_off_and_to_be_started_again(tmp_path):
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the same user, in a session of its own, that is no child of the forkserver."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_process_that_is_no_child_of_the_forkserver_is_not_signalled(tmp_path, victim):
+    server = FakeForkserver()
+    server.pid = os.getppid()
+    process = start(server, tmp_path)
+    server.say(Forked(victim.pid))
+    assert process.returncode() == EXIT_USE
+    process.kill()
+    assert process.pid is None
+    assert f"process {victim.pid} is no child of process {server.pid}" in process.last_words()
+    assert server.is_cut_off
+    assert len(server.killed) == 1
+    process.close()
+    assert victim.poll() is None
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1, 2**22 + 1])
+def test_number_of_no_experiment_is_refused(tmp_path, pid):
     server = FakeForkserver()
     process = start(server, tmp_path)
-    server.say(Forked(2**22 + 1))  # no number is as great
+    server.say(Forked(pid))
+    assert process.returncode() == EXIT_USE
+    assert server.killed
+    process.close()
+
+
+@pytest.mark.parametrize("lie", [Forked(1), NotForked("no")])
+def test_second_word_about_the_start_of_a_process_ends_the_forkserver(tmp_path, victim, lie):
+    server = FakeForkserver()
+    process = start(server, tmp_path)
+    server.say(Forked(victim.pid))  # a child of this process, which stands for the forkserver
+    assert process.returncode() is None
+    assert process.pid == victim.pid
+    server.say(lie)
+    process.kill()
+    eventually(lambda: process.returncode() is not None)
+    assert process.returncode() == EXIT_USE
+    assert server.killed
+    process.close()
+
+
+def test_end_of_a_process_that_was_not_forked_ends_the_forkserver(tmp_path):
+    server = FakeForkserver()
+    process = start(server, tmp_path)
+    server.say(Ended(0))
+    assert process.returncode() == EXIT_USE
+    assert server.killed
+    process.close()
+
+
+def test_one_that_died_with_its_forkserver_is_to_be_started_again(tmp_path, victim):
+    server = FakeForkserver()
+    server.pid = os.getppid()
+    process = start(server, tmp_path)
+    server.say(Forked(victim.pid))
+    server.channel.close()
     assert process.returncode() == EXIT_AGAIN
-    assert "cannot be watched" in process.last_words()
-    assert server.is_cut_off
+    assert not server.killed
     process.close()
 
 
