@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import os
 import re
 import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 REPOSITORY: Final = Path(__file__).parents[2]
 IMAGES: Final = REPOSITORY / "deploy" / "images"
@@ -137,6 +141,34 @@ def test_wheels_are_brought_for_all_extras():
     assert set(extras[1].split(",")) == set(project["project"]["optional-dependencies"])
     for requirement in project["build-system"]["requires"]:
         assert f'"{requirement}"' in text
+
+
+def required(python: str) -> set[str]:
+    """The distributions that TuneMQ with all extras requires under this Python."""
+    minor = python.rpartition(".")[0]
+    environment = {"python_full_version": python, "python_version": minor}
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    waiting = [("", line) for lines in lists for line in lines]
+    found: set[tuple[str, str]] = set()
+    while waiting:
+        extra, line = waiting.pop()
+        one = Requirement(line)
+        if one.marker is not None and not one.marker.evaluate({**environment, "extra": extra}):
+            continue
+        for wanted in {"", *one.extras}:
+            if (one.name, wanted) not in found:
+                found.add((one.name, wanted))
+                with contextlib.suppress(metadata.PackageNotFoundError):
+                    waiting += [(wanted, line) for line in metadata.requires(one.name) or ()]
+    return {canonicalize_name(name) for name, _ in found}
+
+
+def test_wheels_made_by_the_newest_patch_version_serve_the_first_of_its_line():
+    """pip brings what its own Python requires; Debian's 3.11.2 may be older than that."""
+    assert "redis" in required("3.11.0")
+    assert required("3.11.0") == required("3.11.99")
+    assert required("3.12.0") == required("3.12.99")
 
 
 def test_the_context_has_what_is_copied_and_no_keys_or_results():
