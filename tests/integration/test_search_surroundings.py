@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -188,6 +191,33 @@ def test_a_trial_finds_the_limits_the_variables_and_the_folder_that_it_was_given
     mask = os.umask(0)
     os.umask(mask)
     assert result.metrics["mask"] == mask
+
+
+TELLS = """
+import os, json
+import tunemq as tune
+
+def train(config):
+    names = ("MINE", "AWS_SECRET_ACCESS_KEY", "TUNEMQ_STORE_TOKEN")
+    tune.report({"found": [os.environ.get(name, "") for name in names], "user": os.geteuid()})
+
+(result,) = tune.Tuner(train, run_config=tune.RunConfig(storage_path="results", verbose=0)).fit()
+print(json.dumps([*result.metrics["found"], result.metrics["user"]]))
+"""
+
+
+def test_embedded_trial_has_the_scripts_environment_with_its_keys_and_its_user(tmp_path):
+    given = {"MINE": "a", "AWS_SECRET_ACCESS_KEY": "b", "TUNEMQ_STORE_TOKEN": "c"}
+    done = subprocess.run(
+        [sys.executable, "-c", TELLS],
+        cwd=tmp_path,
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == ["a", "b", "", os.geteuid()]
 
 
 def test_a_trial_may_leave_a_core_file_where_that_is_asked_for():
