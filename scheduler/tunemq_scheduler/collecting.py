@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from tunemq_shared.errors import StoreError
 from tunemq_shared.retrying import Cancel, Cancelled
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import without_settings
+from tunemq_shared.trees import remove_tree
 
 #: How long the end of a search waits for a store that removes nothing, and that of a search which
 #: was interrupted for all removals. A slow store is waited for: who else would remove the rest?
@@ -57,7 +57,7 @@ def settle_store(
         who = "1 checkpoint has" if uploading == 1 else f"{uploading} checkpoints have"
         tell(f"{who} not reached {place}, and can be found in {plan.cache}.")
     elif plan.cache and loop.is_journalled:
-        shutil.rmtree(plan.cache, ignore_errors=True)
+        remove_tree(plan.cache)
     # While anything is under way, what looks left behind may be needed in a moment; and where the
     # journal does not have the last turn, it may be needed by whoever goes on without that.
     is_quiet = runner.is_finished and not (uploading or left or runner.interrupted)

@@ -7,7 +7,6 @@ given anew; what trials of earlier runs were judged by may not change.
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -37,6 +36,7 @@ from tunemq_shared.safe_text import repr_of
 from tunemq_shared.seals import Seal
 from tunemq_shared.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.stores import check_allowed, open_objects
+from tunemq_shared.trees import remove_tree
 
 #: No file of a trial's that is copied back is longer; those are logs and results.
 _MOST_BYTES: Final = 2**32
@@ -221,7 +221,7 @@ def _fetched(address: str) -> str:
     try:
         bring_experiment(address, folder, journal_seal())
     except BaseException:  # passed on; what was brought until then is of no use
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         raise
     return folder
 

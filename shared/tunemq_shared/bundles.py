@@ -8,7 +8,6 @@ Whoever unpacks one trusts nothing in it but that it is what its hash says.
 from __future__ import annotations
 
 import compileall
-import contextlib
 import os
 import py_compile
 import shutil
@@ -27,6 +26,7 @@ from tunemq_shared.byte_sizes import show_bytes
 from tunemq_shared.errors import BlobCorrupt, ConfigError, StoreError
 from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.node_orders import BlobRef
+from tunemq_shared.trees import remove_tree, walk
 
 #: What a bundle may take, unless whoever makes it says otherwise.
 LIMIT_BYTES: Final = 100 * 2**20
@@ -129,10 +129,7 @@ def unpack(archive: Path, target: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a bundle's folder, or what is left of one; one that is not there is no error."""
-    for path, _, _ in os.walk(folder):
-        with contextlib.suppress(OSError):
-            os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
 
 
 # --- making ---------------------------------------------------------------------------------------
@@ -245,7 +242,7 @@ def _compile(folder: Path) -> None:
 
 
 def _make_read_only(folder: Path) -> None:
-    for path, _, names in os.walk(folder, topdown=False):
+    for path, _, names in reversed([*walk(folder)]):
         if path.endswith("/__pycache__"):
             for name in names:
                 os.chmod(os.path.join(path, name), 0o400)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.errors import CheckpointError
+from tunemq_shared.trees import remove_tree
 from tunemq_shared.undecodable import NO_JSON
 
 _MARK: Final = ".is_checkpoint"
@@ -145,7 +145,7 @@ def read_notes(folder: str) -> dict[str, Any]:
 
 def remove(folder: str | Path) -> None:
     """Remove a folder that only passed through; what cannot be removed stays."""
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)
 
 
 def remove_leftovers(parent: str | Path) -> None:

@@ -41,6 +41,7 @@ from tunemq_shared.manifest import (
 from tunemq_shared.retrying import Cancel
 from tunemq_shared.staging import Staging, measure
 from tunemq_shared.store import Collected, Committed, Opened, Store, check_key
+from tunemq_shared.trees import remove_tree
 
 _TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
@@ -139,7 +140,7 @@ class LocalStore(Store):
                         _check_hash(key, copy.sha256, entries[copy.name])
                 partial.rename(target)
             finally:
-                shutil.rmtree(partial, ignore_errors=True)
+                remove_tree(partial)
         return manifest
 
     def read_manifest(self, key: str, sha256: str) -> Manifest:
@@ -159,7 +160,7 @@ class LocalStore(Store):
                 folder.rename(trash)
             except FileNotFoundError:
                 return  # somebody else was faster
-            shutil.rmtree(trash, ignore_errors=True)
+            remove_tree(trash)
             if trash.exists():
                 raise StoreError(f"checkpoint {key} was removed, but {trash} could not be.")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from tunemq_shared.manifest import FILES, MANIFEST, MAX_MANIFEST, CheckpointInfo
 from tunemq_shared.object_store import MissingObject, ObjectStore
 from tunemq_shared.retrying import Cancel, retried
 from tunemq_shared.store import Collected, Committed, Opened, Store, check_key
+from tunemq_shared.trees import remove_tree
 
 
 class RemoteStore(Store):
@@ -69,7 +69,7 @@ class RemoteStore(Store):
                 f"{error.filename or target}: {error.strerror}."
             ) from error
         finally:
-            shutil.rmtree(built, ignore_errors=True)
+            remove_tree(built)
         return manifest
 
     def read_manifest(self, key: str, sha256: str) -> Manifest:
@@ -101,7 +101,7 @@ class RemoteStore(Store):
         """See `Store.close`."""
         self.objects.close()
         if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            remove_tree(self._temporary)
             self._temporary = None
 
     def _folder(self) -> Path:

@@ -16,11 +16,12 @@ import fcntl
 import functools
 import os
 import platform
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from tunemq_shared.trees import remove_tree, walk
 
 STAGING: Final = ".staging"
 
@@ -50,7 +51,7 @@ class Staging:
             try:
                 yield folder
             finally:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_tree(folder)
 
     def name(self) -> Path:
         """Where a folder can be moved to that is to be removed; needs no space on the disk.
@@ -73,7 +74,7 @@ class Staging:
                 if is_free:
                     removed = measure(folder)
                     files, size = files + removed.files, size + removed.size
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove_tree(folder)
                     lock.unlink(missing_ok=True)
         return Removed(files, size)
 
@@ -81,7 +82,7 @@ class Staging:
 def measure(folder: Path) -> Removed:
     """What is below a folder that others may be emptying."""
     files = size = 0
-    for path, _, names in os.walk(folder):
+    for path, _, names in walk(folder):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 size += os.lstat(os.path.join(path, name)).st_size
@@ -144,7 +145,7 @@ def _is_at(fd: int, path: Path) -> bool:
 def _is_abandoned(*paths: Path) -> bool:
     newest = 0.0
     for top in paths:
-        for path, _, names in os.walk(top):
+        for path, _, names in walk(top):
             for each in (path, *(os.path.join(path, name) for name in names)):
                 with contextlib.suppress(FileNotFoundError):
                     newest = max(newest, os.lstat(each).st_mtime)

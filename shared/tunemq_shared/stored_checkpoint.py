@@ -19,6 +19,7 @@ from tunemq_shared.manifest import Manifest
 from tunemq_shared.store import Store
 from tunemq_shared.store_address import join, without_settings
 from tunemq_shared.stores import open_store
+from tunemq_shared.trees import walk
 
 
 class StoredCheckpoint(Checkpoint):
@@ -102,7 +103,7 @@ class StoredCheckpoint(Checkpoint):
 
 def _move_into(source: Path, target: str) -> None:
     """Move everything below ``source`` to below ``target``, over what has the same name there."""
-    for path, folders, files in os.walk(source):
+    for path, folders, files in walk(source):
         below = os.path.join(target, os.path.relpath(path, source))
         for name in folders:
             os.makedirs(os.path.join(below, name), exist_ok=True)

@@ -14,6 +14,7 @@ from tunemq_shared.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.object_store import ObjectStore
 from tunemq_shared.retrying import Cancel, ignore
+from tunemq_shared.trees import walk
 
 #: What a trial's files may take together in the store; those that are too much stay out.
 LIMIT_BYTES: Final = 2**30
@@ -90,7 +91,7 @@ def _is_never_copied(name: str) -> bool:
 
 
 def _files(folder: Path) -> Iterator[tuple[int, str]]:
-    for path, folders, names in os.walk(folder):
+    for path, folders, names in walk(folder):
         if path == str(folder):
             folders[:] = [name for name in folders if not _is_never_copied(name)]
         for name in names:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from tests.integration.farm_support import RedisServer
@@ -9,8 +11,9 @@ from tests.integration.node_fixtures import server
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.redis_address import parse_address
+from tunemq_workers import pump as pump_module
 from tunemq_workers.pump import Pump
-from tunemq_workers.pump_messages import Append, Appended, NotAppended
+from tunemq_workers.pump_messages import Append, Appended, LookNow, NotAppended
 
 __all__ = ["server"]
 
@@ -107,3 +110,20 @@ def test_pump_without_the_right_to_transactions_appends_nothing_and_says_so(serv
         old.append()
     old.close()
     assert old.length == 0
+
+
+def test_pump_whose_loop_takes_no_facts_for_long_lets_the_lease_expire(pumping, monkeypatch):
+    monkeypatch.setattr(pump_module, "LOOP_HANGS_S", 0.2)
+    pumping.pump.is_hurried = True
+    pumping.pump._turn(None)
+    lease = wire.lease("inc1")
+    assert pumping.client.exists(lease)
+    pumping.client.delete(lease)
+    time.sleep(0.3)
+
+    pumping.pump._turn(None)
+    assert not pumping.client.exists(lease)
+
+    pumping.pump.facts_taken()
+    pumping.pump._turn(LookNow())
+    assert pumping.client.exists(lease)

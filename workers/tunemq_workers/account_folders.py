@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.trees import remove_tree
 from tunemq_workers.account import Account
 from tunemq_workers.workdir import LOCK, is_own_file
 
@@ -82,7 +82,7 @@ def give_folders(account: Account, workdir: str, names: Iterable[str], cache: st
                 os.chmod(entry.path, 0o600)
         for folder in folders:
             if _owner(folder) not in (None, account.uid):
-                shutil.rmtree(folder)
+                remove_tree(folder)
         if cache is not None:
             folders.append(os.path.abspath(cache))
         for folder in folders:

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, TypeVar
 from tunemq_shared.local_store import LocalStore
 from tunemq_shared.manifest import COMMITTED, FILES
 from tunemq_shared.staging import STAGING, Staging
+from tunemq_shared.trees import remove_tree, walk
 from tunemq_workers.reactor import Reactor
 
 #: What the names of folders begin with that are being removed.
@@ -122,7 +123,7 @@ def take_over(root: str) -> Left:
 def measure(root: str, key: str) -> Inodes:
     """What a checkpoint takes; what somebody removes meanwhile does not count."""
     inodes: dict[tuple[int, int], int] = {}
-    for path, _, names in os.walk(os.path.join(root, key)):
+    for path, _, names in walk(os.path.join(root, key)):
         for name in ("", *names):
             try:
                 status = os.lstat(os.path.join(path, name))
@@ -173,7 +174,7 @@ def remove_folder(path: str) -> None:
             os.rename(path, os.path.join(parent, trash))
         except FileNotFoundError:
             return
-    shutil.rmtree(os.path.join(parent, trash), ignore_errors=True)
+    remove_tree(os.path.join(parent, trash))
 
 
 def _folders(path: str | Path) -> list[os.DirEntry[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.errors import WireError
@@ -58,6 +59,9 @@ class HostLink:
 
     def drain(self) -> None:
         """Take in all that a dead host has sent."""
+        # Others may have got its end of the socket, and write for ever.
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)
         while self._receive():
             pass
 

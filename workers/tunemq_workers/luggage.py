@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.blobs import place_of
 from tunemq_shared.messages import BlobRef, HostStart
+from tunemq_shared.trees import remove_tree, walk
 from tunemq_workers.checkpoint_contracts import Disk, Transfers
 from tunemq_workers.host_contracts import Key
 from tunemq_workers.localising import BLOBS, CODE, localised
@@ -248,7 +249,7 @@ def _take_over(folder: str, leftovers: list[str]) -> _Left:
 def _size_of(path: str) -> int:
     """The bytes that a file, or all in a folder, takes on the disk; 0 for what is gone."""
     size = 0
-    for folder, _, names in os.walk(path):
+    for folder, _, names in walk(path):
         for name in ("", *names):
             size += _blocks(os.path.join(folder, name))
     return size or _blocks(path)
@@ -262,10 +263,8 @@ def _blocks(path: str) -> int:
 
 
 def _delete(path: str) -> None:
-    for folder, _, _ in os.walk(path):
-        os.chmod(folder, 0o700)
     if os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path)
     else:
         os.unlink(path)
 

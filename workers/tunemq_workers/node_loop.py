@@ -335,6 +335,7 @@ class NodeLoop:
     # --- the wire -------------------------------------------------------------------------------
 
     def _heard(self, fact: Fact) -> None:
+        self._pump.facts_taken()
         wire = self._wire
         match fact:
             case Seen():

@@ -82,9 +82,9 @@ def cap(path: str, limit: int = LIMIT_BYTES) -> None:
     # printed while the old part is read is kept.
     with open(path, "rb") as file, open(path, "ab", buffering=0) as out:
         dropped = file.seek(-limit // 2, os.SEEK_END)
-        dropped += len(file.readline())  # half a line
-        newest = file.read()
-        newest += file.read()
+        dropped += len(file.readline(limit))  # half a line
+        newest = file.read(limit)  # its trial may make it as long as it likes meanwhile
+        newest += file.read(limit)
         out.truncate(0)
         # In one piece: who looks at the file meanwhile finds it empty or whole.
         first = b"[%d bytes of older output dropped]\n" % dropped

@@ -49,6 +49,8 @@ from tunemq_workers.wire_seals import NodeSeals
 
 #: The lease's period while the scheduler's reply is what holds the node up.
 HURRIED_PERIOD_S: Final = 0.05
+#: A loop that takes no fact for so long hangs; its node's lease is not renewed meanwhile.
+LOOP_HANGS_S: Final = 30.0
 #: Pauses between attempts to reach a Redis that is away, at first and at most, before jitter. They
 #: stay short however long that lasts: what they cost is nothing beside what waits for its return.
 _RETRY_S: Final = (0.05, 0.25)
@@ -92,7 +94,11 @@ class Pump:
         self.keys: tuple[str, ...] = ()
         #: Set by the loop: whether the scheduler's reply is wanted often.
         self.is_hurried = True
-        self._address, self._post, self._vitals = address, post, vitals
+        self._address, self._vitals = address, vitals
+        self._take_fact = post
+        #: Since when the loop has not taken a fact; None where it has taken all.
+        self._untaken_since: float | None = None
+        self._says_hang = False
         self._seals = NodeSeals(incarnation) if seals is None else seals
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="pump", daemon=True)
@@ -114,6 +120,10 @@ class Pump:
     def order(self, order: Order) -> None:
         """Queue an order."""
         self._orders.put(order)
+
+    def facts_taken(self) -> None:
+        """The loop takes facts; called by it."""
+        self._untaken_since = None
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end, which `SayGoodbye` brings about."""
@@ -160,6 +170,8 @@ class Pump:
         looks = isinstance(order, LookNow) or now >= self._looked_at + period
         if looks and not isinstance(order, SayGoodbye):
             self._looked_at = now
+            looks = not self._loop_hangs(now)
+        if looks and not isinstance(order, SayGoodbye):
             commands += self._vitals_commands(now)
             told = len(commands)
             commands += self._lease_commands(keys)
@@ -173,6 +185,20 @@ class Pump:
             self._tell_seen(keys, replies[told:])  # whether the vitals were taken matters to nobody
         self._tell_done(order, replies[:asked])
         self._failures = 0  # one that answers, and refuses, is as good as away
+
+    def _post(self, fact: Fact) -> None:
+        if self._untaken_since is None:
+            self._untaken_since = time.monotonic()
+        self._take_fact(fact)
+
+    def _loop_hangs(self, now: float) -> bool:
+        """Whether nobody would obey: the scheduler then has the node's trials run elsewhere."""
+        since = self._untaken_since
+        hangs = since is not None and now - since > LOOP_HANGS_S
+        if hangs and not self._says_hang:
+            _log.error("loop.hangs seconds=%d lease=expires", LOOP_HANGS_S)
+        self._says_hang = hangs
+        return hangs
 
     def _watches(self, client: RedisClient, generation: bytes) -> bool:
         """Whether the wire has this generation, and a change of it stops the next transaction."""

@@ -42,6 +42,8 @@ _TOLD: Final = {
     "message.refused": "{what}",
     "wire.out_of_reach": "Redis is away ({reason}) Trials go on; their results are kept.",
     "wire.back": "Redis is back.",
+    "loop.hangs": "This worker's main loop has not answered for {seconds} s: its lease expires, and"
+    " its trials continue elsewhere.",
     "trial.started": "Trial {trial} runs (incarnation {epoch}, process {pid}).",
     "trial.left": "Trial {trial} has left (incarnation {epoch}).",
 }

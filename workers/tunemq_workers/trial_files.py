@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Final
 
 from tunemq_shared.messages import HostStart, NodeWarned, encode
 from tunemq_shared.store_address import is_remote
+from tunemq_shared.trees import remove_tree
 from tunemq_workers.account import own_files
 from tunemq_workers.checkpoint_contracts import Disk, Emit, Timers, Transfers
 from tunemq_workers.host_contracts import Key
@@ -142,7 +142,7 @@ class TrialFiles:
 def _remove(trash: str) -> None:
     """Remove a folder, whatever its code has made of the permissions in it; follows no link."""
     with own_files():
-        shutil.rmtree(trash, ignore_errors=True)
+        remove_tree(trash)
 
 
 def _ignore(_: None) -> None:

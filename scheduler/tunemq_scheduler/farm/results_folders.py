@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from tunemq_scheduler.farm.relay.process import OUTPUT
 from tunemq_shared.errors import ConfigError, TuneError
 from tunemq_shared.store_address import is_remote, join
 from tunemq_shared.stores import open_objects
+from tunemq_shared.trees import remove_tree
 
 
 class ResultsFolders:
@@ -68,7 +68,7 @@ class ResultsFolders:
         ).start()
 
     def _remove(self, folder: Path, store: str) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         if not store:
             return
         try:

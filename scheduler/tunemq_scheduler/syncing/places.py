@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import secrets
-import shutil
 import stat
 import tempfile
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from tunemq_shared import store_address
 from tunemq_shared.errors import CheckpointCorrupt, ConfigError, StoreError
 from tunemq_shared.object_store import ObjectStore
 from tunemq_shared.retrying import Cancel, retried
+from tunemq_shared.trees import remove_tree
 
 #: Files are read in pieces of this size; a smaller file is sent from memory in one piece.
 _CHUNK: Final = 2**20
@@ -91,8 +91,9 @@ class FolderPlace(Place):
         cancel.check()
         if os.path.dirname(self.root) == self.root:
             raise StoreError(f"{self.root} is the root of the file system, and is not deleted.")
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.root)
+        remove_tree(self.root)
+        if os.path.lexists(self.root):
+            raise StoreError(f"{self.root} cannot be deleted; see to its rights.")
 
 
 class ObjectPlace(Place):

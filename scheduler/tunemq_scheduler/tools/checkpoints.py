@@ -19,6 +19,7 @@ from tunemq_scheduler.report.format import clean
 from tunemq_scheduler.report.harmless import harmless
 from tunemq_scheduler.tools.kept import Kept, KeptCheckpoint, opened
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError
+from tunemq_shared.trees import remove_tree
 
 #: Exit code where checkpoints are damaged or missing.
 EXIT_DAMAGED = 1
@@ -153,6 +154,5 @@ def _with_bar(chosen: list[KeptCheckpoint], what: str) -> Iterable[KeptCheckpoin
 
 
 def _remove_tree(folder: Path) -> None:
-    import shutil
 
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_tree(folder)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -66,3 +69,24 @@ def test_the_files_of_a_trial_that_ends_are_shortened_and_missing_ones_do_no_har
     outputs.settle(str(tmp_path))
     assert (tmp_path / "stderr").stat().st_size < 1200
     outputs.settle(str(tmp_path / "none"))
+
+
+def test_file_that_its_trial_makes_longer_and_shorter_meanwhile_is_read_in_part_only(tmp_path):
+    path = tmp_path / "stdout"
+    code = (
+        "import os, sys, time\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "os.ftruncate(fd, 3_000_000)\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    os.ftruncate(fd, 3_000_000)\n"
+        "    os.ftruncate(fd, 4 << 40)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE) as toggles:
+        assert toggles.stdout.readline() == b"ready\n"
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            outputs.cap(str(path), 2_000_000)
+        toggles.kill()
+
+    assert path.stat().st_blocks * 512 < 8 * 2_000_000

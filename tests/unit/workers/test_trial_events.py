@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
+from contextlib import suppress
 from types import SimpleNamespace
 
 import msgspec
@@ -326,3 +328,32 @@ def test_frames_before_one_that_is_none_are_taken_in_first(process):
     assert said[0] == (frames.EVENT, b"whole")
     assert said[1][0] == frames.UNREADABLE
     assert said[2:] == ["end"]
+
+
+def test_link_whose_other_end_somebody_else_still_writes_to_is_drained():
+    ours, theirs = socket.socketpair()
+    said = []
+    link = HostLink(
+        SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None),
+        ours,
+        on_event=said.append,
+        on_other=lambda kind, payload: None,
+        on_end=lambda: said.append("end"),
+    )
+    whole = frames.frame(frames.EVENT, b"whole")
+    theirs.sendall(whole)
+
+    def write_on():
+        with suppress(OSError):
+            while True:
+                theirs.sendall(whole * 1_000)
+
+    writer = threading.Thread(target=write_on, daemon=True)
+    writer.start()
+    link.drain()
+    writer.join(10)
+
+    assert not writer.is_alive()
+    assert said[0] == b"whole"
+    assert said[-1] == "end"
+    theirs.close()

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.unit.shared.test_trees import make_deep
 from tests.unit.workers.fakes import Clock, FakeDisk, start
 from tunemq_shared.messages import NodeWarned, decode_node_event
 from tunemq_shared.output_pieces import decode
@@ -221,3 +222,15 @@ def test_nothing_is_waited_for_once_the_node_ends(world):
     world.leave()
     world.files.close()
     assert world.files.unsettled() == set()
+
+
+def test_folder_deeper_than_any_path_is_removed(world, tmp_path):
+    world.host()
+    deep = make_deep(world.path("a"))
+
+    world.leave()
+    world.sender.asked[0][1]()
+    world.disk.settle()
+
+    assert not deep.exists()
+    assert not [name for name in os.listdir(world.folder / "trials") if name.startswith(".trash")]
