@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tunemq_scheduler.stopper import Stopper
 
 Mode = Literal["min", "max"]
+_OF_REPORTERS = ("setup", "should_report", "report")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +294,14 @@ class RunConfig:
             or not all(isinstance(one, str) for one in preload)
         ):
             raise _bad("RunConfig", "preload", preload, "give a list of module names")
+        reporter: object = self.progress_reporter
+        # Ray Tune's own reporters are no ProgressReporter of ours, and work.
+        if reporter is not None and (
+            isinstance(reporter, type)
+            or not all(callable(getattr(reporter, one, None)) for one in _OF_REPORTERS)
+        ):
+            fix = f"give an object with the methods {', '.join(_OF_REPORTERS)}"
+            raise _bad("RunConfig", "progress_reporter", reporter, fix)
         _check_surroundings(self.python, self.env_vars)
         path: object = self.storage_path
         if not isinstance(path, str | os.PathLike | None):

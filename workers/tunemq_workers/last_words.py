@@ -21,12 +21,13 @@ from tunemq_shared.messages import (
     HostStart,
     TrialFailed,
     TrialStarted,
+    decode_node_event,
     encode,
 )
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.host_contracts import Key
 from tunemq_workers.last_output import as_text, read_last
-from tunemq_workers.log_watch import BEGINS, FAILS, decoded, tag_of
+from tunemq_workers.log_watch import BEGINS, FAILS, tag_of
 
 #: How long the loop waits for a disk: no longer than for a page that was written a moment ago. It
 #: waits no longer for many together, as when a forkserver dies, in so much time.
@@ -71,7 +72,7 @@ class LastWords:
         self._emit(events_key, event)
 
     def _heard(self, events_key: str, event: bytes) -> bytes:
-        match said := decoded(event):
+        match said := decode_node_event(event):
             case TrialStarted(trial, epoch):
                 self._printed[events_key, (trial, epoch)] = said.printed
             case HostFreed(trial, epoch):

@@ -25,7 +25,6 @@ from tunemq_shared.messages import (
     HostFreed,
     HostStart,
     LogMatched,
-    NodeEvent,
     TrialFailed,
     TrialFinished,
     TrialPaused,
@@ -34,7 +33,6 @@ from tunemq_shared.messages import (
     encode,
 )
 from tunemq_shared.resource_names import GPU, GPU_MEMORY
-from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_workers.checkpoint_contracts import Emit
 from tunemq_workers.child_keeper import ChildKeeper
 from tunemq_workers.child_process import ChildProcess
@@ -157,9 +155,7 @@ class LogWatch:
     # --- incarnations -----------------------------------------------------------------------------
 
     def _begin(self, events_key: str, event: bytes) -> None:
-        started = decoded(event)
-        if not isinstance(started, TrialStarted):
-            return
+        started: TrialStarted = decode_node_event(event)
         key = (started.trial, started.epoch)
         starts = (start for one, start in self.hosted() if one == key)
         start = next((one for one in starts if one.events_key == events_key), None)
@@ -175,7 +171,7 @@ class LogWatch:
             self._order(followed)
 
     def _end(self, events_key: str, event: bytes) -> None:
-        ended = decoded(event)
+        ended = decode_node_event(event)
         followed = None
         if isinstance(ended, _Ended):
             followed = self._by_key.get((events_key, (ended.trial, ended.epoch)))
@@ -285,15 +281,6 @@ def tag_of(event: bytes) -> bytes:
     return event[at + 1 : at + 1 + (head[0] & 0x1F)] if head else b""
 
 
-def decoded(event: bytes) -> NodeEvent | None:
-    """The event; None where a host has sent what is none, which the scheduler will refuse."""
-    try:
-        said: NodeEvent = decode_node_event(event)
-    except UNDECODABLE:
-        return None
-    return said
-
-
 def _may_be_memory(failure: TrialFailed | HostDied) -> bool:
     """Whether a GPU's memory may be what it died of, as far as itself it does not say."""
     if isinstance(failure, HostDied):
@@ -302,7 +289,7 @@ def _may_be_memory(failure: TrialFailed | HostDied) -> bool:
 
 
 def _as_cuda_memory(event: bytes) -> bytes:
-    failure = decoded(event)
+    failure = decode_node_event(event)
     if isinstance(failure, HostDied):
         return encode(msgspec.structs.replace(failure, cause=CUDA_MEMORY))
     if isinstance(failure, TrialFailed):

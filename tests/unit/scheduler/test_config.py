@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tunemq_scheduler.config import CheckpointConfig, RunConfig, TuneConfig
+from tunemq_scheduler.report.reporter import CLIReporter, ProgressReporter
 from tunemq_scheduler.run import _checkpoint_config, run
 from tunemq_scheduler.storage import storage_of
 from tunemq_scheduler.syncing.config import SyncConfig
@@ -152,8 +153,16 @@ def test_flag_that_is_no_bool_is_refused_and_none_is_its_default(make, name):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("name", 5), ("name", b"x"), ("preload", "numpy"), ("preload", [3]), ("preload", 3)],
+    [
+        *[("name", 5), ("name", b"x"), ("preload", "numpy"), ("preload", [3]), ("preload", 3)],
+        *[("progress_reporter", 4), ("progress_reporter", ProgressReporter)],
+    ],
 )
 def test_run_config_field_of_another_type_is_refused_with_its_name(name, value):
     with pytest.raises(ConfigError, match=rf"^RunConfig\({name}=.* is not usable: give"):
         RunConfig(**{name: value})
+
+
+@pytest.mark.parametrize("reporter", [None, CLIReporter(), ProgressReporter()])
+def test_run_config_takes_a_progress_reporter(reporter):
+    assert RunConfig(progress_reporter=reporter).progress_reporter is reporter

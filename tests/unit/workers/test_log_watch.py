@@ -324,15 +324,6 @@ def test_a_failure_that_says_itself_what_it_is_is_told_at_once(
     assert world.take() == [failure, FREED]
 
 
-def test_what_is_no_event_is_passed_on_for_others_to_refuse(follows: World) -> None:
-    passed: list[bytes] = []
-    follows.watch._emit = lambda _key, event: passed.append(event)
-    nonsense = [b"\x92\xa6failed\x01", b"\x91\xa4died", b"\x90"]
-    for one in nonsense:
-        follows.watch.emit(EVENTS, one)
-    assert passed == nonsense
-
-
 # --- with the process -----------------------------------------------------------------------------
 
 
