@@ -1,6 +1,7 @@
 """Searches on a farm in which anything may be missing for good, and what each comes to.
 
 python -m tests.simulation.hard_searches 1234
+python -m tests.simulation.hard_searches 1234 storage
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from tests.simulation.farm import CountedRecords
 from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_search
 from tests.simulation.hard_desk import NAME, OWNER, Desk, SharedExecutor
 from tests.simulation.hard_farm import FOR_EVER, PATTERN, Fate, HardFarm, Shapes
 from tests.simulation.problem import Problem
+from tunemq_scheduler.core.node_health import TRIALS_IN_A_ROW
 from tunemq_scheduler.core.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
@@ -42,19 +46,28 @@ QUIET_S: Final = 1_500.0
 BOUND_S: Final = 2 * 3_600.0
 #: How long a poll of a calm search may take.
 _STRIDE_S: Final = 10.0
+#: What a search comes to that has no end, as its failure policy says.
+FEW_FAIL: Final = "waits: fewer than three trials are tried for ever on a bad node"
 _NOTHING_NEW: Final = (m.Tick, m.NodeOffered, m.BatchRead)
 
 
 class HardSearch:
-    """One search; all that is drawn follows from the seed."""
+    """One search; all that is drawn follows from the seed.
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    Args:
+        bad: how trials fail on the first node for ever, where nothing else goes wrong: all trials
+            could end on the others, of which another experiment uses some for a while.
+    """
+
+    def __init__(self, seed: int, bad: str = "") -> None:
+        self.seed, self._bad = seed, bad
         self.rng = rng = random.Random(f"{seed}/hard")
         self.is_shared = rng.random() < 0.7
         self.is_embedded = not self.is_shared and rng.random() < 0.3
         self._draw_settings(rng)
         self._draw_farm(rng)
+        if bad:
+            self._have_good_nodes(rng)
         trials = rng.randint(1, 8)
         max_trials = rng.choice([None, None, trials])
         search = draw_search(rng, trials, seed)
@@ -78,7 +91,11 @@ class HardSearch:
         self.desk: Desk | None = None
         self._dies = self._ends = ""
         self._failed_at: float = -QUIET_S
-        self._draw_troubles(rng)
+        self.quotas: dict[str, float] = {}
+        if bad:
+            self._have_bad_node(rng, bad)
+        else:
+            self._draw_troubles(rng)
         self.said: list[str] = []
 
     # --- what is drawn ----------------------------------------------------------------------------
@@ -138,6 +155,29 @@ class HardSearch:
             linger_s=rng.choice([0.0, 0.5]),
             until_s=CALM_S,
         )
+
+    def _have_good_nodes(self, rng: random.Random) -> None:
+        self.is_shared, self.is_embedded = True, False
+        self._requests = [{"cpu": 1.0}]
+        self.settings = replace(
+            self.settings,
+            request={"cpu": 1.0},
+            max_failures=-1,
+            max_storage_failures=-1,
+            max_excluded_nodes=-1,
+            nodes_may_come=True,
+        )
+        shapes = tuple({"cpu": float(rng.randint(1, 3))} for _ in range(rng.randint(2, 3)))
+        self.simulation = Shapes(nodes=len(shapes), shapes=shapes, seed=self.seed)
+        self.faults = FaultSettings(until_s=CALM_S)
+
+    def _have_bad_node(self, rng: random.Random, bad: str) -> None:
+        problem, names = self.problem, self.simulation.names()
+        self.farm = HardFarm(self.simulation, self.faults, problem.metrics, problem.step_time)
+        self.farm.bad[names[0]] = (bad, FOR_EVER)
+        job = {"cpu": rng.choice([1.0, 2.0])}
+        other = [(job, rng.uniform(20.0, 200.0)) for _ in range(rng.randint(0, 4))]
+        self.desk = Desk(self.farm, rng, AllotterSettings(preempts=False), other)
 
     def _draw_troubles(self, rng: random.Random) -> None:
         """Make the farm, and plan what goes wrong with it, for a while or for good."""
@@ -480,6 +520,8 @@ class HardSearch:
             kinds = {kind for trial in runner.live.values() for kind in trial.in_a_row}
             if farm.is_store_away and kinds & {"storage", "restore"}:
                 return "waits: the store is away, and its trials are tried for ever"
+            if self._few_fail():
+                return FEW_FAIL
             for trial in runner.live.values():
                 places = self._places(trial.resources, trial.excluded)
                 if not places or any(not farm.is_bad(one) for one in places):
@@ -490,23 +532,37 @@ class HardSearch:
         self._break(f"it has no end: {live}, {list(self._words())}")
         return ""
 
+    def _few_fail(self) -> bool:
+        """Whether trials with any number of retries fail on a node that is not known to be bad.
+
+        Only failures of several different trials in a row speak against a node.
+        """
+        health = dict(self.loop.runner.health.state())
+        bad = [health[name] for name in self.farm.bad if name in health]
+        is_for_ever = -1 in {self.settings.max_failures, self.settings.max_storage_failures}
+        live = self.loop.runner.live
+        is_few = len(live) < TRIALS_IN_A_ROW
+        return is_for_ever and is_few and all(one.times == 0 for one in bad)
+
     def _break(self, text: str) -> None:
         shape = "shared" if self.is_shared else "embedded" if self.is_embedded else "own"
         raise InvariantBroken(
             f"I6: seed {self.seed} ({shape}, at {self.farm.time.now:.0f} s): {text}; "
-            f"once more: python -m tests.simulation.hard_searches {self.seed}"
+            f"once more: python -m tests.simulation.hard_searches {self.seed} {self._bad}"
         )
 
 
-def check(seed: int) -> str:
+def check(seed: int, bad: str = "") -> str:
     """Run one search; returns what it came to.
+
+    Args:
+        seed, bad: see `HardSearch`.
 
     Raises:
         InvariantBroken: it waits for what cannot come, or does not say for what.
     """
-    return HardSearch(seed).run()
+    return HardSearch(seed, bad).run()
 
 
 if __name__ == "__main__":
-    for seed in map(int, sys.argv[1:]):
-        print(seed, check(seed))
+    print(check(int(sys.argv[1]), *sys.argv[2:]))

@@ -13,9 +13,10 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.hard_searches import check
+from tests.simulation.hard_searches import FEW_FAIL, check
 
 SEEDS, PARTS = 320, 16
+BAD_SEEDS = 16
 SOAK_SEEDS, SOAK_PARTS = 6_000, 60
 #: Seeds that once failed, and what each showed.
 KEPT = {
@@ -36,8 +37,18 @@ def test_search_on_a_farm_with_lasting_faults_ends_or_names_what_it_lacks(part: 
     assert min(came_to[one] for one in ("ended", "failed", "waits")) > 0, came_to
 
 
+@pytest.mark.parametrize("bad", ["storage", "start", "death", "user"])
+def test_search_with_one_node_that_fails_all_trials_ends_on_the_others(bad: str) -> None:
+    came_to = Counter(check(seed, bad) for seed in range(BAD_SEEDS))
+    waits = {one for one in came_to if one.startswith("waits")}
+    assert waits <= ({FEW_FAIL} if bad != "user" else set())
+    assert came_to["ended"] > BAD_SEEDS // 2, came_to
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(SOAK_PARTS))
 def test_search_of_a_further_seed_ends_or_names_what_it_lacks(part: int) -> None:
     for seed in range(SEEDS + part, SOAK_SEEDS, SOAK_PARTS):
         check(seed)
+    for bad in ("storage", "start", "death", "user"):
+        check(BAD_SEEDS + part, bad)
