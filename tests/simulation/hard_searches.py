@@ -540,8 +540,8 @@ class HardSearch:
         health = dict(self.loop.runner.health.state())
         bad = [health[name] for name in self.farm.bad if name in health]
         is_for_ever = -1 in {self.settings.max_failures, self.settings.max_storage_failures}
-        live = self.loop.runner.live
-        is_few = len(live) < TRIALS_IN_A_ROW
+        live = self.loop.runner.live.values()
+        is_few = sum(one.status != PAUSED for one in live) < TRIALS_IN_A_ROW
         return is_for_ever and is_few and all(one.times == 0 for one in bad)
 
     def _break(self, text: str) -> None:
