@@ -34,11 +34,13 @@ Refused = Callable[..., str]
 def refused(server: RedisServer) -> Refused:
     """Runs a worker that is to be refused for its command line; what it says."""
 
-    def run(*options: str, before: list[str] | None = None) -> str:
+    def run(
+        *options: str, before: list[str] | None = None, python: str = sys.executable, path: str = ""
+    ) -> str:
         prefix = reachable() if before is None else before
         ended = subprocess.run(
-            [*prefix, sys.executable, "-P", "-m", "tunemq", "worker", "--name", "node", *options],
-            env={**os.environ, "TUNEMQ_REDIS": server.url},
+            [*prefix, python, "-P", "-m", "tunemq", "worker", "--name", "node", *options],
+            env={**os.environ, "TUNEMQ_REDIS": server.url, "PYTHONPATH": path},
             cwd="/",
             capture_output=True,
             text=True,
@@ -76,6 +78,20 @@ def test_a_folder_that_the_user_cannot_reach_is_refused_by_its_name(refused, ope
     said = refused("--trial-user", USER, "--workdir", str(closed / "node"))
     assert "who cannot run trials here: it cannot write to" in said
     assert str(closed / "node") in said
+
+
+def test_worker_whose_interpreter_the_user_cannot_reach_is_refused_with_its_path(
+    refused, open_folder
+):
+    """As a checkout, or an interpreter, below the home of root."""
+    closed = open_folder / "closed"
+    closed.mkdir(mode=0o700)
+    python = closed / "python"
+    python.symlink_to(os.path.realpath(sys.executable))
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    said = refused("--trial-user", USER, python=str(python), path=path)
+    assert f"who cannot run trials here: {python}: Permission denied" in said
+    assert "have to be where that user may go" in said
 
 
 def test_a_cache_of_another_user_is_refused_and_left_alone(refused, open_folder):

@@ -8,16 +8,22 @@ from pathlib import Path
 
 import pytest
 
+import tunemq as tune
 from tests.farm_service import FarmService, Here, Search, farm_service
 from tests.keys import key_folder
 from tests.other_users import NOBODY, open_folder, reachable
 from tests.support import eventually
 from tunemq_scheduler.security.key_folder import SCHEDULER_FILE, WORKER_FILE, KeyFolder
+from tunemq_shared.errors import RequestRefused
 from tunemq_shared.key_files import KEYS_VARIABLE
 
 __all__ = ["open_folder"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+def one_result(config):
+    tune.report({"loss": 1.0})
 
 
 class Keyed:
@@ -103,6 +109,15 @@ def test_s02_who_has_no_key_of_the_farm_is_refused_told_and_shown(keyed, tmp_pat
     farm.submit(Search(name="first", trials=1, steps=3))
     farm.wait_for("first", "FINISHED")
     farm.check_results("first")
+
+
+def test_tuner_fit_on_a_farm_with_keys_signs_with_the_file_of_the_variable(keyed, monkeypatch):
+    tuner = tune.Tuner(one_result, run_config=tune.RunConfig(name="mine"))
+    handle = tuner.fit(address=keyed.farm.url, detached=True)
+    assert keyed.farm.rows()[handle.name].owner == "ann"
+    monkeypatch.delenv(KEYS_VARIABLE)
+    with pytest.raises(RequestRefused, match="takes signed requests only"):
+        tuner.fit(address=keyed.farm.url, detached=True)
 
 
 def test_farm_without_keys_gets_them_by_a_restart_and_its_search_goes_on(tmp_path, monkeypatch):
