@@ -83,6 +83,8 @@ def give_folders(account: Account, workdir: str, names: Iterable[str], cache: st
         for folder in folders:
             if _owner(folder) not in (None, account.uid):
                 remove_tree(folder)
+                if os.path.lexists(folder):
+                    os.rmdir(folder)  # says why it is still there
         if cache is not None:
             folders.append(os.path.abspath(cache))
         for folder in folders:
