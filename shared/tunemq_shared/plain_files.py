@@ -8,11 +8,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO, Final
 
 #: What opening says of a link, of a FIFO that nobody reads, of a socket, of a folder.
 _NOT_PLAIN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
+
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def open_plain(path: str | os.PathLike[str], flags: int) -> int | None:
@@ -84,6 +88,35 @@ def open_to_write(path: str, flags: int) -> int:
     if descriptor is None:  # it was put there again in this moment
         raise OSError(errno.EEXIST, "something else than a file is put there", path)
     return descriptor
+
+
+@contextmanager
+def opened_below(folder: Path, name: str) -> Iterator[Path]:
+    """A path that leads to one regular file, as long as it is open, whatever is renamed meanwhile.
+
+    No folder of ``name`` may be a link, nor the last two of ``folder``, which a trial's user may
+    replace: a link into ``/proc/self`` has the rights of whoever follows it.
+
+    Raises:
+        OSError: there is no such file, or something else.
+    """
+    path = folder / name
+    *folders, last = path.relative_to(folder.parents[1]).parts
+    at = os.open(folder.parents[1], _FOLDER)
+    try:
+        for part in folders:
+            inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+            os.close(at)
+            at = inner
+        file = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    finally:
+        os.close(at)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise FileNotFoundError(errno.ENOENT, "it is no regular file", os.fspath(path))
+        yield Path(f"/proc/self/fd/{file}")
+    finally:
+        os.close(file)
 
 
 def move_aside(path: str) -> None:

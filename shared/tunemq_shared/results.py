@@ -61,6 +61,12 @@ DERIVED: Final = {
 }
 
 
+def split_derived(keys: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Of ``keys`` those that only the trainable reports, and those derived from such ones."""
+    plain = tuple(key for key in keys if key not in ALWAYS_THERE and key not in DERIVED)
+    return plain, tuple(key for key in keys if key in DERIVED)
+
+
 def measured(event: ResultReported) -> dict[str, Any]:
     """The reported metrics and all automatic keys that differ from one result to the next.
 

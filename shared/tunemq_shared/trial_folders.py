@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from tunemq_shared.byte_sizes import show_bytes
 from tunemq_shared.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.object_store import ObjectStore
+from tunemq_shared.plain_files import opened_below
 from tunemq_shared.retrying import Cancel, ignore
 from tunemq_shared.trees import walk
 
@@ -61,17 +63,22 @@ def send_folder(
             continue
         shown = f"{name}.{epoch}" if name in _OUTPUTS else name
         try:
-            ref = ref_of(folder / name)
-            objects.put_file(
-                f"{key}/{shown}",
-                folder / name,
-                size=ref.size,
-                sha256=ref.sha256,
-                cancel=cancel,
-                on_trouble=on_trouble,
-            )
+            with opened_below(folder, name) as file:
+                ref = ref_of(file)
+                objects.put_file(
+                    f"{key}/{shown}",
+                    file,
+                    size=ref.size,
+                    sha256=ref.sha256,
+                    cancel=cancel,
+                    on_trouble=on_trouble,
+                )
         except (CheckpointCorrupt, FileNotFoundError):
             continue
+        except OSError as error:
+            # Its trial, or another of the same user, has put something else in its place.
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
     if reserved:
         raise StoreError(
             f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store folders "

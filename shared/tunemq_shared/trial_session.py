@@ -40,7 +40,14 @@ from tunemq_shared.messages import (
 )
 from tunemq_shared.metrics import check_comparable, check_expected, check_metrics
 from tunemq_shared.progress import Progress
-from tunemq_shared.results import ALWAYS_THERE, DERIVED, DONE, TRAINING_ITERATION, measured
+from tunemq_shared.results import (
+    ALWAYS_THERE,
+    DERIVED,
+    DONE,
+    TRAINING_ITERATION,
+    measured,
+    split_derived,
+)
 from tunemq_shared.unwinding import PauseTrial, StopTrial, TrialDone, TrialUnwinding
 
 logger = logging.getLogger(__name__)
@@ -106,8 +113,8 @@ class TrialSession:
         self._saved = 0
         self._kept: Kept | None = None
         self._result: dict[str, Any] = {}
-        self._required, self._required_derived = _split(self.start.required_metrics)
-        self._finite, self._finite_derived = _split(self.start.finite_metrics)
+        self._required, self._required_derived = split_derived(self.start.required_metrics)
+        self._finite, self._finite_derived = split_derived(self.start.finite_metrics)
         self._obeyed = order
         self._comparable: tuple[str, ...] = ()
         self._obey(order)
@@ -374,9 +381,3 @@ def _reference(kept: CheckpointWritten | CheckpointCommitted) -> CheckpointRef:
     if isinstance(kept, CheckpointWritten):
         return CheckpointRef(kept.key, "", kept.step, written=kept.sha256)
     return CheckpointRef(kept.key, kept.sha256, kept.step)
-
-
-def _split(keys: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Of ``keys`` those that only the trainable reports, and those derived from such ones."""
-    plain = tuple(key for key in keys if key not in ALWAYS_THERE and key not in DERIVED)
-    return plain, tuple(key for key in keys if key in DERIVED)

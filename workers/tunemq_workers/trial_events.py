@@ -18,9 +18,9 @@ from msgspec import Meta
 
 from tunemq_shared import messages as m
 from tunemq_shared.checkpoint_sink import checkpoint_key
-from tunemq_shared.errors import WireError
-from tunemq_shared.metrics import DEEPEST
-from tunemq_shared.results import LATEST
+from tunemq_shared.errors import MetricError, WireError
+from tunemq_shared.metrics import DEEPEST, check_comparable, check_expected
+from tunemq_shared.results import ALWAYS_THERE, LATEST, split_derived
 from tunemq_shared.store_address import is_remote
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_workers.host_contracts import Host
@@ -150,7 +150,18 @@ class TrialEvents:
         refuse: takes what is wrong with an event.
     """
 
-    __slots__ = ("_due", "_emit", "_emit_result", "_host", "_key", "_n", "_refuse", "_stream")
+    __slots__ = (
+        "_due",
+        "_emit",
+        "_emit_result",
+        "_finite",
+        "_host",
+        "_key",
+        "_n",
+        "_refuse",
+        "_required",
+        "_stream",
+    )
 
     def __init__(
         self,
@@ -161,6 +172,8 @@ class TrialEvents:
     ) -> None:
         self._host, self._key, self._stream = host, host.key, host.start.events_key
         self._emit, self._emit_result, self._refuse = emit, emit_result, refuse
+        self._required, _ = split_derived(host.start.required_metrics)
+        self._finite, _ = split_derived(host.start.finite_metrics)
         #: The step of the next result, 0 before the process has said that it started.
         self._due = 0
         #: The number of the last checkpoint.
@@ -180,6 +193,7 @@ class TrialEvents:
             type(event) is _Result
             and event.step == self._due > 0
             and (event.trial, event.epoch) == self._key
+            and not self._wrong_metrics(event)
         ):
             self._due += 1
             self._emit_result(self._stream, payload)
@@ -237,6 +251,18 @@ class TrialEvents:
                 f"has the step (training_iteration) {event.step}, expected {expected}: a trial's "
                 "process counts its results one by one"
             )
+        return self._wrong_metrics(event)
+
+    def _wrong_metrics(self, event: Any) -> str:
+        """What the search compares: the process has checked it, unless its code prevented that."""
+        compared = (*self._host.start.stop, *self._host.order.run_until)
+        try:
+            check_expected(event.metrics, self._required, self._finite, step=event.step)
+            if compared:
+                keys = tuple(one.key for one in compared if one.key not in ALWAYS_THERE)
+                check_comparable(event.metrics, keys, step=event.step)
+        except MetricError as error:
+            return f"has a metric that cannot be compared: {error}"
         return ""
 
     def _wrong_attempt(self, event: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +19,11 @@ class Objects:
     def __init__(self) -> None:
         self.there: dict[str, bytes] = {}
         self.changes: set[str] = set()
+        self.before: Callable[[str], object] = lambda key: None
 
     def put_file(self, key, path, *, size, sha256, cancel, on_trouble):
-        if path.name in self.changes:
+        self.before(key)
+        if key.rpartition("/")[2] in self.changes:
             raise CheckpointCorrupt(f"{path}: the file has grown")
         self.there[key] = path.read_bytes()
 
@@ -82,9 +86,34 @@ def test_send_folder_names_that_are_the_schedulers_are_left_out_and_told(folder,
 
 def test_a_file_that_somebody_writes_to_is_left_to_the_next_time(folder):
     objects = Objects()
-    objects.changes = {"stdout"}
+    objects.changes = {"stdout.1"}
     assert set(send(folder, objects=objects).there) == {"train_a/plots/a.png"}
 
 
 def test_a_folder_that_was_never_made_is_empty(tmp_path):
     assert send(tmp_path / "none").there == {}
+
+
+@pytest.mark.parametrize("level", ["folder below", "trial", "experiment"])
+def test_send_folder_follows_no_link_that_replaces_a_folder_meanwhile(level, tmp_path, monkeypatch):
+    folder = tmp_path / "trials" / "experiment" / "trial"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a").write_text("1")
+    (folder / "sub" / "secret").write_text("of the trial's, and longer")
+    secrets = tmp_path / "secrets"
+    for inner in ("", "sub", "trial/sub"):
+        (secrets / inner).mkdir(parents=True, exist_ok=True)
+        (secrets / inner / "secret").write_text("of the worker's, and longer")
+    monkeypatch.chdir(secrets)
+    replaced = {"folder below": folder / "sub", "trial": folder, "experiment": folder.parent}[level]
+
+    def replace(key):
+        if not replaced.is_symlink():
+            replaced.rename(tmp_path / "renamed")
+            os.symlink("/proc/self/cwd", replaced)
+
+    objects = Objects()
+    objects.before = replace
+    send(folder, objects=objects)
+
+    assert objects.there == {"train_a/a": b"1"}

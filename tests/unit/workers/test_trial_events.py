@@ -13,6 +13,7 @@ import pytest
 
 from tests.unit.workers.fakes import order, start
 from tests.unit.workers.test_hosts import Node
+from tunemq_shared.conditions import Condition
 from tunemq_shared.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
@@ -357,3 +358,31 @@ def test_link_whose_other_end_somebody_else_still_writes_to_is_drained():
     assert said[0] == b"whole"
     assert said[-1] == "end"
     theirs.close()
+
+
+@pytest.mark.parametrize("value", ["abc", None, [1], {"a": 1}, math.nan, -math.inf, "missing"])
+def test_result_whose_metric_cannot_be_compared_ends_its_trial_only(value):
+    process = Process(required_metrics=("loss",), finite_metrics=("loss",))
+    metrics = {"other": 1} if value == "missing" else {"loss": value}
+    process.say(result(1, {"loss": 1.5}), result(2, metrics))
+    assert "'loss'" in process.refused()
+
+
+@pytest.mark.parametrize("field", ["stop", "run_until"])
+def test_result_that_a_stop_criterion_cannot_compare_ends_its_trial_only(field):
+    compared = (Condition("loss", 3.0),)
+    process = Process(stop=compared if field == "stop" else ())
+    if field == "run_until":
+        process.node.hosts.obey([order("t", start(), run_until=compared), order("other", start())])
+    process.say(result(1, {"loss": 1}), result(2, {"other": "x"}), result(3, {"loss": "abc"}))
+    assert "'loss'" in process.refused()
+
+
+def test_automatic_keys_may_be_the_metric_and_criteria():
+    process = Process(
+        required_metrics=("training_iteration", "neg_mean_loss"),
+        finite_metrics=("time_total_s",),
+        stop=(Condition("training_iteration", 9),),
+    )
+    process.say(result(1, {"mean_loss": 1.0}), result(2, {"mean_loss": 2.0}))
+    assert [event.step for event in process.events] == [1, 2]
