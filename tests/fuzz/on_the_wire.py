@@ -33,6 +33,7 @@ from tunemq_workers import (
     frames,
     host_channel,
     log_messages,
+    mail,
     redis_client,
     trial_events,
 )
@@ -179,6 +180,9 @@ def of_processes() -> list[Decoder]:
             as_json=True,
         ),
         of_type(f"{w}.host_channel:_decode_order", host_channel._decode_order, messages.HostOrder),
+        of_type(f"{w}.mail:_decode_letter", mail._decode_letter, mail._Letter),
+        of_type(f"{w}.mail:_decode_order", mail._decode_order, messages.HostOrder),
+        of_type(f"{w}.mail:_decode_beginning", mail._decode_beginning, mail._OrderBegins),
         of_type(f"{w}.log_messages:decode_order", log_messages.decode_order, log_messages.Order),
         of_type(f"{w}.log_messages:decode_answer", log_messages.decode_answer, log_messages.Answer),
         of_type(f"{w}.transfers.messages:decode_order", transfers.decode_order, transfers.Order),

@@ -232,6 +232,17 @@ def test_no_trial_notices_that_what_ears_are_forked_from_was_killed(node, schedu
     assert not scheduler.said(HostDied)
 
 
+def test_order_that_a_node_cannot_read_fails_its_trial_and_no_other(node, scheduler):
+    wrong = msgspec.structs.replace(scheduler.start(three_results), trial_number="five")
+    fine = order("fine", scheduler.start(three_results, trial_number=1))
+    scheduler.assign(node.incarnation, order("wrong", wrong), fine)
+    eventually(lambda: len(scheduler.said(HostFreed)) == 2, message=node.log)
+    (failed,) = scheduler.said(TrialFailed)
+    assert (failed.trial, failed.kind) == ("wrong", "start")
+    assert "its node cannot read the order for it: Expected `int`, got `str`" in failed.error
+    assert [event.trial for event in scheduler.said(TrialFinished)] == ["fine"]
+
+
 def test_an_ear_that_went_deaf_is_replaced_when_mail_is_overdue(node, scheduler):
     ear = node.ear()
     os.kill(ear, signal.SIGSTOP)

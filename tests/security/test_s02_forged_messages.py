@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.farm_processes import Command
@@ -108,6 +109,20 @@ def test_s02_a_worker_obeys_nobody_without_its_farms_key(worker, tmp_path):
     assert not (tmp_path / "forged").exists()
     worker.says("is not signed: it is refused")  # behind what Redis is told
     assert worker.said.count("is not signed: it is refused") == 1
+
+
+def test_s02_signed_order_of_a_wrong_type_fails_its_trial_within_seconds(worker, tmp_path):
+    scheduler, incarnation = worker.scheduler, worker.introduced()
+    start = scheduler.start(touch, {"path": str(tmp_path / "wrong")})
+    wrong = msgspec.structs.replace(start, trial_number="five")
+    honest = scheduler.start(touch, {"path": str(tmp_path / "honest")}, trial_number=1)
+    scheduler.assign(incarnation, order("wrong", wrong), order("honest", honest))
+    eventually((tmp_path / "honest").exists, within=60, message=lambda: worker.said)
+    eventually(lambda: scheduler.said(m.TrialFailed), within=30, message=lambda: worker.said)
+    (failed,) = scheduler.said(m.TrialFailed)
+    assert failed.trial == "wrong"
+    assert "cannot read the order for it: Expected `int`, got `str`" in failed.error
+    worker.refused(mail__unreadable=1)
 
 
 def test_s02_a_worker_believes_no_forged_reply(worker):

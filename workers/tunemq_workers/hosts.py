@@ -149,6 +149,18 @@ class Hosts:
         if not self._wanted:
             self._dismiss_parked()
 
+    def refuse(self, key: Key, events_key: str, problem: str) -> None:
+        """The order for a trial cannot be read: say so, for nobody else can.
+
+        A process that it has is killed because `obey` gets no order for it.
+        """
+        reason = (
+            f"its node cannot read the order for it: {problem}; see that scheduler and node run"
+        )
+        self._news.not_started(key, events_key, f"{reason} the same TuneMQ")
+        if key not in self._hosting:
+            self._news.freed(key, events_key)
+
     def leave(self, *, at_checkpoint: bool = False) -> None:
         """Have every host save and end as if its trial were to pause (`leaving`); start no more.
 

@@ -183,7 +183,7 @@ class NodeLoop:
         forkservers.on_warning = self._warn
         self._caps = OutputCaps(reactor, self._hosts.folders)
         self._hosts.on_cut_off = self._caps.look_at
-        self._mail = Mailbox(incarnation, seals)
+        self._mail = Mailbox(incarnation, seals, self._hosts.refuse)
         self._wire = _Wire()
         self._is_held = False
         self._announced = (0, 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 
+import msgspec
 import pytest
 
+from tests.unit.workers.fakes import order, start
 from tunemq_shared.message_limits import MAIL_TEXT_BYTES
-from tunemq_shared.messages import PROTOCOL_VERSION, Assignment, encode
+from tunemq_shared.messages import PROTOCOL_VERSION, Assignment, HostStart, encode
 from tunemq_shared.seals import Seal
 from tunemq_workers.mail import Mailbox
 from tunemq_workers.wire_seals import NodeSeals
@@ -25,6 +27,45 @@ def mail(term=1, version=1, *, protocol=PROTOCOL_VERSION, incarnation="me"):
 
 def counted(seals):
     return {(kind, reason): times for kind, reason, times in seals.refused.counts()}
+
+
+def forged(place, value):
+    """Mail with two orders, of which the second one has another value at this place."""
+    ok = order("fine", start())
+    bad = msgspec.msgpack.decode(encode(order("bad", start(), epoch=3)))
+    *path, last = place
+    inner = bad
+    for one in path:
+        inner = inner[one]
+    inner[last] = value
+    return sealed(msgspec.msgpack.encode([PROTOCOL_VERSION, "me", 1, 1, [ok, bad]]))
+
+
+TRIAL_NUMBER = (4, HostStart.__struct_fields__.index("trial_number"))
+
+
+def test_order_that_cannot_be_read_is_told_to_its_experiment_and_others_are_obeyed():
+    seals, told = NodeSeals("me"), []
+    box = Mailbox("me", seals, lambda *what: told.append(what))
+    assignment = box.open(forged(TRIAL_NUMBER, "five"))
+    assert assignment is not None
+    assert [one.trial for one in assignment.orders] == ["fine"]
+    ((key, events_key, problem),) = told
+    assert (key, events_key) == (("bad", 3), "events")
+    assert "Expected `int`, got `str`" in problem
+    assert counted(seals) == {("mail", "unreadable"): 1}
+    assert box.open(forged(TRIAL_NUMBER, "five")) is None, "the same once more"
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(("place", "value"), [((0,), 7), ((1,), "x"), ((4,), 9), ((4, 1), 5)])
+def test_assignment_with_an_order_of_nobody_known_is_refused(place, value):
+    seals, told = NodeSeals("me"), []
+    box = Mailbox("me", seals, lambda *what: told.append(what))
+    assert box.open(forged(place, value)) is None
+    assert not told
+    assert box.taken == (0, 0)
+    assert counted(seals) == {("mail", "unreadable"): 1}
 
 
 def test_only_newer_assignments_are_let_through():
