@@ -480,7 +480,7 @@ class HardSearch:
             if trial.status == PAUSED and runner.counts[RUNNING]:
                 return
             places = self._places(trial.resources, trial.excluded)
-            if places:
+            if places and not runner.counts[RUNNING]:  # else those that run have the room
                 self._break(f"{trial.trial_id} ({trial.status}) could go on on {places}: {said}")
             words = [*self.teller._reasons(trial), *said]
             if not said or any("offered next" in one for one in words):
