@@ -34,6 +34,9 @@ _WARNINGS: Final = 20
 
 _log = logging.getLogger(__name__)
 
+#: Bytes that may wait for a trial's process that does not read: hundreds of orders and answers.
+_MOST_UNSENT: Final = 2**20
+
 
 class _Hosted(NamedTuple):
     server: ForkserverClient
@@ -124,6 +127,7 @@ class ForkserverPool:
             on_event=_nobody_listens,
             on_other=partial(listener.said, host),
             on_end=partial(listener.closed, host),
+            most_unsent=_MOST_UNSENT,
         )
 
     def term(self, host: str) -> None:

@@ -27,6 +27,8 @@ from tunemq_shared.errors import WireError
 #: No frame, but what the node's end of the socket passes on where it read none: the payload says
 #: what is wrong.
 UNREADABLE: Final = 0
+#: Likewise: the other end does not read what is sent.
+UNREAD: Final = -1
 EVENT: Final = ord("E")
 ENDING: Final = ord("F")
 IDLE: Final = ord("I")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.errors import WireError
-from tunemq_workers.frames import EVENT, UNREADABLE, FrameDecoder, frame
+from tunemq_workers.frames import EVENT, UNREAD, UNREADABLE, FrameDecoder, frame
 from tunemq_workers.reactor import READ, WRITE, Reactor
 
 _RECEIVE_BYTES: Final = 256 * 2**10
@@ -23,6 +24,7 @@ class HostLink:
         on_event: takes each event, undecoded.
         on_other: takes the kind and payload of every other frame, and of what is none.
         on_end: the host closed its end, or sent what no frame is.
+        most_unsent: bytes that may wait for a process that does not read; then `UNREAD` comes.
     """
 
     def __init__(
@@ -33,13 +35,15 @@ class HostLink:
         on_event: Callable[[bytes], object],
         on_other: Callable[[int, bytes], None],
         on_end: Callable[[], None],
+        most_unsent: float = math.inf,
     ) -> None:
         self._reactor, self._sock = reactor, sock
         self.on_event = on_event
         self.on_sent: Callable[[int], object] = _nobody_asks
         self._on_other, self._on_end = on_other, on_end
         self._decoder = FrameDecoder()
-        self._unsent = b""
+        self._unsent = bytearray()
+        self._most_unsent = most_unsent
         self._is_held = False
         self._is_open = True
         sock.setblocking(False)
@@ -47,9 +51,13 @@ class HostLink:
 
     def send(self, kind: int, payload: bytes) -> None:
         """Send a frame as soon as the host has room for it."""
+        if len(self._unsent) > self._most_unsent:
+            return
         self._unsent += frame(kind, payload)
         self.on_sent(kind)
         self._flush()
+        if len(self._unsent) > self._most_unsent:
+            self._on_other(UNREAD, b"")
 
     def hold(self, is_held: bool) -> None:
         """Stop reading, so that the host waits when its socket is full; or go on."""
@@ -91,11 +99,11 @@ class HostLink:
         had_waited = len(self._unsent)
         try:
             while self._is_open and self._unsent:
-                self._unsent = self._unsent[self._sock.send(self._unsent) :]
+                del self._unsent[: self._sock.send(self._unsent)]
         except BlockingIOError:
             pass
         except OSError:  # it is dying: its forkserver tells
-            self._unsent = b""
+            self._unsent.clear()
         if had_waited or self._unsent:
             self._watch()
 

@@ -34,6 +34,7 @@ from tunemq_workers.frames import (
     LEAVE,
     NEXT,
     ORDER,
+    UNREAD,
     UNREADABLE,
     WRITTEN,
 )
@@ -238,6 +239,8 @@ class Hosts:
         elif kind == UNREADABLE:
             said = payload[:_SHOWN].decode(errors="replace")
             self._refuse(host, f"a frame of the trial's process cannot be read: {said}")
+        elif kind == UNREAD:
+            self._refuse(host, "the trial's process does not read what its node tells it")
         elif kind != AWAIT_ORDER:
             self._refuse(host, f"the trial's process sent a frame of the unknown kind {kind}")
 

@@ -386,3 +386,40 @@ def test_automatic_keys_may_be_the_metric_and_criteria():
     )
     process.say(result(1, {"mean_loss": 1.0}), result(2, {"mean_loss": 2.0}))
     assert [event.step for event in process.events] == [1, 2]
+
+
+def test_link_whose_other_end_asks_and_does_not_read_is_told_of_it_once():
+    ours, theirs = socket.socketpair()
+    kinds = []
+
+    def answer(kind, payload):
+        kinds.append(kind)
+        if kind == frames.ROOM:
+            link.send(frames.ROOM, b"granted" * 10)
+
+    link = HostLink(
+        SimpleNamespace(watch=lambda *_: None, unwatch=lambda *_: None),
+        ours,
+        on_event=lambda payload: None,
+        on_other=answer,
+        on_end=lambda: None,
+        most_unsent=100_000,
+    )
+    question = frames.frame(frames.ROOM, b"")
+    theirs.setblocking(False)
+    while frames.UNREAD not in kinds:
+        with suppress(BlockingIOError):
+            theirs.send(question * 1_000)
+        link._receive()
+    theirs.send(question)
+    link._receive()
+
+    assert kinds.count(frames.UNREAD) == 1
+    assert len(link._unsent) < 100_200
+    link.close()
+    theirs.close()
+
+
+def test_process_that_does_not_read_ends_its_trial_only(process):
+    process.node.hosts.said("h1", frames.UNREAD, b"")
+    assert "does not read" in process.refused()
