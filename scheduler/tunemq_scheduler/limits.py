@@ -43,7 +43,8 @@ class TrialLimits:
         memory: a number of bytes or a text such as ``"2GiB"``: what the processes of a trial hold
             together, swapped out or not; files that they have mapped do not count. Pages that they
             share count once. It is looked at up to 50 times a second, the closer the oftener; one
-            that takes memory faster may exceed it for a moment.
+            that takes memory faster exceeds it for a moment, unless the node may make control
+            groups (``docs/inside-a-trial.md``): then the kernel holds the limit.
         processes: how many the trial's process and all that it started may be together. It is
             looked at as memory is: a family that forks as fast as it can may be more for a moment.
         open_files: how many descriptors each of the trial's processes may have. None is as many as

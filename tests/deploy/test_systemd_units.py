@@ -127,6 +127,13 @@ def test_trials_are_another_user_than_the_worker_unless_somebody_says_otherwise(
     assert drop_in["CapabilityBoundingSet"] == [""]
 
 
+@pytest.mark.parametrize("unit", WORKERS)
+def test_a_worker_may_divide_its_control_group_for_memory_limits(unit):
+    settings = settings_of(unit)
+    assert settings["Delegate"] == ["memory"]
+    assert settings["ProtectControlGroups"] == []
+
+
 def test_a_store_that_is_a_folder_may_be_where_a_scheduler_s_results_are(monkeypatch):
     settings = settings_of("tunemq-scheduler.service")
     (command,) = settings["ExecStart"]

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,9 +267,10 @@ class Node:
         folder: Path,
         *more: str,
         program: tuple[str, str] = ("-m", "tunemq_workers.node"),
+        before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
-        command = [sys.executable, "-P", *program, "--redis", server.url]
+        command = [*before, sys.executable, "-P", *program, "--redis", server.url]
         self.process = subprocess.Popen([
             *command, "--name", "node", "--workdir", str(folder), "--cpus", "2", *more,
         ])  # fmt: skip

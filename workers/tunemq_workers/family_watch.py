@@ -26,6 +26,10 @@ _FORKS_PER_S: Final = 2000
 _BUSY: Final = 0.02
 
 
+def _none_was_killed(_host: str) -> int:
+    return 0
+
+
 @dataclass(slots=True)
 class _Family:
     host: str
@@ -41,12 +45,17 @@ class FamilyWatch:
 
     Args:
         post: has the node's loop call something.
+        held_at_kill: see `tunemq_workers.host_contracts.Forkservers.held_at_kill`.
     """
 
-    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], None],
+        held_at_kill: Callable[[str], int] = _none_was_killed,
+    ) -> None:
         #: Takes the host's name, and kind and error of the failure; called by the loop.
         self.on_exceeded: Callable[[str, str, str], object] = _nobody_is_told
-        self._post = post
+        self._post, self._held_at_kill = post, held_at_kill
         self._families: dict[str, _Family] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -64,6 +73,14 @@ class FamilyWatch:
         """Look no more; again, or without having been told to look, is allowed."""
         with self._changed:
             self._families.pop(host, None)
+
+    def why_killed(self, host: str, limits: TrialLimits) -> str:
+        """The error of a host of which the kernel killed a process for its limit; else "".
+
+        Any thread may ask, whether or not the family is watched.
+        """
+        held = self._held_at_kill(host) if limits.memory else 0
+        return _needed_more(held, limits.memory) if held else ""
 
     def _run(self) -> None:
         while True:
@@ -87,6 +104,9 @@ class FamilyWatch:
                 return
             could_last_s = min(could_last_s, (limits.processes - len(members)) / _FORKS_PER_S)
         if limits.memory:
+            if error := self.why_killed(family.host, limits):
+                self._exceeded(family, "memory", error)
+                return
             used = family_bytes(members, limits.memory)
             if used > limits.memory:
                 self._exceeded(family, "memory", _too_much(used, limits.memory))
@@ -109,6 +129,13 @@ def _too_much(used: int, limit: int) -> str:
     return (
         f"the trial's processes held {show_bytes(used)} of memory, and its limit is "
         f"{show_bytes(limit)} (TrialLimits(memory=...))."
+    )
+
+
+def _needed_more(held: int, limit: int) -> str:
+    return (
+        f"the trial's processes held {show_bytes(held)} of memory and needed more, and its limit is"
+        f" {show_bytes(limit)} (TrialLimits(memory=...))."
     )
 
 

@@ -127,7 +127,7 @@ class Forkserver:
         """Read one command and do it."""
         try:
             data, fds, _, _ = socket.recv_fds(
-                self._control, MAX_PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC
+                self._control, MAX_PACKET_BYTES, 3, socket.MSG_CMSG_CLOEXEC
             )
         except ConnectionResetError:
             data, fds = b"", []
@@ -145,7 +145,9 @@ class Forkserver:
             self._tell([Pong()])
         return None
 
-    def _fork(self, name: str, line: int, spec: int) -> host.HostTask | None:
+    def _fork(
+        self, name: str, line: int, spec: int, gate: int | None = None
+    ) -> host.HostTask | None:
         """Fork a host; returns its task in the child."""
         me = os.getpid()
         try:
@@ -158,9 +160,10 @@ class Forkserver:
             signal.set_wakeup_fd(-1)
             for end in (self._control, self._woken, self._waker):
                 end.close()
-            return host.HostTask(name, me, line, spec, self._surroundings)
-        os.close(line)
-        os.close(spec)
+            return host.HostTask(name, me, line, spec, gate, self._surroundings)
+        for descriptor in (line, spec, gate):
+            if descriptor is not None:
+                os.close(descriptor)
         if pid > 0:
             # The child does so too: whoever comes second finds it done.
             with suppress(OSError):

@@ -151,25 +151,29 @@ class ForkserverClient:
         """What to watch for reading."""
         return self._control.fileno()
 
-    def start(self, host: str, order: HostOrder, gpus: Sequence[str] = ()) -> socket.socket:
+    def start(
+        self, host: str, order: HostOrder, gpus: Sequence[str] = (), gate: int | None = None
+    ) -> socket.socket:
         """Have a host forked for ``order``, which has its ``start``.
 
         ``host`` is a name that was not used before. ``gpus`` are the devices that it may see.
-        Returns the node's end of the host's socket.
+        ``gate``, which is closed here, has it wait until somebody closes the other end. Returns the
+        node's end of the host's socket.
 
         Raises:
             OSError: this machine is out of descriptors, or of memory; nothing was asked for.
         """
         spec = HostSpec(order, self._hostname, self._node_ip, tuple(gpus))
-        order_file = _memory_file(encode(spec))
+        given = [] if gate is None else [gate]
         try:
+            given.insert(0, _memory_file(encode(spec)))
             ours, theirs = socket.socketpair()
         except OSError:
-            os.close(order_file)
+            close_all(given)
             raise
         ours.setblocking(False)
         self._hosts.ask(host)
-        self._send(StartHost(host), [theirs.detach(), order_file])
+        self._send(StartHost(host), [theirs.detach(), *given])
         return ours
 
     def term(self, host: str) -> None:

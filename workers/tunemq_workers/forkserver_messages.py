@@ -1,7 +1,8 @@
 """What a node and its forkserver tell each other: one msgpack struct per SEQPACKET packet.
 
 `StartHost` carries two descriptors: the host's end of its socket to the node, and a memory file
-that holds its `HostSpec`. So packets stay small, however large a configuration is.
+that holds its `HostSpec`. So packets stay small, however large a configuration is. A third one is
+there for a host that gets a control group: reading from it ends when the host is in there.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from tunemq_workers.forkserver_messages import (
 )
 from tunemq_workers.host_contracts import Link, Listener
 from tunemq_workers.host_link import HostLink
+from tunemq_workers.memory_groups import MemoryGroups
 from tunemq_workers.orphans import Orphans
 from tunemq_workers.reactor import Reactor, Timer
 from tunemq_workers.workdir import forkserver_log
@@ -80,6 +81,7 @@ class ForkserverPool:
         has_gpus: whether the devices that trials are given are GPUs that this node knows; else
             trials see what there is.
         account: whom trials run as; by default the node's own user.
+        groups: limit the memory of hosts; by default nothing here does.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class ForkserverPool:
         node_ip: str,
         has_gpus: bool = False,
         account: Account | None = None,
+        groups: MemoryGroups | None = None,
     ) -> None:
         #: Takes (events stream, text).
         self.on_warning: Callable[[str, str], object] = _nobody_is_told
@@ -99,6 +102,7 @@ class ForkserverPool:
         self._orphans = Orphans(reactor, children)
         self._folder, self._hostname, self._node_ip = folder, hostname, node_ip
         self._has_gpus, self._account = has_gpus, account
+        self._groups = groups
         self._servers: dict[ForkserverClient, _Warnings] = {}
         self._hosted: dict[str, _Hosted] = {}
         self._started = 0
@@ -118,7 +122,14 @@ class ForkserverPool:
         assert order.start is not None  # the protocol says so
         server = self._server_for(order.start.environment)
         gpus = tuple(order.start.devices) if self._has_gpus else ()
-        link = server.start(host, order, gpus)
+        limit, gate = order.start.limits.memory, None
+        if limit and self._groups is not None:
+            gate = self._groups.begin(host, limit)
+        try:
+            link = server.start(host, order, gpus, gate)
+        except OSError:
+            self._leave_group(host)
+            raise
         self._hosted[host] = _Hosted(server, listener, order.start.events_key)
         self._warn(self._servers[server], [order.start.events_key])
         return HostLink(
@@ -145,10 +156,20 @@ class ForkserverPool:
         if hosted := self._hosted.get(host):
             hosted.server.dump(host)
 
+    def held_at_kill(self, host: str) -> int:
+        """See `Forkservers.held_at_kill`."""
+        return 0 if self._groups is None else self._groups.held_at_kill(host)
+
     def close(self) -> None:
         """End all forkservers, and with them all hosts."""
         for server in list(self._servers):
             self._close(server)
+        if self._groups is not None:
+            self._groups.close()
+
+    def _leave_group(self, host: str) -> None:
+        if self._groups is not None:
+            self._groups.leave(host)
 
     def _server_for(self, environment: Environment) -> ForkserverClient:
         for server in self._servers:
@@ -219,7 +240,7 @@ class ForkserverPool:
                 listener.lost(host, str(lost))
         listeners = {host: self._hosted.pop(host).listener for host in lost.hosts}
         self._children.discard(server.pid)
-        self._orphans.sweep(partial(_say_gone, listeners))
+        self._orphans.sweep(partial(self._say_gone, listeners))
 
     def _warn(self, warnings: _Warnings, events_keys: Iterable[str]) -> None:
         for events_key in events_keys:
@@ -229,12 +250,15 @@ class ForkserverPool:
     def _pass_on(self, server: ForkserverClient, warnings: _Warnings, report: Report) -> None:
         match report:
             case HostForked(host, pid):
+                if self._groups is not None:
+                    self._groups.enter(host, pid)
                 self._hosted[host].listener.forked(host, pid)
             case HostExited(host, None):
                 self._hosted[host].listener.not_started(host, self._why)
             case HostExited(host, _, signal, exit_code):
                 self._hosted[host].listener.exited(host, signal, exit_code)
             case FamilyGone(host):
+                self._leave_group(host)
                 self._hosted.pop(host).listener.gone(host)
             case Warned(text):
                 self._why = text
@@ -248,10 +272,10 @@ class ForkserverPool:
             case Pong():
                 pass
 
-
-def _say_gone(listeners: dict[str, Listener]) -> None:
-    for host, listener in listeners.items():
-        listener.gone(host)
+    def _say_gone(self, listeners: dict[str, Listener]) -> None:
+        for host, listener in listeners.items():
+            self._leave_group(host)
+            listener.gone(host)
 
 
 def _nobody_is_told(_events_key: str, _text: str) -> None:

@@ -110,6 +110,10 @@ class Forkservers(Protocol):
         """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
         ...
 
+    def held_at_kill(self, host: str) -> int:
+        """The most bytes a family held, if the kernel killed one of it for its limit; else 0."""
+        ...
+
     def close(self) -> None:
         """End all forkservers, and with them all hosts."""
         ...

@@ -165,6 +165,13 @@ class HostLimits:
             self._read(clock)
             clock.awaits = _ANSWERS[kind]
 
+    def is_killed_for_memory(self, host: Host) -> bool:
+        """Whether the kernel killed a process of the host for its limit; then the trial fails."""
+        error = self._families.why_killed(host.name, host.start.limits)
+        if error:
+            self._has_too_much(host.name, "memory", error)
+        return bool(error)
+
     def hold(self, is_held: bool) -> None:
         """Hosts are not read from, or are again."""
         for clock in self._clocks.values():

@@ -98,7 +98,7 @@ class Hosts:
         luggage.in_use = self._starts_in_use
         self._limits = HostLimits(
             reactor,
-            FamilyWatch(reactor.post),
+            FamilyWatch(reactor.post, forkservers.held_at_kill),
             silence=self._silence,
             dump=forkservers.dump,
             exceeded=self._exceeded,
@@ -224,7 +224,10 @@ class Hosts:
             return
         self._limits.heard(name, kind, payload)
         if kind == ENDING:
-            if not host.has_ended and self._trial_events[name].end(payload):
+            # The end of a trial that lost a process is about that loss, such as a broken pool.
+            if host.has_ended or self._limits.is_killed_for_memory(host):
+                return
+            if self._trial_events[name].end(payload):
                 host.has_ended = True
                 self._over.add(host.key)
                 if not host.is_given_up:
@@ -249,7 +252,9 @@ class Hosts:
         if host.is_killed:
             return
         has_ended = host.has_ended or host.is_given_up
-        if host.start.reuse and has_ended and not host.is_parked:
+        if self._limits.is_killed_for_memory(host):
+            self._kill(host)
+        elif host.start.reuse and has_ended and not host.is_parked:
             self._park(host)
         else:
             self._refuse(host, "the trial's process said that it is free, and it is not")
@@ -279,6 +284,7 @@ class Hosts:
     def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
         """A host ended."""
         host = self._hosts[name]
+        self._limits.is_killed_for_memory(host)  # in which case its end is no news any more
         if self._is_unexpected_end(host):
             self._news.died(host, signal, exit_code, self._cause_of_death(signal))
 

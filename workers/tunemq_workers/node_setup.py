@@ -49,6 +49,7 @@ from tunemq_workers.localising import parse_allowed, trial_variables
 from tunemq_workers.log_watch import LogWatch
 from tunemq_workers.luggage import Luggage
 from tunemq_workers.machine_watch import MachineWatch
+from tunemq_workers.memory_groups import MemoryGroups
 from tunemq_workers.node_health import NodeHealth
 from tunemq_workers.node_loop import NodeLoop
 from tunemq_workers.outbox_room import Room
@@ -133,6 +134,7 @@ def run_node(
         node_ip=node_ip,
         has_gpus=bool(gpus.gpus),
         account=account,
+        groups=MemoryGroups(incarnation),
     )
 
     module = "tunemq_workers.transfers.process"

@@ -25,6 +25,8 @@ _TOLD: Final = {
     "node.offers": "It offers {resources}; GPUs: {gpus}.",
     "node.trials_as_root": "Trials run as root, who may read this worker's keys; --trial-user USER"
     " has them run as somebody else.",
+    "memory.polled": "Memory limits of trials are looked at up to 50 times a second: {reason}. One"
+    " that allocates fast exceeds its limit for a moment.",
     "node.introduced": "Ready: schedulers know of this worker.",
     "node.stopping": "Stopping ({reason}). Trials here: {hosts}; they may save for {grace} s.",
     "node.ending": "Killing what is left (trials: {hosts}).",

@@ -24,13 +24,16 @@ class FakeFamilies:
 
     def __init__(self):
         self.on_exceeded = None
-        self.watched = {}
+        self.watched, self.killed = {}, {}
 
     def watch(self, host, pid, limits):
         self.watched[host] = (pid, limits)
 
     def leave(self, host):
         self.watched.pop(host, None)
+
+    def why_killed(self, host, limits):
+        return self.killed.get(host, "")
 
 
 class World:

@@ -29,6 +29,7 @@ class FakeForkservers:
         self.started = {}
         self.links = {}
         self.done = []
+        self.held = {}
         self.refuses = False
 
     def start(self, host, order, hosts):
@@ -43,6 +44,9 @@ class FakeForkservers:
 
     def kill(self, host):
         self.done.append(("kill", host))
+
+    def held_at_kill(self, host):
+        return self.held.get(host, 0)
 
     def dump(self, host):
         self.done.append(("dump", host))

@@ -111,3 +111,62 @@ def test_what_was_printed_is_looked_at_when_a_host_could_not_do_so(node, is_said
         node.finish("h1", "a")
     node.end("h1")
     assert folders == looked_at
+
+
+# --- the kernel holds the limit of memory ---------------------------------------------------------
+
+MIB = 2**20
+
+
+def loses_a_process(node, **how):
+    """Host a trial of which the kernel kills a process; nobody has looked yet."""
+    look_at_no_process(node)
+    node.begin("a", limits=TrialLimits(memory=300 * MIB), **how)
+    node.forkservers.held["h1"] = 300 * MIB
+
+
+def look_at_no_process(node):
+    """No thread looks at families, of which there are none."""
+    node.hosts._limits._families.watch = lambda *_: None
+
+
+def fails_for_memory(node):
+    failed, freed = node.events
+    assert (failed.trial, failed.kind, freed) == ("a", "memory", HostFreed("a", 1))
+    assert failed.error == (
+        "the trial's processes held 300 MiB of memory and needed more, and its limit is 300 MiB"
+        " (TrialLimits(memory=...))."
+    )
+    return True
+
+
+def test_a_host_that_the_kernel_killed_for_its_limit_fails_by_that_name(node):
+    loses_a_process(node)
+    node.end("h1", signal=9)
+    assert fails_for_memory(node)
+
+
+def test_a_trial_that_fails_because_it_lost_a_process_fails_for_memory(node):
+    loses_a_process(node)
+    failed = TrialFailed("a", 1, "user", "BrokenProcessPool", "", 1.0)
+    node.hosts.said("h1", frames.ENDING, encode(failed))
+    assert node.done[-1] == ("kill", "h1")
+    node.end("h1", signal=9)
+    assert fails_for_memory(node)
+
+
+def test_a_host_that_lost_a_process_after_its_end_hosts_no_other_trial(node):
+    look_at_no_process(node)
+    node.begin("a", limits=TrialLimits(memory=300 * MIB), reuse=True)
+    node.finish("h1", "a")
+    node.forkservers.held["h1"] = 300 * MIB
+    node.hosts.said("h1", frames.IDLE, b"")
+    assert node.done[-1] == ("kill", "h1")
+    node.end("h1", signal=9)
+    assert [type(event) for event in node.events] == [TrialFinished, HostFreed]
+
+
+def test_a_host_without_a_memory_limit_dies_as_before(node):
+    node.begin("a")
+    node.end("h1", signal=9)
+    assert [type(event) for event in node.events] == [HostDied, HostFreed]
