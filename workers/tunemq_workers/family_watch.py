@@ -134,8 +134,8 @@ def _too_much(used: int, limit: int) -> str:
 
 def _needed_more(held: int, limit: int) -> str:
     return (
-        f"the trial's processes held {show_bytes(held)} of memory and needed more, and its limit is"
-        f" {show_bytes(limit)} (TrialLimits(memory=...))."
+        f"the trial's processes needed more than {show_bytes(held)} of memory, and its limit is "
+        f"{show_bytes(limit)} (TrialLimits(memory=...))."
     )
 
 

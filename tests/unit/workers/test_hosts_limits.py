@@ -134,7 +134,7 @@ def fails_for_memory(node):
     failed, freed = node.events
     assert (failed.trial, failed.kind, freed) == ("a", "memory", HostFreed("a", 1))
     assert failed.error == (
-        "the trial's processes held 300 MiB of memory and needed more, and its limit is 300 MiB"
+        "the trial's processes needed more than 300 MiB of memory, and its limit is 300 MiB"
         " (TrialLimits(memory=...))."
     )
     return True
