@@ -77,9 +77,11 @@ class ExaminedFarm(FarmService):
         """What opens the store for a role: its keys in variables."""
         return dict(self._roles[role])
 
-    def store_keys(self, role: str, *, secret: str = "") -> Path:
-        """A credentials file with the store's keys of a role, or with another secret."""
-        keys = self._roles[role]
+    def store_keys(
+        self, role: str, *, secret: str = "", keys: Mapping[str, str] | None = None
+    ) -> Path:
+        """A credentials file with the store's keys of a role, or other keys, or another secret."""
+        keys = keys or self._roles[role]
         file = self.folder / f"{role}{'-wrong' if secret else ''}.credentials"
         file.write_text(
             f"[default]\naws_access_key_id = {keys['AWS_ACCESS_KEY_ID']}\n"

@@ -118,16 +118,23 @@ def test_doctor_with_a_file_without_keys_of_another_role_names_the_file(
     assert "no keys: the worker's" in finding.what
 
 
-def test_doctor_with_a_worker_s_keys_that_may_remove_warns(farm: ExaminedFarm):
-    """As where all roles have the scheduler's keys."""
-    file = farm.store_keys("scheduler")
-    finding = farm.has_only(
-        "store-access",
-        "worker-policy.json",
-        level=Level.WARNING,
-        more=(f"--store-keys=worker={file}",),
-    )
-    assert "remove" in finding.what
+@pytest.mark.parametrize("role", ["worker", "submitter"])
+@pytest.mark.parametrize("user", ["scheduler", "root"])
+def test_doctor_with_a_role_s_keys_that_may_do_everything_reports_forged_journals(
+    farm: ExaminedFarm, role: str, user: str
+):
+    """As where all roles have the scheduler's keys, or the server's own."""
+    of_root = farm.server.environ if user == "root" else None
+    file = farm.store_keys("scheduler", keys=of_root)
+    found = farm.examined(f"--store-keys={role}={file}")
+    removes, forges = found.of("store-access")
+    assert (removes.level, forges.level) == (Level.WARNING, Level.PROBLEM), str(found)
+    assert f"the {role}'s keys may remove" in removes.what
+    assert "search/journal/000001/ready" in forges.what
+    assert "search/tuner.pkl" in forges.what
+    assert f"{role}-policy.json" in forges.fix
+    left = farm.server.client().list_objects(farm.bucket, recursive=True)
+    assert not [one.object_name for one in left if "tunemq-probe" in str(one.object_name)]
 
 
 @pytest.mark.parametrize("given", ["worker", "cook=/tmp/x", "worker=/nowhere/credentials"])

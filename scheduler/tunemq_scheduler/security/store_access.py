@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
+from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.blobs import BLOBS
 from tunemq_shared.errors import StoreError
 from tunemq_shared.http_address import TOKEN_VARIABLE, find_token, parse_http_address
@@ -191,7 +191,7 @@ class _Place:
                 _asked(lambda: _read(client, code), cancel)
             doing = "remove"
             found = [self._removed(keys, client, name, cancel)]
-            if found[0].level is Level.OK and not rights.removes and self._has_roles:
+            if not rights.removes and self._has_roles:
                 found += self._forged(keys, client, cancel)
             return found
         except Refused as refusal:
@@ -246,7 +246,7 @@ class _Place:
         return warning(
             _CHECK,
             f"{who} may remove objects in {self._name}: a {keys.role} that is taken over can"
-            " destroy checkpoints and results, and write journals that run its code",
+            " destroy checkpoints and results",
             f"give the {keys.role} a user with deploy/minio/{keys.role}-policy.json",
         )
 
@@ -266,8 +266,9 @@ class _Place:
                 _CHECK,
                 f"the {keys.role}'s keys may write in {self._name} what the scheduler reads and"
                 f" runs as its own: {', '.join(taken)}",
-                f"give the {keys.role} deploy/minio/{keys.role}-policy.json of this TuneMQ: that of"
-                " an earlier one lets workers write journals",
+                f"give the {keys.role} a user with deploy/minio/{keys.role}-policy.json of this"
+                " TuneMQ, not the scheduler's keys: that of an earlier one lets workers write"
+                " journals",
             )
         ]
 
