@@ -63,8 +63,9 @@ def test_class_budget_and_fix_stand_behind_each_failure(tmp_path):
 
 
 def test_an_error_file_that_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(StoreError, match=r"gone/error\.txt cannot be written"):
-        write_failure(str(tmp_path / "gone"), failure())
+    (tmp_path / "results").write_text("")
+    with pytest.raises(StoreError, match=r"trial/error\.txt cannot be written"):
+        write_failure(str(tmp_path / "results" / "trial"), failure())
 
 
 def test_the_root_cause_is_the_first_exception_and_where_it_was_raised():

@@ -227,6 +227,7 @@ def test_a_node_that_nobody_knows_withholds_nothing() -> None:
 def test_where_nothing_could_begin_no_configuration_is_asked_for() -> None:
     story = SharedNode(request={"cpu": 1.0, "gpu": 1.0})
     story.offer("g0", "g1", "g2", "g3")
+    story.begin("a")
     assert story.runner.wants_config()
     story.tell(m.DevicesWithheld(story.NODE, {gpu.uuid: XID for gpu in GPUS}))
     assert not story.runner.wants_config()
