@@ -19,6 +19,7 @@ from tunemq_scheduler.search.search_algorithm import (
     SearchAlgorithm,
     Suggestion,
 )
+from tunemq_scheduler.search.searcher import innermost
 from tunemq_scheduler.states import HasState, pack_state, state_of, unpack_state
 from tunemq_scheduler.stopper import Stopper
 from tunemq_scheduler.trial_view import TrialView
@@ -83,6 +84,12 @@ class Algorithms:
         self._lock_step = lock_step
         self.view = RunnerView()
         self._stopped_by_scheduler: set[str] = set()
+
+    @property
+    def search_name(self) -> str:
+        """The class of the search algorithm inside of all wrappers, for people."""
+        search: Any = self.search
+        return type(innermost(getattr(search, "searcher", search))).__name__
 
     # --- suggestions ------------------------------------------------------------------------------
 

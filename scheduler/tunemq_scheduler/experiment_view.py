@@ -98,7 +98,7 @@ class ExperimentView:
     def notes(self) -> Sequence[str]:
         """See `SearchView`."""
         notes = *self._loop.executor.notes(), *self._set_aside(), *self._withheld(), *self._waits()
-        return [*notes, *filter(None, [self.uploads])]
+        return [*notes, *filter(None, [self._loop.waits_for_search, self.uploads])]
 
     def _set_aside(self) -> Iterator[str]:
         """Which nodes trials wait for although they are there; as many as one can read."""

@@ -41,8 +41,10 @@ from tunemq_shared.packing import pack_config
 POLL_S: Final = 0.5
 #: How long hosts get to end by themselves when the search is interrupted.
 INTERRUPT_GRACE_S: Final = 1.0
-#: How long a search algorithm may have nothing to suggest while no trial runs.
-SEARCH_PATIENCE_S: Final = 600.0
+#: How long a search algorithm may have nothing to suggest while there is no trial.
+SEARCH_PATIENCE_S: Final = 60.0
+#: How long before people are told that the search waits for it.
+SEARCH_TOLD_S: Final = 10.0
 
 
 class ExperimentLoop:
@@ -98,7 +100,9 @@ class ExperimentLoop:
         self._discard = discard
         self._time_budget_s = time_budget_s
         self._max_trials = max_trials
+        #: Since when the search algorithm has had nothing to suggest while there is no trial.
         self._waits_since: float | None = None
+        self._is_wait_told = False
         self._nodes_may_come = nodes_may_come
         self._after_turn = after_turn
         #: Where the stream was read to before the newest batch.
@@ -123,6 +127,17 @@ class ExperimentLoop:
     def is_journalled(self) -> bool:
         """Whether the journal has all that the runner knows; it may not once a turn has failed."""
         return not self._entries
+
+    @property
+    def waits_for_search(self) -> str:
+        """That nothing happens because the search algorithm suggests nothing; empty if not so."""
+        waited = self._search_waits_s()
+        if waited < SEARCH_TOLD_S:
+            return ""
+        return (
+            f"waiting for {self.algorithms.search_name}: it has suggested no configuration for "
+            f"{waited:.0f} s, and there is no trial; after {SEARCH_PATIENCE_S:g} s the search fails"
+        )
 
     # --- what callers do --------------------------------------------------------------------------
 
@@ -399,13 +414,14 @@ class ExperimentLoop:
             if suggestion is NoSuggestion.WAIT:
                 self._check_patience()
                 break
-            self._waits_since = None
             if isinstance(suggestion, NoSuggestion):
                 self._take(m.SearchExhausted())
                 break
             self._add_trial(n, trial_id, suggestion)
             self._note_exhausted()
             self._place_waiting()
+        else:
+            self._waits_since = None
         self._place_waiting()
         self._check_choice()
 
@@ -441,12 +457,20 @@ class ExperimentLoop:
             self._waits_since = None
             return
         if self._waits_since is None:
-            self._waits_since = self.runner.elapsed
-        if self.runner.elapsed - self._waits_since > SEARCH_PATIENCE_S:
+            self._waits_since, self._is_wait_told = self.runner.elapsed, False
+        if not self._is_wait_told and (told := self.waits_for_search):
+            self._is_wait_told = True
+            self._warnings.append(told)
+        if self._search_waits_s() > SEARCH_PATIENCE_S:
             raise SearchFailed(
-                f"the search algorithm has had no configuration for {SEARCH_PATIENCE_S:g} s, "
-                "and no trial runs whose results it could wait for."
+                f"{self.algorithms.search_name} suggested no configuration for "
+                f"{SEARCH_PATIENCE_S:g} s, and there is no trial whose result it could wait for. "
+                "A search algorithm that has no more configurations must return Searcher.FINISHED."
             )
+
+    def _search_waits_s(self) -> float:
+        since = self._waits_since
+        return 0.0 if since is None else self.runner.elapsed - since
 
     def _add_trial(self, n: int, trial_id: str, suggestion: Suggestion) -> None:
         resources = self._resources_for(suggestion.config)

@@ -21,7 +21,8 @@ class Searcher(ABC):
     asked for again. The returned dict belongs to the caller.
 
     **Waiting.** `suggest` returns None to be asked again when something has happened (a trial
-    ended, a result came), and ``Searcher.FINISHED`` to end the search.
+    ended, a result came), and ``Searcher.FINISHED`` to end the search. None for 60 s while there
+    is no trial ends the search with an error.
 
     **Seeds.** ``set_search_properties(..., seed=...)`` carries the experiment's seed. A searcher
     whose suggestions depend only on that seed and on what it was told makes experiments repeatable.

@@ -33,7 +33,11 @@ class Search:
         plan = msgspec.structs.replace(PLAN, store=address)
         executor = SimpleNamespace(notes=lambda: ["Redis is away"])
         self.loop = loop = SimpleNamespace(
-            runner=self.runner, plan=plan, trials=self.trials, executor=executor
+            runner=self.runner,
+            plan=plan,
+            trials=self.trials,
+            executor=executor,
+            waits_for_search="",
         )
         tune = SimpleNamespace(metric=None, direction=None)
         prepared = SimpleNamespace(tune=tune, trials=3)

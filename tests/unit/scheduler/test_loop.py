@@ -226,10 +226,10 @@ def test_a_search_algorithm_that_waits_is_asked_again() -> None:
 def test_a_search_algorithm_that_waits_for_nothing_is_given_up() -> None:
     loop = Loop(search=Reluctant())
     loop.turn(NODE)
-    loop.now = 599.0
+    loop.now = 59.0
     loop.turn()
-    loop.now = 601.0
-    with pytest.raises(SearchFailed, match="no configuration for 600 s"):
+    loop.now = 61.0
+    with pytest.raises(SearchFailed, match="Reluctant suggested no configuration for 60 s"):
         loop.turn()
 
 

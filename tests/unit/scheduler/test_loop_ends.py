@@ -10,8 +10,14 @@ from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.loop import SEARCH_PATIENCE_S
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
-from tunemq_scheduler.search import BasicVariantGenerator, Suggestion
+from tunemq_scheduler.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    Searcher,
+    Suggestion,
+)
 from tunemq_scheduler.search.search_algorithm import NoSuggestion
+from tunemq_scheduler.search.search_generator import SearchGenerator
 from tunemq_shared import messages as m
 from tunemq_shared.errors import SearchFailed
 
@@ -73,7 +79,7 @@ def test_f01_search_algorithm_that_waits_for_nothing_fails_when_no_node_is_left(
     loop = farm_loop(search=OpenSearch(NoSuggestion.WAIT))
     run_and_lose_the_only_trial(loop)
     loop.now += SEARCH_PATIENCE_S + 1.0
-    with pytest.raises(SearchFailed, match="no configuration for 600 s"):
+    with pytest.raises(SearchFailed, match="OpenSearch suggested no configuration for 60 s"):
         loop.turn()
 
 
@@ -98,6 +104,67 @@ def test_loop_with_the_last_configuration_given_knows_that_no_more_come() -> Non
     loop = Loop(trials=1)
     loop.turn(NODE)
     assert loop.runner.exhausted
+
+
+class Silent(Searcher):
+    """Suggests the first ``most`` configurations, and says never that there are no more."""
+
+    def __init__(self, most: int = 0) -> None:
+        super().__init__()
+        self.left = most
+
+    def suggest(self, trial_id: str) -> Any:
+        self.left -= 1
+        return {"x": 1} if self.left >= 0 else None
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        pass
+
+
+def silent_loop(most: int = 0) -> Loop:
+    return Loop(search=SearchGenerator(ConcurrencyLimiter(Silent(most), 2)), trials=4)
+
+
+def test_search_algorithm_that_suggests_nothing_is_told_of_and_then_fails_the_search() -> None:
+    loop = silent_loop()
+    loop.turn(NODE)
+    loop.now = 9.0
+    assert not any(line[0] == "news" for line in loop.turn())
+    loop.now = 11.0
+    [told] = [line[1] for line in loop.turn() if line[0] == "news"]
+    assert told == loop.loop.waits_for_search
+    assert told.startswith("waiting for Silent: it has suggested no configuration for 11 s")
+    loop.now = 20.0
+    assert not any(line[0] == "news" for line in loop.turn()), "it is told once"
+    loop.now = 61.0
+    with pytest.raises(SearchFailed, match="Silent suggested no configuration for 60 s"):
+        loop.turn()
+
+
+def test_search_algorithm_that_waits_for_the_result_of_a_trial_is_waited_for() -> None:
+    loop = silent_loop(most=1)
+    loop.turn(NODE)
+    loop.batch(1, started())
+    loop.now = 3600.0
+    loop.turn()
+    assert loop.loop.waits_for_search == ""
+    loop.batch(2, result(1), m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1))
+    loop.now += 30.0
+    loop.turn()
+    loop.now += 31.0
+    with pytest.raises(SearchFailed, match="Silent suggested no configuration for 60 s"):
+        loop.turn()
+
+
+def test_search_algorithm_that_could_not_be_asked_is_given_its_time_anew() -> None:
+    loop = silent_loop()
+    loop.runner.settings = RunnerSettings(request={"cpu": 1.0}, nodes_may_come=False)
+    loop.turn(NODE)
+    loop.now = 40.0
+    loop.turn(LOST)
+    loop.now = 100.0
+    loop.turn(m.NodeReturned("n.1"))
+    assert loop.loop.waits_for_search == ""
 
 
 class Undecided(FIFOScheduler):
