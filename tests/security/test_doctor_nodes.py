@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.examined_farm import ExaminedFarm, beginning_with, farm, shifted_library
+from tests.farm_service import Search
 from tests.integration.gpu_fixtures import uuids
 from tests.small_disk import on_small_disk, with_small_disk
 from tunemq_scheduler.security.findings import Level
@@ -116,6 +117,29 @@ def test_what_no_node_may_say_is_not_believed(farm: ExaminedFarm):
         finally:
             farm.redis.client.delete(key)
         assert incarnation in finding.what
+
+
+def test_doctor_search_without_any_node_is_a_problem(farm: ExaminedFarm, monkeypatch):
+    """The scheduler was started again, so that it has forgotten the node that died."""
+    monkeypatch.setenv("TUNEMQ_KEYS", str(farm.keys / "ada.toml"))
+    farm.submit(Search(name="needy", trials=1, step_s=1.0, steps=1000))
+    farm.wait_for("needy", "RUNNING")
+    farm.kill_scheduler()
+    worker = farm.workers["one"]
+    worker.kill()
+    worker.wait()
+    farm.has_vitals(0)
+    farm.start_scheduler("--store", farm.store)
+    try:
+        farm.wait_for("needy", "RUNNING")
+        finding = farm.has_only("nodes", "tunemq worker")
+        assert "needy (RUNNING)" in finding.what
+        assert farm.run("stop", "needy").returncode == 0
+        farm.wait_for("needy", "STOPPED")
+        farm.has_only("nodes", "tunemq worker", level=Level.WARNING)
+    finally:
+        farm.add_worker("one")
+        farm.has_vitals(1)
 
 
 def test_a_farm_without_nodes_and_scheduler_is_told_what_to_start(farm: ExaminedFarm):

@@ -58,6 +58,15 @@ def test_nodes_that_are_alike_are_well():
     }
 
 
+def test_a_farm_without_nodes_is_a_problem_only_where_searches_need_one():
+    assert levels(check_nodes(facts(), WANTED))["nodes"] == Level.WARNING
+    names = [f"s{number} (RUNNING)" for number in range(6)]
+    (finding, _clocks) = check_nodes(facts(), WANTED, names)
+    assert (finding.check, finding.level) == ("nodes", Level.PROBLEM)
+    assert "s0 (RUNNING), " in finding.what
+    assert finding.what.endswith("s4 (RUNNING), ...")
+
+
 def test_a_node_of_an_older_tunemq_that_says_less_is_no_trouble():
     old = NodeFacts("i-old", NodeVitals("1.2"), None)
     found = check_nodes(facts(old, node("b")), WANTED)

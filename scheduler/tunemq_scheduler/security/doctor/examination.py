@@ -5,7 +5,7 @@ No check keeps the others from being made: a service that does not answer is a f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -31,7 +31,7 @@ from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warn
 from tunemq_scheduler.security.redis_probes import probe
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_folder, try_store
 from tunemq_scheduler.security.store_probes import probe_store
-from tunemq_shared.answers import FarmDescription, NodeList
+from tunemq_shared.answers import ExperimentList, ExperimentState, FarmDescription, NodeList
 from tunemq_shared.errors import (
     NoScheduler,
     StoreError,
@@ -42,13 +42,14 @@ from tunemq_shared.errors import (
 from tunemq_shared.http_address import TOKEN_VARIABLE
 from tunemq_shared.key_files import KeyFile
 from tunemq_shared.redis_address import parse_address
-from tunemq_shared.requests import ListNodes
+from tunemq_shared.requests import ListExperiments, ListNodes
 from tunemq_shared.retrying import StoreUnavailable
 from tunemq_shared.s3_address import find_keys
 from tunemq_shared.store_address import canonical_address, is_remote
 
 #: The scheduler is asked for so long.
 _ANSWER_S: Final = 10.0
+_NEED_NODES: Final = (ExperimentState.RUNNING, ExperimentState.QUEUED)
 #: All checks of the store, and those of one folder, are waited for so long.
 _STORE_S: Final = 60.0
 _FOLDER_S: Final = 20.0
@@ -119,9 +120,9 @@ def examine(farm: Patient) -> list[Finding]:
     if farm.keys and keys.is_empty:
         found.append(_NOT_ASKED)
     else:
-        description, told = _ask_scheduler(farm, keys)
+        description, searches, told = _ask_scheduler(farm, keys)
         found += told
-        found += _look_at_nodes(farm.url, keys, description)
+        found += _look_at_nodes(farm.url, keys, description, searches)
     found += check_store(store or (description.store if description else unknown), farm)
     return found + _check_disks(farm)
 
@@ -136,8 +137,10 @@ def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
     ]
 
 
-def _ask_scheduler(farm: Patient, keys: KeyFile) -> tuple[FarmDescription | None, list[Finding]]:
-    """What the scheduler says of the farm, whether it does, and which nodes it hears no more."""
+def _ask_scheduler(
+    farm: Patient, keys: KeyFile
+) -> tuple[FarmDescription | None, tuple[str, ...], list[Finding]]:
+    """What the scheduler says of the farm, the searches that need nodes, and what is wrong."""
     owner = next(iter(keys.submitters), "")
     try:
         with FarmClient(
@@ -145,17 +148,22 @@ def _ask_scheduler(farm: Patient, keys: KeyFile) -> tuple[FarmDescription | None
         ) as client:
             description = client.farm()
             nodes = client.ask(ListNodes(), NodeList).nodes
+            active = client.ask(ListExperiments(is_all=False), ExperimentList).experiments
     except ScriptScheduler as error:
-        return None, [warning("scheduler", str(error), "tunemq doctor --store ADDRESS")]
+        told = warning("scheduler", str(error), "tunemq doctor --store ADDRESS")
+        return None, ("the script's",), [told]
     except NoScheduler as error:
-        return None, [problem("scheduler", str(error), _START_SCHEDULER)]
+        return None, (), [problem("scheduler", str(error), _START_SCHEDULER)]
     except TuneError as error:
-        return None, [problem("scheduler", str(error), _AS_SCHEDULER)]
+        return None, (), [problem("scheduler", str(error), _AS_SCHEDULER)]
     alive = ok("scheduler", description.scheduler.partition(", with")[0])
-    return description, [alive, *check_silence(nodes)]
+    searches = tuple(f"{row.name} ({row.state})" for row in active if row.state in _NEED_NODES)
+    return description, searches, [alive, *check_silence(nodes)]
 
 
-def _look_at_nodes(url: str, keys: KeyFile, description: FarmDescription | None) -> list[Finding]:
+def _look_at_nodes(
+    url: str, keys: KeyFile, description: FarmDescription | None, searches: Sequence[str]
+) -> list[Finding]:
     line = RedisLine(url)
     try:
         facts = read_farm(line, keys.seal_of_events())
@@ -165,7 +173,7 @@ def _look_at_nodes(url: str, keys: KeyFile, description: FarmDescription | None)
         return [warning("nodes", f"nodes cannot be looked at: {error}", _AS_SCHEDULER)]
     finally:
         line.close()
-    return check_nodes(facts, Versions.of_farm(description))
+    return check_nodes(facts, Versions.of_farm(description), searches)
 
 
 def check_store(address: str, farm: Patient) -> list[Finding]:

@@ -10,7 +10,7 @@ import re
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import cloudpickle
@@ -25,6 +25,8 @@ from tunemq_shared.answers import FarmDescription, NodeRow
 _DIFFERS_S: Final = 5.0
 #: Signatures of requests to Redis and to the store end after minutes.
 _WRONG_S: Final = 60.0
+#: A line names so many searches.
+_NAMED: Final = 5
 #: It has to be the scheduler's, whatever other nodes have.
 _PICKLER: Final = "cloudpickle"
 #: CVE-2025-32434 and CVE-2026-24747: until then a checkpoint could run code with `weights_only`.
@@ -55,12 +57,15 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def check_nodes(facts: FarmFacts, wanted: Versions) -> list[Finding]:
-    """All checks of the nodes, and of the clocks of all machines."""
+def check_nodes(facts: FarmFacts, wanted: Versions, searches: Sequence[str] = ()) -> list[Finding]:
+    """All checks of the nodes, and of the clocks of all machines.
+
+    Args:
+        searches: those that run or are queued, for which a farm without nodes is a problem.
+    """
     nodes = facts.nodes
     if not nodes and not facts.unreadable and not facts.sealed:
-        what = "no node is there: nothing can run"
-        return [warning("nodes", what, "on each machine: tunemq worker"), *check_clocks(facts)]
+        return [_no_node(searches), *check_clocks(facts)]
     return [
         *check_words(facts),
         *check_versions(nodes, wanted),
@@ -69,6 +74,15 @@ def check_nodes(facts: FarmFacts, wanted: Versions) -> list[Finding]:
         *check_disks(nodes),
         *check_clocks(facts),
     ]
+
+
+def _no_node(searches: Sequence[str]) -> Finding:
+    what, fix = "no node is there: nothing can run", "on each machine: tunemq worker"
+    if not searches:
+        return warning("nodes", what, fix)
+    named = ", ".join(searches[:_NAMED]) + (", ..." if len(searches) > _NAMED else "")
+    fix += "; where one ran, its log and the log of its service say why it ended"
+    return problem("nodes", f"{what}, and these searches wait for one: {named}", fix)
 
 
 def check_silence(rows: Iterable[NodeRow]) -> list[Finding]:
