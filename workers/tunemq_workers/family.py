@@ -10,7 +10,8 @@ waited for yet are signalled, so no pid can have been reused.
 Families that fork without end are a race, and they may have left thousands of processes that have
 ended and that their host did not wait for. So who lives is killed first, the youngest before all
 others, who was told to end is not told again, and only when nobody new was seen is the rest done:
-waiting for those that have ended, and asking who an orphan belonged to. Where this process may, it
+waiting for those that have ended, and asking who an orphan belonged to. A round in which anybody
+ended is never the last. Where this process may, it
 comes before all others meanwhile: an orphan that has just been forked is killed before it gets to
 fork another.
 
@@ -177,9 +178,10 @@ class Families:
             is_hunting = self._sweep(children, has_new_dead=bool(dead))
             for pid in dead:
                 self._bury(pid, reports)
-            self._bury_others(_A_FEW if is_hunting else sys.maxsize, reports)
-            # Whoever ended during the sweep may have left orphans that it did not see.
-            if not is_hunting and _ended_child() is None:
+            buried = self._bury_others(_A_FEW if is_hunting else sys.maxsize, reports)
+            # A child that ended after `children` was read may have left orphans that are not in it,
+            # so only a round in which no child ended and nobody new was seen is the last.
+            if not (is_hunting or dead or buried) and _ended_child() is None:
                 break
         self._find_owners(reports)
         remaining = frozenset[str]().union(*self._orphans.values())
@@ -212,13 +214,17 @@ class Families:
             with suppress(OSError):
                 os.sched_setscheduler(0, os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
-    def _bury_others(self, at_most: int, reports: list[Report]) -> None:
-        """Wait for children that have ended, up to a host: who that leaves is to be seen first."""
-        for _ in range(at_most):
+    def _bury_others(self, at_most: int, reports: list[Report]) -> int:
+        """Wait for children that have ended, up to a host: who that leaves is to be seen first.
+
+        Returns for how many.
+        """
+        for buried in range(at_most):
             ended = _ended_child()
             if ended is None or ended.si_pid in self._hosts:
-                return
+                return buried
             self._bury(ended.si_pid, reports)
+        return at_most
 
     def _bury(self, pid: int, reports: list[Report]) -> None:
         """Wait for a child that has ended."""

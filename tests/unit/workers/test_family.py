@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import eventually
+from tunemq_shared import prctl
+from tunemq_workers import family
 from tunemq_workers.family import Families, children_of
 from tunemq_workers.forkserver_messages import FamilyGone, HostExited
 
@@ -111,6 +114,49 @@ def test_who_lives_is_killed_the_youngest_first_before_the_dead_are_waited_for(m
 
     assert killed == [(younger, True), (older, True)]
     assert not ended & set(children_of(os.getpid()))
+
+
+@pytest.fixture
+def adopts_orphans() -> Iterator[None]:
+    prctl.adopt_orphans()
+    yield
+    prctl._prctl(prctl._PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.mark.usefixtures("adopts_orphans")
+def test_orphan_that_ends_after_its_killer_looked_does_not_hide_the_process_that_it_forked(
+    monkeypatch,
+):
+    families = Families(own=children_of(os.getpid()))
+    families.add("h", host := has_ended())
+    reading, writing = os.pipe()
+    hops = os.fork()
+    if hops == 0:
+        os.read(reading, 1)
+        if os.fork() == 0:
+            signal.pause()
+        os._exit(0)
+    left: list[int] = []
+
+    def look_before_it_hops(pid: int) -> list[int]:
+        seen = children_of(pid)
+        if not left:
+            os.write(writing, b"x")
+            os.waitid(os.P_PID, hops, os.WEXITED | os.WNOWAIT)
+            left.extend(set(children_of(pid)) - set(seen))
+        return seen
+
+    reports: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(family, "children_of", look_before_it_hops)
+        eventually(lambda: reports.extend(families.reap()) or FamilyGone("h") in reports)
+    (orphan,) = left
+    is_there = orphan in children_of(os.getpid())
+    if is_there:
+        os.kill(orphan, signal.SIGKILL)
+        os.waitpid(orphan, 0)
+    assert not is_there, "it was killed and waited for before its host's slot was free"
+    assert reports == [HostExited("h", host, None, 0), FamilyGone("h")]
 
 
 @pytest.fixture
