@@ -18,10 +18,6 @@ from tests.simulation.hard_searches import FEW_FAIL, check
 SEEDS, PARTS = 320, 16
 BAD_SEEDS = 16
 SOAK_SEEDS, SOAK_PARTS = 6_000, 60
-#: Seeds that still fail; see "What is not promised" in docs/reliability.md.
-KNOWN = {
-    3470: "a slot that was offered for a small trial, and is not used, keeps a large one waiting",
-}
 #: Seeds that once failed, and what each showed.
 KEPT = {
     (154, ""): "requests depend on configurations, and no node was left: it said nothing",
@@ -31,6 +27,10 @@ KEPT = {
         267,
         "",
     ): "a node came back after a restart, and its offers had older numbers than those before",
+    (
+        3470,
+        "",
+    ): "a slot that was offered for a paused trial, and was not used, kept a large one waiting",
     (31, "user"): "a trial shunned all that its experiment was offered, and another node was free",
 }
 
@@ -60,7 +60,6 @@ def test_search_with_one_node_that_fails_all_trials_ends_on_the_others(bad: str)
 @pytest.mark.parametrize("part", range(SOAK_PARTS))
 def test_search_of_a_further_seed_ends_or_names_what_it_lacks(part: int) -> None:
     for seed in range(SEEDS + part, SOAK_SEEDS, SOAK_PARTS):
-        if seed not in KNOWN:
-            check(seed)
+        check(seed)
     for bad in ("storage", "start", "death", "user"):
         check(BAD_SEEDS + part, bad)

@@ -75,6 +75,8 @@ class Granting:
         amounts = self._ledger.room.estimate(request)
         if amounts is None or self._members.quotas.hit(member.owner, amounts):
             return False
+        if member.comes_behind(request):
+            return False
         avoid = self._avoided_by(member, request)
         asked, preferred = dict(request), member.preferred.get(request, "")
         node = self._ledger.room.fit(asked, preferred, avoid)

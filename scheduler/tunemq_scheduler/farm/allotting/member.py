@@ -26,6 +26,7 @@ class Member:
         parts: by incarnation.
         avoided: by incarnation, until when it is offered nothing there: it made no use of it.
         unused: by incarnation, how often it did not.
+        behind: by request, until when its other requests come first: it made no use of a slot.
         held: all that it was given and may hold; ``leaving`` is what it has to let go of, of that.
             ``claimed`` is what is being cleared for it.
         is_expected: it ran before this supervisor did, and has not reported yet.
@@ -50,6 +51,7 @@ class Member:
         self.parts: dict[str, Part] = {}
         self.avoided: dict[str, float] = {}
         self.unused: Counter[str] = Counter()
+        self.behind: dict[Request, float] = {}
         self.held = Load()
         self.leaving = Load()
         self.claimed = Load()
@@ -82,6 +84,11 @@ class Member:
             return 0
         given = self.idle[request] + self.claims[request]
         return max(0, self.wants.get(request, 0) - given)
+
+    def comes_behind(self, request: Request) -> bool:
+        """Whether another of its requests is to be served before this one."""
+        others = self.wants.keys() - self.behind.keys() - {ALONE}
+        return request in self.behind and any(map(self.missing, others))
 
     def idle_grants(self) -> list[Grant]:
         """Those in which it has nothing."""
