@@ -45,12 +45,16 @@ class Store(Protocol):
 
 
 class _Book(msgspec.Struct):
-    """What is known of a trial: its newest epoch, its last recorded step, whether it is over."""
+    """What is known of a trial: its newest epoch, its last recorded step, whether it is over.
+
+    ``is_complete``: that step's result said that it is the last.
+    """
 
     epoch: int = 0
     step: int = 0
     lineage: int = 0
     is_over: bool = False
+    is_complete: bool = False
     #: Checkpoints that it wrote while the epoch that wrote them was the newest.
     written: set[str] = msgspec.field(default_factory=set)
 
@@ -176,7 +180,7 @@ class Auditor:
     def _resumed(self) -> None:
         for trial_id, trial in self.runner.live.items():
             book = self._books[trial_id]
-            book.is_over = trial.is_finished
+            book.is_over, book.is_complete = trial.is_finished, trial.is_complete
             if trial.lineage != book.lineage:
                 book.lineage, book.step = trial.lineage, 0
                 self._begun(trial_id)  # what began in the lineage before counts no longer
@@ -200,6 +204,9 @@ class Auditor:
             self._broken("I3", command.trial, f"step {result.step} follows step {book.step}")
         if book.is_over:
             self._broken("I3", command.trial, f"step {result.step} is recorded behind its end")
+        if book.is_complete:
+            self._broken("I3", command.trial, f"step {result.step} follows one that was its last")
+        book.is_complete = result.done
         book.step = result.step
 
     def _recorded_start(self, command: c.RecordStart) -> None:

@@ -24,6 +24,7 @@ from tunemq_scheduler.patience import append_when_there_is_room
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.report.news import (
     told_of,
+    told_of_end,
     told_of_lost,
     told_of_node,
     told_of_superseded,
@@ -515,6 +516,9 @@ class ExperimentLoop:
                 removals.append(command)
             elif isinstance(command, c.TellOfNode):
                 self._warnings.append(told_of_node(command))
+            elif isinstance(command, c.TellOfEnd):
+                at_end = self.plan.checkpoint_at_end
+                self._warnings.append(told_of_end(command, saves_at_end=at_end))
         if orders:
             # First, so that hosts work while the records are written.
             self.executor.perform(orders)

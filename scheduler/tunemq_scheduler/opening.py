@@ -19,6 +19,7 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.core.trial import ERROR, TERMINATED
 from tunemq_scheduler.journal import FILE_NAME, Journal, JournalHeader, Snapshot
 from tunemq_scheduler.mending import Mending
 from tunemq_scheduler.plan import ExperimentPlan
@@ -237,15 +238,18 @@ def _tried_again(opened: Opened, trials: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _ended_by(opened: Opened, stop: tuple[Condition, ...] | None) -> tuple[str, ...]:
-    """The trials that ended by these criteria."""
+    """The trials that ended by these criteria, or were about to."""
     if not stop:
         return ()
     runner, found = opened.runner, []
     for trial in (*runner.finished, *runner.live):  # whose hosts may not have been gone yet
         summary = runner.summary(trial)
-        if summary.status != "TERMINATED" or summary.last_result is None:
+        last = summary.last_result
+        if last is None or summary.status == ERROR:
+            continue
+        if summary.status != TERMINATED and not last.done:
             continue
         view = TrialView.of(trial, summary, opened.plan)
-        if first_that_holds(stop, view.full_result(summary.last_result)) is not None:
+        if first_that_holds(stop, view.full_result(last)) is not None:
             found.append((summary.number, trial))
     return tuple(trial for _, trial in sorted(found))

@@ -85,6 +85,7 @@ class HardFarm(SimulatedFarm):
             uploads=self.settings.uploads,
             seed=self.settings.seed,
             store=self.store,
+            cleanup_s=faults.cleanup_s,
             linger_s=faults.linger_s,
         )
 

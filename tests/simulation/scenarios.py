@@ -97,6 +97,14 @@ def f11_zombies_of_a_lineage(seed: int) -> FaultySearch:
     return _search(seed, faults, **options, max_node_losses=0)
 
 
+def f02_hosts_die_at_the_end(seed: int) -> FaultySearch:
+    """Hosts, nodes and schedulers die while trials that had their last result clean up."""
+    faults = FaultSettings(
+        cleanup_s=3.0, host_deaths=12, node_deaths=3, cut_offs=2, linger_s=0.5, until_s=40.0
+    )
+    return _search(seed, faults, scheduler_deaths=1, power_cuts=1, interrupts=1)
+
+
 def f12_doubled(seed: int) -> FaultySearch:
     return _search(seed, FaultSettings(doubled=0.5))
 
@@ -159,6 +167,7 @@ def everything(seed: int) -> FaultySearch:
         linger_s=rng.choice([0.0, 0.1, 2.0]),
         skew_s=3600.0,
         until_s=25.0,
+        cleanup_s=rng.choice([0.0, 0.0, 2.0]),
     )
     options: dict[str, Any] = {}
     if seed % 3:
@@ -188,6 +197,7 @@ SCENARIOS: Final[dict[str, Callable[[int], FaultySearch]]] = {
         undisturbed,
         f01_nodes_die,
         f02_hosts_die,
+        f02_hosts_die_at_the_end,
         f03_schedulers_die,
         f04_power_cuts,
         f06_wipes,

@@ -202,6 +202,20 @@ class TellOfNode(Command, frozen=True):
     pause_s: float
 
 
+class TellOfEnd(Command, frozen=True):
+    """A trial is over whose host failed, or was gone, behind its last result, of this ``step``.
+
+    ``failure`` says how, on ``hostname``; None where nobody did. ``saved`` is the step of its
+    newest checkpoint, 0 without.
+    """
+
+    trial: str
+    failure: TrialFailed | HostDied | NodeLost | None
+    hostname: str
+    step: int
+    saved: int
+
+
 # --- to the store ---------------------------------------------------------------------------------
 
 

@@ -214,7 +214,7 @@ class FailureEvents:
         commands: list[Command],
     ) -> None:
         is_retried = verdict.is_retried and not self._state.stopping
-        hostname = self._hostname_of(trial)
+        hostname = self._state.hostname_of(trial)
         record = RecordFailure(
             trial.trial_id, event, hostname, is_retried, failure.kind, verdict.told
         )
@@ -250,14 +250,6 @@ class FailureEvents:
         if pause_s:
             node = state.nodes[incarnation]
             commands.append(TellOfNode(node.node, node.hostname, TRIALS_IN_A_ROW, reason, pause_s))
-
-    def _hostname_of(self, trial: Trial) -> str:
-        """Where it runs, or ran when it was heard last."""
-        incarnation = self._state.slots.node_at(trial.trial_id, trial.epoch)
-        node = self._state.nodes.get(incarnation or "")
-        if node is not None:
-            return node.hostname
-        return trial.started.hostname if trial.started is not None else ""
 
 
 def _part_of(request: Mapping[str, float]) -> str:

@@ -24,21 +24,14 @@ from tunemq_scheduler.core.away import AWAY_UPLOADS_S, AwayNode, Doing
 from tunemq_scheduler.core.commands import Command, DropNode, ReattachTrial, StartTrial
 from tunemq_scheduler.core.offers import OfferEvents
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, TERMINATED, Trial
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import TO_THE_END
 
-
-class _End(Protocol):
-    def __call__(
-        self,
-        trial: Trial,
-        status: str,
-        reason: str,
-        commands: list[Command],
-        *,
-        early: bool = False,
-    ) -> None: ...
+#: What a host, or its node, fell to.
+Failure = m.TrialFailed | m.HostDied | m.NodeLost
+#: Ends a trial without a host if it was to end anyway; returns whether it was.
+EndIfDue = Callable[[Trial, Failure | None, list[Command]], bool]
 
 
 class _LostItsNode(Protocol):
@@ -51,7 +44,7 @@ class Moves(NamedTuple):
     """What the runner does with a trial; see there."""
 
     move: Callable[[Trial, str], None]
-    end: _End
+    end_if_due: EndIfDue
     lost_its_node: _LostItsNode
     forget_if_over: Callable[[Trial, list[Command]], None]
 
@@ -182,9 +175,7 @@ class NodeEvents:
             self._moves.forget_if_over(trial, commands)
             return
         trial.story.append(event)
-        if trial.stop_ordered:
-            self._moves.end(trial, TERMINATED, trial.ending, commands, early=True)
-        else:
+        if not self._moves.end_if_due(trial, event, commands):
             doing[trial.trial_id] = Doing.of(trial)
             self._moves.lost_its_node(trial, event, commands, was_alone=was_alone)
 

@@ -16,9 +16,10 @@ import msgspec
 
 from tunemq_scheduler.core.commands import Command, DropNode, RecordTrialRevived
 from tunemq_scheduler.core.kept_checkpoints import Kept, KeptCheckpoints
+from tunemq_scheduler.core.node_events import EndIfDue
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.trial import PENDING, RUNNING, Trial, TrialSummary
+from tunemq_scheduler.core.trial import PENDING, RUNNING, TERMINATED, Trial, TrialSummary
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import next_result
 
@@ -35,6 +36,7 @@ class Turns(NamedTuple):
 
     set_aside: Callable[[Trial], None]
     stop: Callable[[Trial, str, list[Command]], None]
+    end_if_due: EndIfDue
     node_lost: Callable[[m.NodeLost], list[Command]]
 
 
@@ -49,12 +51,14 @@ class ResumeEvents:
         """A scheduler took up the journal; ``answers`` are horizons of trials that live again."""
         state = self._state
         commands: list[Command] = []
+        revived = state.revived_by(event)
         state.run = event.run
         state.epochs_from = max(state.epochs_from, event.epochs_from)
         state.interrupted = ""
         state.exhausted = False
         if event.settings:
             state.settings = _decode_settings(event.settings)
+        self._end_those_due(event, commands)
         if event.is_cold:
             state.cold_run, state.stopping = event.run, ""
             self._lose_all_nodes(commands)
@@ -62,9 +66,19 @@ class ResumeEvents:
             for trial in list(state.live.values()):
                 self._turns.stop(trial, NOT_RESUMED, commands)
         state.queue.regroup()  # the rules may be others
-        for trial_id in state.revived_by(event):
+        for trial_id in revived:
             self._revive(trial_id, event, answers, commands)
         return commands
+
+    def _end_those_due(self, event: m.ExperimentResumed, commands: list[Command]) -> None:
+        """Whoever had its last result is over, but for those that may go further now."""
+        for trial in list(self._state.live.values()):
+            if trial.is_finished:
+                continue
+            if trial.trial_id in event.also:
+                trial.reopen()
+            if event.is_cold or trial.status != RUNNING:
+                self._turns.end_if_due(trial, None, commands)
 
     def _lose_all_nodes(self, commands: list[Command]) -> None:
         """Nobody is to blame, so that no trial's failures are counted and none waits for that."""
@@ -88,7 +102,8 @@ class ResumeEvents:
         commands: list[Command],
     ) -> None:
         state = self._state
-        state.counts[state.summary(trial_id).status] -= 1
+        before = state.summary(trial_id).status
+        state.counts[before] -= 1
         trial = state.live.get(trial_id)
         if trial is None:
             trial = _brought_back(trial_id, state.summary(trial_id), state.settings)
@@ -112,6 +127,8 @@ class ResumeEvents:
             trial.epoch += 1  # a node that was away may still have the old one, and says so
             trial.last_result = trial.started = None
             commands += state.book.clear(trial)
+        elif before == TERMINATED:
+            trial.reopen()
         trial.run_until = next_result(trial.last_step)
         for answer in answers:
             if isinstance(answer, m.HorizonSet) and answer.trial == trial_id:

@@ -31,10 +31,11 @@ from tunemq_scheduler.core.commands import (
     ReleaseTrial,
     StartTrial,
     StopTrial,
+    TellOfEnd,
 )
 from tunemq_scheduler.core.failure_events import Endings, FailureEvents
 from tunemq_scheduler.core.kept_checkpoints import KeptCheckpoints
-from tunemq_scheduler.core.node_events import Moves, NodeEvents
+from tunemq_scheduler.core.node_events import Failure, Moves, NodeEvents
 from tunemq_scheduler.core.offers import OfferEvents
 from tunemq_scheduler.core.resuming import ResumeEvents, Turns
 from tunemq_scheduler.core.review import Review
@@ -45,6 +46,7 @@ from tunemq_scheduler.core.trial import (
     ERROR,
     PAUSED,
     PENDING,
+    REACHED_ITS_END,
     RUNNING,
     TERMINATED,
     Trial,
@@ -69,7 +71,7 @@ class TrialRunner(RunnerState):
         self._usage = UsageBook(self)
         self._nodes = NodeEvents(
             self,
-            Moves(self._move, self._end, self._failures.lost_its_node, self._forget_if_over),
+            Moves(self._move, self._end_if_due, self._failures.lost_its_node, self._forget_if_over),
             self._offers,
         )
         self._handlers: dict[type[Any], Callable[[Any], list[Command]]] = {
@@ -100,7 +102,8 @@ class TrialRunner(RunnerState):
             m.StopRequested: self._stop_requested,
             m.Interrupted: self._interrupted,
         }
-        self._resuming = ResumeEvents(self, Turns(self._set_aside, self._stop, self._nodes.lost))
+        turns = Turns(self._set_aside, self._stop, self._end_if_due, self._nodes.lost)
+        self._resuming = ResumeEvents(self, turns)
 
     def handle(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> list[Command]:
         """Take in an event and what was answered about it; returns what is to be done."""
@@ -151,7 +154,7 @@ class TrialRunner(RunnerState):
         if review is Review.REPEATED:
             self.repeated += 1
             trial.repeated += 1
-            return []
+            return self._stop_behind_end(trial, event)
         trial.story.append(event)
         self._failures.got_on(trial, event)
         trial.last_result = event
@@ -160,7 +163,7 @@ class TrialRunner(RunnerState):
         commands: list[Command] = []
         if review is Review.FINAL:
             # Its end follows, when its host has said that the last checkpoint is kept, too.
-            trial.ending = trial.ending or "it reached its end"
+            trial.ending = trial.ending or REACHED_ITS_END
         else:
             self._decide(trial, event, answers, commands)
         return [RecordResult(event.trial, event, done=event.done or trial.is_finished), *commands]
@@ -190,6 +193,13 @@ class TrialRunner(RunnerState):
                     pass
         if trial.status == RUNNING and not trial.pausing:
             commands.append(ContinueTrial(*self._where(trial), trial.run_until))
+
+    def _stop_behind_end(self, trial: Trial, event: m.ResultReported) -> list[Command]:
+        """A trial that has all of its results runs for a checkpoint, and no further than that."""
+        commands: list[Command] = []
+        if trial.is_complete and event.step >= trial.last_step and not event.done:
+            self._stop(trial, trial.end_reason, commands)
+        return commands
 
     # --- the life of a trial ----------------------------------------------------------------------
 
@@ -278,8 +288,7 @@ class TrialRunner(RunnerState):
         if self.is_current(event.trial, event.epoch):
             trial = self.live[event.trial]
             trial.story.append(event)
-            reason = trial.ending or "it finished"
-            self._end(trial, TERMINATED, reason, commands, early=trial.stop_ordered)
+            self._end(trial, TERMINATED, trial.end_reason, commands, early=trial.stop_ordered)
         else:
             self.stale += 1
         return commands
@@ -292,11 +301,27 @@ class TrialRunner(RunnerState):
             return []
         trial.story.append(event)
         commands: list[Command] = []
-        if trial.stop_ordered:  # it failed while it was being stopped, which its log tells
-            self._end(trial, TERMINATED, trial.ending, commands, early=True)
-            return commands
-        self._failures.failed(trial, event, commands)
+        if not self._end_if_due(trial, event, commands):
+            self._failures.failed(trial, event, commands)
         return commands
+
+    def _end_if_due(self, trial: Trial, failure: Failure | None, commands: list[Command]) -> bool:
+        """Its host is gone: end a trial that was to end anyway; returns whether it was.
+
+        It has all of its results then. Only one that says itself that it could not keep its last
+        checkpoint has failed.
+        """
+        if trial.stop_ordered:  # what went wrong on the way, its log tells
+            self._end(trial, TERMINATED, trial.end_reason, commands, early=True)
+            return True
+        could_not_save = isinstance(failure, m.TrialFailed) and failure.kind == "storage"
+        if not trial.is_complete or could_not_save:
+            return False
+        saved = max((one.step for one in trial.checkpoints if one.is_wanted), default=0)
+        hostname = self.hostname_of(trial)
+        commands.append(TellOfEnd(trial.trial_id, failure, hostname, trial.last_step, saved))
+        self._end(trial, TERMINATED, trial.end_reason, commands)
+        return True
 
     def _end_in_error(self, trial: Trial, reason: str, commands: list[Command]) -> None:
         self._end(trial, ERROR, reason, commands)
@@ -344,8 +369,8 @@ class TrialRunner(RunnerState):
             return commands
         if trial.status != RUNNING or trial.epoch != event.epoch:
             self._forget_if_over(trial, commands)
-        elif trial.stop_ordered:
-            self._end(trial, TERMINATED, trial.ending, commands, early=True)
+        elif self._end_if_due(trial, None, commands):
+            pass
         elif trial.trial_id in self.giving_way:
             self._offers.gave_way(trial)
         elif trial.pausing:

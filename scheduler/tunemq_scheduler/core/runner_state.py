@@ -105,7 +105,7 @@ class RunnerState:
         trial = self.live.get(result.trial)
         if trial is None or not self.is_epoch(trial, result.epoch) or trial.status in FINISHED:
             return Review.STALE
-        if result.step <= trial.last_step:
+        if result.step <= trial.last_step or trial.is_complete:
             return Review.REPEATED
         if result.done:
             return Review.FINAL
@@ -194,6 +194,14 @@ class RunnerState:
         if self.nodes[node].node in trial.excluded:
             return False
         return self.placement.is_whole(node) and self.placement.can_hold(node, trial.resources)
+
+    def hostname_of(self, trial: Trial) -> str:
+        """Where it runs, or ran when it was heard last."""
+        incarnation = self.slots.node_at(trial.trial_id, trial.epoch)
+        node = self.nodes.get(incarnation or "")
+        if node is not None:
+            return node.hostname
+        return trial.started.hostname if trial.started is not None else ""
 
     def shunned_by(self, trial: Trial) -> list[str]:
         """The nodes, by incarnation, that a trial is not placed on any more."""
@@ -358,7 +366,8 @@ class RunnerState:
     def revived_by(self, event: m.ExperimentResumed) -> list[str]:
         """The trials that are over now, and go on with this event."""
         errored = self.errored() if event.errored else []
-        return [*errored, *(trial for trial in event.also if trial not in errored)]
+        also = [one for one in event.also if one not in errored and self.is_leaving(one)]
+        return [*errored, *also]
 
     def _keep_node(self, trial: Trial) -> None:
         """A trial was passed over too often: a node takes no others until there is room for it.

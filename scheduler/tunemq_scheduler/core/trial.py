@@ -6,6 +6,7 @@ from collections import deque
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from tunemq_scheduler.core.kept_checkpoints import KeptCheckpoints
 from tunemq_shared.conditions import TO_THE_END, Horizon
@@ -39,6 +40,9 @@ TRANSITIONS: Final[dict[str, frozenset[str]]] = {
     TERMINATED: frozenset(),
     ERROR: frozenset(),
 }
+
+#: Why a trial is over that had its last result.
+REACHED_ITS_END: Final = "it reached its end"
 
 #: Seconds to wait before the next try: at once, then growing while no new result comes.
 MAX_BACK_OFF_S: Final = 60.0
@@ -215,6 +219,16 @@ class Trial:
         return self.last_result.step if self.last_result is not None else 0
 
     @property
+    def is_complete(self) -> bool:
+        """Whether its newest recorded result is its last, by its stop criteria or its own word."""
+        return self.last_result is not None and self.last_result.done
+
+    @property
+    def end_reason(self) -> str:
+        """Why it ends, if it does so without an error."""
+        return self.ending or (REACHED_ITS_END if self.is_complete else "it finished")
+
+    @property
     def time_spent_s(self) -> float:
         """Its ``time_total_s``: what its recorded steps took."""
         return self.last_result.time_total_s if self.last_result is not None else 0.0
@@ -257,6 +271,12 @@ class Trial:
             )
         self.status = status
         self.restoring, self.waits = "", NO_WAIT
+
+    def reopen(self) -> None:
+        """It may go further than it might: its newest result is not its last any more."""
+        self.ending = ""
+        if self.last_result is not None:
+            self.last_result = replace(self.last_result, done=False)
 
     def count_failure(self, kind: str) -> None:
         """It failed, in a way of this class."""

@@ -72,6 +72,7 @@ class SimulatedFarm:
             uploads=settings.uploads,
             seed=settings.seed,
             store=self.store,
+            cleanup_s=faults.cleanup_s,
             linger_s=faults.linger_s,
             skew=lambda incarnation: self.nodes[incarnation].skew,
         )

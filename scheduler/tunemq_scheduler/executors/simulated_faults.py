@@ -24,6 +24,7 @@ class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
             nothing; what has it goes on.
         downtime_s, cut_off_s, outage_s, bad_device_s: the longest time that each lasts.
         lease_s: how long a node is silent before it is taken for lost.
+        cleanup_s: how long a host takes to end behind its last result.
         linger_s: how long something of a host is left after its end.
         skew_s: by how much nodes' clocks are wrong, this way or that.
         until_s: nothing goes wrong any more from then on.
@@ -45,6 +46,7 @@ class FaultSettings(msgspec.Struct, frozen=True, kw_only=True):
     outage_s: float = 10.0
     bad_device_s: float = 15.0
     lease_s: float = 6.0
+    cleanup_s: float = 0.0
     linger_s: float = 0.1
     skew_s: float = 0.0
     until_s: float = 60.0

@@ -67,6 +67,7 @@ class SimulatedHosts:
         uploads, seed: how their checkpoints come to the store.
         store: which that is; None where nobody looks into it.
         horizon_error: run on so many steps past each horizon.
+        cleanup_s: how long a host takes to end behind its last result.
         linger_s: how long something of a host is left after it has ended.
         skew: by how much each node's clock is wrong.
     """
@@ -82,6 +83,7 @@ class SimulatedHosts:
         seed: int,
         store: SimulatedStore | None = None,
         horizon_error: int = 0,
+        cleanup_s: float = 0.0,
         linger_s: float = 0.0,
         skew: Callable[[str], float] = lambda _node: 0.0,
     ) -> None:
@@ -89,7 +91,7 @@ class SimulatedHosts:
         self._metrics, self._step_time = metrics, step_time
         self._report = report
         self._horizon_error = horizon_error
-        self._linger_s = linger_s
+        self._cleanup_s, self._linger_s = cleanup_s, linger_s
         self._skew = skew
         self._hosts: dict[tuple[str, int], Host] = {}
         #: By trial and node, those that wait for room for a checkpoint.
@@ -243,9 +245,12 @@ class SimulatedHosts:
         return [m.TrialWaits(host.order.trial, host.epoch, "", ""), self._checkpoint(host)]
 
     def _finish_step(self, host: Host, done: bool, events: list[m.NodeEvent]) -> None:
+        if done and self._cleanup_s:
+            self._report(host.node, *events)
+            self._time.after(self._cleanup_s, self._finish, host)
+            return
         if done:
-            events.append(m.TrialFinished(host.order.trial, host.epoch))
-            events += self._gone(host)
+            events += self._finished(host)
         elif host.is_pausing:
             events += self._paused(host)
         self._report(host.node, *events)
@@ -255,6 +260,11 @@ class SimulatedHosts:
                 host.waits = True
             else:
                 self._next_step(host)
+
+    def _finish(self, host: Host) -> None:
+        """It has cleaned up."""
+        if host.alive:
+            self._report(host.node, *self._finished(host))
 
     def _has_reached(self, host: Host) -> bool:
         """Whether somebody has to decide; nobody does about a repeated step."""
@@ -285,6 +295,9 @@ class SimulatedHosts:
         at = self._time.now + self._skew(host.node)
         failed = m.TrialFailed(host.order.trial, host.epoch, kind, reason, "", at)
         return [failed, *self._gone(host)]
+
+    def _finished(self, host: Host) -> list[m.NodeEvent]:
+        return [m.TrialFinished(host.order.trial, host.epoch), *self._gone(host)]
 
     def _paused(self, host: Host) -> list[m.NodeEvent]:
         events: list[m.NodeEvent] = [self._checkpoint(host)] if host.step > host.saved else []

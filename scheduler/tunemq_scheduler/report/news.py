@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tunemq_scheduler.core.commands import TellOfNode
+from tunemq_scheduler.core.commands import TellOfEnd, TellOfNode
+from tunemq_scheduler.failures import failure_of
 from tunemq_shared import messages as m
 
 #: How many of those that went with a node are named.
@@ -38,6 +39,29 @@ def told_of_node(node: TellOfNode) -> str:
     return (
         f"node {node.node} on {node.hostname} is set aside for {node.pause_s:g} s: {node.trials} "
         f"different trials in a row failed there, with no result in between ({node.reason})"
+    )
+
+
+def told_of_end(end: TellOfEnd, *, saves_at_end: bool) -> str:
+    """One line about a trial whose host was gone before it had ended by itself.
+
+    Args:
+        saves_at_end: whether it was to make a checkpoint then.
+    """
+    why = ""
+    if end.failure is not None:
+        failure = failure_of(
+            end.failure, trial=end.trial, hostname=end.hostname, number=1, retried=False
+        )
+        why = f" ({failure.error})"
+    where = f" on {end.hostname}" if end.hostname else ""
+    lacks = ""
+    if end.saved < end.step and (end.saved or saves_at_end):
+        newest = f"its newest one is of step {end.saved}" if end.saved else "it has none"
+        lacks = f"; a checkpoint of that step is missing, {newest}"
+    return (
+        f"trial {end.trial} had reported its last result (step {end.step}) when it was cut short"
+        f"{where}{why}: it is over, with all of its results, and is not tried again{lacks}"
     )
 
 

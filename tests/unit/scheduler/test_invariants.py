@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tunemq_scheduler.core.review import Review
@@ -91,6 +92,14 @@ def test_i3_no_step_is_left_out_and_the_trials_story_is_told() -> None:
     with pytest.raises(InvariantBroken, match=r"I3.*step 2 follows step 0") as caught:
         running().event(result(2))
     assert "TrialChosen" in str(caught.value)
+
+
+def test_i3_no_result_follows_one_that_was_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    careless(monkeypatch)
+    auditor = running()
+    auditor.event(msgspec.structs.replace(result(1), done=True))
+    with pytest.raises(InvariantBroken, match=r"I3.*trial t: step 2 follows one that was its last"):
+        auditor.event(result(2))
 
 
 def test_i4_nothing_of_an_older_incarnation_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

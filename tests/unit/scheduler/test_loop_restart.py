@@ -170,7 +170,11 @@ def test_a_trial_whose_last_result_came_before_an_interruption_is_asked_about_ag
     loop.turn(NODE)
     loop.batch(1, started(), result(1), result(2, done=True))
     loop.turn(m.Interrupted("Ctrl-C"))
-    loop.loop.resume(m.ExperimentResumed(2, 0.0))  # with criteria that let it go further, say
+    opened = Opened(loop.journal, loop.runner, loop.loop.algorithms, PLAN, loop.loop.trials)
+    before = (Condition("training_iteration", 2),)
+    event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
+    assert event.also == ("t_00000",), "with other criteria it may go further"
+    loop.loop.resume(event)
     loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
     further = m.ResultReported("t_00000", 2, 3, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 3)
     begun = m.TrialStarted("t_00000", 2, 1, "host", "127.0.0.1", 0.0)

@@ -97,13 +97,13 @@ def test_a_final_save_that_fails_is_a_failure_of_the_trial() -> None:
     assert story.runner.live["a"].status == "ERROR"
 
 
-def test_a_trial_that_died_before_its_final_checkpoint_is_tried_again() -> None:
-    story = Story(max_failures=1)
+def test_a_trial_that_could_not_keep_its_final_checkpoint_is_tried_again() -> None:
+    story = Story(max_storage_failures=1)
     story.start("a", TO_THE_END)
     story.report("a", 1)
     story.commit("a", 1)
     story.report("a", 2, done=True)
-    story.die("a")
+    story.fail("a")
     assert story.choose("a").restore == (m.CheckpointRef("a/1-1", "hash", 1),)
     assert story.report("a", 2, epoch=2, done=True) == []
     assert kinds(story.commit("a", 2, epoch=2)) == ["RecordCheckpoint"]

@@ -128,13 +128,16 @@ def test_a_trial_that_paused_when_its_node_went_away_goes_on_pausing() -> None:
     assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
 
 
-def test_a_trial_that_had_its_last_result_when_its_node_went_away_still_ends(story) -> None:
+def test_runner_with_the_node_of_a_complete_trial_away_ends_it_and_keeps_its_checkpoints(
+    story,
+) -> None:
     story.report("a", 3, done=True)
-    story.lose()
-    assert trial(story).status == "PENDING", "its last checkpoint may never come"
+    told, end = story.lose()
+    assert told == c.TellOfEnd("a", m.NodeLost(NODE, "its lease ran out"), "", 3, 2)
+    assert end == c.RecordEnd("a", "TERMINATED", "it reached its end")
     story.hear_again()
-    story.commit("a", 2)
-    assert story.finish("a") == [c.RecordEnd("a", "TERMINATED", "it reached its end")]
+    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    assert story.finish("a") == []
     story.free("a")
     assert "a" in story.runner.finished
 
