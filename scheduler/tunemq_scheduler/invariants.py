@@ -5,7 +5,7 @@ own, which are simple enough to be seen to be right. What it checks:
 
 * **I1** no trial that was suggested is missing, and the counts are those of the trials;
 * **I2** a step of a trial is recorded once in its lineage; a node's event is journalled once;
-* **I3** recorded steps follow one another without a gap;
+* **I3** recorded steps follow one another without a gap, and none follows a trial's last;
 * **I4** nothing that an older incarnation says is recorded;
 * **I5** a trial has one current incarnation; nobody holds more of a node than that has, and
   nothing begins on a device that is withheld, nor on a node that a trial is kept away from;
@@ -180,7 +180,8 @@ class Auditor:
     def _resumed(self) -> None:
         for trial_id, trial in self.runner.live.items():
             book = self._books[trial_id]
-            book.is_over, book.is_complete = trial.is_finished, trial.is_complete
+            last, book.is_over = trial.last_result, trial.is_finished
+            book.is_complete = last is not None and last.done
             if trial.lineage != book.lineage:
                 book.lineage, book.step = trial.lineage, 0
                 self._begun(trial_id)  # what began in the lineage before counts no longer

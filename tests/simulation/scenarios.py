@@ -57,9 +57,8 @@ def _search(seed: int, faults: FaultSettings, **options: Any) -> FaultySearch:
     """One with a trial scheduler and uploads that depend on the seed."""
     kind = seed % 3
     options.setdefault("uploads", (LOCAL, SLOW, BAD)[seed // 3 % 3])
-    return FaultySearch(
-        SCHEDULERS[kind], seed=seed, faults=faults, trials=TRIALS[kind], max_t=MAX_T, **options
-    )
+    options.setdefault("max_t", MAX_T)
+    return FaultySearch(SCHEDULERS[kind], seed=seed, faults=faults, trials=TRIALS[kind], **options)
 
 
 def undisturbed(seed: int) -> FaultySearch:
@@ -98,11 +97,11 @@ def f11_zombies_of_a_lineage(seed: int) -> FaultySearch:
 
 
 def f02_hosts_die_at_the_end(seed: int) -> FaultySearch:
-    """Hosts, nodes and schedulers die while trials that had their last result clean up."""
+    """Hosts, nodes and schedulers die while trials clean up that saved their last step."""
     faults = FaultSettings(
         cleanup_s=3.0, host_deaths=12, node_deaths=3, cut_offs=2, linger_s=0.5, until_s=40.0
     )
-    return _search(seed, faults, scheduler_deaths=1, power_cuts=1, interrupts=1)
+    return _search(seed, faults, max_t=8, scheduler_deaths=1, power_cuts=1, interrupts=1)
 
 
 def f12_doubled(seed: int) -> FaultySearch:

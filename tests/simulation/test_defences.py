@@ -11,6 +11,7 @@ from tunemq_scheduler.core.node_events import NodeEvents
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trial import Trial
 from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
 from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
@@ -115,3 +116,10 @@ def test_when_a_slot_is_given_to_another_before_its_host_is_gone(
 
     monkeypatch.setattr(TrialRunner, "_end", early)
     assert "I5" in noticed("undisturbed")
+
+
+def test_when_a_trial_that_had_its_last_result_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Trial, "is_complete", False)
+    assert "follows one that was its last" in noticed("f02_hosts_die_at_the_end")

@@ -232,7 +232,9 @@ class TrialRunner(RunnerState):
         return []
 
     def _trial_chosen(self, event: m.TrialChosen) -> list[Command]:
-        trial = self.live[event.trial]
+        trial = self.live.get(event.trial)
+        if trial is None or (trial.is_finished and trial.is_complete):
+            return []  # by an earlier version, which tried again what had its last result
         trial.epoch = max(trial.epoch, self.epochs_from) + 1
         # It may have been told to pause, or been at its end, when its search was interrupted.
         trial.ending = trial.pausing = ""
