@@ -56,6 +56,10 @@ def test_f02_hosts_die_and_their_trials_are_tried_again() -> None:
     assert seen(searches("f02_hosts_die"))["HostDied"] > 5 * SEEDS
 
 
+def test_f02_a_trial_that_dies_behind_its_last_result_reports_nothing_further() -> None:
+    assert seen(searches("f02_hosts_die_at_the_end"))["HostDied"] > 5 * SEEDS
+
+
 def test_f03_schedulers_die_anywhere_in_a_turn_and_no_trial_is_started_again() -> None:
     found = searches("f03_schedulers_die")
     assert sum(search.lives for search in found) > 3 * SEEDS
