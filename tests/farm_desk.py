@@ -82,6 +82,9 @@ class ToldExperiments:
             self._check(trial)
         return self.folder / (f"{name}-{trial}.log" if trial else f"{name}.log")
 
+    def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
+        return ()
+
     def forget(self, name: str, *, with_files: bool) -> None:
         self.told.append(("forget", name, str(with_files)))
 

@@ -52,18 +52,7 @@ def make_roles(
 ) -> dict[str, dict[str, str]]:
     """Make a user for each role; the environment in which each is let in."""
     need("minio (`make minio` builds it)", isinstance(server, MinioServer))
-    from minio import MinioAdmin
-    from minio.credentials import StaticProvider
-
-    certificate = str(server.certificate.file) if server.certificate else None
-    admin = MinioAdmin(
-        endpoint=server.url.partition("//")[2],
-        credentials=StaticProvider(server.access_key, server.secret_key),
-        secure=server.certificate is not None,
-        http_client=urllib3.PoolManager(
-            timeout=urllib3.Timeout(connect=30, read=30), retries=False, ca_certs=certificate
-        ),
-    )
+    admin = admin_of(server)
     wait_for_users(admin)
     made = {}
     for role in ROLES:
@@ -77,3 +66,19 @@ def make_roles(
             "AWS_SECRET_ACCESS_KEY": password,
         }
     return made
+
+
+def admin_of(server: ObjectServer) -> MinioAdmin:
+    """Who makes users of a MinIO."""
+    from minio import MinioAdmin
+    from minio.credentials import StaticProvider
+
+    certificate = str(server.certificate.file) if server.certificate else None
+    return MinioAdmin(
+        endpoint=server.url.partition("//")[2],
+        credentials=StaticProvider(server.access_key, server.secret_key),
+        secure=server.certificate is not None,
+        http_client=urllib3.PoolManager(
+            timeout=urllib3.Timeout(connect=30, read=30), retries=False, ca_certs=certificate
+        ),
+    )

@@ -22,6 +22,9 @@ from tunemq_shared.store_address import canonical_address, is_remote
 MAX_NAME_BYTES: Final = 80
 #: The variable that moves the results folder.
 RESULTS_VARIABLE: Final = "TUNEMQ_RESULTS"
+#: The farm's own folder among the results, and the file there that whoever makes a backup touches.
+OWN_FOLDER: Final = ".farm"
+BACKUP_NOTE: Final = "last-backup"
 #: The file in a trial's folder with all failures of the trial.
 ERROR_FILE: Final = "error.txt"
 

@@ -233,15 +233,33 @@ class RefusedRow(Answer, frozen=True, kw_only=True):
     times: int
 
 
+class StoreTroubleRow(Answer, frozen=True, kw_only=True):
+    """A process of the scheduler that an object store fails; see `store_traffic.StoreTraffic`.
+
+    Attributes:
+        experiment: whose process it is; empty for the scheduler itself.
+        failing_s: for so long no request has succeeded; 0 while all do.
+        problem: the last error.
+        copy_behind_s: for so long the copy of the journal in the store has lacked turns.
+    """
+
+    experiment: str = ""
+    failing_s: float = 0.0
+    problem: str = ""
+    copy_behind_s: float = 0.0
+
+
 class NodeList(Answer, frozen=True, kw_only=True):
     """Answers `ListNodes`.
 
     Attributes:
         refused: what the scheduler and its nodes did not believe, since each began.
+        stores: which processes of the scheduler an object store fails now.
     """
 
     nodes: tuple[NodeRow, ...]
     refused: tuple[RefusedRow, ...] = ()
+    stores: tuple[StoreTroubleRow, ...] = ()
 
 
 class FarmDescription(Answer, frozen=True, kw_only=True):

@@ -15,7 +15,8 @@ import pytest
 from tests.object_servers import Certificate
 from tests.support import eventually
 from tunemq_scheduler.farm import head_watch
-from tunemq_scheduler.farm.head_watch import BACKUP_NOTE, HeadWatch
+from tunemq_scheduler.farm.head_watch import HeadWatch
+from tunemq_scheduler.folders import BACKUP_NOTE
 
 pytestmark = pytest.mark.integration
 

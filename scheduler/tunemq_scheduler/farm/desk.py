@@ -72,6 +72,9 @@ class Experiments(Protocol):
             ConfigError: it has no such trial.
         """
 
+    def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
+        """Which processes of the scheduler an object store fails now."""
+
     def forget(self, name: str, *, with_files: bool) -> None:
         """It was removed; remove its results and checkpoints, too, where that is wanted."""
 
@@ -290,7 +293,11 @@ class Desk:
     def list_nodes(self, request: r.ListNodes, caller: Caller) -> a.NodeList:
         """All of them."""
         del request, caller
-        return a.NodeList(nodes=self._nodes.rows(), refused=self._nodes.refused())
+        return a.NodeList(
+            nodes=self._nodes.rows(),
+            refused=self._nodes.refused(),
+            stores=self._experiments.store_troubles(),
+        )
 
     def drain(self, request: r.Drain, caller: Caller) -> a.Done:
         """Drain it."""

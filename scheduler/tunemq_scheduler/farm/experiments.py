@@ -27,7 +27,7 @@ from tunemq_shared.allotments import WHOLE_NODE, Usage
 from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.answers import Refusal
 from tunemq_shared.errors import ConfigError, RequestRefused
-from tunemq_shared.store_traffic import StoreTraffic
+from tunemq_shared.store_traffic import TRAFFIC, StoreTraffic
 
 #: A process that dies is started again after so long, twice as long each time; and not again if it
 #: died so often in a row, each time before it had lived for so long.
@@ -142,6 +142,20 @@ class Experiments:
     def store_uses(self) -> dict[str, r.StoreUse]:
         """Of each that has a process, what it asks of stores, and who waits for one."""
         return {one.name: one.link.store_use for one in self._running.values() if one.link}
+
+    def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
+        """Which processes of the scheduler, this one included, an object store fails now."""
+        uses = {"": r.StoreUse(TRAFFIC.so_far()), **self.store_uses()}
+        return tuple(
+            a.StoreTroubleRow(
+                experiment=name,
+                failing_s=use.traffic.failing_s,
+                problem=use.traffic.problem,
+                copy_behind_s=use.copy_behind_s,
+            )
+            for name, use in uses.items()
+            if use.traffic.failing_s or use.copy_behind_s
+        )
 
     @property
     def traffic(self) -> StoreTraffic:

@@ -17,14 +17,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from tunemq_scheduler.farm.snapshot import HeadState
+from tunemq_scheduler.folders import BACKUP_NOTE
 from tunemq_shared.errors import TuneError
 from tunemq_shared.http_address import parse_http_address
 from tunemq_shared.redis_address import parse_address as parse_redis
 from tunemq_shared.s3_address import as_reached_from_here, find_ca_file, parse_address
 from tunemq_shared.store_address import is_http, is_remote
-
-#: Whoever makes a backup touches this file in the farm's own folder.
-BACKUP_NOTE: Final = "last-backup"
 
 _DISKS_EVERY_S: Final = 10.0
 _CERTIFICATES_EVERY_S: Final = 600.0

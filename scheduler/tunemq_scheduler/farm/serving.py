@@ -17,7 +17,7 @@ from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.metrics_server import MetricsServer
 from tunemq_scheduler.farm.settings import read_settings
 from tunemq_scheduler.farm.snapshot import FarmSnapshot
-from tunemq_scheduler.folders import farm_results_folder
+from tunemq_scheduler.folders import OWN_FOLDER, farm_results_folder
 from tunemq_scheduler.installed_packages import installed_packages_first
 from tunemq_shared.answers import ExperimentState
 from tunemq_shared.errors import BugError, ConfigError, TuneError, UserError
@@ -92,7 +92,7 @@ def _serve(service: Service, health: Health) -> None:
         )
     with installed_packages_first("celery", "kombu", "redis"):
         from tunemq_scheduler.farm.lease import SchedulerLease
-        from tunemq_scheduler.farm.supervisor import OWN_FOLDER, Farm, Supervisor
+        from tunemq_scheduler.farm.supervisor import Farm, Supervisor
         from tunemq_scheduler.security.redis_probes import refuse_dangers
         from tunemq_scheduler.security.unsigned_start import refuse_unsigned
 

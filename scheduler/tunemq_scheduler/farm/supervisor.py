@@ -36,6 +36,7 @@ from tunemq_scheduler.farm.requests import RequestServer
 from tunemq_scheduler.farm.results_folders import ResultsFolders
 from tunemq_scheduler.farm.settings import FarmSettings
 from tunemq_scheduler.farm.snapshot import FarmSnapshot, TurnTimes
+from tunemq_scheduler.folders import OWN_FOLDER
 from tunemq_shared.answers import ExperimentState
 from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.live_keys import LiveKeys
@@ -43,8 +44,6 @@ from tunemq_shared.store_address import is_remote, join
 from tunemq_shared.store_rules import StoreRules, store_environ
 from tunemq_shared.store_traffic import TRAFFIC
 
-#: The farm's own folder, in that of all experiments.
-OWN_FOLDER: Final = ".farm"
 #: What is done about once a second, and the longest that the loop waits.
 _BEAT_S: Final = 1.0
 #: How long processes get to end when the service does.

@@ -54,6 +54,7 @@ def test_nodes_that_are_alike_are_well():
         "node-libraries",
         "node-gpus",
         "node-disk",
+        "store-requests",
         "clocks",
     }
 

@@ -6,12 +6,14 @@ No check keeps the others from being made: a service that does not answer is a f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from tunemq_scheduler.client.requests import FarmClient, ScriptScheduler
 from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.folders import BACKUP_NOTE, OWN_FOLDER
 from tunemq_scheduler.security.doctor.arguments import (
     Secrets,
     check_arguments,
@@ -26,7 +28,8 @@ from tunemq_scheduler.security.doctor.keys import (
     private_files,
     secrets_in,
 )
-from tunemq_scheduler.security.doctor.nodes import Versions, check_nodes, check_silence
+from tunemq_scheduler.security.doctor.nodes import Versions, check_nodes
+from tunemq_scheduler.security.doctor.reports import check_backup, check_scheduler_reports
 from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
 from tunemq_scheduler.security.redis_probes import probe
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_folder, try_store
@@ -140,14 +143,14 @@ def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
 def _ask_scheduler(
     farm: Patient, keys: KeyFile
 ) -> tuple[FarmDescription | None, tuple[str, ...], list[Finding]]:
-    """What the scheduler says of the farm, the searches that need nodes, and what is wrong."""
+    """What the scheduler says of the farm, the searches that need nodes, and its reports."""
     owner = next(iter(keys.submitters), "")
     try:
         with FarmClient(
             farm.url, owner=owner, keys=farm.keys or None, timeout_s=_ANSWER_S
         ) as client:
             description = client.farm()
-            nodes = client.ask(ListNodes(), NodeList).nodes
+            listed = client.ask(ListNodes(), NodeList)
             active = client.ask(ListExperiments(is_all=False), ExperimentList).experiments
     except ScriptScheduler as error:
         told = warning("scheduler", str(error), "tunemq doctor --store ADDRESS")
@@ -158,7 +161,7 @@ def _ask_scheduler(
         return None, (), [problem("scheduler", str(error), _AS_SCHEDULER)]
     alive = ok("scheduler", description.scheduler.partition(", with")[0])
     searches = tuple(f"{row.name} ({row.state})" for row in active if row.state in _NEED_NODES)
-    return description, searches, [alive, *check_silence(nodes)]
+    return description, searches, [alive, *check_scheduler_reports(listed)]
 
 
 def _look_at_nodes(
@@ -201,17 +204,24 @@ def check_store(address: str, farm: Patient) -> list[Finding]:
 
 
 def _check_disks(farm: Patient) -> list[Finding]:
-    return _check_folders("results-disk", "the results in", farm.results)
+    note = Path(farm.results, OWN_FOLDER, BACKUP_NOTE)
+    return _check_folders("results-disk", "the results in", farm.results, backup_note=note)
 
 
 def _check_folders(
-    check: str, what: str, folder: str, *, is_written: bool = False
+    check: str,
+    what: str,
+    folder: str,
+    *,
+    is_written: bool = False,
+    backup_note: Path | None = None,
 ) -> list[Finding]:
-    """The disk of a folder, and with ``is_written`` whether this user can write there."""
+    """The disk of a folder, with ``is_written`` whether this user can write there, and a note."""
 
     def look() -> list[Finding]:
         disk = check_folder(check, what, folder)
-        return [disk, try_folder(folder)] if is_written else [disk]
+        written = [try_folder(folder)] if is_written else []
+        return [disk, *written, *(check_backup(backup_note) if backup_note else ())]
 
     try:
         return within(_FOLDER_S, look)

@@ -17,9 +17,10 @@ import cloudpickle
 import msgspec
 
 from tunemq_scheduler.security.doctor.disks import judge_disk
-from tunemq_scheduler.security.doctor.farm_facts import FarmFacts, NodeFacts, harmless_word
+from tunemq_scheduler.security.doctor.farm_facts import FarmFacts, NodeFacts
+from tunemq_scheduler.security.doctor.reports import check_node_reports
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
-from tunemq_shared.answers import FarmDescription, NodeRow
+from tunemq_shared.answers import FarmDescription
 
 #: Clocks that differ by less: a network and a busy machine do that.
 _DIFFERS_S: Final = 5.0
@@ -72,6 +73,7 @@ def check_nodes(facts: FarmFacts, wanted: Versions, searches: Sequence[str] = ()
         *check_libraries(nodes),
         *check_gpus(nodes),
         *check_disks(nodes),
+        *check_node_reports(nodes),
         *check_clocks(facts),
     ]
 
@@ -83,21 +85,6 @@ def _no_node(searches: Sequence[str]) -> Finding:
     named = ", ".join(searches[:_NAMED]) + (", ..." if len(searches) > _NAMED else "")
     fix += "; where one ran, its log and the log of its service say why it ended"
     return problem("nodes", f"{what}, and these searches wait for one: {named}", fix)
-
-
-def check_silence(rows: Iterable[NodeRow]) -> list[Finding]:
-    """Which nodes the scheduler hears no more; nothing where there are none."""
-    return [
-        problem(
-            "nodes",
-            f"node {harmless_word(row.node)} is silent: {harmless_word(row.health)}; its trials go"
-            " on elsewhere",
-            "see that its machine is up, that it reaches Redis, and that `tunemq worker` runs"
-            " there; start it again if not",
-        )
-        for row in rows
-        if row.state == "silent"
-    ]
 
 
 def check_words(facts: FarmFacts) -> list[Finding]:

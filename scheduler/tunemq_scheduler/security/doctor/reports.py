@@ -1,0 +1,162 @@
+"""Checks of what a farm's scheduler and nodes report of themselves.
+
+Without I/O but for `check_backup`. What the metrics' alerts know as trouble is found here, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from tunemq_scheduler.security.doctor.farm_facts import NodeFacts, harmless_word
+from tunemq_scheduler.security.findings import Finding, ok, problem, warning
+from tunemq_shared.answers import NodeList, NodeRow
+from tunemq_shared.byte_sizes import show_bytes
+from tunemq_shared.refusals import OFTEN_HONEST
+
+#: A store that fails for less may only have been slow, or have been started again.
+_FAILS_S: Final = 30.0
+#: A search's copy of its journal may lag behind for less, as the alert has it.
+_BEHIND_S: Final = 300.0
+_STORE: Final = "store-requests"
+#: Trials wait when a node has several times as much that no journal has.
+_OUTBOX_BYTES: Final = 2**24
+#: Backups are made each week, at least.
+_BACKUP_S: Final = 8 * 86400.0
+
+
+def check_scheduler_reports(listed: NodeList) -> list[Finding]:
+    """What the scheduler says of itself and of its nodes."""
+    return [
+        *_silent(listed.nodes),
+        *_idle(listed.nodes),
+        *_withheld(listed.nodes),
+        *_scheduler_store(listed),
+        *_refused(listed),
+    ]
+
+
+def check_node_reports(nodes: Iterable[NodeFacts]) -> list[Finding]:
+    """What nodes say of their requests to the store, and of reports that no journal has."""
+    found: list[Finding] = []
+    for node in nodes:
+        if store := node.vitals.store.shown(f"node {node.name}"):
+            what = f"{store} (it began at {_ago(node.vitals.store.failing_s)})"
+            kind = problem if node.vitals.store.failing_s >= _FAILS_S else warning
+            found.append(kind(_STORE, what, _fix_of_node(node)))
+        if node.vitals.outbox > _OUTBOX_BYTES:
+            found.append(
+                warning(
+                    "node-outbox",
+                    f"node {node.name} has {show_bytes(node.vitals.outbox)} of reports that no"
+                    " journal has: its trials wait when that is full",
+                    "see the logs of the searches (tunemq ls, tunemq logs NAME) and the disk of"
+                    " the head: a search's process is slow or gone",
+                )
+            )
+    if not any(one.check == _STORE for one in found):
+        found.append(ok(_STORE, "the nodes report no failure"))
+    return found
+
+
+def check_backup(note: Path) -> list[Finding]:
+    """Whether the last backup that was noted is old; nothing where none ever was."""
+    try:
+        days = (time.time() - note.stat().st_mtime) / 86400
+    except OSError:
+        return []
+    what = f"the last backup was noted {days:.1f} days ago"
+    if days * 86400 < _BACKUP_S:
+        return [ok("backup", what)]
+    return [warning("backup", what, f"see why the job that makes it ended, run it, touch {note}")]
+
+
+def _silent(rows: Iterable[NodeRow]) -> list[Finding]:
+    return [
+        problem(
+            "nodes",
+            f"node {harmless_word(row.node)} is silent: {harmless_word(row.health)}; its trials go"
+            " on elsewhere",
+            "see that its machine is up, that it reaches Redis, and that `tunemq worker` runs"
+            " there; start it again if not",
+        )
+        for row in rows
+        if row.state == "silent"
+    ]
+
+
+def _idle(rows: Iterable[NodeRow]) -> list[Finding]:
+    """Whether each node that is there was asked to take no trials."""
+    there = [row for row in rows if row.state in ("ready", "draining", "drained")]
+    if not there or any(row.state == "ready" for row in there):
+        return []
+    names = ", ".join(harmless_word(row.node) for row in there)
+    return [
+        warning("nodes", f"no node takes trials: {names} are drained", "tunemq nodes resume NODE"),
+    ]
+
+
+def _withheld(rows: Iterable[NodeRow]) -> list[Finding]:
+    return [
+        warning(
+            "node-gpus",
+            f"no trial begins on GPU {harmless_word(gpu.uuid)} of node {harmless_word(row.node)}:"
+            f" {gpu.withheld}",
+            "docs/gpus.md says what helps; the GPU is used again by itself when that is over",
+        )
+        for row in rows
+        for gpu in row.gpus
+        if gpu.withheld is not None
+    ]
+
+
+def _scheduler_store(listed: NodeList) -> list[Finding]:
+    found = []
+    fix = (
+        "correct the scheduler's keys of the store, its certificate or network; then start the"
+        " scheduler again: searches that run read keys at their start only"
+    )
+    for row in listed.stores:
+        search = harmless_word(row.experiment)
+        who = f"the scheduler's process of {search}" if search else "the scheduler"
+        if row.failing_s:
+            kind = problem if row.failing_s >= _FAILS_S else warning
+            what = (
+                f"no store request of {who} has succeeded for {row.failing_s:.0f} s:"
+                f" {row.problem} (it began at {_ago(row.failing_s)})"
+            )
+            found.append(kind(_STORE, what, fix))
+        if row.copy_behind_s >= _BEHIND_S:
+            what = (
+                f"the copy of the journal of {search} in the store has lacked turns for"
+                f" {row.copy_behind_s:.0f} s: if the head is lost now, they are lost with it"
+            )
+            found.append(problem("journal-copy", what, f"tunemq logs {search}; {fix}"))
+    return found or [ok(_STORE, "the scheduler reports no failure")]
+
+
+def _refused(listed: NodeList) -> list[Finding]:
+    """What was refused since each began: a note, for it may have been long ago."""
+    counts = [
+        f"{f'node {harmless_word(row.node)}' if row.node else 'the scheduler'} refused {row.times}"
+        f" of the kind {harmless_word(row.kind)} ({harmless_word(row.reason)})"
+        for row in listed.refused
+        if row.reason not in OFTEN_HONEST
+    ]
+    return [ok("messages", f"{'; '.join(counts) or 'none refused'}, since each began")]
+
+
+def _fix_of_node(node: NodeFacts) -> str:
+    about = node.vitals.about
+    return (
+        f"on {about.hostname if about else 'its machine'}: see that the store is reached from"
+        " there, and correct the worker's keys of the store (AWS_ACCESS_KEY_ID and"
+        " AWS_SECRET_ACCESS_KEY, or the file that AWS_SHARED_CREDENTIALS_FILE names) or its"
+        " certificate"
+    )
+
+
+def _ago(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(max(0.0, time.time() - seconds)))

@@ -1,0 +1,56 @@
+"""`tunemq doctor` finds what the scheduler and nodes report, where its own probes find nothing."""
+
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from tests.examined_farm import ExaminedFarm, farm
+from tests.farm_service import Search
+from tests.store_roles import admin_of
+from tests.support import eventually
+from tunemq_scheduler.security.findings import Finding, Level
+
+__all__ = ["farm"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+def found_later(farm: ExaminedFarm, **variables: str) -> Finding:
+    """What is found when a store has failed for long enough."""
+    found: list[Finding] = []
+
+    def is_found() -> bool:
+        findings = farm.examined(variables=variables).findings
+        found[:] = [one for one in findings if one.level is Level.PROBLEM]
+        return bool(found)
+
+    eventually(is_found, every=3.0, within=120, message=lambda: str(farm))
+    return found[0]
+
+
+def test_doctor_with_a_node_whose_store_secret_is_wrong_names_the_node(farm: ExaminedFarm):
+    with farm.worker("wrong", "--resources", '{"own": 1}', AWS_SECRET_ACCESS_KEY="not-the-secret"):
+        farm.has_nodes("one", "wrong")
+        farm.submit(Search(name="waits", trials=1, resources={"own": 1}))
+        finding = found_later(farm)
+        farm.tunemq("stop", "waits")
+    assert finding.check == "store-requests", finding
+    assert "no store request of node wrong has succeeded for" in finding.what
+    assert "SignatureDoesNotMatch" in finding.what
+    assert "correct the worker's keys" in finding.fix
+
+
+def test_doctor_with_a_changed_store_secret_of_the_scheduler_names_its_search(farm: ExaminedFarm):
+    """The doctor reads the new one; the scheduler was not started again."""
+    keys, new = farm.role_environ("scheduler"), secrets.token_hex(20)
+    admin = admin_of(farm.server)
+    farm.submit(Search(name="runs", trials=1, steps=100_000, step_s=0.2, save_every=1000))
+    farm.wait_for_steps("runs", 1, 2)
+    admin.user_add(keys["AWS_ACCESS_KEY_ID"], new)
+    finding = found_later(farm, AWS_SECRET_ACCESS_KEY=new)
+    admin.user_add(keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"])
+    assert finding.check == "store-requests", finding
+    assert "no store request of the scheduler's process of runs has succeeded for" in finding.what
+    assert "start the scheduler again" in finding.fix
