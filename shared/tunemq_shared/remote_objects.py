@@ -39,7 +39,10 @@ CONNECTIONS: Final = 32
 #: The name of an object that holds a file.
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 
-#: Makes a client that gives up connecting, and waiting for an answer, after so many seconds.
+#: Within it a process reads its own files, whatever user the calling thread opens files as.
+Reading = Callable[[], contextlib.AbstractContextManager[None]]
+#: Looks for the keys to the store, and makes a client that gives up connecting, and waiting for an
+#: answer, after so many seconds.
 Connect = Callable[[float, float], ObjectClient]
 
 
@@ -49,14 +52,14 @@ class RemoteObjects(ObjectStore):
     Args:
         address: How messages name it.
         prefix: Of all keys.
-        connect: Makes its clients.
+        connect: Makes its clients: at once, and another each time that the server has refused one.
     """
 
     def __init__(self, address: str, prefix: str, connect: Connect) -> None:
         self.address = address
         self._prefix = f"{prefix}/" if prefix else ""
         self._connect = connect
-        self._client: ObjectClient = CountedClient(connect(CONNECT_S, READ_S), address)
+        self._client: ObjectClient = CountedClient(lambda: connect(CONNECT_S, READ_S), address)
 
     def probe(self, *, is_read_only: bool = False) -> None:
         """See `ObjectStore.probe`."""

@@ -1,7 +1,7 @@
 """How often a process asks its object stores, how often they fail, and since when one does.
 
 TRAFFIC.so_far()        what this process says of itself
-CountedClient(client)   counts each request in `TRAFFIC`
+CountedClient(connect)  counts each request in `TRAFFIC`, and looks for the keys anew when refused
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
+from tunemq_shared.errors import TuneError
 from tunemq_shared.messages import Message
 from tunemq_shared.object_client import Content, ObjectClient, Refused, Unfinished
 from tunemq_shared.object_store import ObjectInfo
@@ -131,78 +132,92 @@ TRAFFIC: Final = TrafficCount()
 
 
 class CountedClient:
-    """An `ObjectClient` that counts what another one is asked.
+    """An `ObjectClient` that counts what is asked, and takes new keys after a refusal.
+
+    The request that was refused fails; the next one is made with the keys that are there then.
 
     Args:
-        client: does it.
+        connect: makes a client, which looks for the keys to the store.
         store: names the store.
     """
 
-    def __init__(self, client: ObjectClient, store: str) -> None:
-        self._client, self._store = client, store
+    def __init__(self, connect: Callable[[], ObjectClient], store: str) -> None:
+        self._connect, self._client, self._store = connect, connect(), store
 
     def put(self, name: str, data: bytes | Body, doing: str) -> None:
         """See `ObjectClient.put`."""
-        with self._counted():
-            self._client.put(name, data, doing)
+        with self._counted() as client:
+            client.put(name, data, doing)
 
     @contextlib.contextmanager
     def get(self, name: str, doing: str, *, offset: int = 0, length: int = 0) -> Iterator[Content]:
         """See `ObjectClient.get`."""
-        with self._counted(), self._client.get(name, doing, offset=offset, length=length) as found:
+        with (
+            self._counted() as client,
+            client.get(name, doing, offset=offset, length=length) as found,
+        ):
             yield found
 
     def remove(self, name: str, doing: str) -> None:
         """See `ObjectClient.remove`."""
-        with self._counted():
-            self._client.remove(name, doing)
+        with self._counted() as client:
+            client.remove(name, doing)
 
     def listed(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `ObjectClient.listed`."""
-        with self._counted():
-            yield from self._client.listed(prefix)
+        with self._counted() as client:
+            yield from client.listed(prefix)
 
     def create_upload(self, name: str, doing: str) -> str:
         """See `ObjectClient.create_upload`."""
-        with self._counted():
-            return self._client.create_upload(name, doing)
+        with self._counted() as client:
+            return client.create_upload(name, doing)
 
     def put_part(
         self, name: str, upload: str, number: int, body: Body, doing: str, *, start: int
     ) -> str:
         """See `ObjectClient.put_part`."""
-        with self._counted():
-            return self._client.put_part(name, upload, number, body, doing, start=start)
+        with self._counted() as client:
+            return client.put_part(name, upload, number, body, doing, start=start)
 
     def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
         """See `ObjectClient.complete_upload`."""
-        with self._counted():
-            self._client.complete_upload(name, upload, etags, doing)
+        with self._counted() as client:
+            client.complete_upload(name, upload, etags, doing)
 
     def abort_upload(self, name: str, upload: str) -> None:
         """See `ObjectClient.abort_upload`."""
-        with self._counted():
-            self._client.abort_upload(name, upload)
+        with self._counted() as client:
+            client.abort_upload(name, upload)
 
     def unfinished(self) -> Iterator[Unfinished]:
         """See `ObjectClient.unfinished`."""
-        with self._counted():
-            yield from self._client.unfinished()
+        with self._counted() as client:
+            yield from client.unfinished()
 
     def close(self) -> None:
         """See `ObjectClient.close`."""
         self._client.close()
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self) -> Iterator[ObjectClient]:
         """Other errors, such as a missing object, are answers, or are no fault of the store's."""
+        client = self._client
         try:
-            yield
+            yield client
         except (StoreUnavailable, Refused) as error:
             TRAFFIC.failed(self._store, str(error))
+            if isinstance(error, Refused):
+                self._renew(client)
             raise
         except Exception:
             TRAFFIC.answered(self._store)
             raise
         else:
             TRAFFIC.answered(self._store)
+
+    def _renew(self, refused: ObjectClient) -> None:
+        # Others may still use the old one, and keys may be just about to be replaced.
+        with contextlib.suppress(TuneError):
+            if self._client is refused:
+                self._client = self._connect()

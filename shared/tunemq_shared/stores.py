@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.http_address import parse_http_address
@@ -66,8 +68,13 @@ def open_store(address: str) -> Store:
     return RemoteStore(open_objects(address))
 
 
-def open_objects(address: str) -> ObjectStore:
+def open_objects(
+    address: str, reading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> ObjectStore:
     """The objects below an ``s3://`` or ``http://`` address.
+
+    Args:
+        reading: files with keys are read within it, now and after each refusal, in any thread.
 
     Raises:
         ConfigError: it is no such address, cannot be used, or may not be (`use_only`).
@@ -78,7 +85,7 @@ def open_objects(address: str) -> ObjectStore:
     if is_http(address):
         from tunemq_shared.http_objects import HttpObjects
 
-        return HttpObjects(parse_http_address(address), environ)
+        return HttpObjects(parse_http_address(address), environ, reading)
     if not is_remote(address):
         raise ConfigError(
             f"{address!r} is no address of an object store; give s3://bucket/prefix or "
@@ -87,7 +94,7 @@ def open_objects(address: str) -> ObjectStore:
     from tunemq_shared.s3_objects import S3Objects
 
     known = parse_address(address, environ)
-    return S3Objects(as_reached_from_here(known, environ), environ)
+    return S3Objects(as_reached_from_here(known, environ), environ, reading)
 
 
 def import_client(address: str) -> None:

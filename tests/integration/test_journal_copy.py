@@ -28,6 +28,7 @@ from tunemq_shared import messages as m
 from tunemq_shared.errors import BugError, JournalError
 from tunemq_shared.key_files import journal_seal
 from tunemq_shared.object_store import MissingObject, ObjectInfo, ObjectStore
+from tunemq_shared.stores import open_objects
 
 pytestmark = pytest.mark.integration
 
@@ -351,3 +352,33 @@ def test_a_copy_is_brought_only_into_an_empty_folder_and_only_if_it_is_whole(
         fetch_journal(objects, tmp_path / "damaged", SEAL)
     assert not list((tmp_path / "damaged").iterdir())
     assert recover(folder).turn == len(TURNS)
+
+
+@pytest.mark.parametrize("profile", ["", "ada"])
+def test_journal_copy_rotated_keys_are_read_again(
+    server: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str
+) -> None:
+    file = tmp_path / "credentials"
+
+    def write_keys() -> None:
+        file.write_text(
+            f"[{profile or 'default'}]\naws_access_key_id = {server.access_key}\n"
+            f"aws_secret_access_key = {server.secret_key}\n"
+        )
+
+    write_keys()
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    address = server.address("mine", "e", **({"profile": profile} if profile else {}))
+    with open_objects(address) as objects, Journal.create(tmp_path / "journal", HEADER) as journal:
+        copied = JournalCopy(journal, objects, SEAL)
+        journal.append(TURNS[0])
+        is_copied(copied)
+        server.stop()
+        server.secret_key = "r" * 40
+        server.start()
+        journal.append(TURNS[1])
+        said: list[str] = []
+        eventually(lambda: said.extend(copied.news()) or "does not know these keys" in str(said))
+        write_keys()
+        is_copied(copied)
+        assert copied.close(within_s=60)

@@ -65,7 +65,7 @@ def test_counted_client_takes_a_missing_object_for_an_answer(monkeypatch: pytest
                 raise self.error
 
     answers = Answers()
-    client = CountedClient(answers, "s3://a/b")  # type: ignore[arg-type]
+    client = CountedClient(lambda: answers, "s3://a/b")  # type: ignore[arg-type]
     for error in (None, MissingObject("gone"), StoreUnavailable("away"), Refused("no", "NoKey")):
         answers.error = error
         with contextlib.suppress(StoreError):

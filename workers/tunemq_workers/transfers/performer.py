@@ -7,7 +7,6 @@ search found it usable when it began, so somebody may mend the keys, the policy 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import math
@@ -80,14 +79,9 @@ class _Store:
         """The client; for any thread."""
         with self._lock:
             if self._objects is None:
-                self._objects = self._open()
+                with own_files():  # a certificate, perhaps
+                    self._objects = open_objects(self._address, own_files)  # and keys
             return self._objects
-
-    def renew(self, refused: ObjectStore) -> None:
-        """Have the next transfer use a client that has looked for the keys to the store anew."""
-        with self._lock, contextlib.suppress(TuneError):  # they may be just about to be replaced
-            if self._objects is refused:
-                self._objects = self._open()
 
     @property
     def is_idle(self) -> bool:
@@ -106,10 +100,6 @@ class _Store:
         self._fetchers.shutdown(wait=False)
         if self._objects is not None:
             self._objects.close()
-
-    def _open(self) -> ObjectStore:
-        with own_files():  # with keys, perhaps
-            return open_objects(self._address)
 
 
 @dataclass(slots=True, eq=False)
@@ -245,11 +235,9 @@ class Performer:
         """What ``work`` makes of the store, tried again, all of it, while that is refused."""
 
         def attempt() -> _T:
-            objects = running.store.objects
             try:
-                return work(objects)
-            except Refused as refusal:
-                running.store.renew(objects)
+                return work(running.store.objects)
+            except Refused as refusal:  # it looks for the keys anew
                 raise StoreUnavailable(str(refusal)) from refusal
 
         return retried(attempt, running.cancel, partial(self._in_trouble, running))
