@@ -20,7 +20,8 @@ OFTEN_HONEST: Final = frozenset({"dead_node", "unknown_node", "old_term", "repea
 class Refused(NamedTuple):
     """How many messages of a kind were refused for one reason.
 
-    ``kind``: request, hello, goodbye, events, lease, vitals, output, mail, reply or challenge.
+    ``kind``: request, hello, goodbye, events, lease, vitals, output, mail, reply or challenge; or
+    key, with the reason ``wrong_type``: a key in Redis that had another type than the farm's has.
     ``reason``: as
     `tunemq_shared.seals.SealBroken` has it, else ``oversized``, ``unreadable``, ``version`` (of
     another version of TuneMQ), ``incarnation`` (for another node), ``dead_node``, ``unknown_node``,

@@ -11,6 +11,7 @@ from tunemq_scheduler.executors.wire_seals import WireSeals
 from tunemq_scheduler.farm.output_reader import OutputReader
 from tunemq_shared import wire
 from tunemq_shared.output_pieces import OutputPiece, encode
+from tunemq_shared.refusals import Refusals
 
 __all__ = ["server"]
 
@@ -20,7 +21,8 @@ pytestmark = pytest.mark.integration
 def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_path):
     (tmp_path / "file").write_text("no folder")
     news = []
-    reader = OutputReader(server.url, news.append, WireSeals().output)
+    refused = Refusals()
+    reader = OutputReader(server.url, news.append, WireSeals().output, refused.add)
     names = ("file", "stream", "good")
     reader.follow({name: (tmp_path / name, name) for name in names})
     piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
@@ -39,13 +41,14 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
         eventually(lambda: path.read_bytes() == b"one\ntwo")
     finally:
         reader.close()
-    assert [line.split()[3] for line in news] == ["file", "stream"], "each is told once"
+    assert [line.split()[3] for line in news] == ["file"], "it is told once"
+    assert refused.counts() == (("key", "wrong_type", 1),)
 
 
 def test_one_that_was_over_before_anybody_looked_is_read_all_the_same(
     server: RedisServer, tmp_path
 ):
-    reader = OutputReader(server.url, print, WireSeals().output)
+    reader = OutputReader(server.url, print, WireSeals().output, Refusals().add)
     reader.follow({"quick": (tmp_path / "quick", "quick")})
     reader.follow({})
     piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))

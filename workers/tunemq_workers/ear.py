@@ -43,6 +43,7 @@ from celery.exceptions import SecurityWarning  # noqa: E402
 from kombu import Connection, Exchange, Queue  # noqa: E402
 from kombu.transport.redis import Channel, Transport  # noqa: E402
 from redis import Redis  # noqa: E402
+from redis.exceptions import ResponseError  # noqa: E402
 
 from tunemq_shared import wire  # noqa: E402
 from tunemq_shared.errors import WireUnavailable  # noqa: E402
@@ -154,7 +155,9 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
     def refuse(reason: str) -> None:
         send(frame(REFUSED, reason.encode()))
 
-    app = Celery("tunemq", set_as_current=False, loader="app", fixups=[], amqp=_connecting(refuse))
+    app = Celery(
+        "tunemq", set_as_current=False, loader="app", fixups=[], amqp=_connecting(queue, refuse)
+    )
     app.conf.update(
         broker_url=parse_address(redis_url).celery_url(),
         broker_transport_options={
@@ -205,16 +208,24 @@ def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celer
     return app
 
 
-def _connecting(refuse: Callable[[str], None]) -> type[AMQP]:
+def _connecting(queue: str, refuse: Callable[[str], None]) -> type[AMQP]:
     """What makes the connections of an app: they give it no message but ours.
 
     Args:
+        queue: what it consumes; deleted where somebody gave it another type.
         refuse: told why a message was left out.
     """
 
     class OurClient(Redis):
         def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
-            answer: Any = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
+            try:
+                answer: Any = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
+            except ResponseError as problem:
+                if command_name != _POP or not str(problem).startswith("WRONGTYPE"):
+                    raise
+                self.delete(queue)  # else it would be read so again and again
+                refuse("wrong_type")
+                return None
             if command_name == _POP and answer:
                 try:
                     answer = [answer[0], check_task(answer[1])]

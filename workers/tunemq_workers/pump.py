@@ -205,7 +205,7 @@ class Pump:
         if self._watched != generation:
             replies = client.pipeline(_WATCH_ANEW)
             for reply in replies:
-                if isinstance(reply, Refused):
+                if isinstance(reply, Refused) and not reply.is_wrong_type:
                     raise WireUnavailable(f"Redis at {self._address} refuses events: {reply}")
             self._note_watched(replies[-1])
         return self._watched == generation
@@ -273,8 +273,15 @@ class Pump:
         lease, generation, fields, _, _, scheduler, signs, challenge, *exist = replies
         for reply in replies:
             # A Redis that is full takes no lease, and the scheduler knows; all else can be read.
-            if isinstance(reply, Refused) and not (reply is lease and reply.is_full):
+            if not isinstance(reply, Refused) or (reply is lease and reply.is_full):
+                continue
+            if not reply.is_wrong_type:
                 raise WireUnavailable(f"Redis at {self._address} refuses the lease: {reply}")
+        # A key of another type is as good as gone: the scheduler deletes it.
+        generation = self._unless_wrong(wire.GENERATION, generation)
+        fields = self._unless_wrong(self._reply, fields) or [None] * (len(_ANSWERS) + len(keys))
+        signs = self._unless_wrong(wire.SIGNS, signs)
+        challenge = self._unless_wrong(wire.CHALLENGE, challenge)
         assert isinstance(generation, bytes | None)  # what GET answers
         assert isinstance(fields, list)  # what HMGET answers
         if isinstance(challenge, bytes) and self._seals.hear_challenge(challenge):
@@ -300,6 +307,12 @@ class Pump:
             )
         )
 
+    def _unless_wrong(self, key: str, reply: Reply) -> Reply:
+        if not isinstance(reply, Refused):
+            return reply
+        self._seals.refuse_key(key)
+        return None
+
     def _tell_done(self, order: Order | None, replies: list[Reply]) -> None:
         if not replies:
             return
@@ -314,7 +327,9 @@ class Pump:
         elif isinstance(order, SayHello):
             if not isinstance(reply, Refused):
                 self._post(HelloSaid())
-            elif reply.is_full:
+            elif reply.is_full or reply.is_wrong_type:
+                if reply.is_wrong_type:
+                    self._seals.refuse_key(wire.NODES)
                 self._post(HelloRefused())
             else:
                 raise WireUnavailable(f"Redis at {self._address} refuses the hello: {reply}")

@@ -38,6 +38,11 @@ class Refused(WireError):
         """Whether Redis has no memory left for what the command would write."""
         return str(self).startswith("OOM ")
 
+    @property
+    def is_wrong_type(self) -> bool:
+        """Whether somebody gave the key another type than the farm's has."""
+        return str(self).startswith("WRONGTYPE ")
+
 
 Reply: TypeAlias = "bytes | int | list[Reply] | Refused | None"
 

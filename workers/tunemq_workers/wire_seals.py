@@ -83,6 +83,11 @@ class NodeSeals:
         """An assignment was refused for this reason."""
         self._refuse("mail", reason, why)
 
+    def refuse_key(self, key: str) -> None:
+        """A key of the farm has another type than it has."""
+        why = f"The key {key} in Redis has another type: nothing is read from it."
+        self.refused.add("key", "wrong_type", f"{why} {_OTHER}")
+
     def replies(self, fields: Mapping[str, bytes]) -> dict[str, bytes]:
         """What the fields of the scheduler's reply say, as they are now; empty what is refused.
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from tunemq_scheduler.executors.generation import QUESTIONS, Generation
 from tunemq_scheduler.executors.intake import Intake
+from tunemq_scheduler.executors.key_types import KeyType, clear_wrong_types
 from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_scheduler.executors.redis_line import Command, RedisFull
 from tunemq_scheduler.executors.redis_link import RETRY_EVERY_S, Backing, Guard, RedisLink
@@ -404,6 +405,7 @@ class NodeWire:
     def _link(self) -> None:
         """(Re)connect, and repeat what may have been lost."""
         self._line.connect()
+        clear_wrong_types(self._line, self._types(), self.refusals.add)
         self._let_in()
         if not self._generation.begun:
             # Nodes that see a new generation answer at once, so that they are heard as soon.
@@ -417,6 +419,17 @@ class NodeWire:
             self._line.ask([self._guard.taking(self._roster.streams)])
             self._has_farm = True
         self._note_signer()
+
+    def _types(self) -> dict[str, KeyType]:
+        """The keys that we or our nodes read, and what each is."""
+        streams = [wire.NODES, *self._roster.tenants]
+        nodes = self._roster.nodes
+        return {
+            **dict.fromkeys((wire.GENERATION, wire.SIGNS), KeyType.STRING),
+            **dict.fromkeys(streams, KeyType.STREAM),
+            **{wire.reply(incarnation): KeyType.HASH for incarnation in nodes},
+            **{wire.queue(incarnation): KeyType.LIST for incarnation in nodes},
+        }
 
     def _let_in_if_there_is_room(self) -> None:
         try:

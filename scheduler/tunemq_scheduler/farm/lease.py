@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tunemq_scheduler.executors.key_types import TEXT_OF
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_shared import wire
@@ -38,27 +39,35 @@ _FRESH_S: Final = TTL_S / 2
 _LOOK_WITHIN_S: Final = 3.0
 _RETRY_S: Final = 0.1
 
-_CLAIM: Final = """
-local held = redis.call('GET', KEYS[1])
+_CLAIM: Final = (
+    TEXT_OF
+    + """
+local held = text_of(KEYS[1])
 if held and string.match(held, '^%d+:(%w+):') ~= ARGV[3] then return held end
-local term = math.max(tonumber(redis.call('GET', KEYS[2]) or '0') + 1, tonumber(ARGV[1]))
+local term = math.max(tonumber(text_of(KEYS[2]) or '0') + 1, tonumber(ARGV[1]))
 term = string.format('%d', term)
 redis.call('SET', KEYS[2], term)
 redis.call('SET', KEYS[1], term .. ':' .. ARGV[2], 'PX', ARGV[4])
 return tonumber(term)
 """
+)
 # A wiped Redis knows no term: whoever is first brings its own back, and the highest one stands.
-_RENEW: Final = """
+_RENEW: Final = (
+    TEXT_OF
+    + """
 local mine = tonumber(ARGV[1])
-if tonumber(redis.call('GET', KEYS[2]) or '0') > mine then
-  return redis.call('GET', KEYS[1]) or 'nobody'
+if tonumber(text_of(KEYS[2]) or '0') > mine then
+  return text_of(KEYS[1]) or 'nobody'
 end
 redis.call('SET', KEYS[2], ARGV[1])
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. ARGV[2], 'PX', ARGV[3])
 return 1
 """
-_GUARDED: Final = """
-if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+)
+_GUARDED: Final = (
+    TEXT_OF
+    + """
+if tonumber(text_of(KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
 local refused, i = nil, 2
 while i <= #ARGV do
   local last = i + tonumber(ARGV[i])
@@ -68,21 +77,28 @@ while i <= #ARGV do
 end
 return refused or 1
 """
+)
 # A search before may be gone for good, and nodes keep what they have to say until its stream is.
-_TAKE: Final = """
-if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+_TAKE: Final = (
+    TEXT_OF
+    + """
+if tonumber(text_of(KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
 local ours = {}
 for key in string.gmatch(ARGV[2], '[^\\n]+') do ours[key] = true end
-for key in string.gmatch(redis.call('GET', KEYS[2]) or '', '[^\\n]+') do
+for key in string.gmatch(text_of(KEYS[2]) or '', '[^\\n]+') do
   if not ours[key] then redis.call('DEL', key) end
 end
 redis.call('SET', KEYS[2], ARGV[2])
 return 1
 """
-_RESIGN: Final = """
-if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+)
+_RESIGN: Final = (
+    TEXT_OF
+    + """
+if text_of(KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
 """
+)
 _KEYS: Final = ("2", wire.SCHEDULER, wire.TERM)
 
 

@@ -46,14 +46,15 @@ class OutputFiles:
     def __init__(self, folder: Path | str, events_key: str, opened: Opened) -> None:
         self._folder = Path(folder)
         self._events_key, self._opened = events_key, opened
-        self._key = wire.output(events_key)
+        #: Of the stream that it reads.
+        self.key = wire.output(events_key)
         self._cursor = self._kept_cursor()
         #: How far each incarnation's file is known here: its round there, and the bytes of that.
         self._known: dict[tuple[str, int, str], tuple[int, int]] = {}
 
     def asks(self) -> Command:
         """The command whose reply `answered` takes; it does not wait."""
-        return ["XREAD", "COUNT", _AT_ONCE, "STREAMS", self._key, self._cursor]
+        return ["XREAD", "COUNT", _AT_ONCE, "STREAMS", self.key, self._cursor]
 
     def answered(self, reply: list[tuple[bytes, list[tuple[bytes, list[bytes]]]]] | None) -> bool:
         """Add what came to the files; whether there may be more.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tunemq_scheduler.executors.key_types import KeyType, Refused, clear_wrong_types
 from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_scheduler.farm.output_files import Opened, OutputFiles
 from tunemq_shared.errors import WireError, WireUnavailable
@@ -31,9 +32,13 @@ class OutputReader:
         url: where Redis is.
         news: shows a line to people; called from another thread.
         opened: opens a piece of the experiment with these events, if it is one; likewise.
+        refused: is told of a stream that was none; likewise.
     """
 
-    def __init__(self, url: str, news: Callable[[str], None], opened: Opened) -> None:
+    def __init__(
+        self, url: str, news: Callable[[str], None], opened: Opened, refused: Refused
+    ) -> None:
+        self._refused = refused
         self._line = RedisLine(url)
         self._news, self._opened = news, opened
         #: What was to be followed since the last look, the newest last: some were over before it.
@@ -90,6 +95,8 @@ class OutputReader:
             except WireUnavailable:
                 raise
             except (WireError, OSError) as error:  # the others' output comes all the same
+                if clear_wrong_types(self._line, {files.key: KeyType.STREAM}, self._refused):
+                    continue
                 if name not in self._told:
                     self._told.add(name)
                     self._news(f"What trials of {name} print cannot be written down: {error}")

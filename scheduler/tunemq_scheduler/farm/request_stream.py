@@ -14,6 +14,12 @@ import select
 import time
 from typing import Final
 
+from tunemq_scheduler.executors.key_types import (
+    TEXT_OF,
+    KeyType,
+    Refused,
+    clear_wrong_types,
+)
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_shared import wire
 from tunemq_shared.errors import SchedulerSuperseded, WireError, WireUnavailable
@@ -36,8 +42,10 @@ _ANSWER_WITHIN_S: Final = _BLOCK_S + 4.0
 #: stream begins anew, and who has asked asks again.
 _AHEAD_AT_MOST_MS: Final = 86_400_000
 #: An old entry is left out: its asker has gone long since, and was told that it was not done.
-_TAKE: Final = """
-if tonumber(redis.call('GET', KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+_TAKE: Final = (
+    TEXT_OF
+    + """
+if tonumber(text_of(KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
 local now = redis.call('TIME')[1] * 1000
 local oldest, newest = now - tonumber(ARGV[2]), now + tonumber(ARGV[3])
 local room, longest, parts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
@@ -62,6 +70,7 @@ end
 if is_exhausted then redis.call('DEL', KEYS[2]) end
 return taken
 """
+)
 
 
 class RequestStream:
@@ -69,9 +78,11 @@ class RequestStream:
 
     Args:
         url: where Redis is.
+        refused: is told of a stream that was none.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, refused: Refused) -> None:
+        self._refused = refused
         self._reading, self._writing = RedisLine(url), RedisLine(url)
         self._asked_at: float | None = None
 
@@ -119,7 +130,10 @@ class RequestStream:
 
     def _ask(self) -> None:
         # From the beginning: what was read has been removed, or is nobody's any more.
-        self._reading.connect()
+        if not self._reading.is_open:
+            self._reading.connect()
+            types = {wire.REQUESTS: KeyType.STREAM}
+            clear_wrong_types(self._reading, types, self._refused)
         block = str(int(_BLOCK_S * 1000))
         streams = ("STREAMS", wire.REQUESTS, "0-0")
         self._reading.post([("XREAD", "COUNT", "1", "BLOCK", block, *streams)])

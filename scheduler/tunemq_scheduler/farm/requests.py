@@ -67,7 +67,7 @@ class RequestServer:
         keys: LiveKeys,
         refused: Refused = lambda _kind, _reason, _text: None,
     ) -> None:
-        self._stream = RequestStream(url)
+        self._stream = RequestStream(url, refused)
         self._handlers = _methods(handler)
         self._done, self._term = done, term
         self._keys, self._refused = keys, refused

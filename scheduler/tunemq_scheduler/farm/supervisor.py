@@ -224,7 +224,7 @@ class Supervisor:
 
     def _output_reader(self) -> OutputReader:
         seals = WireSeals(self._farm.keys, self._wire.refusals)
-        return OutputReader(self._farm.url, self._tell, seals.output)
+        return OutputReader(self._farm.url, self._tell, seals.output, seals.refused.add)
 
     def _snapshot(self) -> FarmSnapshot:
         return FarmSnapshot(

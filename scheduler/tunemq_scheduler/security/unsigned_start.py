@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from tunemq_scheduler.executors.key_types import KeyType, clear_wrong_types
 from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_scheduler.security.findings import problem
 from tunemq_scheduler.security.refusing import refuse
@@ -38,6 +39,7 @@ def refuse_unsigned(
     line = RedisLine(url)
     try:
         line.connect()
+        clear_wrong_types(line, {wire.SIGNS: KeyType.STRING}, lambda *said: tell(said[-1]))
         (signs,) = line.ask([("GET", wire.SIGNS)])
     finally:
         line.close()

@@ -1,0 +1,195 @@
+"""S16: a key of the farm that somebody gave another type holds nobody up for long.
+
+Who has a role's password may delete a key of the farm and write it again. An error that Redis
+answers about one key is no absence of Redis: the key goes, as after a wipe (F06).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import chain
+
+import pytest
+import redis as redis_py
+
+from tests.farm_desk import served
+from tests.integration.node_fixtures import server
+from tests.own_farm import ChainRun, OwnFarm, made_to_search_on
+from tests.secured_redis import SHIPPED
+from tests.support import eventually
+from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.executors.wire_seals import WireSeals
+from tunemq_scheduler.farm.holder import Holder
+from tunemq_scheduler.farm.lease import SchedulerLease
+from tunemq_scheduler.farm.output_reader import OutputReader
+from tunemq_scheduler.security.unsigned_start import refuse_unsigned
+from tunemq_shared import wire
+from tunemq_shared.live_keys import LiveKeys
+from tunemq_shared.output_pieces import OutputPiece, encode
+
+__all__ = ["server"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+BACK_S = 30.0
+WRITES = {
+    "string": ("SET", "{}", "x"),
+    "stream": ("XADD", "{}", "*", "a", "b"),
+    "hash": ("HSET", "{}", "a", "b"),
+    "list": ("LPUSH", "{}", "a"),
+}
+#: What a scheduler and its nodes keep while a search runs, and the types that it has there.
+OF_NODES = {
+    wire.NODES: "stream",
+    wire.events("*"): "stream",
+    wire.GENERATION: "string",
+    wire.SIGNS: "string",
+    wire.CHALLENGE: "string",
+    wire.SCHEDULER: "string",
+    wire.lease("*"): "string",
+    wire.vitals("*"): "string",
+    wire.reply("*"): "hash",
+    wire.queue("*"): "list",
+}
+#: What only a farm's scheduler has.
+OF_FARMS = {
+    wire.TERM: "string",
+    wire.STREAMS: "string",
+    wire.SCHEDULER: "string",
+    wire.SIGNS: "string",
+}
+
+
+def put(client: redis_py.Redis, key: str, kind: str) -> None:
+    """Give a key this type."""
+    client.delete(key)
+    client.execute_command(*(part.format(key) for part in WRITES[kind]))
+
+
+def wrong_for(right: str) -> list[str]:
+    return [kind for kind in WRITES if kind != right]
+
+
+class FarmWithRoles(OwnFarm):
+    """One whose Redis knows the users that are shipped, and refuses them the same."""
+
+    def __init__(self) -> None:
+        super().__init__(nodes=0)
+        for line in (SHIPPED / "users.acl").read_text().splitlines()[1:]:
+            _, name, *rules = line.split()
+            given = [">secret" if rule.startswith("#") else rule for rule in rules]
+            self.server.client.execute_command("ACL", "SETUSER", name, *given)
+        self._node_url = self.url_of("worker")
+        self.url = self.url_of("scheduler")
+        self.add_node()
+        self.add_node()
+
+    def url_of(self, role: str) -> str:
+        return self.server.url.replace("unix://", f"unix://{role}:secret@")
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[FarmWithRoles]:
+    with made_to_search_on(FarmWithRoles, monkeypatch) as make:
+        yield make()
+
+
+@pytest.mark.parametrize("pattern", OF_NODES)
+def test_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, tmp_path, pattern):
+    run = ChainRun(own, tmp_path, steps=100, gate=20)
+    run.wait_for_step(3)
+    client = own.server.client
+    for count, kind in enumerate(wrong_for(OF_NODES[pattern])):
+        keys = client.keys(pattern) if "*" in pattern else [pattern.encode()]
+        for key in keys or [wire.queue(hello(client)).encode()]:
+            put(client, key.decode(), kind)
+        run.open_gate(40 + 20 * count)
+        print(pattern, kind, run.goes_on(time.monotonic(), within=BACK_S))
+    run.open_gate(100)
+    run.ends()
+    refused = {entry["object"] for entry in client.acl_log()}
+    assert refused <= {"client"}  # a library gives its name
+
+
+def hello(client: redis_py.Redis) -> str:
+    """The incarnation of a node; while its queue is empty there is no key of it."""
+    return client.keys(wire.reply("*"))[0].decode().removeprefix(wire.reply(""))
+
+
+def test_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp_path):
+    run = ChainRun(own, tmp_path, steps=60, gate=20)
+    run.wait_for_step(3)
+    worker = redis_py.Redis.from_url(own.url_of("worker"), protocol=2, driver_info=None)
+    (key,) = own.server.client.keys(wire.events("*"))
+    for one in (key, wire.NODES):
+        worker.delete(one)
+        worker.set(one, "x")
+        run.goes_on(time.monotonic(), within=BACK_S)
+    run.open_gate(60)
+    run.ends()
+    worker.close()
+    for one in (key.decode(), wire.NODES):
+        assert any(f"{one} in Redis" in line for line in run.told), run.told
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"), [(k, w) for k, r in OF_FARMS.items() for w in wrong_for(r)]
+)
+def test_farm_whose_keys_had_other_types_gets_its_scheduler(server, key, kind):
+    put(server.client, key, kind)
+    refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=print)
+    lease = SchedulerLease(server.url, Holder.this_process("farm"))
+    try:
+        lease.claim(5, print)
+        put(server.client, key, kind)
+        time.sleep(1.5)
+        lease.check()
+        assert server.client.eval(*lease.guarded([("SET", "tunemq:x", "1")])[1:]) == 1
+        assert server.client.eval(*lease.taking(["tunemq:events:one"])[1:]) == 1
+    finally:
+        lease.close()
+    assert server.client.get(wire.STREAMS) == b"tunemq:events:one"
+
+
+@pytest.mark.parametrize("key", [wire.REQUESTS, wire.TERM, wire.FARM, wire.SCHEDULER])
+def test_requests_are_answered_after_a_key_of_another_type(server, tmp_path, key):
+    with served(server.url, server.client, tmp_path) as desk, FarmClient(server.url) as client:
+        assert client.farm().store
+        kind = "list" if key != wire.REQUESTS else "string"
+        put(server.client, key, kind)
+        desk.announce(server.client)
+        if key == wire.REQUESTS:
+            eventually(lambda: server.client.type(key) != b"string")
+            assert [one[:2] for one in desk.refused] == [("key", "wrong_type")]
+        assert client.farm().store
+
+
+def test_output_is_written_down_after_its_stream_had_another_type(server, tmp_path):
+    news: list[str] = []
+    seals = WireSeals()
+    reader = OutputReader(server.url, news.append, seals.output, seals.refused.add)
+    key = wire.events("one")
+    put(server.client, wire.output(key), "string")
+    reader.follow({"one": (tmp_path, key)})
+    reader.start()
+    try:
+        eventually(lambda: not server.client.exists(wire.output(key)))
+        piece = OutputPiece("t1", 1, "trial", "stdout", 0, b"hello\n")
+        server.client.xadd(wire.output(key), {wire.PIECE: b"\0" + encode(piece)})
+        eventually((tmp_path / "trial" / "stdout").exists)
+    finally:
+        reader.close()
+    assert seals.refused.counts() == (("key", "wrong_type", 1),)
+    assert wire.output(key) in "".join(seals.refused.news())
+    assert news == []
+
+
+def test_all_keys_of_the_farm_are_here():
+    names = {
+        value
+        for value in vars(wire).values()
+        if isinstance(value, str) and value.startswith("tunemq:")
+    }
+    tried = {*chain(OF_NODES, OF_FARMS), wire.REQUESTS, wire.FARM}
+    assert names <= tried, names - tried
