@@ -27,11 +27,13 @@ from tunemq_shared.messages import (
     Environment,
     HostDied,
     HostFreed,
+    NodeWarned,
     ResultReported,
     TrialFailed,
     TrialFinished,
     TrialStarted,
 )
+from tunemq_shared.trial_limits import TrialLimits
 
 __all__ = ["node", "scheduler", "server"]
 
@@ -367,6 +369,25 @@ def test_a_preload_that_ends_its_process_fails_the_trial_with_the_reason(node, s
     failed = scheduler.said(TrialFailed)[0]
     assert failed.kind == "start"
     assert "deadly_module" in failed.error
+
+
+@pytest.mark.faults
+def test_preload_that_hangs_is_told_and_fails_its_trial_with_the_modules_name(
+    node, scheduler, tmp_path
+):
+    (tmp_path / "hanging_module.py").write_text("import time; time.sleep(1000)")
+    environment = Environment(sys.executable, ("hanging_module",), {}, (str(tmp_path),))
+    limits = TrialLimits(stall_s=8)
+    start = scheduler.start(three_results, environment=environment, limits=limits)
+    scheduler.assign(node.incarnation, order("t1", start))
+    eventually(lambda: scheduler.said(NodeWarned), within=120, message=node.log)
+    assert "the import of hanging_module" in scheduler.said(NodeWarned)[0].text
+    assert not scheduler.said(TrialFailed)
+    eventually(lambda: scheduler.said(HostFreed), within=120, message=node.log)
+    (failed,) = scheduler.said(TrialFailed)
+    assert failed.kind == "start"
+    assert "was not ready after" in failed.error
+    assert "while it preloaded hanging_module" in failed.error
 
 
 def test_a_prewarmed_forkserver_serves_the_first_trial(server, scheduler, tmp_path):

@@ -48,6 +48,12 @@ _REPORTS_AT_ONCE: Final = 64
 #: A forkserver that has not answered at so many looks in a row is killed. Looks are counted and not
 #: seconds: while the node itself was stopped its forkservers could not answer.
 _SILENT_LOOKS: Final = 12
+#: A forkserver that is not ready after so long is killed; a trial's own limits make that shorter,
+#: but not so short that the import of a large library on a busy machine would be too long.
+READY_WITHIN_S: Final = 300.0
+_SHORTEST_S: Final = 30.0
+#: People are told of one that preloads for longer.
+_TOLD_AFTER_S: Final = 10.0
 
 
 class ForkserverLost(Exception):
@@ -136,6 +142,9 @@ class ForkserverClient:
                 raise
         self._hosts = ReportedHosts(self._control, self._process.pid, self._user)
         self._stops, self._silent_looks = StopDetector(), 0
+        #: How long it has not been ready, and may not be; seconds are counted by looks, too.
+        self._starting_s, self._ready_within_s = 0.0, READY_WITHIN_S
+        self._says_waits = False
 
     @property
     def pid(self) -> int:
@@ -173,6 +182,9 @@ class ForkserverClient:
             raise
         ours.setblocking(False)
         self._hosts.ask(host)
+        limits = (order.start.limits.stall_s, order.start.limits.trial_s) if order.start else ()
+        bound = max(_SHORTEST_S, min(filter(None, limits), default=READY_WITHIN_S))
+        self._ready_within_s = min(self._ready_within_s, self._starting_s + bound)
         self._send(StartHost(host), [theirs.detach(), *given])
         return ours
 
@@ -193,25 +205,37 @@ class ForkserverClient:
         if (process := self._hosts.process_of(host)) is not None:
             have_stacks_written(*process, self._user)
 
-    def look(self) -> None:
+    def look(self) -> str:
         """Kill a forkserver that is stopped or no longer answers; call every `LOOK_S` seconds.
 
-        While it preloads it answers nothing, however long an import takes.
+        While it preloads it answers nothing, and is killed when that takes too long.
+
+        Returns:
+            What people should know; empty where there is nothing.
 
         Raises:
             ForkserverLost: it was killed. This handle is of no further use.
         """
+        is_unusable, warning = False, ""
+        if not self.is_ready:
+            self._starting_s += LOOK_S
         if self._stops.look(self.pid):
             problem = "it was stopped (SIGSTOP or a debugger); see that no trial does that"
         elif self._silent_looks >= _SILENT_LOOKS:
             problem = f"it did not answer for {_SILENT_LOOKS * LOOK_S:g} s"
+        elif not self.is_ready and self._starting_s > self._ready_within_s:
+            is_unusable = True
+            problem = f"it was not ready after {self._starting_s:g} s"
         else:
             if self.is_ready:
                 self._silent_looks += 1
                 self._send(Ping())
-            return
+            elif self._starting_s > _TOLD_AFTER_S and not self._says_waits:
+                self._says_waits = True
+                warning = self._why_it_waits()
+            return warning
         self._process.kill()
-        raise self._lost([], f"was killed, because {problem}")
+        raise self._lost([], f"was killed, because {problem}", is_unusable=is_unusable)
 
     def read(self) -> list[Report]:
         """The next reports of the forkserver; call again while there may be more.
@@ -233,7 +257,7 @@ class ForkserverClient:
                 how = (
                     f"was killed, because {problem}; see that nothing it preloads writes to sockets"
                 )
-                raise self._lost(reports, how, has_lied=True) from problem
+                raise self._lost(reports, how, is_unusable=True) from problem
             if report is None:
                 raise self._lost(reports)
             reports.append(report)
@@ -272,7 +296,7 @@ class ForkserverClient:
             close_all(fds)
 
     def _lost(
-        self, reports: list[Report], how: str = "", *, has_lied: bool = False
+        self, reports: list[Report], how: str = "", *, is_unusable: bool = False
     ) -> ForkserverLost:
         """What to raise, after the last host is dead; ``how`` it ended, if that is known."""
         hosts = self._hosts
@@ -289,12 +313,20 @@ class ForkserverClient:
             end = how
         elif code == -signal.SIGKILL:
             end = "was killed by SIGKILL; often that means that memory ran out on this node"
-        is_unusable = not hosts.is_ready and (has_lied or code != -signal.SIGKILL)
+        is_unusable = not hosts.is_ready and (is_unusable or code != -signal.SIGKILL)
         text = f"the forkserver {self.pid} {end}{self._while_preloading()}; see {self._log}."
         if not hosts.has_reported and self.environment.python != sys.executable:
             text = interpreters.why_not(self.environment.python, self._log, self._log_began_at)
         self._forget()
         return ForkserverLost(text, reports, unended=unended, hosts=names, is_unusable=is_unusable)
+
+    def _why_it_waits(self) -> str:
+        doing = f"the import of {module}" if (module := self._hosts.preloading) else "the start"
+        left = self._ready_within_s - self._starting_s
+        return (
+            f"trials wait for {doing} in the process that they are forked from (preload), which has"
+            f" taken more than {_TOLD_AFTER_S:g} s; it is killed {left:.0f} s from now."
+        )
 
     def _while_preloading(self) -> str:
         module = self._hosts.preloading

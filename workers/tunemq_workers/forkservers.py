@@ -195,9 +195,12 @@ class ForkserverPool:
     def _look_at_all(self) -> None:
         for server in list(self._servers):
             try:
-                server.look()
+                warning = server.look()
             except ForkserverLost as lost:
                 self._lost(server, lost)
+                continue
+            if warning:
+                self._pass_on(server, self._servers[server], Warned(warning))
         self._look = self._reactor.after(LOOK_S, self._look_at_all) if self._servers else None
 
     def _close_idle(self) -> None:
