@@ -30,6 +30,11 @@ def plain_number(value: Any) -> Any:
     return value
 
 
+def encodable(text: str) -> str:
+    """The text, with escapes for what no UTF-8 can say: names of files may have such parts."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def _guarded(make: Callable[[object], str], value: object) -> str:
     try:
         return str.__str__(make(value))

@@ -20,6 +20,7 @@ from tunemq_shared.object_client import Content, ObjectClient, Refused, Unfinish
 from tunemq_shared.object_store import ObjectInfo
 from tunemq_shared.parts import Body
 from tunemq_shared.retrying import StoreUnavailable
+from tunemq_shared.safe_text import encodable
 
 #: A store that was not asked for so long is not said to fail any more: an attempt and its pause are
 #: shorter.
@@ -108,7 +109,7 @@ class TrafficCount:
             self._failures += 1
             before = self._failing.get(store)
             since = before.since if before is not None and self._is_new(before, now) else now
-            self._failing[store] = _Failing(since, now, problem[:_PROBLEM_CHARS])
+            self._failing[store] = _Failing(since, now, encodable(problem[:_PROBLEM_CHARS]))
 
     def so_far(self) -> StoreTraffic:
         """All of it."""

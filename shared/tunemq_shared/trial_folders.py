@@ -16,6 +16,7 @@ from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.object_store import ObjectStore
 from tunemq_shared.plain_files import opened_below
 from tunemq_shared.retrying import Cancel, ignore
+from tunemq_shared.safe_text import encodable
 from tunemq_shared.trees import walk
 
 #: What a trial's files may take together in the store; those that are too much stay out.
@@ -50,10 +51,14 @@ def send_folder(
     left = limit_bytes
     too_much: list[tuple[int, str]] = []
     reserved: list[str] = []
+    unnamed: list[str] = []
     for size, name in sorted(_files(folder)):
         *folders, last = name.split(os.sep)
         if _SCHEDULERS_FOLDER in folders or last == _SCHEDULERS_FILE:
             reserved.append(name)
+            continue
+        if encodable(name) != name:
+            unnamed.append(encodable(name))
             continue
         if size > left:
             too_much.append((size, name))
@@ -79,6 +84,11 @@ def send_folder(
             # Its trial, or another of the same user, has put something else in its place.
             if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise
+    if unnamed:
+        raise StoreError(
+            f"{len(unnamed)} files were not sent, such as {min(unnamed)}: their names are no UTF-8,"
+            " which names in a store are; have the trial give them other names."
+        )
     if reserved:
         raise StoreError(
             f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store folders "

@@ -28,7 +28,7 @@ from tunemq_shared.local_store import LocalStore
 from tunemq_workers.child_process import start_child
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.transfers.link import Transfers
-from tunemq_workers.transfers.messages import Download, Upload
+from tunemq_workers.transfers.messages import Download, SendFiles, Upload
 
 pytestmark = pytest.mark.integration
 
@@ -133,6 +133,29 @@ def test_what_was_uploaded_can_be_downloaded_and_is_equal(node, source, tmp_path
     node.finish(node.download(uploaded.sha256, target))
     assert contents(target / "files") == contents(source)
     assert (target / "committed.json").read_bytes() == (folder / "committed.json").read_bytes()
+
+
+def test_transfer_of_files_whose_names_are_no_utf8_answers_and_sends_the_others(
+    node, tmp_path, minio, bucket
+):
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    (folder / "plain").write_text("x")
+    (folder / "zzz").write_text("larger, so it is the last")
+    for name in (b"\xff\xfe\n\x1b[31m0", b"sub-\xff"):
+        Path(os.fsdecode(bytes(folder) + b"/" + name)).write_text("x")
+    sent, refused = Waiting(), Waiting()
+    order = SendFiles(node.store, "trial", str(folder), 1, 60)
+    node.transfers.send_files(order, *sent.callbacks)
+    reason, _ = node.fail(sent)
+    assert "2 files were not sent, such as \\udcff\\udcfe" in reason
+    assert {name.rpartition("/")[2] for name in objects(minio, bucket)} == {"plain", "zzz"}
+    (tmp_path / "other" / "journal").mkdir(parents=True)
+    Path(os.fsdecode(bytes(tmp_path) + b"/other/journal/\xff")).write_text("x")
+    order = SendFiles(node.store, "other", str(tmp_path / "other"), 1, 20)
+    node.transfers.send_files(order, *refused.callbacks)
+    reason, _ = node.fail(refused)
+    assert "such as journal/\\udcff" in reason
 
 
 def test_a_file_that_did_not_change_is_not_sent_again(node, source, tmp_path):

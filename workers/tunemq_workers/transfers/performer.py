@@ -28,6 +28,7 @@ from tunemq_shared.node_orders import BlobRef
 from tunemq_shared.object_client import Refused
 from tunemq_shared.object_store import MissingObject, ObjectStore
 from tunemq_shared.retrying import Cancel, StoreUnavailable, retried
+from tunemq_shared.safe_text import encodable
 from tunemq_shared.stores import open_objects
 from tunemq_shared.trial_folders import send_folder
 from tunemq_workers.account import own_files
@@ -178,7 +179,7 @@ class Performer:
                 exc_info=None if is_expected else problem,
             )
             reason = str(problem) if is_expected else f"{type(problem).__name__}: {problem}"
-            answer = Failed(number, reason, isinstance(problem, _OF_NO_USE))
+            answer = Failed(number, encodable(reason), isinstance(problem, _OF_NO_USE))
         else:
             _log.info("transfer.done id=%d", number)
         self._end(running, answer)
@@ -243,7 +244,7 @@ class Performer:
         return retried(attempt, running.cancel, partial(self._in_trouble, running))
 
     def _in_trouble(self, running: _Running, reason: str) -> None:
-        now = time.monotonic()
+        now, reason = time.monotonic(), encodable(reason)
         with self._lock:
             # Files and parts of them that are tried again all say the same, in words of their own.
             is_news = not reason or now >= running.told_at + _TELL_EVERY_S
