@@ -14,7 +14,9 @@ import pytest
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.other_users import NOBODY, open_folder, reachable
-from tests.support import need
+from tests.secured_redis import secured_redis
+from tests.support import eventually, need
+from tunemq_shared import wire
 from tunemq_shared.errors import ConfigError
 from tunemq_workers import account_folders
 from tunemq_workers.account import Account
@@ -92,6 +94,27 @@ def test_worker_whose_interpreter_the_user_cannot_reach_is_refused_with_its_path
     said = refused("--trial-user", USER, python=str(python), path=path)
     assert f"who cannot run trials here: {python}: Permission denied" in said
     assert "have to be where that user may go" in said
+
+
+def test_worker_whose_user_cannot_read_the_certificate_of_redis_starts(open_folder):
+    """`deploy/redis/certificates.sh` makes a folder that only its owner may enter."""
+    line = [*reachable(), sys.executable, "-P", "-m", "tunemq", "worker", "--name", "node"]
+    line += ["--workdir", str(open_folder / "node"), "--trial-user", USER]
+    (open_folder / "redis").mkdir()
+    with secured_redis(open_folder / "redis") as redis, (open_folder / "said").open("wb") as said:
+        assert stat.S_IMODE(redis.certificates.stat().st_mode) == 0o700
+        environ = {**os.environ, "TUNEMQ_REDIS": redis.url("worker")}
+        worker = subprocess.Popen(line, env=environ, cwd="/", stdout=said, stderr=said)
+        try:
+            redis.client.set(wire.GENERATION, "one")
+            eventually(
+                lambda: redis.client.exists(wire.NODES),
+                within=60,
+                message=(open_folder / "said").read_text,
+            )
+        finally:
+            worker.terminate()
+            worker.wait(60)
 
 
 def test_a_cache_of_another_user_is_refused_and_left_alone(refused, open_folder):

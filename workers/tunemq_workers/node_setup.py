@@ -107,8 +107,8 @@ def run_node(
     workdir.remove_leftovers(options.workdir)
     _open_log(options.workdir)
     terminal = open_terminal() if options.farm else None
+    redis = parse_address(options.redis)  # its certificates may be for our own user alone
     _take_rights(options, account)
-    redis = parse_address(options.redis)
     hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
     hello = NodeHello(
         PROTOCOL_VERSION,
