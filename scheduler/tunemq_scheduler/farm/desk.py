@@ -205,10 +205,18 @@ class Desk:
         if entry.state is State.STOPPING or entry.is_over:
             return _done(entry, f"is {entry.state} already")
         if self._experiments.has(entry.name):
-            entry = self._queue.move(entry.name, State.STOPPING, reason)
+            entry = self._queue.move(entry.name, State.STOPPING, reason, may_wait=True)
             self._experiments.stop(entry.name, reason)
-            return _done(entry, "is being stopped; what its trials have is saved first")
-        return _done(self._queue.move(entry.name, State.STOPPED, reason), "is stopped")
+            what = "is being stopped; what its trials have is saved first"
+        else:
+            entry = self._queue.move(entry.name, State.STOPPED, reason, may_wait=True)
+            what = "is stopped"
+        if self._queue.is_unsaved(entry.name):
+            what += (
+                "; the farm's disk is full, and the scheduler forgets this if it ends before there"
+                " is room: then stop it again"
+            )
+        return _done(entry, what)
 
     def pause(self, request: r.Pause, caller: Caller) -> a.Done:
         """Take its slots from it, or its place in the queue."""

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from tunemq_scheduler.farm.small_files import make_folder, replace_file
 from tunemq_shared.answers import ExperimentDetail
+from tunemq_shared.errors import JournalError, JournalFull
 from tunemq_shared.undecodable import UNDECODABLE
 
 
@@ -20,25 +22,42 @@ class Details:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        #: What the disk had no room for.
+        self._unsaved: dict[str, bytes] = {}
+        make_folder(folder)
 
     def keep(self, name: str, detail: bytes) -> None:
         """Keep what it said, in place of what it said before."""
-        path = self._path(name)
-        beside = path.with_suffix(".new")
-        with contextlib.suppress(OSError):
-            beside.write_bytes(detail)
-            beside.replace(path)
+        self._unsaved[name] = detail
+        with contextlib.suppress(JournalFull):
+            self.save()
+
+    def save(self) -> None:
+        """Write what the disk had no room for.
+
+        Raises:
+            JournalFull: it still has none.
+        """
+        for name, detail in list(self._unsaved.items()):
+            try:
+                replace_file(self._path(name), detail)
+            except JournalFull:
+                raise
+            except JournalError:
+                pass  # it is lost
+            del self._unsaved[name]
 
     def read(self, name: str) -> ExperimentDetail | None:
         """What it said last; None where nobody knows."""
         try:
-            return msgspec.msgpack.decode(self._path(name).read_bytes(), type=ExperimentDetail)
+            detail = self._unsaved.get(name) or self._path(name).read_bytes()
+            return msgspec.msgpack.decode(detail, type=ExperimentDetail)
         except (OSError, *UNDECODABLE):
             return None
 
     def forget(self, name: str) -> None:
         """Keep nothing of it."""
+        self._unsaved.pop(name, None)
         with contextlib.suppress(OSError):
             self._path(name).unlink(missing_ok=True)
 

@@ -7,6 +7,7 @@ however many come.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
@@ -15,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tunemq_scheduler.folders import replace_file
+from tunemq_scheduler.farm.small_files import refused, replace_file
 from tunemq_shared import wire
-from tunemq_shared.errors import JournalError, StoreError
+from tunemq_shared.errors import JournalFull
 
 #: So many are kept when the file is made smaller, which it is at twice as many.
 _KEPT: Final = 2000
@@ -50,6 +51,8 @@ class DoneRequests:
         self._kept = kept
         self._shrink_at = 2 * kept
         self._answers: dict[str, bytes] = {}
+        #: Those that the disk had no room for.
+        self._unsaved: dict[str, bytes] = {}
         #: When each was done, or read from the file: in the same order.
         self._done_at: dict[str, float] = {}
         try:
@@ -58,28 +61,49 @@ class DoneRequests:
             if whole < len(data):
                 os.truncate(self._path, whole)  # of an append that a crash cut short
         except OSError as error:
-            raise self._unusable("read", error) from error
+            raise refused(self._path, "read", error) from error
 
     def get(self, request: str) -> bytes | None:
         """What was answered; None if it was not done, as far as is remembered."""
         return self._answers.get(request)
 
     def add(self, request: str, answer: bytes) -> None:
-        """Remember it; durable on return.
+        """Remember it; durable on return, or, where the disk is full, when `save` has room.
 
         Raises:
             JournalError: the disk refuses it.
         """
+        was_full = bool(self._unsaved)
+        self._unsaved[request] = answer
+        with contextlib.suppress(JournalFull):
+            if not was_full:
+                self.save()
+        self._put(request, answer)
+        if len(self._answers) >= self._shrink_at and not self._unsaved:
+            self._shrink()
+
+    def save(self) -> None:
+        """Write what the disk had no room for.
+
+        Raises:
+            JournalFull: it still has none; nothing of it is in the file.
+            JournalError: the disk refuses it.
+        """
+        if not self._unsaved:
+            return
+        size = None
         try:
             with open(self._path, "ab") as file:
-                file.write(_record(request, answer))
+                size = file.tell()
+                file.writelines(_record(*one) for one in self._unsaved.items())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise self._unusable("written", error) from error
-        self._put(request, answer)
-        if len(self._answers) >= self._shrink_at:
-            self._shrink()
+            if size is not None:
+                with contextlib.suppress(OSError):
+                    os.truncate(self._path, size)  # what is behind half a record is not read
+            raise refused(self._path, "written", error) from error
+        self._unsaved.clear()
 
     def _put(self, request: str, answer: bytes) -> None:
         self._done_at.pop(request, None)  # so that it stands last in both
@@ -93,10 +117,8 @@ class DoneRequests:
         for request in newest[: -max(self._kept, young)]:
             del self._answers[request], self._done_at[request]
         self._shrink_at = 2 * max(self._kept, len(self._answers))
-        try:
-            replace_file(str(self._path), b"".join(_record(*one) for one in self._answers.items()))
-        except StoreError as error:
-            raise JournalError(str(error)) from error
+        with contextlib.suppress(JournalFull):  # it is merely longer than it need be
+            replace_file(self._path, b"".join(_record(*one) for one in self._answers.items()))
 
     def _read(self, data: bytes) -> int:
         """Take the whole records; where the first that is not whole begins."""
@@ -109,9 +131,6 @@ class DoneRequests:
             self._put(content[:name_size].decode(), content[name_size:])
             at += _HEAD.size + len(content)
         return at
-
-    def _unusable(self, what: str, error: OSError) -> JournalError:
-        return JournalError(f"{self._path} cannot be {what}: {error.strerror}.")
 
 
 def _record(request: str, answer: bytes) -> bytes:

@@ -15,6 +15,7 @@ from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.desk import Counts
 from tunemq_scheduler.farm.details import Details
 from tunemq_scheduler.farm.entry import RETRY_ALL, Entry
+from tunemq_scheduler.farm.exits import EXIT_AGAIN, may_pass
 from tunemq_scheduler.farm.handler import Deferred
 from tunemq_scheduler.farm.pace import Pace
 from tunemq_scheduler.farm.queue import ExperimentQueue
@@ -26,7 +27,7 @@ from tunemq_shared import answers as a
 from tunemq_shared.allotments import WHOLE_NODE, Usage
 from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.answers import Refusal
-from tunemq_shared.errors import ConfigError, RequestRefused
+from tunemq_shared.errors import ConfigError, JournalFull, RequestRefused
 from tunemq_shared.store_traffic import TRAFFIC, StoreTraffic
 
 #: A process that dies is started again after so long, twice as long each time; and not again if it
@@ -113,6 +114,8 @@ class Experiments:
         self._details = Details(folder / "details")
         #: How many changes of the queue were looked at; None where an experiment has ended since.
         self._looked_at: int | None = None
+        #: Why what waits cannot begin: the disk has no room to keep that it has.
+        self._no_room: JournalFull | None = None
         #: How many results those processes were given that have ended.
         self._results_before = 0
         #: What those have asked of stores.
@@ -202,6 +205,20 @@ class Experiments:
                 self._allotter.experiment_gone(name)
         self._start_waiting()
 
+    def save(self) -> None:
+        """About once a second: write what the disk had no room for.
+
+        Raises:
+            JournalFull: it still has none.
+            JournalError: it refuses it.
+        """
+        self._queue.save()
+        self._streams.save()
+        self._details.save()
+        full, self._no_room = self._no_room, None
+        if full is not None:
+            raise full
+
     def offer(self) -> None:
         """Pass on what experiments may use from now on."""
         for name, offered in self._allotter.offers():
@@ -236,10 +253,15 @@ class Experiments:
     # --- beginning --------------------------------------------------------------------------------
 
     def _start_waiting(self) -> None:
-        if self._queue.changes == self._looked_at:
+        if self._queue.changes == self._looked_at or self._no_room is not None:
             return  # of a thousand that wait none can begin
         while (entry := self._next()) is not None:
-            self._start(self._queue.move(entry.name, State.RUNNING))
+            try:
+                begun = self._queue.move(entry.name, State.RUNNING)
+            except JournalFull as full:
+                self._no_room = full
+                return
+            self._start(begun)
         self._looked_at = self._queue.changes
 
     def _next(self) -> Entry | None:
@@ -285,7 +307,10 @@ class Experiments:
         try:
             one.link = self._start_link(entry, self._streams.keys.get(one.name, ""))
         except ConfigError as error:
-            self._finish(one, State.FAILED, str(error))
+            if may_pass(error):
+                self._ended(one, Ending(Outcome.LEFT, EXIT_AGAIN, str(error)))
+            else:
+                self._finish(one, State.FAILED, str(error))
             return
         if one.began_at is not None:
             self._allotter.experiment_restarted(one.name)
@@ -373,7 +398,7 @@ class Experiments:
         """It has no process any more, and is in this state now."""
         entry = self._queue.get(one.name)
         if entry is not None and entry.state is not state and self._queue.may(entry, state):
-            self._queue.move(one.name, state, reason)
+            self._queue.move(one.name, state, reason, may_wait=True)
         elif entry is not None:
             self._queue.explain(one.name, reason)
         self._forget(one)

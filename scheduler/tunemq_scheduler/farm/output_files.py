@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.executors.redis_line import Command
+from tunemq_scheduler.journal.layout import is_full
 from tunemq_shared import wire
 from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.output_pieces import OutputPiece, decode
@@ -60,16 +61,23 @@ class OutputFiles:
         """Add what came to the files; whether there may be more.
 
         Raises:
-            OSError: a file cannot be written; what came is lost.
+            OSError: a file cannot be written. Where the disk is full the next command asks for this
+                piece again; else it is lost.
         """
         entries = reply[0][1] if reply else []
         for entry, fields in entries:
-            self._cursor = entry.decode()
+            before, self._cursor = self._cursor, entry.decode()
             told = dict(zip(fields[::2], fields[1::2], strict=True))
             piece = self._opened(self._events_key, told.get(wire.PIECE, b""))
-            if piece is not None:
+            if piece is None:
+                continue
+            try:
                 with contextlib.suppress(*UNDECODABLE):
                     self._add(decode(piece))
+            except OSError as error:
+                if is_full(error):
+                    self._cursor = before
+                raise
         if entries:
             self._keep_cursor()
         return len(entries) == _AT_ONCE
@@ -85,18 +93,23 @@ class OutputFiles:
         if piece.round < begun or end <= known:
             return  # it is known: somebody says it again
         data = piece.data[max(0, known - piece.offset) :]
-        self._known[key] = piece.round, end
         path = self._folder / piece.folder / piece.name
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if descriptor is None:
             return  # the trial's own code put something else there
-        with open(descriptor, "ab") as file:
-            if file.tell() >= LIMIT_BYTES:
-                return
-            if known < piece.offset:
-                file.write(b"[%d bytes are not shown here]\n" % (piece.offset - known))
-            file.write(data)
+        if known < piece.offset:
+            data = b"[%d bytes are not shown here]\n%b" % (piece.offset - known, data)
+        with open(descriptor, "ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                while data and size < LIMIT_BYTES:
+                    data = data[file.write(data) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    file.truncate(size)  # all of it comes again
+                raise
+        self._known[key] = piece.round, end
 
     def _kept_cursor(self) -> str:
         try:

@@ -3,6 +3,9 @@
 Each has a file of its own, which a change replaces as a whole. So a change costs one file however
 many there are, and after a crash at any moment each experiment is as it was before its last change
 or after it. What is asked in each turn is answered from memory.
+
+Where the disk is full a change is refused, and nothing of it is left. Only what has happened
+anyway is kept in memory, until `save` finds room.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_scheduler.farm.entry import ENTRY_VERSION, LEGAL, Entry
+from tunemq_scheduler.farm.small_files import make_folder, refused, write_beside
 from tunemq_scheduler.folders import safe_name
 from tunemq_shared.answers import ExperimentState as State
-from tunemq_shared.errors import BugError, ConfigError, JournalError
+from tunemq_shared.errors import BugError, ConfigError, JournalError, JournalFull
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.requests import Code, Settings
 from tunemq_shared.undecodable import UNDECODABLE
@@ -52,12 +56,14 @@ class ExperimentQueue:
         self._at_turn: dict[tuple[int, int], str] = {}
         #: Which experiment came of which request.
         self._requests: dict[str, str] = {}
+        #: Those of which the file lacks the newest, for the disk had no room.
+        self._unsaved: set[str] = set()
         #: Grows with each change.
         self.changes = 0
         #: What could not be read and was set aside, in lines for people.
         self.damaged: list[str] = []
-        with self._on_disk("read"):
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(self._folder)
+        with self._on_disk(self._folder, "read"):
             self._read_all()
         self._number = max((entry.number for entry in self._entries.values()), default=0)
 
@@ -87,6 +93,10 @@ class ExperimentQueue:
     def in_state(self, *states: State) -> Sequence[Entry]:
         """Those in one of these states."""
         return [entry for state in states for entry in self._by_state[state].values()]
+
+    def is_unsaved(self, name: str) -> bool:
+        """Whether the disk had no room for its newest change."""
+        return name in self._unsaved
 
     # --- changes, which are durable when a method returns -----------------------------------------
 
@@ -120,17 +130,25 @@ class ExperimentQueue:
             code=code,
             settings=settings or Settings(),
         )
-        self._write(entry)
+        self._change(entry)
         self._number = entry.number
-        self._put(entry)
         return entry
 
-    def move(self, name: str, state: State, reason: str = "", *, retry: str = "") -> Entry:
+    def move(
+        self,
+        name: str,
+        state: State,
+        reason: str = "",
+        *,
+        retry: str = "",
+        may_wait: bool = False,
+    ) -> Entry:
         """Have an experiment be in another state.
 
         Args:
             reason: why, in words.
             retry: see `Entry`; for one that is queued again.
+            may_wait: where the disk is full it is so all the same, and `save` writes it.
 
         Raises:
             BugError: it cannot come there from where it is.
@@ -139,10 +157,17 @@ class ExperimentQueue:
         entry = self._entries[name]
         if not self.may(entry, state):
             raise BugError(f"experiment {name} cannot go from {entry.state} to {state}.")
-        moved = entry.moved(state, self._now(), reason, retry)
-        self._write(moved)
-        self._put(moved)
-        return moved
+        return self._change(entry.moved(state, self._now(), reason, retry), may_wait=may_wait)
+
+    def save(self) -> None:
+        """Write what the disk had no room for.
+
+        Raises:
+            JournalFull: it still has none for all of it.
+            JournalError: the disk refuses it.
+        """
+        for name in sorted(self._unsaved):
+            self._write(self._entries[name])
 
     def begun(self, name: str) -> None:
         """Its newest run has begun: what was to be retried is."""
@@ -179,17 +204,26 @@ class ExperimentQueue:
         if not entry.is_over:
             raise BugError(f"experiment {name} is {entry.state}, and cannot be removed.")
         failpoint("queue.before_removal")
-        with self._on_disk("changed"):
-            self._path(name).unlink(missing_ok=True)
-            failpoint("queue.after_removal")
-            self._sync_folder()
+        path = self._path(name)
+        with self._on_disk(path, "removed"):
+            path.unlink(missing_ok=True)
+        failpoint("queue.after_removal")
+        self._sync_folder()
+        self._unsaved.discard(name)
         self._forget(entry)
 
     def _replace(self, entry: Entry, **changes: Any) -> Entry:
-        changed = msgspec.structs.replace(entry, **changes)
-        self._write(changed)
-        self._put(changed)
-        return changed
+        return self._change(msgspec.structs.replace(entry, **changes), may_wait=True)
+
+    def _change(self, entry: Entry, *, may_wait: bool = False) -> Entry:
+        try:
+            self._write(entry)
+        except JournalFull:
+            if not may_wait:
+                raise
+            self._unsaved.add(entry.name)
+        self._put(entry)
+        return entry
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -253,36 +287,34 @@ class ExperimentQueue:
 
     def _write(self, entry: Entry) -> None:
         path = self._path(entry.name)
-        beside = path.with_suffix(_NEW)
-        with self._on_disk("changed"):
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(msgspec.json.format(msgspec.json.encode(entry), indent=1))
-                file.flush()
-                os.fsync(descriptor)
+        with self._on_disk(path, "written"):
+            beside = write_beside(path, msgspec.json.format(msgspec.json.encode(entry), indent=1))
             failpoint("queue.before_rename")
             beside.replace(path)
-            failpoint("queue.after_rename")
-            self._sync_folder()
+        failpoint("queue.after_rename")
+        self._sync_folder()
+        self._unsaved.discard(entry.name)
 
     def _sync_folder(self) -> None:
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:  # never "full": the change is made, and may not be refused
+            raise JournalError(f"{self._folder} cannot be synced: {error.strerror}.") from error
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}{_SUFFIX}"
 
+    @staticmethod
     @contextmanager
-    def _on_disk(self, what: str) -> Iterator[None]:
+    def _on_disk(path: Path, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise JournalError(
-                f"the farm's queue in {self._folder} cannot be {what}: {error.strerror}."
-            ) from error
+            raise refused(path, what, error) from error
 
 
 def check_name(name: str) -> None:

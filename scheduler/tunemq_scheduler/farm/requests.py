@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import sys
 import time
@@ -19,7 +20,14 @@ from tunemq_scheduler.farm.request_stream import RequestStream
 from tunemq_shared import requests as r
 from tunemq_shared import wire
 from tunemq_shared.answers import Answer, Refusal, Reply
-from tunemq_shared.errors import JournalError, TuneError, UserError, WireError, WireUnavailable
+from tunemq_shared.errors import (
+    JournalError,
+    JournalFull,
+    TuneError,
+    UserError,
+    WireError,
+    WireUnavailable,
+)
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.request_seals import close_answer
@@ -108,6 +116,15 @@ class RequestServer:
         self._has_told = False
         return len(entries)
 
+    def save(self) -> None:
+        """About once a second: write what was done that the disk had no room for.
+
+        Raises:
+            JournalFull: it still has none.
+            JournalError: it refuses it.
+        """
+        self._done.save()
+
     def close(self) -> None:
         """Close the connections; who waits for an answer asks the next scheduler."""
         self._stream.close()
@@ -116,8 +133,9 @@ class RequestServer:
         """Say once what Redis refuses: an operator has to mend it, and nothing else may say so."""
         if not self._has_told:
             self._has_told = True
-            sys.stderr.write(f"tunemq scheduler: requests wait: {problem}\n")
-            sys.stderr.flush()
+            with contextlib.suppress(OSError):  # the log may be on a full disk
+                sys.stderr.write(f"tunemq scheduler: requests wait: {problem}\n")
+                sys.stderr.flush()
 
     # --- one request ------------------------------------------------------------------------------
 
@@ -159,12 +177,15 @@ class RequestServer:
             )
         except UserError as problem:
             return Refusal(text=str(problem), is_wrong_use=True)
+        except JournalFull as full:
+            return Refusal(text=f"nothing was changed: {full}")
         except JournalError:
             raise  # the farm's own disk: nobody's request can be done
         except TuneError as problem:
             return Refusal(text=str(problem))
         except Exception as error:  # noqa: BLE001  ours, recorded here: one bad request must not end all searches
-            traceback.print_exc(file=sys.stderr)
+            with contextlib.suppress(OSError):  # the log may be on a full disk
+                traceback.print_exc(file=sys.stderr)
             return Refusal(
                 text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has"
                 " more. Please report it."

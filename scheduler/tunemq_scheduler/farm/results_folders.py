@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tunemq_scheduler.farm.relay.process import OUTPUT
+from tunemq_scheduler.farm.small_files import make_folder
 from tunemq_shared.errors import ConfigError, TuneError
 from tunemq_shared.store_address import is_remote, join
 from tunemq_shared.stores import open_objects
@@ -26,7 +27,7 @@ class ResultsFolders:
 
     def __init__(self, results: Path, trash: Path, store: str, news: Callable[[str], None]) -> None:
         self._results, self._trash, self._store, self._news = results, trash, store, news
-        trash.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(trash)
         for left in trash.iterdir():
             self._remove_soon(left, "")
 

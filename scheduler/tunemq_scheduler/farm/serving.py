@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -183,5 +184,6 @@ def _store(given: str | None, results: str, *, is_insecure: bool) -> str:
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"tunemq scheduler: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the log may be on a full disk
+        sys.stderr.write(f"tunemq scheduler: {text}\n")
+        sys.stderr.flush()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
 
 from tunemq_scheduler.farm.small_files import replace_file
-from tunemq_shared.errors import JournalError
+from tunemq_shared.errors import JournalError, JournalFull
 
 
 class Streams:
@@ -19,6 +20,7 @@ class Streams:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._is_saved = True
         try:
             self.keys = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
         except FileNotFoundError:
@@ -30,23 +32,35 @@ class Streams:
             ) from error
 
     def put(self, name: str, key: str) -> None:
-        """An experiment's events go there.
+        """An experiment's events go there; where the disk is full `save` writes that later.
 
         Raises:
             JournalError: it cannot be kept.
         """
         if self.keys.get(name) != key:
-            self._write({**self.keys, name: key})
+            self._set({**self.keys, name: key})
 
     def drop(self, name: str) -> None:
-        """No node hosts anything of it any more.
+        """No node hosts anything of it any more; see `put`.
 
         Raises:
             JournalError: it cannot be kept.
         """
         if name in self.keys:
-            self._write({one: key for one, key in self.keys.items() if one != name})
+            self._set({one: key for one, key in self.keys.items() if one != name})
 
-    def _write(self, keys: dict[str, str]) -> None:
-        replace_file(self._path, msgspec.json.encode(keys))
-        self.keys = keys
+    def save(self) -> None:
+        """Write what the disk had no room for.
+
+        Raises:
+            JournalFull: it still has none.
+            JournalError: it cannot be kept.
+        """
+        if not self._is_saved:
+            replace_file(self._path, msgspec.json.encode(self.keys))
+            self._is_saved = True
+
+    def _set(self, keys: dict[str, str]) -> None:
+        self.keys, self._is_saved = keys, False
+        with contextlib.suppress(JournalFull):
+            self.save()

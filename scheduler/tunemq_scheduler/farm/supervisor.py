@@ -35,10 +35,11 @@ from tunemq_scheduler.farm.relay.link import ExperimentLink
 from tunemq_scheduler.farm.requests import RequestServer
 from tunemq_scheduler.farm.results_folders import ResultsFolders
 from tunemq_scheduler.farm.settings import FarmSettings
+from tunemq_scheduler.farm.small_files import make_folder
 from tunemq_scheduler.farm.snapshot import FarmSnapshot, TurnTimes
 from tunemq_scheduler.folders import OWN_FOLDER
 from tunemq_shared.answers import ExperimentState
-from tunemq_shared.errors import WireError, WireUnavailable
+from tunemq_shared.errors import JournalFull, WireError, WireUnavailable
 from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.store_address import is_remote, join
 from tunemq_shared.store_rules import StoreRules, store_environ
@@ -100,7 +101,7 @@ class Supervisor:
         self._publish, self._turns = publish, TurnTimes()
         self._farm, self._lease, self._tell = farm, lease, tell
         folder = Path(farm.results, OWN_FOLDER)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         self._folder = folder
         self._queue = ExperimentQueue(folder / "experiments")
         for line in self._queue.damaged:
@@ -137,6 +138,7 @@ class Supervisor:
         self._output = self._output_reader() if is_remote(farm.store) else None
         self._followed: Mapping[str, str] | None = None
         self._beat_at = float("-inf")
+        self._is_full = False
         self._stop_reason = ""
 
     def stop(self, reason: str) -> None:
@@ -206,6 +208,7 @@ class Supervisor:
         if line := self._farm.keys.look():
             self._tell(line)
         self._experiments.beat(self._lease.proven_at)
+        self._save()
         self._forkservers.close_unused()
         notes = self._wire.notes()
         for link in self._experiments.links():
@@ -214,6 +217,23 @@ class Supervisor:
             self._wire.announce(self._announcement)
         if self._publish is not None:
             self._publish(self._snapshot())
+
+    def _save(self) -> None:
+        """Write what the disk had no room for; say once that it has none, and when it has."""
+        try:
+            self._experiments.save()
+            self._server.save()
+        except JournalFull as full:
+            if not self._is_full:
+                self._tell(
+                    f"degraded: {full} Nothing is lost: searches wait, requests that change the"
+                    " farm are refused, and all goes on when there is room."
+                )
+            self._is_full = True
+        else:
+            if self._is_full:
+                self._tell("there is room again for the farm's own files; all of them are written.")
+            self._is_full = False
 
     def _follow_output(self) -> None:
         streams = self._experiments.streams

@@ -1,0 +1,245 @@
+"""F17: the disk of a farm's scheduler is full; it stays, and refuses what it cannot keep."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.farm_service import FarmService, Here, Search, farm_service
+from tests.small_disk import on_small_disk, with_small_disk
+from tests.support import eventually
+from tunemq_scheduler.farm import small_files
+from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_shared.errors import JournalFull
+
+pytestmark = pytest.mark.integration
+
+
+class SmallDisk:
+    """The disk with the results, of 24 MiB, in a namespace that lives as long as this does."""
+
+    def __init__(self, disk: Path) -> None:
+        disk.mkdir()
+        command = on_small_disk(disk, ["sh", "-c", "echo && cat"], options="size=24m")
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline()
+        #: As it is seen from outside.
+        self.folder = Path(f"/proc/{self._holder.pid}/root{disk}")
+
+    def machine(self) -> Here:
+        """Whose processes find it."""
+        target = ["--target", str(self._holder.pid)]
+        return Here(["nsenter", *target, "--user", "--mount", "--preserve-credentials"])
+
+    def fill(self) -> None:
+        """Leave no byte."""
+        with contextlib.suppress(OSError), open(self.folder / "filler", "ab", buffering=0) as file:
+            while True:
+                file.write(b"x" * 512)
+
+    def free(self) -> None:
+        """Have room again."""
+        (self.folder / "filler").unlink()
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._holder.communicate()
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[FarmService]:
+    with farm_service(tmp_path, starts=False) as farm:
+        yield farm
+
+
+@pytest.fixture
+def disk(farm: FarmService) -> Iterator[SmallDisk]:
+    disk = SmallDisk(farm.results)
+    farm.results = disk.folder
+    farm.head, farm.laptop = disk.machine(), disk.machine()
+    yield disk
+    farm.close()
+    farm.head.kill()
+    disk.close()
+
+
+def is_refused(done: subprocess.CompletedProcess[str]) -> None:
+    """Check that a request was refused because there is no room."""
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said
+    assert "No space left on device" in said
+    assert "nothing was changed" in said
+    assert "tunemq rm --files" in said
+
+
+def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
+    farm: FarmService, disk: SmallDisk, tmp_path: Path
+) -> None:
+    disk.fill()
+    farm.start_scheduler()
+    farm.add_worker("one", 8, machine=disk.machine())
+    farm.has_nodes("one")
+
+    is_refused(farm.run("nodes", "drain", "one"))
+    assert farm.rows() == {}
+    eventually(lambda: "degraded: " in farm.said(), message=farm.said)
+    disk.free()
+    eventually(
+        lambda: "there is room again for the farm's own files" in farm.said(),
+        message=farm.said,
+    )
+    farm.submit(Search(name="early"))
+    farm.wait_for("early", "FINISHED")
+    for name in ("kept", "stopped"):
+        farm.submit(Search(name=name, has_gate=True))
+    for name in ("kept", "stopped"):
+        farm.open_gate(name, 3)
+        farm.wait_for_steps(name, 2, 3)
+
+    disk.fill()
+    # Its code is in the store, which is full, too.
+    script = str(tmp_path / "laptop" / "early" / "search.py")
+    submit = ("submit", script, "--name", "late", "--detach")
+    for request in (submit, ("pause", "kept"), ("retry", "early"), ("resume", "early")):
+        is_refused(farm.run(*request))
+    is_refused(farm.run("nodes", "drain", "one"))
+    is_refused(farm.run("nodes", "retire", "one"))
+    for request in (("ls",), ("show", "kept"), ("why", "kept"), ("nodes",), ("logs", "early")):
+        farm.tunemq(*request)
+    farm.kill_scheduler()
+    farm.start_scheduler()
+    eventually(lambda: set(farm.rows()) == {"early", "kept", "stopped"}, within=60)
+    is_refused(farm.run(*submit))
+    assert "early is removed with its results" in farm.tunemq("rm", "--files", "--yes", "early")
+    assert set(farm.rows()) == {"kept", "stopped"}
+    eventually(lambda: not list((farm.results / ".farm/trash").iterdir()))
+    disk.fill()
+    assert "disk is full" in farm.tunemq("stop", "stopped")
+    farm.open_gate("kept", 10)
+
+    disk.free()
+    farm.wait_for("stopped", "STOPPED")
+    farm.wait_for("kept", "FINISHED")
+    farm.tunemq(*submit)
+    farm.wait_for("late", "FINISHED")
+    assert farm.scheduler.poll() is None
+    farm.check_results("kept")
+    assert not list((farm.results / ".farm").rglob("*.new"))
+    states = {
+        one.name: str(one.state)
+        for one in ExperimentQueue(farm.results / ".farm/experiments").all()
+    }
+    assert states == {"kept": "FINISHED", "stopped": "STOPPED", "late": "FINISHED"}
+
+
+#: What a supervisor keeps, on a disk that is full for a while.
+KEPT = """
+import contextlib, json, os, sys
+from pathlib import Path
+from tests.farm_desk import CODE
+from tests.unit.scheduler.farm.test_experiments import Farm
+from tests.unit.scheduler.farm.test_output_files import Printed, piece
+from tunemq_scheduler.farm.done_requests import DoneRequests
+from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_scheduler.farm.relay import messages as r
+from tunemq_scheduler.farm.streams import Streams
+from tunemq_shared import wire
+from tunemq_shared.answers import ExperimentState as State
+from tunemq_shared.errors import JournalFull
+
+disk = Path(sys.argv[1])
+(disk / "train_a").mkdir()
+printed = Printed(disk)
+printed.come(piece(0, b"one\\n"))
+done = DoneRequests(disk / "requests")
+for number in range(200):
+    done.add(f"before{number}", b"x" * 10)
+farm = Farm(disk)
+for name in ("first", "second", "third"):
+    farm.queue.add(name, owner="alice", code=CODE)
+farm.experiments._max_running = 1
+farm.experiments.turn()
+(entry,) = farm.queue.in_state(State.RUNNING)
+(process,) = farm.processes
+
+with contextlib.suppress(OSError), open(disk / "filler", "ab", buffering=0) as file:
+    while True:
+        file.write(b"x" * 100)
+
+for number in range(100):
+    done.add(f"full{number}", b"y" * 1000)
+assert done.get("full99") == b"y" * 1000
+process.say(r.Attach(wire.events(entry.id)))
+farm.experiments.turn()
+process.say(r.Goodbye("is over"))
+process.code = 0
+for _ in range(3):
+    farm.experiments.turn()
+assert farm.queue.get("first").state is State.FINISHED
+assert farm.queue.get("second").state is State.QUEUED
+assert len(farm.processes) == 1
+for change in (lambda: farm.queue.add("new", owner="alice", code=CODE),
+               lambda: farm.queue.move("third", State.PAUSED), done.save, farm.experiments.save):
+    try:
+        change()
+        raise AssertionError(change)
+    except JournalFull as full:
+        assert "No space left on device" in str(full), full
+assert farm.queue.get("new") is None
+assert farm.queue.get("third").state is State.QUEUED
+assert not list(disk.rglob("*.new")), list(disk.rglob("*.new"))
+known = [DoneRequests(disk / "requests").get(f"before{n}") is not None for n in range(200)]
+assert all(known)
+try:
+    printed.come(piece(4, b"two\\n" * 5000))
+    raise AssertionError("it was written")
+except OSError:
+    printed.entries -= 1
+assert printed.read() == b"one\\n"
+
+(disk / "filler").unlink()
+assert printed.files.asks()[-1] == "1-0"
+printed.come(piece(4, b"two\\n" * 5000))
+assert printed.read() == b"one\\n" + b"two\\n" * 5000
+done.save()
+with contextlib.suppress(JournalFull):
+    farm.experiments.save()  # says once more why the second one waited
+farm.experiments.save()
+again = DoneRequests(disk / "requests")
+assert all(again.get(f"full{n}") == b"y" * 1000 for n in range(100))
+assert all(again.get(f"before{n}") == b"x" * 10 for n in range(200))
+assert Streams(disk / "streams.json").keys == {}
+found = ExperimentQueue(disk / "experiments")
+print(json.dumps({one.name: str(one.state) for one in found.all()}))
+farm.end()
+"""
+
+
+def test_f17_what_a_supervisor_keeps_is_written_when_there_is_room_again(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    done = with_small_disk(disk, [sys.executable, "-c", KEPT, str(disk)], options="size=3m")
+    assert done.returncode == 0, done.stderr
+    states = json.loads(done.stdout)
+    assert states == {"first": "FINISHED", "second": "QUEUED", "third": "QUEUED"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_f17_a_user_who_has_no_room_left_is_told_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fsync(_descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(small_files.os, "fsync", fsync)
+    with pytest.raises(JournalFull, match=os.strerror(number)):
+        small_files.replace_file(tmp_path / "nodes.json", b"{}")
+    assert list(tmp_path.iterdir()) == []
