@@ -92,7 +92,8 @@ def untrusted(address: S3Address, doing: str, reason: str) -> Refused:
     """The error for a TLS connection that could not be made."""
     return Refused(
         f"{address.place} at {address.endpoint}: {doing}: no secure connection can be made "
-        f"({reason}); check http or https in endpoint, and name its certificate with ca_file.",
+        f"({reason}); check http or https in endpoint, that ca_file (or "
+        "AWS_CA_BUNDLE) names the CA that signed its certificate, and that this has not expired.",
         "",
     )
 

@@ -149,7 +149,7 @@ def test_a_certificate_of_ones_own(tmp_path):
         keys = {name: value for name, value in server.environ.items() if "KEY" in name}
         told = refusal(f"s3://{place}?endpoint={server.url}", keys)
         assert "certificate verify failed" in told
-        assert "name its certificate with ca_file" in told
+        assert "ca_file (or AWS_CA_BUNDLE) names the CA" in told
         told = refusal(f"s3://{place}?endpoint=http{server.url[5:]}", keys)
         assert "does not speak S3 (HTTP status 400); check host, port, and http or https" in told
         for address, environ in (

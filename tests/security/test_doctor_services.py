@@ -36,6 +36,15 @@ def test_a_redis_that_keeps_nothing_on_disk_is_found(farm: ExaminedFarm):
         farm.has_only("redis-aof", "appendonly yes")
 
 
+def test_doctor_full_redis_is_named(farm: ExaminedFarm):
+    with farm.redis_says("maxmemory", "500000"):
+        found = farm.examined()
+    (finding,) = found.of("redis-eviction")
+    assert finding.level is Level.PROBLEM, str(found)
+    assert "of 500000 bytes" in finding.what
+    assert "CONFIG SET maxmemory" in finding.fix
+
+
 def test_a_redis_that_is_too_old_is_found(farm: ExaminedFarm):
     real = str(farm.redis.client.info()["redis_version"])
     older = OLDER[len(real)]

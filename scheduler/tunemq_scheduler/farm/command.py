@@ -64,7 +64,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--settings",
         metavar="FILE",
         help="a TOML file that says how the farm is shared: max_running, preempts,"
-        " preempt_grace_s, [shares] and [quotas.OWNER]",
+        " preempt_grace_s, stores, [shares] and [quotas.OWNER]",
     )
     parser.add_argument(
         "--metrics",

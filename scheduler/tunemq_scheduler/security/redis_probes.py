@@ -186,6 +186,16 @@ def _check_eviction(address: RedisAddress, told: dict[str, str]) -> Finding:
     if policy is None:
         return _unknown(EVICTION, address, "INFO")
     if policy == _KEEPS_ALL:
+        counted = int(told.get("used_memory", "0")) - int(
+            told.get("mem_not_counted_for_evict", "0")
+        )
+        if 0 < int(limit) <= counted:
+            return problem(
+                EVICTION,
+                f"Redis at {address} is full: it uses {counted} of {limit} bytes (maxmemory), and"
+                " refuses orders and results; the scheduler waits for room.",
+                "redis-cli CONFIG SET maxmemory MORE, and the same line in redis.conf.",
+            )
         return ok(EVICTION, f"maxmemory-policy {_KEEPS_ALL}")
     what = f"Redis at {address} has the maxmemory-policy {policy}"
     fix = (
@@ -206,6 +216,14 @@ def _check_aof(address: RedisAddress, told: dict[str, str]) -> Finding:
     is_on = told.get("aof_enabled")
     if is_on is None:
         return _unknown(AOF, address, "INFO")
+    if told.get("aof_last_write_status") == "err":
+        return problem(
+            AOF,
+            f"Redis at {address} cannot write to its disk, and refuses what changes anything; a"
+            " scheduler that runs cannot renew its lease and seems to be away.",
+            "make room on the disk of Redis' `dir` (redis-cli CONFIG GET dir; df), and see that its"
+            " user may write there; its log says why it fails.",
+        )
     if is_on == "1":
         return ok(AOF, "appendonly yes")
     return problem(
