@@ -73,6 +73,13 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " 0 for any that is free; default: none. Needs prometheus-client",
     )
     parser.add_argument(
+        "--metrics-host",
+        metavar="NAME",
+        action="append",
+        help="by which Prometheus asks for the metrics, such as the name of a service; may be given"
+        " again. Addresses, localhost and this machine's own name are answered in any case",
+    )
+    parser.add_argument(
         "--name",
         help="with a SCRIPT: of the experiment, and of its folder; default: its RunConfig.name",
     )
@@ -123,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
         return _serve(options, url)
     _refuse(
         options,
-        ("store", "settings", "metrics"),
+        ("store", "settings", "metrics", "metrics_host"),
         "a farm's service only; leave out SCRIPT, or that",
     )
     from tunemq_scheduler.farm.service import Wanted, run_service
@@ -154,6 +161,7 @@ def _serve(options: argparse.Namespace, url: str) -> int:
         journal_release=options.journal_release,
         insecure=options.insecure,
         metrics=options.metrics,
+        metrics_hosts=tuple(options.metrics_host or ()),
     )
     return serve_farm(service)
 

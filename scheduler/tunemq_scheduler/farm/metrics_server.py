@@ -1,29 +1,35 @@
 """`MetricsServer`: a farm's metrics over HTTP, for Prometheus.
 
-A thread of its own answers, one client after the other, from the newest `FarmSnapshot`: whatever a
-client does, the scheduler's loop does not notice.
+Threads of their own answer from the newest `FarmSnapshot`: whatever a client does, the scheduler's
+loop does not notice, nor do other clients. Pages of browsers are refused, as those are whose name
+was made to lead here (DNS rebinding): see `TrustedRequests`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import socket
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from tunemq_scheduler.farm.snapshot import FarmSnapshot
+from tunemq_scheduler.store_server.refusal import Refusal
 from tunemq_scheduler.store_server.server import listener, parse_listen
+from tunemq_scheduler.store_server.trusted_requests import TrustedRequests
 from tunemq_shared.errors import ConfigError
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-#: So long a client may take over its request, and over each piece of the answer.
+#: So long a client may take over its request and the answer together.
 _PATIENCE_S: Final = 5.0
 _LIBRARY: Final = "prometheus_client"
+_OPTION: Final = "--metrics-host"
 
 
 class MetricsServer:
@@ -31,12 +37,13 @@ class MetricsServer:
 
     Args:
         listen: ``HOST:PORT``; no host for all of the machine's addresses, port 0 for any free one.
+        names: of this server, beside those that `TrustedRequests` knows.
 
     Raises:
         ConfigError: the address cannot be used, or ``prometheus-client`` is not installed.
     """
 
-    def __init__(self, listen: str) -> None:
+    def __init__(self, listen: str, names: Iterable[str] = ()) -> None:
         if importlib.util.find_spec(_LIBRARY) is None:
             raise ConfigError(
                 "--metrics needs prometheus-client, which is not installed:"
@@ -48,7 +55,8 @@ class MetricsServer:
 
         self._metrics_of = metrics_of
         host, port = parse_listen(listen, "--metrics")
-        self._server = server = _Server(listener(host, port, "--metrics"))
+        trusted = TrustedRequests([*names, *([host] if host and ":" not in host else [])], _OPTION)
+        self._server = server = _Server(listener(host, port, "--metrics"), trusted)
         self._newest: FarmSnapshot | None = None
         registry = CollectorRegistry()
         registry.register(self)
@@ -80,15 +88,44 @@ class MetricsServer:
 
 class _Handler(WSGIRequestHandler):
     timeout = _PATIENCE_S
+    server: _Server
+
+    def handle(self) -> None:
+        """Answer, and hang up on who drips: the base waits anew for each of its bytes."""
+        deadline = threading.Timer(self.timeout, self._hang_up)
+        deadline.daemon = True
+        deadline.start()
+        try:
+            super().handle()
+        finally:
+            deadline.cancel()
+
+    def parse_request(self) -> bool:
+        """Whether it may be answered; if not, it was told so."""
+        if not super().parse_request():
+            return False
+        try:
+            self.server.trusted.check(self.command, self.headers)
+        except Refusal as refusal:
+            self.send_error(HTTPStatus.FORBIDDEN, explain=str(refusal))
+            return False
+        return True
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, *_: Any) -> None:
         """Nobody reads that."""
 
 
-class _Server(WSGIServer):
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
     """On a socket that listens already: binding one, the base would ask for the host's name."""
 
-    def __init__(self, listening: socket.socket) -> None:
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, trusted: TrustedRequests) -> None:
+        self.trusted = trusted
         socketserver.BaseServer.__init__(self, listening.getsockname(), _Handler)
         self.socket = listening
         self.server_name, self.server_port = "", listening.getsockname()[1]

@@ -43,6 +43,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     settings: str | None = None
     journal_release: str = "local"
     metrics: str | None = None
+    metrics_hosts: tuple[str, ...] = ()
     insecure: bool = False
 
     def __repr__(self) -> str:
@@ -108,7 +109,7 @@ def _serve(service: Service, health: Health) -> None:
         journal_release=service.journal_release,
         settings=settings,
     )
-    metrics = None if service.metrics is None else _metrics(service.metrics)
+    metrics = None if service.metrics is None else _metrics(service.metrics, service.metrics_hosts)
     head: HeadWatch | None = None
     me = Holder.this_process("")
     lease = SchedulerLease(service.url, me)
@@ -149,9 +150,9 @@ def _beat(health: Health, farm: FarmSnapshot) -> None:
     health.beat(is_ready=not farm.is_redis_away, status=status)
 
 
-def _metrics(listen: str) -> MetricsServer:
+def _metrics(listen: str, names: tuple[str, ...]) -> MetricsServer:
     with installed_packages_first("prometheus_client"):
-        server = MetricsServer(listen)
+        server = MetricsServer(listen, names)
     _tell(f"Metrics are at {server.address}")
     return server
 

@@ -33,17 +33,19 @@ class TrustedRequests:
     Args:
         names: of the server, beside those that are its in any case: ``localhost``, the machine's
             name, and every address, because an address leads where it says.
+        option: of the command line, which gives more names.
 
     Raises:
         ConfigError: that is no name.
     """
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
+    def __init__(self, names: Iterable[str] = (), option: str = "--host-name") -> None:
+        self._option = option
         machine = socket.gethostname()
         for name in names:
             if not _NAME.fullmatch(name):
                 raise ConfigError(
-                    f"--host-name {name!r} is no name; give that of this server, as clients "
+                    f"{option} {name!r} is no name; give that of this server, as clients "
                     "write it: without http:// and port."
                 )
         self._names = {_plain(name) for name in (*names, machine, "localhost")}
@@ -60,8 +62,8 @@ class TrustedRequests:
         if len(hosts) != 1 or not self._is_ours(str(hosts[0])):
             raise Refusal(
                 Code.WRONG_HOST,
-                f"this server is not called {str(hosts[0])[:253]!a}: start `tunemq store "
-                "serve` with --host-name if it is"
+                f"this server is not called {str(hosts[0])[:253]!a}: start it with {self._option}"
+                " NAME if it is"
                 if hosts
                 else "the request does not say which server it is for",
             )

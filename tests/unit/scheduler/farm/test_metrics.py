@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import sys
+import time
 import urllib.request
 
 import msgspec
@@ -203,6 +205,52 @@ def test_a_client_that_says_nothing_is_not_waited_for_for_long(server, monkeypat
     host, port = "127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0])
     with socket.create_connection((host, port)):
         assert scraped(server)["process_resident_memory_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example:29472"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "scheduler:9464"}, 200),
+        ({"Host": "10.0.0.3:9464"}, 200),
+        ({"Host": "[::1]:9464"}, 200),
+        ({"Host": "localhost"}, 200),
+    ],
+)
+def test_metrics_server_asked_by_a_foreign_name_or_a_page_refuses(headers, status):
+    server = MetricsServer("127.0.0.1:0", ["scheduler"])
+    port = int(server.address.rpartition(":")[2].partition("/")[0])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics", headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    server.close()
+    assert answer.status == status
+    assert ("process_resident_memory_bytes" in text) == (status == 200)
+
+
+def test_metrics_server_with_a_dripping_client_answers_others_and_hangs_up(server, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.farm.metrics_server._Handler.timeout", 2.0)
+    port = int(server.address.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as dripping:
+        began = time.monotonic()
+        dripping.sendall(b"GET")
+        assert scraped(server)["process_resident_memory_bytes"] > 0
+        assert time.monotonic() - began < 1.5
+        dripping.settimeout(0.1)
+        while time.monotonic() - began < 30:
+            try:
+                dripping.sendall(b"x")
+                if dripping.recv(1000) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() - began < 10
 
 
 def test_an_address_that_is_taken_is_refused(server):
