@@ -131,13 +131,17 @@ def _text(name: str) -> str:
     return (SECRETS / name).read_text(encoding="utf-8").strip()
 
 
+#: What MinIO says to a root user that it does not know, or whose password it does not know.
+_REFUSED = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+
+
 def _told(error: Exception) -> str:
     if isinstance(error, redis.AuthenticationError):
         return (
             "Redis has other passwords than those in the volumes: it was not started anew since"
             " they were changed; `docker compose down`, then `docker compose up --detach`, does so."
         )
-    if isinstance(error, S3Error) or "AccessDenied" in str(error):
+    if isinstance(error, S3Error) or any(code in str(error) for code in _REFUSED):
         return (
             f"MinIO refuses its root user: {error}; where the password was changed,"
             " `docker compose down`, then `docker compose up --detach`, starts all anew."
