@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.test_forkserver_death import SOON, with_a_daemon
 from tests.integration.farm_support import (
     CACHES,
     Node,
     RedisServer,
     Scheduler,
+    command_line,
     family_of,
     is_alive,
     order,
@@ -69,6 +71,30 @@ def the_next_one_leaves_only_logs(
     finally:
         again.end()
     assert set(files_in(folder)) <= CACHES
+
+
+def test_f01_a_node_that_is_killed_leaves_no_process_although_all_of_them_were_stopped(
+    server, scheduler, store, tmp_path
+):
+    node = Node(server, scheduler, tmp_path / "node")
+    begin = start(scheduler, store, steps=1)
+    daemon = scheduler.start(with_a_daemon, trial_number=1)
+    scheduler.assign(node.incarnation, order("t", begin), order("with a daemon", daemon))
+    eventually(lambda: keys(scheduler, CheckpointCommitted), message=node.log)
+    eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
+    family = family_of(node.process.pid)
+    lines = b" ".join(map(command_line, family))
+    for each in (b"tunemq_workers.forkserver", b"tunemq_workers.ear", b"tunemq_workers.transfers"):
+        assert each in lines
+    for pid in family[1:]:
+        os.kill(pid, signal.SIGSTOP)
+    node.process.kill()
+    node.process.wait()
+    try:
+        eventually(lambda: not any(map(is_alive, family)), within=SOON)
+    finally:
+        for pid in filter(is_alive, family):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,9 @@ class Forkserver:
         signal.signal(signal.SIGCHLD, _only_wake)
         signal.signal(signal.SIGTERM, self._terminate)
         # From now on the node's death is a request: there may be families that only this process
-        # can kill.
-        die_with_parent(self._node, signal.SIGTERM)
+        # can kill. Of all signals with a handler only SIGCONT reaches a process that is stopped.
+        signal.signal(signal.SIGCONT, self._continue)
+        die_with_parent(self._node, signal.SIGCONT)
         poller = select.poll()
         poller.register(self._woken, select.POLLIN)
         poller.register(self._control, select.POLLIN)
@@ -116,6 +117,9 @@ class Forkserver:
 
     def _terminate(self, _signal: int, _frame: FrameType | None) -> None:
         self._is_terminated = True
+
+    def _continue(self, _signal: int, _frame: FrameType | None) -> None:
+        self._is_terminated |= os.getppid() != self._node
 
     def _end(self) -> None:
         """Kill everything; `serve` ends when it is gone."""

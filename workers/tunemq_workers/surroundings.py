@@ -40,6 +40,7 @@ def leave_the_forkserver(forkserver: int) -> None:
         file.write(b"500")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCONT, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     # Ctrl-C is for the script. A handler that does nothing, and not SIG_IGN, because programs
     # that the trial executes would inherit that.
