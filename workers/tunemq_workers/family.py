@@ -50,6 +50,10 @@ _TRACKER: Final = b"multiprocessing.resource_tracker"
 _TRACKERS_GRACE_S: Final = 0.5
 _PYTHON: Final = os.path.basename(sys.executable).encode()[:15]
 
+#: Where a process's flags are in what the kernel shows of it, and the flag of a thread that ends.
+_FLAGS: Final = 6
+_EXITING: Final = 4
+
 #: So many are waited for between two looks for somebody who lives, while there are such.
 _A_FEW: Final = 64
 
@@ -85,12 +89,24 @@ def _all_pids(proc: str) -> Iterator[int]:
 
 def parent_of(pid: int, proc: str = "/proc") -> int | None:
     """The parent of a process; None if it is not there."""
+    stat = _stat_of(pid, proc)
+    return int(stat[1]) if stat else None
+
+
+def _stat_of(pid: int, proc: str = "/proc") -> list[bytes]:
+    """What the kernel shows of a process from its state on; empty if it is not there."""
     try:
         with open(f"{proc}/{pid}/stat", "rb") as file:
             # The name, in parentheses, may hold anything.
-            return int(file.read().rpartition(b")")[2].split()[1])
+            return file.read().rpartition(b")")[2].split()
     except OSError:  # it has just ended
-        return None
+        return []
+
+
+def _is_exiting(pid: int) -> bool:
+    """Whether a process has begun to end; it may have threads that have not ended."""
+    stat = _stat_of(pid)
+    return not stat or bool(int(stat[_FLAGS]) & _EXITING)
 
 
 def _mark_of(pid: int) -> str | None:
@@ -313,15 +329,17 @@ class Families:
             self._trackers.clear()
 
     def _hosts_of(self, orphan: int) -> frozenset[str]:
-        """The dying hosts that this orphan may have come from."""
-        if len(self._dying) == 1:
-            return frozenset(self._dying)
+        """The dead hosts that this orphan may have come from."""
+        # The orphans of a host with threads come a moment before it can be waited for.
+        dead = self._dying | {host: pid for host, pid in self._pids.items() if _is_exiting(pid)}
+        if len(dead) == 1:
+            return frozenset(dead)
         leaders = {os.getpgid(orphan), os.getsid(orphan)}
-        for host, pid in self._dying.items():
+        for host, pid in dead.items():
             if pid in leaders:
                 return frozenset({host})
         mark = _mark_of(orphan)
-        return frozenset({mark} if mark in self._dying else self._dying)
+        return frozenset({mark} if mark in dead else dead)
 
     def _say_immune(self, pid: int, reports: list[Report]) -> None:
         hosts = ", ".join(sorted(self._orphans[pid]))

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,6 +159,39 @@ def test_orphan_that_ends_after_its_killer_looked_does_not_hide_the_process_that
         os.waitpid(orphan, 0)
     assert not is_there, "it was killed and waited for before its host's slot was free"
     assert reports == [HostExited("h", host, None, 0), FamilyGone("h")]
+
+
+def without_its_first_thread() -> int:
+    pid = os.fork()
+    if pid == 0:
+        threading.Thread(target=signal.pause).start()
+        ctypes.CDLL(None).pthread_exit(None)
+    eventually(lambda: b") Z " in Path(f"/proc/{pid}/stat").read_bytes())
+    return pid
+
+
+def test_slot_of_host_is_not_free_while_an_orphan_is_left_that_came_before_the_hosts_end(
+    monkeypatch,
+):
+    families = Families(own=children_of(os.getpid()))
+    families.add("h", host := without_its_first_thread())
+    orphan, kill = asleep(), os.kill
+    has_ended()
+
+    def kill_slowly(pid: int, number: int) -> None:
+        if pid != orphan:
+            kill(pid, number)
+
+    reports: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", kill_slowly)
+        patch.setattr(family, "signal_group", lambda *_: None)
+        assert families.reap() == [], "the orphan is there, and its host has not ended yet"
+        kill(host, signal.SIGKILL)
+        eventually(lambda: reports.extend(families.reap()) or reports)
+    kill(orphan, signal.SIGKILL)
+    assert reports == [HostExited("h", host, signal.SIGKILL, None)]
+    eventually(lambda: families.reap() == [FamilyGone("h")])
 
 
 @pytest.fixture
