@@ -19,7 +19,6 @@ from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_
 from tests.simulation.hard_desk import NAME, OWNER, Desk, SharedExecutor
 from tests.simulation.hard_farm import FOR_EVER, PATTERN, Fate, HardFarm, Shapes
 from tests.simulation.problem import Problem
-from tunemq_scheduler.core.node_health import TRIALS_IN_A_ROW
 from tunemq_scheduler.core.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
@@ -46,8 +45,6 @@ QUIET_S: Final = 1_500.0
 BOUND_S: Final = 2 * 3_600.0
 #: How long a poll of a calm search may take.
 _STRIDE_S: Final = 10.0
-#: What a search comes to that has no end, as its failure policy says.
-FEW_FAIL: Final = "waits: fewer than three trials are tried for ever on a bad node"
 _NOTHING_NEW: Final = (m.Tick, m.NodeOffered, m.BatchRead)
 
 
@@ -90,6 +87,7 @@ class HardSearch:
         self.progress = 0.0
         self.desk: Desk | None = None
         self._dies = self._ends = ""
+        self._left: set[str] = set()
         self._failed_at: float = -QUIET_S
         self.quotas: dict[str, float] = {}
         if bad:
@@ -285,6 +283,7 @@ class HardSearch:
         if incarnation in executor._nodes and not executor._is_closed:
             del executor._nodes[incarnation]
             executor._dead.add(incarnation)
+            self._left.add(incarnation)
             executor._facts.append(m.NodeLost(incarnation, "it left", is_dead=True))
 
     def _pause(self) -> None:
@@ -377,6 +376,7 @@ class HardSearch:
     def _begin(self, runner: TrialRunner, algorithms: Any, *, is_new: bool, **more: Any) -> None:
         kind = SharedExecutor if self.is_shared else FaultyTrialExecutor
         self.executor = kind(self.farm, self.lives)
+        self.executor._dead |= self._left  # which are no longer registered
         began, before = self.farm.time.now, runner.elapsed
         self.loop = ExperimentLoop(
             runner=runner,
@@ -520,8 +520,6 @@ class HardSearch:
             kinds = {kind for trial in runner.live.values() for kind in trial.in_a_row}
             if farm.is_store_away and kinds & {"storage", "restore"}:
                 return "waits: the store is away, and its trials are tried for ever"
-            if self._few_fail():
-                return FEW_FAIL
             for trial in runner.live.values():
                 places = self._places(trial.resources, trial.excluded)
                 if not places or any(not farm.is_bad(one) for one in places):
@@ -531,18 +529,6 @@ class HardSearch:
         live = [(one.trial_id, one.status, one.num_failures) for one in runner.live.values()]
         self._break(f"it has no end: {live}, {list(self._words())}")
         return ""
-
-    def _few_fail(self) -> bool:
-        """Whether trials with any number of retries fail on a node that is not known to be bad.
-
-        Only failures of several different trials in a row speak against a node.
-        """
-        health = dict(self.loop.runner.health.state())
-        bad = [health[name] for name in self.farm.bad if name in health]
-        is_for_ever = -1 in {self.settings.max_failures, self.settings.max_storage_failures}
-        live = self.loop.runner.live.values()
-        is_few = sum(one.status != PAUSED for one in live) < TRIALS_IN_A_ROW
-        return is_for_ever and is_few and all(one.times == 0 for one in bad)
 
     def _break(self, text: str) -> None:
         shape = "shared" if self.is_shared else "embedded" if self.is_embedded else "own"

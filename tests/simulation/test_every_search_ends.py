@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.hard_searches import FEW_FAIL, check
+from tests.simulation.hard_searches import check
 
 SEEDS, PARTS = 320, 16
 BAD_SEEDS = 16
@@ -51,8 +51,7 @@ def test_search_on_a_farm_with_lasting_faults_ends_or_names_what_it_lacks(part: 
 @pytest.mark.parametrize("bad", ["storage", "start", "death", "user"])
 def test_search_with_one_node_that_fails_all_trials_ends_on_the_others(bad: str) -> None:
     came_to = Counter(check(seed, bad) for seed in range(BAD_SEEDS))
-    waits = {one for one in came_to if one.startswith("waits")}
-    assert waits <= ({FEW_FAIL} if bad != "user" else set())
+    assert not [one for one in came_to if one.startswith("waits")], came_to
     assert came_to["ended"] > BAD_SEEDS // 2, came_to
 
 

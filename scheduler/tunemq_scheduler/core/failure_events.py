@@ -67,6 +67,7 @@ class FailureEvents:
     def failed(self, trial: Trial, event: TrialFailed | HostDied, commands: list[Command]) -> None:
         """The host of a trial said that it failed, or died."""
         failure = classify(event)
+        trial.failed_on_node(self._state.nodes[self._state.slots.node_of(trial)].node)
         shunned = self._shun_node(trial, failure)
         if failure.blames_node or shunned is not None:
             self._blame_node(trial, event, failure, commands)

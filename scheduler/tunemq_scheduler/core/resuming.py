@@ -117,7 +117,7 @@ class ResumeEvents:
         trial.stop_ordered = False
         trial.failure = None
         trial.failures, trial.in_a_row, trial.fell_with, trial.fell_alone = {}, {}, [], []
-        trial.excluded, trial.excused, trial.matched = [], 0, {}
+        trial.excluded, trial.excused, trial.matched, trial.failed_at = [], 0, {}, []
         trial.fruitless, trial.not_before = 0, 0.0
         state.queue.follow(trial)
         state.book.revived(trial)

@@ -6,6 +6,7 @@ Only `tunemq_scheduler.core.runner.TrialRunner` changes it.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import Final
 
 import msgspec
 
@@ -29,6 +30,9 @@ from tunemq_scheduler.core.trial import (
 from tunemq_scheduler.core.values import reaches
 from tunemq_scheduler.core.waiting import WaitingTrials
 from tunemq_shared import messages as m
+
+#: For so long a trial that failed time after time on one node waits for a place on another.
+ELSEWHERE_S: Final = 120.0
 
 
 class RunnerState:
@@ -174,7 +178,21 @@ class RunnerState:
 
     def avoided(self, trial: Trial) -> Container[str]:
         """The nodes, by incarnation, that a trial is not placed on, whatever room they have."""
-        return _Avoided(self, trial.excluded) if trial.excluded else ()
+        names = self.kept_from(trial)
+        return _Avoided(self, names) if names else ()
+
+    def kept_from(self, trial: Trial) -> list[str]:
+        """The names of the nodes that a trial is not placed on now.
+
+        That on which it failed time after time only for a while, and where another could hold it.
+        """
+        name = trial.unlucky_on
+        if not name or name in trial.excluded or self.elapsed >= trial.not_before + ELSEWHERE_S:
+            return trial.excluded
+        names = [*trial.excluded, name]
+        others = (one for one in self.nodes.values() if one.node not in names)
+        is_other = any(holds_when_empty(one, trial.resources) for one in others)
+        return names if is_other else trial.excluded
 
     def place_of(self, trial: Trial) -> str | None:
         """The node that would host a waiting trial now; None where no node could."""
@@ -205,9 +223,8 @@ class RunnerState:
 
     def shunned_by(self, trial: Trial) -> list[str]:
         """The nodes, by incarnation, that a trial is not placed on any more."""
-        if not trial.excluded:
-            return []
-        return [one for one, joined in self.nodes.items() if joined.node in trial.excluded]
+        names = self.kept_from(trial)
+        return [one for one, joined in self.nodes.items() if joined.node in names] if names else []
 
     def shuns_all(self, trial: Trial) -> bool:
         """Whether a trial shuns every node that could hold it, be it away for the time being."""

@@ -66,6 +66,7 @@ class TrialState(msgspec.Struct, kw_only=True):
     matched: dict[str, str] = {}
     excluded: list[str] = []
     excused: int = 0
+    failed_at: list[str] = []
     is_alone: bool = False
     devices_used: tuple[DeviceUse, ...] = ()
     fell_alone: list[str] = []
@@ -241,7 +242,7 @@ def snapshot(runner: RunnerState) -> bytes:
             trial.repeated,
             (trial.fruitless, trial.not_before, trial.in_a_row, trial.fell_with, trial.fell_alone),
             (trial.ending, trial.stop_ordered),
-            (trial.matched, trial.excused, trial.is_alone),
+            (trial.matched, trial.excused, trial.failed_at, trial.is_alone),
             (trial.pausing, trial.restoring, trial.waits, runner.giving_way.get(trial.trial_id)),
         )
         for trial in runner.live.values()

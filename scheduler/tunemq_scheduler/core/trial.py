@@ -46,6 +46,8 @@ REACHED_ITS_END: Final = "it reached its end"
 
 #: Seconds to wait before the next try: at once, then growing while no new result comes.
 MAX_BACK_OFF_S: Final = 60.0
+#: After so many failures in a row on one node a trial is tried on another one.
+FAILURES_ON_A_NODE: Final = 3
 #: The wait doubles no more often than this; it is at its longest long before.
 _MOST_DOUBLINGS: Final = 10
 
@@ -125,6 +127,7 @@ class Trial:
             what it printed.
         excluded: the names of the nodes that it is not placed on any more; ``excused``: how many
             failures were not counted as its own for that.
+        failed_at: the names of the nodes of its newest failures, the newest last.
         devices_used: what its incarnations that are over used of each GPU, all together.
         is_alone: it has whole GPUs to itself now, for a part of one had too little memory.
     """
@@ -137,6 +140,7 @@ class Trial:
         "epoch",
         "excluded",
         "excused",
+        "failed_at",
         "failed_on",
         "failure",
         "failures",
@@ -209,6 +213,7 @@ class Trial:
         self.matched: dict[str, str] = {}
         self.excluded: list[str] = []
         self.excused = 0
+        self.failed_at: list[str] = []
         self.is_alone = False
         self.devices_used: tuple[DeviceUse, ...] = ()
         self.story: deque[Message] = deque(maxlen=STORY_LENGTH)
@@ -283,6 +288,16 @@ class Trial:
         self.num_failures += 1
         for counts in (self.failures, self.in_a_row):
             counts[kind] = counts.get(kind, 0) + 1
+
+    @property
+    def unlucky_on(self) -> str:
+        """The name of the node on which its newest failures all were; empty for too few of them."""
+        is_one = len(self.failed_at) == FAILURES_ON_A_NODE and len(set(self.failed_at)) == 1
+        return self.failed_at[0] if is_one else ""
+
+    def failed_on_node(self, name: str) -> None:
+        """It failed on the node of this name."""
+        self.failed_at = [*self.failed_at, name][-FAILURES_ON_A_NODE:]
 
     def excuse_failure(self) -> None:
         """It failed, which is of none of its budgets."""

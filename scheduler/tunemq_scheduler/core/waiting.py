@@ -341,4 +341,4 @@ class WaitingTrials:
 
 
 def _excluded(trial: Trial) -> tuple[str, ...]:
-    return tuple(sorted(trial.excluded))
+    return tuple(sorted({*trial.excluded, trial.unlucky_on} - {""}))

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
+from tunemq_scheduler.core.runner_state import ELSEWHERE_S
 from tunemq_scheduler.core.trial import (
     ERROR,
+    FAILURES_ON_A_NODE,
     FINISHED,
     PENDING,
     RUNNING,
@@ -300,6 +302,11 @@ class Teller:
             yield f"it is not placed on {nodes} any more, for what it printed there (log policies)"
             if runner.shuns_all(trial):
                 yield "no other node of today could hold it"
+        elif runner.kept_from(trial):
+            yield (
+                f"it failed {FAILURES_ON_A_NODE} times in a row on {trial.unlucky_on}, "
+                f"and waits up to {ELSEWHERE_S:g} s for another node"
+            )
         why = runner.placement.why_never(trial.resources)
         if why:
             yield f"no node of today could hold it: {why}"
