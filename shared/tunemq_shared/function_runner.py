@@ -77,7 +77,8 @@ class FunctionRunner(Trainable):
             session.save_offered()
         if session.ended is not None:
             raise session.ended
-        self._expect_results(session)
+        if missing := without_result(f"The function {self._name}", session):
+            raise missing
         return self.output
 
     def _called(self, session: TrialSession) -> Any:
@@ -105,15 +106,6 @@ class FunctionRunner(Trainable):
             f"The function {self._name} returned or yielded {type(output).__qualname__}; return a "
             f"number, a dict of metrics, or nothing."
         )
-
-    def _expect_results(self, session: TrialSession) -> None:
-        """Raise MetricError if nothing was ever reported and somebody waits for metrics."""
-        expected = session.start.required_metrics or session.start.finite_metrics
-        if expected and not session.progress.iteration:
-            raise MetricError(
-                f"The function {self._name} ended without a result, but {expected[0]!r} is "
-                f"expected of it: call tune.report({{{expected[0]!r}: ...}}), or return that dict."
-            )
 
     def execute(self, function: Callable[[FunctionRunner], Any]) -> Any:
         """``function`` of this object."""
@@ -192,3 +184,14 @@ def wrap_function(function: Callable[..., Any]) -> type[FunctionRunner]:
     name = getattr(function, "__name__", "func")
     bases = (*getattr(function, "__mixins__", ()), FunctionRunner)
     return type(name, bases, {"_name": name, "_trainable_func": _trainable_func})
+
+
+def without_result(who: str, session: TrialSession) -> MetricError | None:
+    """What is wrong if nothing was ever reported and somebody waits for metrics."""
+    expected = session.start.required_metrics or session.start.finite_metrics
+    if not expected or session.progress.iteration:
+        return None
+    return MetricError(
+        f"{who} ended without a result, but {expected[0]!r} is expected of it: call "
+        f"tune.report({{{expected[0]!r}: ...}}), or return that dict."
+    )

@@ -18,7 +18,7 @@ from tunemq_shared import memory_errors
 from tunemq_shared.checkpoint_folders import TEMPORARY_PREFIX, remove
 from tunemq_shared.errors import CheckpointCorrupt, MetricError, StoreError
 from tunemq_shared.failures import one_line, traceback_text
-from tunemq_shared.function_runner import FunctionRunner, wrap_function
+from tunemq_shared.function_runner import FunctionRunner, without_result, wrap_function
 from tunemq_shared.messages import ResultReported, TrialFailed, TrialFinished, TrialPaused
 from tunemq_shared.results import SHOULD_CHECKPOINT, full_result
 from tunemq_shared.session import TrialSession, active
@@ -80,9 +80,11 @@ class TrialProgram:
         except TrialUnwinding:
             return None
         except BaseException as error:  # noqa: BLE001  `run` sends what user code raised
-            if isinstance(error, SystemExit) and error.code in {None, 0}:
-                return None
-            return _failure(error, session)
+            if not (isinstance(error, SystemExit) and error.code in {None, 0}):
+                return _failure(error, session)
+            missing = without_result(_kind_of(trainable), session)
+            if missing is not None and session.ended is None:
+                return _failure(missing, session)
         return None
 
     def _run_class(self, trainable: type[Trainable], session: TrialSession) -> None:
@@ -156,6 +158,13 @@ def _train(trainable: Trainable, session: TrialSession) -> None:
         if is_due and session.saved_step != session.progress.iteration:
             _save(trainable, session)
         raise
+
+
+def _kind_of(trainable: type[Trainable] | Callable[..., Any]) -> str:
+    """What a trainable is and how it is called, for people."""
+    is_class = isinstance(trainable, type) and not issubclass(trainable, FunctionRunner)
+    name = getattr(trainable, "__name__", type(trainable).__name__)
+    return f"The {'class' if is_class else 'function'} {name}"
 
 
 def _save(trainable: Trainable, session: TrialSession) -> None:

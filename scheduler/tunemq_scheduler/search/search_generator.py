@@ -31,6 +31,7 @@ from tunemq_scheduler.search.space import (
 from tunemq_scheduler.search.variants import generators, resolve
 from tunemq_scheduler.states import state_of
 from tunemq_shared.errors import SearchFailed, SearchSpaceError
+from tunemq_shared.nesting import too_deep
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,10 @@ class SearchGenerator(SearchAlgorithm):
             raise SearchFailed(
                 f"{type(self.searcher).__name__}.suggest() gave {suggested!r}; "
                 "it must give a dict, None or Searcher.FINISHED."
+            )
+        if problem := too_deep(suggested, "the configuration"):
+            raise SearchFailed(
+                f"{type(self.searcher).__name__}.suggest() gave what cannot be used: {problem}."
             )
         self._live.add(trial_id)
         return self._complete(n, suggested)

@@ -13,6 +13,7 @@ from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.failures import one_line, traceback_text
 from tunemq_shared.function_runner import wrap_function
+from tunemq_shared.messages import TrialFailed
 from tunemq_shared.run_trial import TrialProgram, run_trial
 from tunemq_shared.session import get_checkpoint, report
 
@@ -357,3 +358,25 @@ def test_the_line_of_an_error_is_short_and_can_be_sent():
 
 def test_a_traceback_is_bounded():
     assert len(traceback_text(ValueError("x" * 10**6))) <= 64 * 1024
+
+
+class Leaving(Counter):
+    """Ends its process before it has a result."""
+
+    def setup(self, config):
+        sys.exit(0)
+
+
+def leaves(config):
+    sys.exit(0)
+
+
+@pytest.mark.parametrize(
+    ("trainable", "who"), [(Leaving, "class Leaving"), (leaves, "function leaves")]
+)
+def test_run_trial_sys_exit_before_a_result_fails_where_a_metric_is_expected(world, trainable, who):
+    run_trial(trainable, world.session({"from": 0}, required_metrics=("total",)))
+
+    (failed,) = [event for event in world.channel.sent if isinstance(event, TrialFailed)]
+    assert failed.kind == "metric"
+    assert f"The {who} ended without a result, but 'total' is expected" in failed.error

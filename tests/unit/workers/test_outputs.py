@@ -14,6 +14,19 @@ def lines(count):
     return b"".join(b"line %06d\n" % n for n in range(count))
 
 
+class Broken:
+    """A stream that a trial's code has put in the place of its own."""
+
+    def flush(self):
+        raise RuntimeError("no stream")
+
+
+@pytest.mark.parametrize("stream", [None, 4, Broken()])
+def test_flush_stream_of_a_trial_that_is_none_does_not_raise(monkeypatch, stream):
+    monkeypatch.setattr(sys, "stdout", stream)
+    outputs.flush()
+
+
 def test_a_file_below_the_limit_stays_as_it_is(tmp_path):
     path = tmp_path / "stdout"
     path.write_bytes(lines(100))
