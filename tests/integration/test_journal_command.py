@@ -120,6 +120,8 @@ def test_damage_is_found_named_and_salvaged_up_to_it(experiment: Path, tunemq: R
     assert (folder / "term").read_text() == "3"
     assert tunemq("check", experiment).stdout.endswith("whole\n")
     assert "Nothing was done" in tunemq("salvage", experiment).stdout
+    told = json.loads(tunemq("salvage", experiment, "--json").stdout)
+    assert (told["kept"], told["turns"], told["gone"]) == (None, place - 1, [])
     Journal.resume(folder)[0].close()
 
 

@@ -81,6 +81,8 @@ class _Survey:
     places: dict[int, _Place]
     snapshots: list[tuple[SnapshotHeader, Snapshot]]
     records: dict[int, bytes]
+    #: The segments that are missing, empty or of another experiment.
+    gone: tuple[int, ...]
 
     def bases(self) -> list[_Base]:
         """What turns may be added to, the best first."""
@@ -112,6 +114,7 @@ class Salvaged:
         damage: what was found, a line each.
         lost_records: how many records of the history neither of its files has.
         missing: the trials of which the new journal knows nothing but that they were suggested.
+        gone: the files of turns of which nothing is left, all behind ``turns``.
     """
 
     kept: Path | None
@@ -121,6 +124,7 @@ class Salvaged:
     damage: tuple[str, ...] = ()
     lost_records: int = 0
     missing: tuple[str, ...] = ()
+    gone: tuple[Path, ...] = ()
 
 
 def salvage(path: Path, replay: Replay = believe) -> Salvaged:
@@ -170,6 +174,7 @@ def _salvage(folder: Path, new: Path, damage: tuple[str, ...], replay: Replay) -
         kept = _swap(folder, new)
     finally:
         lock.close()
+    first = base.about.segment if base.about is not None else 1
     unusable = sum(turn > replayed.turns for turn in survey.places)
     return Salvaged(
         kept,
@@ -179,6 +184,7 @@ def _salvage(folder: Path, new: Path, damage: tuple[str, ...], replay: Replay) -
         damage,
         base.lost_records,
         replayed.missing if base.lost_records else (),
+        tuple(turns_file(folder, one) for one in survey.gone if one >= first),
     )
 
 
@@ -232,6 +238,8 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
     header: JournalHeader | None = None
     places: dict[int, _Place] = {}
     ambiguous: set[int] = set()
+    segments = {*layout.numbers(folder, SNAPSHOT_SUFFIX), *layout.numbers(folder, TURNS_SUFFIX)}
+    there: set[int] = set()
     for number in layout.numbers(folder, TURNS_SUFFIX):
         path = turns_file(folder, number)
         for frame in all_whole_frames(path):
@@ -243,7 +251,9 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
                 if found.experiment_id != owner:
                     break
                 header = header or found
+                there.add(number)
                 continue
+            there.add(number)
             place = _Place(path, frame._replace(payload=b""))
             if _payload(places.setdefault(frame.number, place)) != frame.payload:
                 ambiguous.add(frame.number)
@@ -254,6 +264,7 @@ def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:
         {turn: place for turn, place in places.items() if turn not in ambiguous},
         _whole_snapshots(folder, owner),
         whole_records(folder, owner),
+        tuple(sorted(segments - there)),
     )
 
 

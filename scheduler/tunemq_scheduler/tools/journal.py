@@ -82,6 +82,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     show.add_argument("--trial", metavar="ID", help="only what is about this trial")
     show.add_argument("--tail", metavar="N", type=_count, help="only the last N lines")
     show.add_argument("--json", action="store_true", help="a JSON object for each line")
+    mend.add_argument("--json", action="store_true", help="a JSON object with what was lost")
 
 
 # --- show -----------------------------------------------------------------------------------------
@@ -230,13 +231,16 @@ def salvage_journal(options: argparse.Namespace) -> int:
     """Make a new journal of what can be read."""
     path = _local(options.path)
     done = salvage(path, replay_as_far_as_possible)
+    if options.json:
+        sys.stdout.write(f"{msgspec.json.encode(done, enc_hook=str).decode()}\n")
+        return 0
     if done.kept is None:
         sys.stdout.write(f"{path} is whole up to its end: {done.turns} turns. Nothing was done.\n")
         return 0
     lines = [
         *done.damage,
         f"The new journal has {done.turns} turns, {done.snapshot_turn} of them in a snapshot.",
-        _lost(done),
+        told_lost(done),
         *_lost_history(done),
         f"The damaged journal is kept at {done.kept}",
     ]
@@ -244,9 +248,20 @@ def salvage_journal(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lost(done: Salvaged) -> str:
+def told_lost(done: Salvaged) -> str:
+    """What the new journal lacks, for people."""
+    if done.gone:
+        files = ", ".join(map(str, done.gone))
+        behind = f", {done.unusable} of them whole," if done.unusable else ""
+        return (
+            f"Lost: all turns behind turn {done.turns}{behind} for {files} is missing or holds "
+            "none of them; the journal does not say how many they were. The copy of the journal "
+            "in the search's store, if it has one, may have them: restore the search from there. "
+            "Else the next restore moves the rows of results that the new journal lacks to "
+            "*.unrecorded.* and names them."
+        )
     if not done.unusable:
-        return "No turn is behind the damage; if one was in it, it was the last."
+        return "No whole turn is behind the damage; the turns that it hit are lost."
     return (
         f"Lost: turn {done.turns + 1}, and {done.unusable} whole turns behind it, which mean "
         "nothing without it. Trials go on from the last checkpoints that the new journal knows."

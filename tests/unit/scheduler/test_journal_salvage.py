@@ -22,6 +22,7 @@ from tunemq_scheduler.journal.examining import Replayed, believe, examine
 from tunemq_scheduler.journal.frames import Frames
 from tunemq_scheduler.journal.layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.salvaging import salvage
+from tunemq_scheduler.tools.journal import told_lost
 from tunemq_shared import messages as m
 from tunemq_shared.errors import JournalCorrupt, JournalError
 
@@ -65,6 +66,21 @@ def test_whichever_byte_is_damaged_what_is_salvaged_is_a_prefix(
         if name.endswith("snapshot"):
             assert found.turn == len(TURNS)
         Journal.resume(folder)[0].close()
+
+
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_salvage_file_of_turns_that_is_gone_names_it_and_all_that_it_had(
+    folder: Path, how: str
+) -> None:
+    begun(folder, TURNS)
+    path = turns_file(folder, 3)
+    path.unlink() if how == "removed" else path.write_bytes(b"")
+    done = salvage(folder)
+    assert (done.turns, done.gone) == (3, (path,))
+    told = told_lost(done)
+    assert "Lost: all turns behind turn 3" in told
+    assert str(path) in told
+    assert "the last" not in told
 
 
 @pytest.mark.parametrize("name", ["history", "history.copy"])
