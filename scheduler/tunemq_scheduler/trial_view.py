@@ -35,7 +35,8 @@ class TrialView:
         newest: the newest recorded result, as it was reported.
         checkpoint: the newest kept checkpoint, if any.
         error_file: where its failures are written; None while it has none.
-        hostname: where its newest incarnation runs or ran.
+        hostname, node: where its newest incarnation runs or ran; the node is empty where that is
+            not known any more.
         waits: for what of the store it waits, ``save`` or ``restore``, and why; two empty texts
             while it does not.
     """
@@ -57,7 +58,7 @@ class TrialView:
         self.newest: ResultReported | None = None
         self.checkpoint: CheckpointCommitted | None = None
         self.error_file: str | None = None
-        self.hostname = ""
+        self.hostname = self.node = ""
         self.waits = ("", "")
         self._experiment_id = plan.experiment_id
         self._frame: ResultFrame | None = None
@@ -136,6 +137,8 @@ class TrialView:
                 self.newest = fact.result
             case c.RecordCheckpoint():
                 self.checkpoint = fact.checkpoint
+            case c.RecordStart():
+                self.node = fact.node
             case c.RecordFailure():
                 self.num_failures += trial is None
             case _:

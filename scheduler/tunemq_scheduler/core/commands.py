@@ -128,10 +128,11 @@ class RecordTrialRevived(Command, frozen=True):
 
 
 class RecordStart(Command, frozen=True):
-    """A host began to run the trial."""
+    """A host began to run the trial, on the node of this name."""
 
     trial: str
     started: TrialStarted
+    node: str = ""
 
 
 class RecordResult(Command, frozen=True):

@@ -271,7 +271,8 @@ class TrialRunner(RunnerState):
         trial = self.live[event.trial]
         trial.started = event
         trial.story.append(event)
-        return [RecordStart(event.trial, event)]
+        node = self.nodes.get(self.slots.node_at(event.trial, event.epoch) or "")
+        return [RecordStart(event.trial, event, node.node if node is not None else "")]
 
     def _trial_waits(self, event: m.TrialWaits) -> list[Command]:
         if self.is_current(event.trial, event.epoch):

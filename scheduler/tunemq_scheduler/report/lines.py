@@ -93,7 +93,9 @@ class LineDisplay(Display):
         if self._may(self._events):
             again = " again" if trial.epoch > 1 else ""
             again += f" (attempt {trial.num_failures + 1})" if trial.num_failures else ""
-            where = f" on {clean(trial.hostname)}" if trial.hostname else ""
+            host, node = clean(trial.hostname), clean(trial.node)
+            where = f" on {node or host}" if node or host else ""
+            where += f" ({host})" if node and host not in ("", node) else ""
             params = parameters(trial.evaluated_params or trial.config)
             self._say(f"trial {clean(trial.trial_id)} started{again}{where}: {params}")
 

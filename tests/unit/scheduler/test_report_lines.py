@@ -114,6 +114,16 @@ def test_the_clock_goes_on_where_an_earlier_run_ended(shown):
     assert shown.lines() == ["[00:01:05] trial ab12_00001 started on node-a: lr=0.1"]
 
 
+@pytest.mark.parametrize(
+    ("node", "where"), [("worker-1", "worker-1 (node-a)"), ("node-a", "node-a"), ("", "node-a")]
+)
+def test_lines_started_trial_names_its_node_and_the_host_where_it_differs(shown, node, where):
+    trial = shown.search.trials[1]
+    trial.node = node
+    shown.display.trial_started(trial)
+    assert shown.lines()[0].endswith(f"started on {where}: lr=0.1")
+
+
 def test_a_trial_that_is_tried_again_says_so(shown):
     trial = shown.search.trials[0]
     trial.epoch, trial.num_failures = 3, 1

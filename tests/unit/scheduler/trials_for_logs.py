@@ -21,7 +21,7 @@ class FakeTrial:
         self.last_result: dict[str, Any] = {}
         self.epoch = 1
         self.num_failures = 0
-        self.hostname = "node-a"
+        self.hostname, self.node = "node-a", ""
         self.waits = ("", "")
 
     def __str__(self) -> str:
