@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from tunemq_scheduler.executors.redis_line import Command
 from tunemq_scheduler.journal.layout import is_full
@@ -31,8 +33,18 @@ _AT_ONCE: Final = 100
 _NAMES: Final = frozenset({"stdout", "stderr"})
 #: In the experiment's folder: up to which entry of the stream its files have everything.
 _CURSOR: Final = ".output-cursor"
+#: Beside it: how far each file is written, a line of JSON each; the last of a file counts. What
+#: somebody says again after a restart of the scheduler is behind the cursor, too.
+_KNOWN: Final = ".output-known"
+#: So many lines more than there are files it has before it is written anew.
+_KNOWN_LINES: Final = 10_000
 #: Two numbers of 64 bits are shorter.
 _CURSOR_LENGTH: Final = 64
+
+
+#: A trial, its epoch, and the name of the file.
+_File = tuple[str, int, str]
+_Line = tuple[_File, tuple[int, int]]
 
 
 class OutputFiles:
@@ -51,7 +63,9 @@ class OutputFiles:
         self.key = wire.output(events_key)
         self._cursor = self._kept_cursor()
         #: How far each incarnation's file is known here: its round there, and the bytes of that.
-        self._known: dict[tuple[str, int, str], tuple[int, int]] = {}
+        self._known: dict[_File, tuple[int, int]] = self._kept_known()
+        self._changed: set[_File] = set()
+        self._lines = len(self._known)
 
     def asks(self) -> Command:
         """The command whose reply `answered` takes; it does not wait."""
@@ -79,6 +93,7 @@ class OutputFiles:
                     self._cursor = before
                 raise
         if entries:
+            self._keep_known()
             self._keep_cursor()
         return len(entries) == _AT_ONCE
 
@@ -110,6 +125,7 @@ class OutputFiles:
                     file.truncate(size)  # all of it comes again
                 raise
         self._known[key] = piece.round, end
+        self._changed.add(key)
 
     def _kept_cursor(self) -> str:
         try:
@@ -122,7 +138,40 @@ class OutputFiles:
             return "0-0"
         return kept if all(part.isdecimal() for part in kept.split("-")) else "0-0"
 
+    def _kept_known(self) -> dict[_File, tuple[int, int]]:
+        found: dict[_File, tuple[int, int]] = {}
+        with contextlib.suppress(OSError):
+            descriptor = open_plain(self._folder / _KNOWN, os.O_RDONLY)
+            if descriptor is not None:
+                with open(descriptor, "rb") as file:
+                    for line in file:
+                        with contextlib.suppress(*UNDECODABLE):  # such as half a line of a crash
+                            key, how_far = msgspec.json.decode(line, type=_Line)
+                            found[key] = how_far
+        return found
+
+    def _keep_known(self) -> None:
+        if not self._changed:
+            return
+        path = self._folder / _KNOWN
+        self._lines += len(self._changed)
+        if self._lines > len(self._known) + _KNOWN_LINES:
+            temporary = self._folder / f"{_KNOWN}.{os.getpid()}"
+            temporary.write_bytes(_lines(self._known.items()))
+            temporary.replace(path)
+            self._lines = len(self._known)
+        else:
+            descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            if descriptor is not None:
+                with open(descriptor, "ab") as file:
+                    file.write(b"\n" + _lines((key, self._known[key]) for key in self._changed))
+        self._changed.clear()
+
     def _keep_cursor(self) -> None:
         temporary = self._folder / f"{_CURSOR}.{os.getpid()}"
         temporary.write_text(self._cursor, encoding="ascii")
         temporary.replace(self._folder / _CURSOR)
+
+
+def _lines(known: Iterable[_Line]) -> bytes:
+    return b"".join(msgspec.json.encode(one) + b"\n" for one in known)

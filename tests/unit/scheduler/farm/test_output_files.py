@@ -90,6 +90,28 @@ def test_the_next_scheduler_goes_on_where_this_one_was(printed, tmp_path):
     assert files_of(tmp_path).asks()[-1] == "0-0"
 
 
+def test_s03_a_piece_said_again_after_a_restart_is_not_added_again(printed, tmp_path):
+    pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
+    printed.come(*pieces)
+    with (tmp_path / ".output-known").open("ab") as file:
+        file.write(b'[["a",1,"std')  # as of a crash
+    printed.files = files_of(tmp_path)
+    printed.come(*pieces, piece(4, b"three\n", turn=1))
+    printed.files = files_of(tmp_path)
+    printed.come(*pieces, piece(4, b"three\n", turn=1))
+    assert printed.read() == b"one\ntwo\n[x]\nthree\n"
+
+
+def test_the_note_of_what_is_known_does_not_grow_for_ever(printed, tmp_path, monkeypatch):
+    monkeypatch.setattr(output_files, "_KNOWN_LINES", 10)
+    for number in range(100):
+        printed.come(piece(number, b"x"))
+    assert len((tmp_path / ".output-known").read_bytes()) < 1000
+    printed.files = files_of(tmp_path)
+    printed.come(piece(50, b"x"), piece(99, b"x"), piece(100, b"y"))
+    assert printed.read() == b"x" * 100 + b"y"
+
+
 def test_nothing_new_is_nothing_to_do(printed, tmp_path):
     assert not printed.files.answered(None)
     assert list(tmp_path.iterdir()) == []
