@@ -122,9 +122,10 @@ def test_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp_pat
     run.wait_for_step(3)
     worker = redis_py.Redis.from_url(own.url_of("worker"), protocol=2, driver_info=None)
     (key,) = own.server.client.keys(wire.events("*"))
-    for one in (key, wire.NODES):
+    for one, gate in ((key, 35), (wire.NODES, 50)):
         worker.delete(one)
         worker.set(one, "x")
+        run.open_gate(gate)
         run.goes_on(time.monotonic(), within=BACK_S)
     run.open_gate(60)
     run.ends()
