@@ -28,6 +28,7 @@ from tunemq_shared.allotments import WHOLE_NODE, Usage
 from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.answers import Refusal
 from tunemq_shared.errors import ConfigError, JournalFull, RequestRefused
+from tunemq_shared.stopped_process import LOOK_S, StopDetector
 from tunemq_shared.store_traffic import TRAFFIC, StoreTraffic
 
 #: A process that dies is started again after so long, twice as long each time; and not again if it
@@ -59,6 +60,7 @@ class _Running:
             it is to go on. It ends when its trials have given back what they hold, saved.
         end_by: it is killed if it has not ended then: its code may hang.
         usage: what it said last of what it was offered; the allotter knows that, as ``pace`` says.
+        stops: whether its process is stopped (SIGSTOP); looks at it again at ``look_at``.
     """
 
     name: str
@@ -73,6 +75,8 @@ class _Running:
     end_by: float | None = None
     usage: Usage | None = None
     pace: Pace = field(default_factory=Pace)
+    stops: StopDetector = field(default_factory=StopDetector)
+    look_at: float = 0.0
 
 
 class Experiments:
@@ -342,6 +346,12 @@ class Experiments:
         elif one.ends_for is not None and not one.is_told_to_end and not _holds(one):
             one.is_told_to_end = True
             link.stop(r.Interrupt(one.because), _END_GRACE_S)
+        elif link.pid is not None and time.monotonic() >= one.look_at:
+            one.look_at = time.monotonic() + LOOK_S
+            if one.stops.look(link.pid):
+                self._news(f"{one.name}: its process {link.pid} is stopped (SIGSTOP or a debugger)")
+                one.stops = StopDetector()
+                link.kill()
 
     # --- the end ----------------------------------------------------------------------------------
 
