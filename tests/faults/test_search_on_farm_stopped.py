@@ -22,9 +22,7 @@ def test_f02_search_whose_process_is_stopped_goes_on_in_another_one(tmp_path: Pa
         farm.submit(Search(name="s", trials=2, steps=20, has_gate=True))
         farm.open_gate("s", 5)
         farm.wait_for_steps("s", 2, 5)
-        processes = [
-            pid for forks in children_of(farm.scheduler.pid) for pid in children_of(forks)
-        ]
+        processes = [pid for forks in children_of(farm.scheduler.pid) for pid in children_of(forks)]
         (stopped,) = [
             pid for pid in processes if Path(f"/proc/{pid}/comm").read_text().strip() == "s"
         ]
