@@ -1,4 +1,4 @@
-"""SECURITY.md names each threat, S01 to S15, with tests that exist and are named after it."""
+"""SECURITY.md names each threat, S01 to S16, with tests that exist and are named after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tunemq_shared import redis_release, refusals, wire
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-THREATS = [f"S{number:02d}" for number in range(1, 16)]
+THREATS = [f"S{number:02d}" for number in range(1, 17)]
 #: A row's cells; the last one names files below tests/.
 ROWS = {
     cells[0]: cells
