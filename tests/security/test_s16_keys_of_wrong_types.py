@@ -96,7 +96,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[FarmWithRoles]:
 
 
 @pytest.mark.parametrize("pattern", OF_NODES)
-def test_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, tmp_path, pattern):
+def test_s16_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, tmp_path, pattern):
     run = ChainRun(own, tmp_path, steps=100, gate=20)
     run.wait_for_step(3)
     client = own.server.client
@@ -117,7 +117,7 @@ def hello(client: redis_py.Redis) -> str:
     return client.keys(wire.reply("*"))[0].decode().removeprefix(wire.reply(""))
 
 
-def test_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp_path):
+def test_s16_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp_path):
     run = ChainRun(own, tmp_path, steps=60, gate=20)
     run.wait_for_step(3)
     worker = redis_py.Redis.from_url(own.url_of("worker"), protocol=2, driver_info=None)
@@ -137,7 +137,7 @@ def test_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp_pat
 @pytest.mark.parametrize(
     ("key", "kind"), [(k, w) for k, r in OF_FARMS.items() for w in wrong_for(r)]
 )
-def test_farm_whose_keys_had_other_types_gets_its_scheduler(server, key, kind):
+def test_s16_farm_whose_keys_had_other_types_gets_its_scheduler(server, key, kind):
     put(server.client, key, kind)
     refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=print)
     lease = SchedulerLease(server.url, Holder.this_process("farm"))
@@ -154,7 +154,7 @@ def test_farm_whose_keys_had_other_types_gets_its_scheduler(server, key, kind):
 
 
 @pytest.mark.parametrize("key", [wire.REQUESTS, wire.TERM, wire.FARM, wire.SCHEDULER])
-def test_requests_are_answered_after_a_key_of_another_type(server, tmp_path, key):
+def test_s16_requests_are_answered_after_a_key_of_another_type(server, tmp_path, key):
     with served(server.url, server.client, tmp_path) as desk, FarmClient(server.url) as client:
         assert client.farm().store
         kind = "list" if key != wire.REQUESTS else "string"
@@ -166,7 +166,7 @@ def test_requests_are_answered_after_a_key_of_another_type(server, tmp_path, key
         assert client.farm().store
 
 
-def test_output_is_written_down_after_its_stream_had_another_type(server, tmp_path):
+def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tmp_path):
     news: list[str] = []
     seals = WireSeals()
     reader = OutputReader(server.url, news.append, seals.output, seals.refused.add)
