@@ -31,6 +31,10 @@ KEPT = {
         3470,
         "",
     ): "a slot that was offered for a paused trial, and was not used, kept a large one waiting",
+    (
+        3377,
+        "",
+    ): "a trial that avoided a node for a while stood in line behind one that never goes there",
     (31, "user"): "a trial shunned all that its experiment was offered, and another node was free",
 }
 

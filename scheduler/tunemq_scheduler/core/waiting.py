@@ -341,4 +341,6 @@ class WaitingTrials:
 
 
 def _excluded(trial: Trial) -> tuple[str, ...]:
-    return tuple(sorted({*trial.excluded, trial.unlucky_on} - {""}))
+    # Who avoids a node for a while only must not wait behind those that never go there.
+    for_a_while = [f"{trial.unlucky_on}, for a while"] if trial.unlucky_on else []
+    return (*sorted(trial.excluded), *for_a_while)

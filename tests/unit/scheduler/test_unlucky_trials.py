@@ -74,3 +74,15 @@ def test_trial_that_failed_often_keeps_no_other_trial_from_the_node() -> None:
     assert farm.choose("b").incarnation == "good.1"
     farm.add("c")
     assert farm.choose("c").incarnation == "bad.1"
+
+
+def test_trial_that_failed_often_does_not_wait_behind_one_that_never_goes_to_the_node() -> None:
+    farm = Farm("good")
+    farm.fail_often()
+    farm.add("never")
+    farm.runner.live["never"].excluded.append("bad")
+    farm.runner.queue.regroup()
+    farm.add("full", cpus=4.0)
+    assert farm.choose("full").incarnation == "good.1"
+    farm.pass_on(farm.trial.not_before + ELSEWHERE_S + 1.0)
+    assert "a" in [one.trial_id for one in farm.runner.waiting()]
