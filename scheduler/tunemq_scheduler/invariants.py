@@ -180,7 +180,9 @@ class Auditor:
     def _resumed(self) -> None:
         for trial_id, trial in self.runner.live.items():
             book = self._books[trial_id]
-            last, book.is_over = trial.last_result, trial.is_finished
+            last = trial.last_result
+            # One that ends with this event is over when that is recorded.
+            book.is_over = book.is_over and trial.is_finished
             book.is_complete = last is not None and last.done
             if trial.lineage != book.lineage:
                 book.lineage, book.step = trial.lineage, 0
