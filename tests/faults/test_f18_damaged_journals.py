@@ -241,7 +241,7 @@ def check_restart(experiment: Path) -> str:
 def said_by_check(experiment: Path) -> str:
     told = ""
     try:
-        code = check_journal(argparse.Namespace(path=str(experiment)))
+        code = check_journal(argparse.Namespace(path=str(experiment), json=False))
     except JournalError as error:
         told = str(error)
     if told:
@@ -254,7 +254,7 @@ def said_by_salvage(experiment: Path, capsys: pytest.CaptureFixture[str]) -> str
     capsys.readouterr()
     refusal = ""
     try:
-        salvage_journal(argparse.Namespace(path=str(experiment)))
+        salvage_journal(argparse.Namespace(path=str(experiment), json=False))
     except JournalError as error:
         refusal = str(error)
     if refusal:

@@ -21,6 +21,7 @@ from tunemq_scheduler.farm import nodes, record
 from tunemq_scheduler.farm.details import Details
 from tunemq_scheduler.farm.done_requests import DoneRequests
 from tunemq_scheduler.farm.entry import Entry
+from tunemq_scheduler.farm.output_files import OutputFiles
 from tunemq_scheduler.farm.queue import ExperimentQueue
 from tunemq_scheduler.farm.settings import read_settings
 from tunemq_scheduler.farm.streams import Streams
@@ -64,6 +65,15 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
             (JournalError,),
             (_done(desk),),
             (f"{s}.farm.done_requests:DoneRequests._read",),
+        ),
+        Decoder(
+            "known output",
+            lambda data: OutputFiles(
+                desk.written("output/.output-known", data).parent, "events", lambda *_: None
+            ),
+            (),
+            (b'[["t",1,"stdout"],[1,5]]\n',),
+            (f"{s}.farm.output_files:OutputFiles._kept_known",),
         ),
         Decoder(
             "details",

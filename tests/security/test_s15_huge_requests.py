@@ -33,7 +33,7 @@ def test_request_stream_with_huge_entries_holds_one_at_a_time_and_cuts_it_off(
 ):
     for number in range(_TIMES):
         server.client.xadd(wire.REQUESTS, {"id": number, "body": b"x" * _HUGE})
-    stream = RequestStream(server.url)
+    stream = RequestStream(server.url, lambda *_: None)
     tracemalloc.start()
     try:
         taken = taken_from(stream, _TIMES)
@@ -49,7 +49,7 @@ def test_request_stream_with_huge_entries_holds_one_at_a_time_and_cuts_it_off(
 
 def test_request_stream_leaves_out_fields_that_no_request_has(server: RedisServer):
     server.client.xadd(wire.REQUESTS, {f"field{number}": "x" for number in range(1000)})
-    stream = RequestStream(server.url)
+    stream = RequestStream(server.url, lambda *_: None)
     (entry,) = taken_from(stream, 1)
     stream.close()
     assert len(entry) < 20
@@ -59,7 +59,7 @@ def test_request_stream_takes_no_more_in_one_go_than_it_has_room_for(server: Red
     fields = {f"field{number}": b"x" * FIELD_BYTES for number in range(8)}
     for _ in range(40):
         server.client.xadd(wire.REQUESTS, fields)
-    stream = RequestStream(server.url)
+    stream = RequestStream(server.url, lambda *_: None)
     sizes: list[int] = []
     eventually(
         lambda: sizes.append(sum(map(len, stream.take(1)))) or sum(sizes) >= 40 * len(fields)

@@ -34,7 +34,7 @@ class Stores:
         self.closed: list[str] = []
         self.going_on: list[str] = []
 
-    def open(self, address: str) -> SimpleNamespace:
+    def open(self, address: str, _rights: object) -> SimpleNamespace:
         self.opened.append(address)
         return SimpleNamespace(close=lambda: self.closed.append(address))
 
@@ -221,7 +221,7 @@ def test_clients_of_stores_without_work_are_closed_in_time(performing, stores):
 
 
 def test_an_address_that_is_of_no_use_fails_its_transfers(performing, monkeypatch):
-    def refuse(address):
+    def refuse(address, _rights):
         raise StoreError(f"{address} has no keys")
 
     monkeypatch.setattr(performer_module, "open_objects", refuse)
