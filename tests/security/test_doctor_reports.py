@@ -17,13 +17,13 @@ __all__ = ["farm"]
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 
-def found_later(farm: ExaminedFarm, **variables: str) -> Finding:
-    """What is found when a store has failed for long enough."""
+def found_later(farm: ExaminedFarm, whose: str, **variables: str) -> Finding:
+    """What is found of somebody's requests when a store has failed for long enough."""
     found: list[Finding] = []
 
     def is_found() -> bool:
         findings = farm.examined(variables=variables).findings
-        found[:] = [one for one in findings if one.level is Level.PROBLEM]
+        found[:] = [one for one in findings if one.level is Level.PROBLEM and whose in one.what]
         return bool(found)
 
     eventually(is_found, every=3.0, within=120, message=lambda: str(farm))
@@ -34,7 +34,7 @@ def test_doctor_with_a_node_whose_store_secret_is_wrong_names_the_node(farm: Exa
     with farm.worker("wrong", "--resources", '{"own": 1}', AWS_SECRET_ACCESS_KEY="not-the-secret"):
         farm.has_nodes("one", "wrong")
         farm.submit(Search(name="waits", trials=1, resources={"own": 1}))
-        finding = found_later(farm)
+        finding = found_later(farm, "node wrong")
         farm.tunemq("stop", "waits")
     assert finding.check == "store-requests", finding
     assert "no store request of node wrong has succeeded for" in finding.what
@@ -49,8 +49,9 @@ def test_doctor_with_a_changed_store_secret_of_the_scheduler_names_its_search(fa
     farm.submit(Search(name="runs", trials=1, steps=100_000, step_s=0.2, save_every=1000))
     farm.wait_for_steps("runs", 1, 2)
     admin.user_add(keys["AWS_ACCESS_KEY_ID"], new)
-    finding = found_later(farm, AWS_SECRET_ACCESS_KEY=new)
+    finding = found_later(farm, "process of runs", AWS_SECRET_ACCESS_KEY=new)
     admin.user_add(keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"])
+    farm.tunemq("stop", "runs")
     assert finding.check == "store-requests", finding
     assert "no store request of the scheduler's process of runs has succeeded for" in finding.what
     assert "start the scheduler again" in finding.fix
