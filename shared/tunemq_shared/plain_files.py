@@ -77,10 +77,8 @@ def open_to_write(path: str, flags: int) -> int:
         os.makedirs(folder, exist_ok=True)
         descriptor = open_plain(path, flags | os.O_CREAT)
     except PermissionError:
-        with suppress(OSError):
-            os.chmod(folder, 0o700)
-        with suppress(OSError):
-            os.chmod(path, 0o600, follow_symlinks=False)
+        _allow(folder, 0o700)
+        _allow(path, 0o600)
         descriptor = open_plain(path, flags | os.O_CREAT)
     if descriptor is None:
         move_aside(path)
@@ -88,6 +86,16 @@ def open_to_write(path: str, flags: int) -> int:
     if descriptor is None:  # it was put there again in this moment
         raise OSError(errno.EEXIST, "something else than a file is put there", path)
     return descriptor
+
+
+def _allow(path: str, mode: int) -> None:
+    """Give this process the rights to what has this name, if it may; it follows no link."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.chmod(f"/proc/self/fd/{descriptor}", mode)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import traceback
 
 import pytest
 
 from tunemq_shared.plain_files import open_to_read, open_to_write
+
+#: Who runs this, or somebody without rights.
+OWNER = os.geteuid() or 65534
 
 
 def write(path, text):
@@ -55,3 +59,28 @@ def test_folder_that_is_gone_or_a_file_is_made_again(tmp_path):
 
     assert path.read_text() == "2"
     assert (tmp_path / "folder.not-a-file").read_text() == "a file"
+
+
+def test_file_and_folder_whose_rights_are_gone_are_written_by_their_owner(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o711)
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    (folder / "a").write_text("1")
+    (folder / "a").chmod(0)
+    folder.chmod(0)
+    for path in (folder, folder / "a"):
+        os.chown(path, OWNER, -1)
+
+    child = os.fork()
+    if not child:  # root may write everywhere
+        try:
+            os.setuid(OWNER)
+            write("trial/a", "2")
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  printed; the parent tells by the exit code
+            traceback.print_exc()
+            os._exit(1)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert (folder / "a").read_text() == "12"
