@@ -204,7 +204,7 @@ class TellOfNode(Command, frozen=True):
 
 
 class TellOfEnd(Command, frozen=True):
-    """A trial is over whose host failed, or was gone, behind its last result, of this ``step``.
+    """A trial ends whose process failed, or was gone, after its last result, of this ``step``.
 
     ``failure`` says how, on ``hostname``; None where nobody did. ``saved`` is the step of its
     newest checkpoint, 0 without.

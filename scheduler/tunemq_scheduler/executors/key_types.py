@@ -1,4 +1,4 @@
-"""Deletes keys of the farm that somebody gave another type.
+"""Deletes keys of the farm in Redis whose type is wrong.
 
 Redis answers WRONGTYPE to each command about such a key until it is gone, and whoever wrote it may
 have left long since. So the scheduler deletes it, and goes on as after a wipe (F06).
