@@ -49,8 +49,8 @@ deployments: $(VENV)/.test minio  ## each way of docs/deploy for real, as far as
 fuzz: $(VENV)/.test  ## give every decoder absurd input for five minutes; SECONDS=60 for one
 	$(BIN)/python -W error -m tests.fuzz --jobs $(JOBS) --seconds $(SECONDS) $(ARGS)
 
-defences: $(VENV)/.test minio  ## switch each defence off in turn, and see that a test notices
-	$(BIN)/python -m tests.defences $(ARGS)
+defences: $(VENV)/.test minio  ## take each defence out of a copy of the code in turn, and see that a test notices
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ARGS)
 
 minio:  ## build the MinIO server that tests start, once; minutes, and it needs Go
 	@if [ -x '$(MINIO)' ]; then exit 0; fi; \

@@ -102,10 +102,17 @@ read_arguments() {
     fi
     [ -z "$config" ] || [ -f "$config/environment" ] ||
         refuse "--config $config: there is no file environment in it"
+    [ -z "$config" ] || check_lines "$config/environment"
     [ -z "$wheels" ] || [ -d "$wheels" ] || refuse "--wheels $wheels is no folder"
     [ -z "$wheel" ] || [ -f "$wheel" ] || refuse "--wheel $wheel is no file"
     [ -z "$requirements" ] || [ -f "$requirements" ] ||
         refuse "--requirements $requirements is no file"
+}
+
+# FILE: systemd would print a line that it does not understand into the journal, with its password.
+check_lines() {
+    wrong=$(grep -nEv '^([#;].*|[A-Za-z_][A-Za-z0-9_]*=.*|)$' "$1" | cut -d : -f 1 | paste -sd , -)
+    [ -z "$wrong" ] || refuse "$1, line $wrong: write NAME=VALUE, without export or blanks before it"
 }
 
 # --- little helpers -------------------------------------------------------------------------------
@@ -198,7 +205,7 @@ fetch() {
         say "making $prefix with $($python --version)"
         "$python" -m venv $prefix
     fi
-    export PIP_CACHE_DIR=$cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+    export PIP_CACHE_DIR=$prefix/.pip-cache PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
     [ -d $cache ] || install -d -m 0755 $cache
     stage=$(mktemp -d /var/tmp/tunemq-install.XXXXXX)
     trap end EXIT
@@ -371,12 +378,20 @@ start_service() {
         if [ "$role" = worker ] && [ -L "$link" ]; then service=''; fi
     done
     [ -z "$service" ] || systemctl --quiet enable "$service"
+    down=''
     for unit in $before $service; do
-        systemctl is-active --quiet "$unit" && continue
-        say "starting $unit"
-        systemctl start --no-block "$unit"
-        comes_up "$unit" || is_down=$unit
+        case " $down " in *" $unit "*) continue ;; esac
+        systemctl is-active --quiet "$unit" || down="$down $unit"
     done
+    # All at once: systemd starts the store before the scheduler that needs it.
+    if [ -n "$down" ]; then
+        say "starting$down"
+        # What failed before this run counts as no attempt of it, and is not what is shown.
+        systemctl reset-failed $down 2> /dev/null || true
+        before_start=$(journalctl --quiet --lines 0 --show-cursor 2> /dev/null | sed -n 's/^-- cursor: //p')
+        systemctl start --no-block $down
+        for unit in $down; do comes_up "$unit" || is_down=$unit; done
+    fi
     stopped=''
     rm -f "$due"
 }
@@ -395,7 +410,8 @@ comes_up() {
 
 report() {
     if [ -n "$is_down" ]; then
-        journalctl --quiet --no-pager --lines 8 --output cat --unit "$is_down" | sed 's/^/  /' >&2 || true
+        journalctl --quiet --no-pager --output cat --unit "$is_down" \
+            ${before_start:+--after-cursor "$before_start"} | tail -n 16 | sed 's/^/  /' >&2 || true
         fail "$is_down does not come up. Above is what it said; it is tried again every few seconds."
     fi
     case $role in

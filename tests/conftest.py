@@ -18,7 +18,6 @@ import pytest
 from tests.object_servers import bucket, minio, shared_minio, shared_rclone  # noqa: F401
 from tests.served_folders import served, shared_served  # noqa: F401
 from tests.support import descendants, eventually
-from tunemq_shared import defences
 
 hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tunemq")
@@ -30,8 +29,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 for _name in [name for name in os.environ if name.startswith("TUNEMQ_")]:
-    if _name != defences.VARIABLE:  # of `make defences`
-        del os.environ[_name]  # before any test, fixture or child process can see it
+    del os.environ[_name]  # before any test, fixture or child process can see it
 
 
 @pytest.fixture(autouse=True)

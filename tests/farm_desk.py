@@ -82,6 +82,9 @@ class ToldExperiments:
             self._check(trial)
         return self.folder / (f"{name}-{trial}.log" if trial else f"{name}.log")
 
+    def trouble(self, name: str) -> str:
+        return ""
+
     def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
         return ()
 

@@ -21,7 +21,7 @@ from tests.object_servers import SERVER_PIDS
 
 #: Stands here, not in a file of its own, for the process to import nothing of `tests`.
 _FORKS: Final = """
-import gc, json, os, runpy, sys
+import faulthandler, gc, json, os, runpy, sys
 
 import tunemq_scheduler.tools.command, tunemq_workers.command
 import tunemq_scheduler.client.requests, tunemq_shared.s3_client  # which commands import late
@@ -44,6 +44,7 @@ if (told := command()) is not None:
         file = os.open(path, os.O_RDWR)
         os.dup2(file, number)
         os.close(file)
+    faulthandler.enable()  # what crashes the process is said among what the command says
     sys.stdin = open(0, closefd=False)
     os.chdir(told["folder"])
     os.environ.clear()

@@ -23,8 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return health_command.main(given[1:])
     # The two sides do not know each other: each brings its commands along.
     from tunemq_scheduler.tools import command
+    from tunemq_shared.standard_streams import fill_closed_streams
     from tunemq_workers import command as worker
 
+    fill_closed_streams()
     return command.main(__version__, given, others=[worker.add_parser])
 
 

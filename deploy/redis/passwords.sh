@@ -1,6 +1,6 @@
 #!/bin/sh
-# Gives each user of a users.acl that has no password yet a random one: its hash goes into the file,
-# the password itself into FOLDER/USER.password, which only you may read.
+# Gives each user of a users.acl that has no password yet the one in FOLDER/USER.password, or a new
+# random one, which it writes there for your eyes only; the hash goes into users.acl.
 set -eu
 umask 077
 
@@ -12,12 +12,16 @@ file=$1 folder=$2
 mkdir -p "$folder"
 
 sed -n 's/.*#sha256-of-the-password-of-\([A-Za-z0-9_-]*\).*/\1/p' "$file" | while read -r user; do
-    password=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+    if [ -s "$folder/$user.password" ]; then
+        password=$(cat "$folder/$user.password") is='as before, '
+    else
+        password=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') is=''
+    fi
     hash=$(printf %s "$password" | sha256sum | cut -d ' ' -f 1)
     printf '%s\n' "$password" > "$folder/$user.password"
     changed=$(sed "s/#sha256-of-the-password-of-$user /#$hash /" "$file")
     printf '%s\n' "$changed" > "$file"
-    echo "$user: $folder/$user.password"
+    echo "$user: $is$folder/$user.password"
 done
 if grep -n '#sha256-of-the-password-of-' "$file" >&2; then
     echo "passwords.sh: these lines of $file still have no password: a name has letters, digits, _ and -" >&2

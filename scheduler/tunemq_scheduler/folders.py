@@ -12,10 +12,17 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.errors import ConfigError, StoreError
-from tunemq_shared.plain_files import move_aside, open_to_read, open_to_write
+from tunemq_shared.plain_files import (
+    TRIES,
+    make_folder,
+    move_aside,
+    open_to_read,
+    open_to_write,
+)
 from tunemq_shared.store_address import canonical_address, is_remote
 
 #: The longest name, in bytes; with what is added to it, it stays far below the 255 of file systems.
@@ -140,14 +147,7 @@ def make_trial_folder(path: str) -> None:
         StoreError: it cannot be made; says where and why.
     """
     try:
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            if os.path.islink(path) or not os.path.isdir(path):
-                move_aside(path)
-                os.mkdir(path)
-        except FileNotFoundError:
-            os.makedirs(path, exist_ok=True)
+        make_folder(path)
     except OSError as error:
         raise StoreError(
             f"the trial's folder {path} cannot be made: {error.strerror}. "
@@ -173,24 +173,41 @@ def write_file(path: str, content: bytes) -> None:
         raise StoreError(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def replace_file(path: str, content: bytes) -> None:
+def replace_file(
+    path: str, content: bytes, *, when_written: Callable[[], None] = lambda: None
+) -> None:
     """Write a file so that there is always either the old one or the new one, whole.
 
     That holds for a power cut, too: the old one may have been on the disk for long.
+
+    Args:
+        when_written: called when the disk has the new one, and the old one still has its name.
 
     Raises:
         StoreError: it cannot be written; the old one stands.
     """
     beside = f"{path}.new"
-    write_file(beside, content)
-    try:
-        with open_to_read(beside) as written:
-            os.fsync(written.fileno())
-        if os.path.isdir(path):
-            move_aside(path)
-        os.replace(beside, path)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be replaced: {error.strerror}.") from error
+    tries = TRIES
+    while True:
+        try:
+            write_file(beside, content)
+            with open_to_read(beside) as written:
+                os.fsync(written.fileno())
+            when_written()
+            if os.path.isdir(path):
+                move_aside(path)
+            os.replace(beside, path)
+            return
+        except (FileNotFoundError, NotADirectoryError) as error:
+            tries -= 1  # a trial's code may have removed its folder in this moment
+            if not tries:
+                raise StoreError(f"{path} cannot be replaced: {error.strerror}.") from error
+        except OSError as error:
+            with suppress(OSError):  # it would take up room on a full disk
+                os.unlink(beside)
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{path} cannot be replaced: {error.strerror}.") from error
 
 
 def _unusable(path: str, error: OSError) -> ConfigError:

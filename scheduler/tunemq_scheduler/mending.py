@@ -1,34 +1,28 @@
 """Making good what a crash kept from the files of trials: the journal has it, they lack it.
 
-Records come after the journal, so what the files have is the beginning of what the journal has. A
-restart goes through the turns behind the last snapshot anyhow (`tunemq_scheduler.resuming`); what a
-file does not have yet of them is appended, and nothing twice.
+Records come after the journal, so a file has the first rows of those that the journal has. A
+restart goes through the turns behind the last snapshot anyhow (`tunemq_scheduler.resuming`); the
+rows of them that a file lacks are appended, and none twice. What a trial's code wrote into the file
+is moved out of it before: see `tunemq_scheduler.result_rebuild`.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 import os
-from collections.abc import Iterator
-from typing import Final, NamedTuple
 
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.failures import recorded_failure, write_failure
 from tunemq_scheduler.folders import ERROR_FILE, make_trial_folder
 from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
 from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
 from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, PARAMS_PICKLE, RESULT_JSON
+from tunemq_scheduler.result_rebuild import ResultRebuild, first_step, foreign_path
+from tunemq_scheduler.result_rows import Steps, has_rows, is_of_search
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError
 from tunemq_shared.plain_files import open_to_read
-from tunemq_shared.results import TRAINING_ITERATION
-from tunemq_shared.undecodable import NO_JSON
-
-#: The last result is looked for in so many bytes at the end of a file, then in all of it.
-_TAIL_BYTES: Final = 2**16
 
 
 class Mending:
@@ -36,14 +30,21 @@ class Mending:
 
     Attributes:
         unsynced: all that it was told about, for what a file has is not on the disk for that.
+        rebuild: rebuilds files that hold something else than rows of the search.
+
+    Args:
+        runner: in the state before the first turn that is told.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runner: TrialRunner) -> None:
         self.unsynced = UnsyncedFiles()
+        self.rebuild = ResultRebuild(self.unsynced, first_step(runner))
         self._json = JsonLoggerCallback(self.unsynced)
         self._csv = CSVLoggerCallback(self.unsynced)
-        #: The highest step that each of a trial's files has; infinite where it was put away.
-        self._steps: dict[tuple[str, str], float] = {}
+        #: The steps that each of a trial's files has; None where it was put away.
+        self._steps: dict[tuple[str, str], Steps | None] = {}
+        #: The last step of each trial before the turns that are told.
+        self._before = {trial.trial_id: trial.last_step for trial in runner.live.values()}
 
     def note(self, command: c.RecordCommand, trial: TrialView) -> None:
         """Something is a fact; it may stand in the files or not.
@@ -54,9 +55,11 @@ class Mending:
         match command:
             case c.RecordTrialAdded():
                 make_trial_folder(trial.local_path)
-            case c.RecordTrialRevived(is_anew=True):
-                put_away(trial.local_path, command.lineage, self.unsynced)
-                self._forget(trial)
+            case c.RecordTrialRevived():
+                self._before[trial.trial_id] = 0 if trial.newest is None else trial.newest.step
+                if command.is_anew:
+                    put_away(trial.local_path, trial.trial_id, command.lineage, self.unsynced)
+                    self._forget(trial)
             case c.RecordResult():
                 self._result(command, trial)
             case c.RecordFailure():
@@ -81,23 +84,40 @@ class Mending:
         result = trial.full_result(command.result)
         if command.done:
             result = {**result, "done": True}
+        step = command.result.step
         for name, logger in ((RESULT_JSON, self._json), (PROGRESS_CSV, self._csv)):
             path = trial.local_path, name
             if path not in self._steps:
-                for written in (name, PARAMS_JSON, PARAMS_PICKLE):
-                    self.unsynced.note(os.path.join(trial.local_path, written))
-                is_away = os.path.exists(put_away_as(*path, trial.lineage))
-                self._steps[path] = math.inf if is_away else last_step(os.path.join(*path))
-            if command.result.step > self._steps[path]:
-                logger.log_trial_result(0, trial, result)
-                self._steps[path] = command.result.step
+                self._steps[path] = self._steps_in(trial, name)
+            steps = self._steps[path]
+            if steps is None or step in steps:
+                continue
+            if step < steps.last:  # the file lacks it, and has later ones
+                self._json.log_trial_end(trial)
+                self._csv.log_trial_end(trial)
+                steps = self.rebuild.rebuild(*path, trial.trial_id, below=step).steps
+                self._steps[path] = steps
+            logger.log_trial_result(0, trial, result)
+            steps.add(step)
+
+    def _steps_in(self, trial: TrialView, name: str) -> Steps | None:
+        """The steps that a file has, when the first result of a trial is told."""
+        folder = trial.local_path
+        for written in (name, PARAMS_JSON, PARAMS_PICKLE):
+            self.unsynced.note(os.path.join(folder, written))
+        if has_rows(put_away_as(folder, name, trial.lineage), trial.trial_id):
+            return None
+        self._json.flush()  # the table may have to be made of what is in there
+        had = self._before.get(trial.trial_id, 0)
+        found = self.rebuild.whole(folder, name, trial.trial_id, had)
+        return found.steps
 
     def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
         failure = recorded_failure(command, trial.trial_name, trial.num_failures)
         trial.error_file = path = os.path.join(trial.local_path, ERROR_FILE)
         self.unsynced.note(path)
         try:
-            with open_to_read(path) as file:
+            with open_to_read(path, restores_rights=True) as file:
                 told = file.read().decode(errors="replace")
         except FileNotFoundError:
             told = ""
@@ -109,10 +129,11 @@ class Mending:
             self._steps.pop((trial.local_path, name), None)
 
 
-def put_away(folder: str, lineage: int, unsynced: UnsyncedFiles) -> None:
+def put_away(folder: str, trial: str, lineage: int, unsynced: UnsyncedFiles) -> None:
     """A trial begins anew: give the files of its results another name; may be done twice.
 
     Args:
+        trial: its id.
         unsynced: told what was renamed.
 
     Raises:
@@ -122,9 +143,11 @@ def put_away(folder: str, lineage: int, unsynced: UnsyncedFiles) -> None:
         kept = put_away_as(folder, name, lineage - 1)
         path = os.path.join(folder, name)
         unsynced.note(kept)
-        if not os.path.exists(path) or os.path.exists(kept):
+        if not os.path.exists(path) or is_of_search(kept, trial):
             continue
         try:
+            if os.path.lexists(kept):  # the trial's code used that name
+                os.rename(kept, foreign_path(kept))
             os.rename(path, kept)
         except OSError as error:
             raise StoreError(f"{path} cannot be renamed: {error.strerror}.") from error
@@ -134,76 +157,3 @@ def put_away_as(folder: str, name: str, lineage: int) -> str:
     """What a file of this lineage is called once the trial has begun anew."""
     base, extension = os.path.splitext(name)
     return os.path.join(folder, f"{base}.{lineage}{extension}")
-
-
-class Rows(NamedTuple):
-    """Rows at the end of a file: how many, and the bytes where they begin and end."""
-
-    number: int
-    begin: int
-    end: int
-
-
-def last_step(path: str) -> int:
-    """The step of the last whole line of a trial's result file; 0 where there is none.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
-    for tail in _tails(path):
-        if tail.lines:
-            return _step_of(tail.lines[-1], tail.header, path)
-    return 0
-
-
-def rows_behind(path: str, step: int) -> Rows:
-    """The whole lines of a trial's result file of steps behind this one; they are its last.
-
-    Raises:
-        StoreError: the file cannot be read.
-    """
-    found = Rows(0, 0, 0)
-    for tail in _tails(path):
-        count, begin = 0, tail.end
-        for line in reversed(tail.lines):
-            if _step_of(line, tail.header, path) <= step:
-                return Rows(count, begin, tail.end)
-            count, begin = count + 1, begin - len(line) - 1
-        found = Rows(count, begin, tail.end)
-    return found
-
-
-class _Tail(NamedTuple):
-    """The last rows of a result file, without their line ends, and where they end."""
-
-    header: bytes
-    lines: list[bytes]
-    end: int
-
-
-def _tails(path: str) -> Iterator[_Tail]:
-    """The last rows of a file, and then all of them; nothing where there is no file."""
-    try:
-        with open_to_read(path) as file:
-            header = file.readline() if path.endswith(".csv") else b""
-            first, size = len(header), file.seek(0, os.SEEK_END)
-            for begin in dict.fromkeys((max(first, size - _TAIL_BYTES), first)):
-                file.seek(begin)
-                *lines, torn = file.read().split(b"\n")
-                if begin > first:
-                    del lines[:1]  # it may be the end of a longer line
-                yield _Tail(header, lines, size - len(torn))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _step_of(line: bytes, header: bytes, path: str) -> int:
-    try:
-        if not header:
-            return int(json.loads(line)[TRAINING_ITERATION])
-        names = next(csv.reader([header.decode()]))
-        return int(next(csv.reader([line.decode()]))[names.index(TRAINING_ITERATION)])
-    except (*NO_JSON, csv.Error, LookupError, TypeError, OverflowError) as error:
-        raise StoreError(f"the last line of {path} is no result: {error}.") from error

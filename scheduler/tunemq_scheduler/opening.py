@@ -159,11 +159,11 @@ def take_up(
         else:
             runner = TrialRunner.load(found.header.settings, found.snapshot.state, found.finished)
             algorithms.set_state(found.snapshot.algorithms)
-        mending = Mending()
+        mending = Mending(runner)
         retelling = Retelling(runner, algorithms, plan, mending.note)
         retelling.tell(found.turns)
         mending.finish()
-        unrecorded = UnrecordedRows(runner, plan, mending.unsynced)
+        unrecorded = UnrecordedRows(runner, plan, mending.unsynced, mending.rebuild)
         unrecorded.remove()
     except BaseException:
         journal.close()

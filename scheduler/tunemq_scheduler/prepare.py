@@ -19,7 +19,6 @@ from tunemq_scheduler.search import SearchAlgorithm, SearchSetup, make_search_al
 from tunemq_scheduler.search.objective import metric_names
 from tunemq_scheduler.search.space import check_depth, parameter_names, read_space
 from tunemq_scheduler.stopper import Stopper, make_stopping
-from tunemq_shared import defences
 from tunemq_shared.attached import attached_to
 from tunemq_shared.code import trainable_name
 from tunemq_shared.conditions import Condition
@@ -124,7 +123,6 @@ def prepare(
                 max_bytes=run.checkpoint_config.byte_limit,
             ),
             request=_same_for_all(trainable),
-            checks_epochs=defences.EPOCH_CHECK,
         ),
         resources_for=lambda config: resources_of(trainable, config),
         required_metrics=required,

@@ -85,7 +85,7 @@ class Records:
             case c.RecordTrialRevived():
                 self.fatal.pop(trial.trial_id, None)
                 if command.is_anew:
-                    put_away(trial.local_path, command.lineage, self._unsynced)
+                    put_away(trial.local_path, trial.trial_id, command.lineage, self._unsynced)
             case c.RecordStart():
                 self._display.trial_started(trial)
                 self._tell("on_trial_start", trial)

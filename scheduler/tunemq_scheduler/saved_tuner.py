@@ -7,15 +7,18 @@ experiments of people whom you trust.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
+import re
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from tunemq_scheduler.config import RunConfig, TuneConfig
-from tunemq_shared.errors import ConfigError, StoreError
+from tunemq_shared.errors import ConfigError, StoreError, TunerOfOtherVersion
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_shared.unpickling import unpickle
@@ -105,6 +108,8 @@ def save_tuner(folder: str, parts: dict[str, _Part], *, name: str, seed: int) ->
         os.replace(f"{path}.new", path)
         failpoint("tuner.after_rename")
     except OSError as error:
+        with contextlib.suppress(OSError):  # it would take up room on a full disk
+            os.unlink(f"{path}.new")
         raise StoreError(f"{path} cannot be written: {error.strerror}.") from error
 
 
@@ -112,7 +117,8 @@ def read_tuner(folder: str) -> SavedTuner:
     """The tuner that was kept in an experiment's folder; runs no code of the experiment yet.
 
     Raises:
-        ConfigError: there is none, or other versions of Python, cloudpickle or TuneMQ wrote it.
+        ConfigError: there is none, or it is damaged.
+        TunerOfOtherVersion: another version of Python, cloudpickle or TuneMQ wrote it.
     """
     path = os.path.join(folder, TUNER_FILE)
     try:
@@ -129,10 +135,10 @@ def read_tuner(folder: str) -> SavedTuner:
         found = msgspec.msgpack.decode(data)
         theirs = {name: found[name] for name in ("version", *_versions())}
         for what, ours in {"version": _VERSION, **_versions()}.items():
-            if theirs[what] != ours:
-                raise ConfigError(
-                    f"{path} was written with {_named(what, theirs[what])}, and this is "
-                    f"{_named(what, ours)}; restore the experiment with what it was run with."
+            if _readable_by(what, theirs[what]) != _readable_by(what, ours):
+                raise TunerOfOtherVersion(
+                    f"{path} was written with {_named(what, theirs[what])}, which "
+                    f"{_named(what, ours)} does not read. {_remedy(what, theirs)}"
                 )
         return msgspec.convert(found, SavedTuner)
     except (*UNDECODABLE, KeyError, TypeError) as error:
@@ -158,6 +164,24 @@ def _versions() -> dict[str, Any]:
     }
 
 
+def _readable_by(what: str, version: object) -> object:
+    """What two versions have in common of which each reads what the other has written.
+
+    cloudpickle does not promise to read what another version of it wrote.
+    """
+    series = re.match(r"\d+\.\d+", str(version)) if what == "tunemq" else None
+    return version if series is None else series[0]
+
+
 def _named(what: str, version: object) -> str:
     names = {"python": "Python", "tunemq": "TuneMQ", "version": "the format of version"}
     return f"{names.get(what, what)} {version}"
+
+
+def _remedy(what: str, theirs: Mapping[str, object]) -> str:
+    if what in {"python", "cloudpickle"}:
+        return f"Install {_named(what, theirs[what])} with TuneMQ to continue this search."
+    return (
+        f"Install TuneMQ {theirs['tunemq']} again to continue this search; upgrade to another "
+        "minor version when no search runs or is paused."
+    )

@@ -16,6 +16,7 @@ from tunemq_scheduler.result_grid import ResultGrid
 from tunemq_scheduler.saved_tuner import pickle_tuner, save_tuner
 from tunemq_scheduler.storage import Storage
 from tunemq_shared.errors import ConfigError, TuneError
+from tunemq_shared.standard_streams import fill_closed_descriptors
 
 if TYPE_CHECKING:
     from tunemq_scheduler.client.handle import ExperimentHandle
@@ -187,6 +188,7 @@ class Tuner:
                     "Tuner.fit(detached=..., priority=..., folder=...) are for a farm; give its"
                     " address, too: fit(address='redis://host:6379/0')."
                 )
+            fill_closed_descriptors()
             experiment = self._experiment()
             self._results = experiment.run_here() if debug else experiment.run()
             return self._results

@@ -25,8 +25,10 @@ from tunemq_scheduler.journal import FILE_NAME
 from tunemq_scheduler.journal.layout import DAMAGED_INFIX
 from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
 from tunemq_scheduler.loggers.json_logger import RESULT_JSON
-from tunemq_scheduler.mending import Rows, put_away_as, rows_behind
+from tunemq_scheduler.mending import put_away_as
 from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.result_rebuild import ResultRebuild, first_step, foreign_path
+from tunemq_scheduler.result_rows import NO_ROWS, Rows, ends_with, has_rows, read_rows
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError
 from tunemq_shared.plain_files import open_to_read, open_to_write
@@ -41,7 +43,7 @@ class UnrecordedRows:
     """Compares the files of trials with the state at the end of the journal.
 
     Attributes:
-        folders: of the trials of which a file was changed.
+        folders: of the trials of which a file was changed, also by ``rebuild``.
         news: what a person should know of it, a line for each time that files were changed.
         turns_were_lost: whether the search did more than its journal says.
 
@@ -49,10 +51,18 @@ class UnrecordedRows:
         runner: in that state.
         plan: of the experiment.
         unsynced: told which files are changed.
+        rebuild: rebuilds files that hold something else than rows of the search.
     """
 
-    def __init__(self, runner: TrialRunner, plan: ExperimentPlan, unsynced: UnsyncedFiles) -> None:
-        self.folders: dict[str, None] = {}
+    def __init__(
+        self,
+        runner: TrialRunner,
+        plan: ExperimentPlan,
+        unsynced: UnsyncedFiles,
+        rebuild: ResultRebuild | None = None,
+    ) -> None:
+        self._rebuild = rebuild or ResultRebuild(unsynced, first_step(runner))
+        self.folders = self._rebuild.folders
         self.news: list[str] = []
         self._runner, self._plan, self._unsynced = runner, plan, unsynced
         self._seen: set[str] = set()
@@ -68,11 +78,12 @@ class UnrecordedRows:
             StoreError: a file cannot be read or written.
         """
         runner = self._runner
-        for folder in self._unknown_folders():
-            self._follow(folder, lineage=-1, step=0, failures=0)
-        self._remove_from([*runner.live, *runner.errored()])
+        for trial in self._unknown_trials():
+            self._follow(trial, lineage=-1, step=0, failures=0)
+        self._remove_from(runner.live)
+        self._remove_from(runner.errored(), only_ends=True)
         if self.turns_were_lost:
-            self._remove_from(runner.finished)
+            self._remove_from(runner.finished, only_ends=True)
         self._tell()
 
     def remove_from(self, trials: Iterable[str]) -> None:
@@ -84,28 +95,30 @@ class UnrecordedRows:
         self._remove_from(trials)
         self._tell()
 
-    def _remove_from(self, trials: Iterable[str]) -> None:
+    def _remove_from(self, trials: Iterable[str], *, only_ends: bool = False) -> None:
         for trial in trials:
             if trial not in self._seen:
-                self._seen.add(trial)
+                if not only_ends:
+                    self._seen.add(trial)
                 summary = self._runner.summary(trial)
                 self._follow(
-                    self._plan.trial_folder(trial),
+                    trial,
                     lineage=summary.lineage,
                     step=summary.last_result.step if summary.last_result is not None else 0,
                     failures=summary.num_failures,
+                    only_ends=only_ends,
                 )
 
-    def _unknown_folders(self) -> list[str]:
-        """The folders of trials of this experiment that the journal does not have."""
+    def _unknown_trials(self) -> list[str]:
+        """The trials of this experiment that have a folder and that the journal does not have."""
         plan, runner = self._plan, self._runner
-        name = re.compile(re.escape(plan.trial_name(plan.experiment_id[:5])) + r"_(\d{5,9})")
+        prefix = plan.experiment_id[:5]
+        name = re.compile(re.escape(plan.trial_name(prefix)) + r"_(\d{5,9})")
         found = [one for one in map(name.fullmatch, os.listdir(plan.folder)) if one is not None]
-        return [
-            os.path.join(plan.folder, one[0]) for one in found if int(one[1]) >= runner.suggested
-        ]
+        return [f"{prefix}_{one[1]}" for one in found if int(one[1]) >= runner.suggested]
 
     def _tell(self) -> None:
+        self.news += self._rebuild.news()
         removed, self._removed = self._removed, {}
         if removed:
             paths = sorted(removed)
@@ -119,13 +132,22 @@ class UnrecordedRows:
 
     # --- the files of one trial -------------------------------------------------------------------
 
-    def _follow(self, folder: str, *, lineage: int, step: int, failures: int) -> None:
-        """Have the files of one trial end where the journal says."""
+    def _follow(
+        self, trial: str, *, lineage: int, step: int, failures: int, only_ends: bool = False
+    ) -> None:
+        """Have the files of one trial end where the journal says.
+
+        Args:
+            only_ends: where its files end there, nothing else of them is looked at.
+        """
+        folder = self._plan.trial_folder(trial)
         try:
             for name in (RESULT_JSON, PROGRESS_CSV):
-                self._follow_lineage(folder, name, lineage)
+                self._follow_lineage(folder, name, trial, lineage)
                 path = os.path.join(folder, name)
-                self._cut(path, rows_behind(path, step))
+                if not (only_ends and ends_with(path, trial, step)):
+                    found = self._rebuild.whole(folder, name, trial, step)
+                    self._cut(path, found.behind(step))
             path = os.path.join(folder, ERROR_FILE)
             self._cut(path, _failures_behind(path, failures))
         except OSError as error:
@@ -136,20 +158,26 @@ class UnrecordedRows:
                 f"{error.strerror}. Make it readable and writable, then restore the experiment."
             ) from error
 
-    def _follow_lineage(self, folder: str, name: str, lineage: int) -> None:
+    def _follow_lineage(self, folder: str, name: str, trial: str, lineage: int) -> None:
         """A trial began anew in turns that are lost: its files from before are its files again."""
         base, _, extension = name.partition(".")
         pattern = re.compile(rf"{base}\.(\d{{1,9}})\.{extension}")
         names = os.listdir(folder) if os.path.isdir(folder) else []
+        # The trial's code may have files of such names, too.
         later = sorted(
-            int(one[1]) for one in map(pattern.fullmatch, names) if one and int(one[1]) >= lineage
+            int(one[1])
+            for one in map(pattern.fullmatch, names)
+            if one and int(one[1]) >= lineage and has_rows(os.path.join(folder, one[0]), trial)
         )
         if not later:
             return
         path = os.path.join(folder, name)
         for number in [*later[lineage >= 0 and later[0] == lineage :], None]:
             beyond = path if number is None else put_away_as(folder, name, number)
-            self._cut(beyond, rows_behind(beyond, 0), into=path)
+            found = read_rows(beyond, trial)
+            if not found.is_own and os.path.lexists(beyond):
+                os.rename(beyond, foreign_path(beyond))
+            self._cut(beyond, found.behind(0) if found.is_own else NO_ROWS, into=path)
             if os.path.exists(beyond):
                 os.unlink(beyond)
         before = put_away_as(folder, name, lineage)
@@ -167,7 +195,7 @@ class UnrecordedRows:
             return
         base, extension = os.path.splitext(into or path)
         if extension != ".csv":
-            with open_to_read(path) as file:
+            with open_to_read(path, restores_rights=True) as file:
                 file.seek(rows.begin)
                 moved = file.read(rows.end - rows.begin)
             aside = open_to_write(f"{base}.{_UNRECORDED}{extension}", os.O_WRONLY | os.O_APPEND)
@@ -185,7 +213,7 @@ class UnrecordedRows:
 def _failures_behind(path: str, number: int) -> Rows:
     """The failures in a trial's ``error.txt`` with greater numbers than this."""
     try:
-        with open_to_read(path) as file:
+        with open_to_read(path, restores_rights=True) as file:
             told = file.read()
     except FileNotFoundError:
         return Rows(0, 0, 0)

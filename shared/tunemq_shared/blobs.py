@@ -19,6 +19,7 @@ from tunemq_shared.copying import write_all
 from tunemq_shared.errors import BlobCorrupt, StoreError
 from tunemq_shared.messages import BlobRef
 from tunemq_shared.store_address import join, without_settings
+from tunemq_shared.trees import remove_tree
 
 #: The folder of blobs in a store; no experiment there may have this name.
 BLOBS: Final = "blobs"
@@ -95,6 +96,8 @@ class BlobFolder:
         # One that is there stays: hosts that mapped it share its pages with those that will.
         if not _is_whole(path, size):
             temporary.chmod(0o400)
+            if path.is_dir() and not path.is_symlink():  # a trial has made it
+                remove_tree(path)
             temporary.replace(path)
         return BlobRef(sha256=sha256, size=size, path=str(path))
 

@@ -117,6 +117,9 @@ def unpack(archive: Path, target: Path) -> None:
         _make_read_only(building)
         try:
             building.rename(target)
+        except NotADirectoryError:  # a trial has put a file there
+            target.unlink(missing_ok=True)
+            building.rename(target)
         except OSError:
             if not target.is_dir():  # else somebody was faster
                 raise

@@ -2,6 +2,10 @@
 
 A process that runs user code names process ids in its messages. Who acts on such a number may have
 more rights than the sender, and the number may belong to any process of the machine.
+
+A ``/proc`` that is mounted with hidepid=, as systemd's ProtectProc= does, hides processes: those of
+other users, and those of one's own that `tunemq_shared.prctl.keep_memory_private`. To be hidden is
+not to have ended.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ def open_claimed(pid: int, *, parent: int | None = None, user: int | None = None
     Raises:
         NotThatProcess: it is another process.
         ProcessLookupError: there is no such process, or no longer.
+        PermissionError: it runs, and /proc hides it: what it is cannot be known.
         OSError: no descriptor is left.
     """
     if not 0 < pid <= MAX_PID:
@@ -46,11 +51,33 @@ def open_claimed(pid: int, *, parent: int | None = None, user: int | None = None
             raise NotThatProcess(f"{pid} is the number of no process") from error
         raise
     try:
-        _prove(pid, parent, user)
+        _prove(pid, pidfd, parent, user)
     except BaseException:
         os.close(pidfd)
         raise
     return pidfd
+
+
+def is_hidden(pid: int) -> bool:
+    """Whether a process has this number, and /proc does not show which it is."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb"):
+            return False
+    except (FileNotFoundError, PermissionError):
+        return exists(pid)
+
+
+def exists(pid: int) -> bool:
+    """Whether a process has this number, hidden or not; it may have ended, unless waited for."""
+    if not 0 < pid <= MAX_PID:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
 
 
 def has_hung_up(sock: socket.socket) -> bool:
@@ -60,15 +87,15 @@ def has_hung_up(sock: socket.socket) -> bool:
     return any(events & select.POLLHUP for _, events in poller.poll(0))
 
 
-def _prove(pid: int, parent: int | None, user: int | None) -> None:
-    found = _status(pid)
+def _prove(pid: int, pidfd: int, parent: int | None, user: int | None) -> None:
+    found = _status(pid, pidfd)
     if parent is not None and found.get("PPid") != [parent]:
         raise NotThatProcess(f"process {pid} is no child of process {parent}")
     if user is not None and found.get("Uid") != [user] * 4:
         raise NotThatProcess(f"process {pid} does not run as user {user}")
 
 
-def _status(pid: int) -> dict[str, list[int]]:
+def _status(pid: int, pidfd: int) -> dict[str, list[int]]:
     """The lines about its parent and its users; in the name before them line breaks are escaped."""
     found = {}
     try:
@@ -77,6 +104,15 @@ def _status(pid: int) -> dict[str, list[int]]:
                 name, _, numbers = line.partition(":")
                 if name in {"PPid", "Uid"}:
                     found[name] = [int(number) for number in numbers.split()]
-    except FileNotFoundError as error:
-        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from error
+    except (FileNotFoundError, PermissionError) as error:
+        if _has_ended(pidfd):
+            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from error
+        hidden = f"process {pid} is hidden by the hidepid= or ProtectProc= of /proc"
+        raise PermissionError(errno.EACCES, hidden) from error
     return found
+
+
+def _has_ended(pidfd: int) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))

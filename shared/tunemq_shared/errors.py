@@ -3,6 +3,7 @@
     TuneError                                  the base; also what Ray Tune calls its base
     ├─ UserError                               bad input: says the field, the value and the fix
     │   ├─ ConfigError                         an option of Tuner, TuneConfig, RunConfig, ...
+    │   │   └─ TunerOfOtherVersion             a Tuner that another version has pickled
     │   ├─ SearchSpaceError                    a search space that cannot be sampled
     │   ├─ MetricError                         a reported metric that is missing or not finite
     │   ├─ TrainableError                      a trainable that cannot be run or shipped
@@ -22,7 +23,8 @@
     ├─ JournalError                            the experiment's journal cannot be written or read
     │   ├─ JournalCorrupt                      a damaged record with whole ones behind it
     │   ├─ JournalFull                         the disk has no room for it
-    │   └─ JournalLocked                       another process has this experiment open
+    │   ├─ JournalLocked                       another process has this experiment open
+    │   └─ JournalOfOtherVersion               another version of TuneMQ wrote it
     └─ BugError                                ours; please report it
         ├─ IllegalTransition                   a trial was told to do what its state forbids
         └─ InvariantBroken                     two parts of the state disagree
@@ -49,6 +51,10 @@ class UserError(TuneError, ValueError):
 
 class ConfigError(UserError):
     """An option has a value that is not usable."""
+
+
+class TunerOfOtherVersion(ConfigError):
+    """Another version of TuneMQ, Python or cloudpickle pickled this Tuner."""
 
 
 class SearchSpaceError(UserError):
@@ -139,6 +145,10 @@ class JournalFull(JournalError):
 
 class JournalLocked(JournalError):
     """Another process has this experiment open."""
+
+
+class JournalOfOtherVersion(JournalError):
+    """Another version of TuneMQ wrote the journal."""
 
 
 class BugError(TuneError, RuntimeError):

@@ -21,7 +21,7 @@ def one_line(error: BaseException) -> str:
     except Exception:  # noqa: BLE001  a user's __str__ may raise anything; the type is still told
         said = "(its message cannot be read)"
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return _encodable(_shortened(" ".join(text.split()), _LONGEST_LINE))
+    return _encodable(shortened(" ".join(text.split()), _LONGEST_LINE))
 
 
 def traceback_text(error: BaseException) -> str:
@@ -33,7 +33,7 @@ def traceback_text(error: BaseException) -> str:
     if trace is None and not isinstance(error, TuneError):
         trace = error.__traceback__
     lines = traceback.format_exception(type(error), error, trace)
-    return _encodable(_shortened("".join(lines), _LONGEST_TRACEBACK))
+    return _encodable(shortened("".join(lines), _LONGEST_TRACEBACK))
 
 
 def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
@@ -44,7 +44,7 @@ def _from_user_code(trace: TracebackType | None) -> TracebackType | None:
     return frame
 
 
-def _shortened(text: str, longest: int) -> str:
+def shortened(text: str, longest: int = _LONGEST_LINE) -> str:
     """``text`` without its middle if it is too long: both ends tell most."""
     if len(text) <= longest:
         return text

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
+from tunemq_shared.message_limits import is_possible
 from tunemq_shared.messages import Gpu, Message
 
 
@@ -44,5 +47,30 @@ class BatchHeader(Message, frozen=True):
     taken: tuple[int, int]
 
 
-decode_hello = msgspec.msgpack.Decoder(NodeHello).decode
-decode_header = msgspec.msgpack.Decoder(BatchHeader).decode
+def decode_hello(data: bytes) -> NodeHello:
+    """Decode a node's introduction.
+
+    Raises:
+        UNDECODABLE: it is not one, or an amount in it is negative, infinite, NaN or too large.
+    """
+    hello = msgspec.msgpack.decode(data, type=NodeHello)
+    amounts = *hello.resources.values(), *(gpu.memory for gpu in hello.gpus)
+    _check((*amounts, hello.pid, hello.began, hello.number))
+    return hello
+
+
+def decode_header(data: bytes) -> BatchHeader:
+    """Decode the head of a batch.
+
+    Raises:
+        UNDECODABLE: it is not one, or a number in it is negative or too large.
+    """
+    header = msgspec.msgpack.decode(data, type=BatchHeader)
+    _check((header.first, *header.taken))
+    return header
+
+
+def _check(numbers: Iterable[float]) -> None:
+    for number in numbers:
+        if not is_possible(number):
+            raise msgspec.ValidationError(f"a number in it cannot be: {number}")

@@ -47,6 +47,9 @@ _FARM_TABLES: Final = frozenset({ORDERS, EVENTS, JOURNALS})
 #: The table of all submitters.
 SUBMITTERS: Final = "submitters"
 
+#: The submitter in whose name commands with the scheduler's key file are, where there is one.
+OPERATOR: Final = "operator"
+
 #: How a submitter may be called; also who an experiment's owner is.
 SUBMITTER_NAME: Final = re.compile(r"[\w.@+=-][\w .@+=-]{0,63}")
 

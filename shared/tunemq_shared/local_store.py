@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tunemq_shared import defences
 from tunemq_shared.checkpoint import METADATA_FILE
 from tunemq_shared.copying import Base, copy_folder
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
@@ -220,7 +219,7 @@ class LocalStore(Store):
             except FileNotFoundError:
                 continue
             found = hashlib.sha256(data).hexdigest()
-            if found in accepted or not defences.VERIFY_BEFORE_RESTORE:
+            if found in accepted:
                 return parse_manifest(key, data)
             wrong.append(
                 f"{name} is damaged: expected SHA-256 {' or '.join(accepted)}, got {found}"
@@ -281,7 +280,7 @@ def _check_size(key: str, path: Path, entry: FileEntry) -> None:
         size = path.lstat().st_size
     except FileNotFoundError as error:
         raise CheckpointCorrupt(f"checkpoint {key}: the file {entry.name!r} is missing.") from error
-    if size != entry.size and defences.VERIFY_BEFORE_RESTORE:
+    if size != entry.size:
         raise CheckpointCorrupt(
             f"checkpoint {key}: the file {entry.name!r} is damaged: "
             f"expected {entry.size} bytes, got {size}."
@@ -289,7 +288,7 @@ def _check_size(key: str, path: Path, entry: FileEntry) -> None:
 
 
 def _check_hash(key: str, found: str, entry: FileEntry) -> None:
-    if found != entry.sha256 and defences.VERIFY_BEFORE_RESTORE:
+    if found != entry.sha256:
         raise CheckpointCorrupt(
             f"checkpoint {key}: the file {entry.name!r} is damaged: "
             f"expected SHA-256 {entry.sha256}, got {found}."

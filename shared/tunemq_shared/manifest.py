@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import msgspec
 
-from tunemq_shared import defences
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError
 
 MANIFEST_VERSION: Final = 1
@@ -132,7 +131,7 @@ def read_manifest(key: str, data: bytes, sha256: str) -> Manifest:
         CheckpointCorrupt: it has another hash, or is none; see `parse_manifest`.
     """
     found = hashlib.sha256(data).hexdigest()
-    if found != sha256 and defences.VERIFY_BEFORE_RESTORE:
+    if found != sha256:
         raise CheckpointCorrupt(
             f"checkpoint {key}: manifest.json is damaged: expected SHA-256 {sha256}, got {found}."
         )

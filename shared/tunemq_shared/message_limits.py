@@ -28,3 +28,12 @@ OUTPUT_BYTES: Final = 64 * 2**10
 REPLY_BYTES: Final = 64 * 2**10
 #: The number that leases have to repeat; a lease has room for one that is not longer.
 CHALLENGE_BYTES: Final = 2**8
+
+#: The greatest amount and the greatest number in a row that a node may say. No machine has more,
+#: and sums, tables and the next number stay within what can be computed and encoded.
+_MOST: Final = 2**53
+
+
+def is_possible(number: float) -> bool:
+    """Whether a node can have counted or measured this: not NaN, infinite, negative or huge."""
+    return 0 <= number <= _MOST

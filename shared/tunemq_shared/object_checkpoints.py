@@ -21,7 +21,6 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from tunemq_shared import defences
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.manifest import (
@@ -40,6 +39,7 @@ from tunemq_shared.manifest import (
 )
 from tunemq_shared.object_store import MissingObject, ObjectStore, WrongSize
 from tunemq_shared.parts import PART
+from tunemq_shared.plain_files import opened_below, read_below
 from tunemq_shared.retrying import Cancel, ignore, in_parallel, retried
 from tunemq_shared.staging import Staging
 from tunemq_shared.store import Collected, check_key
@@ -95,8 +95,12 @@ def upload(
     """
     check_key(key)
     with _local(f"checkpoint {key} cannot be read from {folder}"):
-        manifest = parse_manifest(key, (folder / MANIFEST).read_bytes())
-        written_at = (folder / MANIFEST).stat().st_mtime_ns
+        manifest = parse_manifest(key, read_below(folder, MANIFEST, MAX_MANIFEST))
+        with opened_below(folder, MANIFEST) as file:
+            written_at = file.stat().st_mtime_ns
+        disk = shutil.disk_usage(folder).total  # 0 where a file system does not say
+        if 0 < disk < manifest.size:
+            raise CheckpointCorrupt(f"checkpoint {key}: its files are larger than the disk.")
     done = _committed_before(key, folder, manifest)
     if done is not None:
         return done
@@ -112,17 +116,17 @@ def upload(
 
     def send(entry: FileEntry, cancel: Cancel) -> None:
         failpoint("upload.before_object")
-        path = folder / FILES / entry.name
-        objects.put_file(
-            f"{key}/{entry.sha256}",
-            path,
-            size=entry.size,
-            sha256=entry.sha256,
-            # The hashes were taken before the manifest was written.
-            is_unchanged=path.stat().st_mtime_ns <= written_at,
-            cancel=cancel,
-            on_trouble=on_trouble,
-        )
+        with opened_below(folder, f"{FILES}/{entry.name}") as file:
+            objects.put_file(
+                f"{key}/{entry.sha256}",
+                file,
+                size=entry.size,
+                sha256=entry.sha256,
+                # The hashes were taken before the manifest was written.
+                is_unchanged=file.stat().st_mtime_ns <= written_at,
+                cancel=cancel,
+                on_trouble=on_trouble,
+            )
         failpoint("upload.after_object")
 
     with _local(f"checkpoint {key} cannot be sent"):
@@ -130,7 +134,6 @@ def upload(
         failpoint("upload.before_manifest")
         retried(lambda: objects.put_bytes(f"{key}/{MANIFEST}", committed), cancel, on_trouble)
         failpoint("upload.after_manifest")
-        failpoint("upload.before_committed_file")
         _replace(folder / COMMITTED, committed)
         failpoint("upload.after_committed_file")
     return _uploaded(key, manifest.size, held, committed, sum(entry.size for entry in own.values()))
@@ -229,7 +232,7 @@ def fetch_files(
             ) from error
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != entry.sha256 and defences.VERIFY_BEFORE_RESTORE:
+        if found != entry.sha256:
             raise CheckpointCorrupt(
                 f"{damaged}: expected SHA-256 {entry.sha256}, got {found} in the object {at}."
             )
@@ -354,7 +357,7 @@ def _uploaded(
 def _committed_before(key: str, folder: Path, manifest: Manifest) -> Uploaded | None:
     """What `upload` returned, or would have, when it committed this very checkpoint."""
     with contextlib.suppress(OSError):  # StoreError is one
-        data = (folder / COMMITTED).read_bytes()
+        data = read_below(folder, COMMITTED, MAX_MANIFEST)
         committed = parse_manifest(key, data)
         if msgspec.structs.replace(committed, objects=manifest.objects) == manifest:
             return _uploaded(key, manifest.size, committed.objects, data, 0)
@@ -384,7 +387,8 @@ def _objects_of(base: Path | None) -> Mapping[str, str]:
     """Where the base has its contents; nowhere if it cannot be read: then all is sent."""
     if base is not None:
         with contextlib.suppress(OSError):  # StoreError is one
-            return parse_manifest(str(base), base.read_bytes()).objects
+            data = read_below(base.parent, base.name, MAX_MANIFEST)
+            return parse_manifest(str(base), data).objects
     return {}
 
 
@@ -442,7 +446,7 @@ def _own_objects(objects: ObjectStore, key: str) -> list[str]:
 
 def _is_there(folder: Path, manifest: bytes) -> bool:
     try:
-        return (folder / COMMITTED).read_bytes() == manifest
+        return read_below(folder, COMMITTED, MAX_MANIFEST) == manifest
     except FileNotFoundError:
         return False
 

@@ -10,11 +10,15 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 #: What opening says of a link, of a FIFO that nobody reads, of a socket, of a folder.
 _NOT_PLAIN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
+
+#: So often a file is made that a trial's code replaces by something else at the same time.
+TRIES: Final = 100
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -41,8 +45,11 @@ def open_plain(path: str | os.PathLike[str], flags: int) -> int | None:
     return None
 
 
-def open_to_read(path: str | os.PathLike[str]) -> BinaryIO:
+def open_to_read(path: str | os.PathLike[str], *, restores_rights: bool = False) -> BufferedReader:
     """A regular file to read from.
+
+    Args:
+        restores_rights: where its rights forbid that, and this process may change them, it does.
 
     Raises:
         OSError: it cannot be opened; FileNotFoundError also where something else is there.
@@ -51,6 +58,12 @@ def open_to_read(path: str | os.PathLike[str]) -> BinaryIO:
         descriptor = open_plain(path, os.O_RDONLY)
     except NotADirectoryError:
         descriptor = None
+    except PermissionError:
+        if not restores_rights:
+            raise
+        allow(os.path.dirname(path), 0o700)
+        allow(os.fspath(path), 0o600)
+        return open_to_read(path)
     if descriptor is None:
         raise FileNotFoundError(errno.ENOENT, "it is no regular file", os.fspath(path))
     return os.fdopen(descriptor, "rb")
@@ -68,28 +81,51 @@ def open_to_write(path: str, flags: int) -> int:
     Raises:
         OSError: it cannot be opened.
     """
-    folder = os.path.dirname(path)
-    try:
-        descriptor = open_plain(path, flags | os.O_CREAT)
-    except (FileNotFoundError, NotADirectoryError):
-        if os.path.lexists(folder):
-            move_aside(folder)
-        os.makedirs(folder, exist_ok=True)
-        descriptor = open_plain(path, flags | os.O_CREAT)
-    except PermissionError:
-        _allow(folder, 0o700)
-        _allow(path, 0o600)
-        descriptor = open_plain(path, flags | os.O_CREAT)
-    if descriptor is None:
-        move_aside(path)
-        descriptor = open_plain(path, flags | os.O_CREAT | os.O_EXCL)
-    if descriptor is None:  # it was put there again in this moment
-        raise OSError(errno.EEXIST, "something else than a file is put there", path)
-    return descriptor
+    problem = OSError(errno.EEXIST, "something else than a file is put there", path)
+    may_allow = True
+    for _ in range(TRIES):
+        try:
+            descriptor = open_plain(path, flags | os.O_CREAT)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            problem = error
+            make_folder(os.path.dirname(path))
+        except PermissionError:
+            if not may_allow:
+                raise
+            may_allow = False
+            allow(os.path.dirname(path), 0o700)
+            allow(path, 0o600)
+        else:
+            if descriptor is not None:
+                return descriptor
+            with suppress(FileNotFoundError):
+                move_aside(path)
+    raise problem
 
 
-def _allow(path: str, mode: int) -> None:
-    """Give this process the rights to what has this name, if it may; it follows no link."""
+def make_folder(path: str) -> None:
+    """Make a trial's folder unless it is there; something else of its name is moved aside.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    problem = OSError(errno.EEXIST, "something else than a folder is put there", path)
+    for _ in range(TRIES):
+        try:
+            os.makedirs(path, exist_ok=True)
+            if not os.path.islink(path):
+                return
+        except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+            problem = error
+            if os.path.isdir(path) and not os.path.islink(path):
+                return
+        with suppress(FileNotFoundError):
+            move_aside(path)
+    raise problem
+
+
+def allow(path: str, mode: int) -> None:
+    """Give the owner of what has this name these rights, if this process may; follow no link."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -117,6 +153,9 @@ def opened_below(folder: Path, name: str) -> Iterator[Path]:
             os.close(at)
             at = inner
         file = os.open(last, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
     finally:
         os.close(at)
     try:
@@ -125,6 +164,19 @@ def opened_below(folder: Path, name: str) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{file}")
     finally:
         os.close(file)
+
+
+def read_below(folder: Path, name: str, limit: int) -> bytes:
+    """The content of a small file, as `opened_below` finds it.
+
+    Raises:
+        OSError: there is no such file, or something else, or it has more than ``limit`` bytes.
+    """
+    with opened_below(folder, name) as file, file.open("rb") as opened:
+        data = opened.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", os.fspath(folder / name))
+    return data
 
 
 def move_aside(path: str) -> None:

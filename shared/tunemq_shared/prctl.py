@@ -15,6 +15,9 @@ _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_SET_NO_NEW_PRIVS: Final = 38
+#: capabilities(7), and the version of the structs that `capget` and `capset` take.
+_CAP_SYS_PTRACE: Final = 19
+_CAPABILITY_VERSION: Final = 0x20080522
 #: No user's and no group's number: who gives it learns what is set.
 _NOBODY: Final = 2**32 - 1
 
@@ -70,6 +73,32 @@ def no_new_privileges() -> None:
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
 
 
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _Capabilities(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+def look_into_no_other_users_process() -> None:
+    """Give up root's right to what is below ``/proc/PID`` of other users' processes, for good.
+
+    With it a link to ``/proc/PID/cwd`` or ``/proc/PID/root`` leads past closed folders, whatever
+    user `files_as` names. Call it before the process starts threads: they keep the right.
+    """
+    header = _CapabilityHeader(_CAPABILITY_VERSION, 0)
+    rights = (_Capabilities * 2)()  # of the numbers 0 to 31, and of those above
+    _called("capget", _libc.capget(ctypes.byref(header), rights))
+    for name, _ in _Capabilities._fields_:
+        setattr(rights[0], name, getattr(rights[0], name) & ~(1 << _CAP_SYS_PTRACE))
+    _called("capset", _libc.capset(ctypes.byref(header), rights))
+
+
 def files_as(uid: int, gid: int) -> None:
     """Have the calling thread, and those that it starts, open files as another user would.
 
@@ -93,6 +122,10 @@ def files_user() -> tuple[int, int]:
 
 
 def _prctl(option: int, argument: object) -> None:
-    if _libc.prctl(option, argument, 0, 0, 0) != 0:
+    _called(f"prctl {option}", _libc.prctl(option, argument, 0, 0, 0))
+
+
+def _called(name: str, result: int) -> None:
+    if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), f"prctl {option}")
+        raise OSError(number, os.strerror(number), name)

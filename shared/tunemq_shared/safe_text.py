@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+#: Control characters, and what turns the direction of text round.
+STEERING: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def text_of(value: object) -> str:
@@ -33,6 +39,11 @@ def plain_number(value: Any) -> Any:
 def encodable(text: str) -> str:
     """The text, with escapes for what no UTF-8 can say: names of files may have such parts."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def harmless(text: str) -> str:
+    """The text, in however many lines, with escapes in the place of control characters."""
+    return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _guarded(make: Callable[[object], str], value: object) -> str:

@@ -5,6 +5,7 @@ Such a process answers nothing and does not end, so whoever waits for it would w
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 #: Between two looks at a process.
@@ -32,5 +33,16 @@ def _is_stopped(pid: int) -> bool:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name, in parentheses, may hold anything.
             return file.read().rpartition(b")")[2].split()[0] in _STATES
+    except (FileNotFoundError, PermissionError):  # it has ended, or /proc hides it
+        return _is_stopped_child(pid)
     except (OSError, IndexError):  # it has ended
         return False
+
+
+def _is_stopped_child(pid: int) -> bool:
+    """Whether a child of this process is stopped by a signal, as the kernel tells its parent."""
+    try:
+        stop = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except OSError:  # it has ended, or is no child
+        return False
+    return stop is not None

@@ -8,9 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tunemq_shared.errors import StoreError
+from tunemq_shared.failures import shortened
 from tunemq_shared.manifest import CheckpointInfo, Manifest, is_safe_name
 from tunemq_shared.retrying import Cancel
 
@@ -138,8 +139,20 @@ class Store(ABC):
         """Let go of connections; the store is not used any more."""
 
 
+#: Of a key; stores take longer ones, and file systems do not.
+_LONGEST_KEY: Final = 512
+
+
 def check_key(key: str) -> None:
-    """StoreError unless the key is ``<folder>/<name>`` of two visible names."""
-    parts = key.split("/")
-    if not is_safe_name(key) or len(parts) != 2 or any(part.startswith(".") for part in parts):
-        raise StoreError(f"{key!r} is not the key of a checkpoint; it must be '<trial>/<name>'.")
+    """StoreError unless the key is ``<folder>/<name>`` of two visible names, of bounded length."""
+    parts = key[: _LONGEST_KEY + 1].split("/")
+    if (
+        len(key) > _LONGEST_KEY
+        or not is_safe_name(key)
+        or len(parts) != 2
+        or any(part.startswith(".") for part in parts)
+    ):
+        raise StoreError(
+            f"{shortened(repr(key[:_LONGEST_KEY]))} is not the key of a checkpoint; it must be"
+            f" '<trial>/<name>', of at most {_LONGEST_KEY} characters."
+        )

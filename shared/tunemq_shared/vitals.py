@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from typing import Final
-
 import msgspec
 
+from tunemq_shared.message_limits import is_possible
 from tunemq_shared.messages import Message
 from tunemq_shared.store_traffic import StoreTraffic
-
-#: No machine has more of anything; further numbers would break sums and tables of others.
-_MOST: Final = 2.0**60
 
 
 class GpuVitals(Message, frozen=True):
@@ -89,9 +84,7 @@ def decode_vitals(data: bytes) -> NodeVitals:
         *vitals.refused.values(),
         *(amount for gpu in vitals.gpus for amount in (gpu.busy, gpu.memory_used)),
     )
-    is_possible = all(
-        amount is None or (math.isfinite(amount) and 0 <= amount <= _MOST) for amount in amounts
-    )
-    if not (is_possible and vitals.store.is_possible):
+    known = (amount for amount in amounts if amount is not None)
+    if not (all(map(is_possible, known)) and vitals.store.is_possible):
         raise msgspec.ValidationError("an amount in it is negative, infinite or too large")
     return vitals

@@ -277,3 +277,57 @@ def test_an_experiment_whose_process_crashes_again_and_again_fails_and_says_why(
     farm.submit(Search(name="good"))
     farm.wait_for("good", "FINISHED")
     farm.check_results("good")
+
+
+_DIES_AT_ONCE = """
+import os, signal, sys
+from tunemq_scheduler.farm import experiment_forkserver as forkserver
+sys.argv = sys.argv[sys.argv.index("-m") + 1:]
+leave = forkserver._leave_the_forkserver
+
+def leave_or_die(pid):
+    if os.path.exists({broken!r}):
+        os.kill(os.getpid(), signal.SIGKILL)
+    leave(pid)
+
+forkserver._leave_the_forkserver = leave_or_die
+sys.exit(forkserver.main())
+"""
+
+
+def test_search_whose_process_fails_to_start_says_so_and_why_until_it_starts(farm, tmp_path):
+    python, broken = tmp_path / "python", tmp_path / "broken"
+    (tmp_path / "dies.py").write_text(_DIES_AT_ONCE.format(broken=str(broken)))
+    python.write_text(
+        f'#!/bin/sh\ncase "$*" in *experiment_forkserver*) set -- {tmp_path}/dies.py "$@" ;; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    broken.touch()
+    farm.submit(Search(name="search", trials=1, steps=2), "--python", str(python))
+
+    def said() -> str:
+        return farm.rows()["search"].trouble
+
+    def examined() -> dict[str, str]:
+        done = farm.run("doctor", "--json", "--results", str(farm.results))
+        findings = json.loads(done.stdout)["findings"]
+        (finding,) = [one for one in findings if one["check"] == "searches"]
+        return finding
+
+    eventually(lambda: "2 times in a row" in said(), message=lambda: str(farm))
+    reason = "its process cannot be started: it died at once"
+    assert f"The process of search failed 2 times in a row: {reason}." in said()
+    assert reason in farm.tunemq("why", "search")
+    assert "The process of search failed" in farm.tunemq("ls")
+    assert reason in farm.tunemq("show", "search")
+    assert examined()["level"] == "problem"
+    assert reason in examined()["what"]
+    refused = farm.run("why", "search", "no-trial")
+    assert refused.returncode == 1
+    assert reason in refused.stderr
+
+    broken.unlink()
+    farm.wait_for("search", "FINISHED")
+    assert said() == ""
+    assert examined()["level"] == "ok"

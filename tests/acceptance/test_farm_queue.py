@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.farm_service import FarmService, Search, farm_service
 from tests.support import eventually
 from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_scheduler.saved_tuner import TUNER_FILE
 from tunemq_shared.blob_store import open_blobs
 from tunemq_shared.bundles import bundle
 from tunemq_shared.requests import ScriptCode
@@ -215,6 +217,63 @@ def test_a_killed_scheduler_repeats_nothing_loses_nothing_and_knows_its_queue(fa
         farm.check_steps(name)
     rows = farm.rows()
     assert max(rows[name].started for name in "cd") <= rows["e"].started
+
+
+def _replace_version(farm: FarmService, name: str, version: str) -> str:
+    """Write another version of TuneMQ into a search's saved tuner; the one before."""
+    path = farm.results / name / TUNER_FILE
+    saved = msgspec.msgpack.decode(path.read_bytes())
+    before, saved["tunemq"] = str(saved["tunemq"]), version
+    path.write_bytes(msgspec.msgpack.encode(saved))
+    return before
+
+
+def test_search_of_another_version_waits_and_continues_when_that_version_is_back(farm):
+    farm.submit(Search(name="exp", trials=2, steps=30, save_every=10, has_gate=True))
+    farm.open_gate("exp", 10)
+    farm.wait_for_steps("exp", 2, 10)
+
+    farm.kill_scheduler()
+    ours = _replace_version(farm, "exp", "0.0.9")
+    farm.start_scheduler()
+
+    eventually(
+        lambda: (row := farm.rows().get("exp")) is not None and "TuneMQ 0.0.9" in row.reason,
+        within=60,
+        message=lambda: str(farm),
+    )
+    assert farm.rows()["exp"].state == "RUNNING"
+    assert "waits: " in (why := farm.tunemq("why", "exp"))
+    assert "Install TuneMQ 0.0.9 again" in why
+    farm.open_gate("exp", 20)
+    farm.wait_for_steps("exp", 2, 20)  # trials run on
+
+    farm.kill_scheduler()
+    _replace_version(farm, "exp", ours)
+    farm.start_scheduler()
+    farm.open_gate("exp", 30)
+    assert "TuneMQ" not in farm.wait_for("exp", "FINISHED").reason
+    farm.check_results("exp")
+    farm.check_steps("exp")
+
+
+def test_search_that_waits_for_another_version_can_be_stopped(farm):
+    farm.submit(Search(name="exp", trials=2, steps=30, has_gate=True))
+    farm.open_gate("exp", 5)
+    farm.wait_for_steps("exp", 2, 5)
+    farm.kill_scheduler()
+    _replace_version(farm, "exp", "0.0.9")
+    farm.start_scheduler()
+    eventually(
+        lambda: (row := farm.rows().get("exp")) is not None and "TuneMQ 0.0.9" in row.reason,
+        within=60,
+        message=lambda: str(farm),
+    )
+
+    farm.tunemq("stop", "exp")
+
+    farm.wait_for("exp", "STOPPED", within=30)
+    eventually(lambda: _trials_of_one(farm) == 0, within=60, message=lambda: str(farm))
 
 
 @pytest.mark.timeout(400)

@@ -291,13 +291,28 @@ def test_whether_there_is_an_experiment_is_known(searched):
 )  # fmt: skip
 def test_another_version_is_refused_and_both_are_named(searched, field, said):
     searched.fit(steps=1)
+    ours = write_version(searched, field, said.split()[1])
+
+    with pytest.raises(ConfigError, match=f"{said}.*{ours}.*Install {said}"):
+        searched.restore()
+
+
+@pytest.mark.parametrize("patch", ["{}.0.dev9", "{}.0rc1", "{}.17"])
+def test_restore_reads_what_another_patch_of_the_same_minor_version_wrote(searched, patch):
+    searched.fit(steps=1)
+    minor = ".".join(tune.__version__.split(".")[:2])
+    write_version(searched, "tunemq", patch.format(minor))
+
+    assert len(searched.restore()) == 3
+
+
+def write_version(searched, field: str, version: str) -> str:
+    """Replace a version in the saved tuner; the one before."""
     path = Path(searched.path, TUNER_FILE)
     kept = msgspec.msgpack.decode(path.read_bytes())
-    ours, kept[field] = kept[field], said.split()[1]
+    before, kept[field] = kept[field], version
     path.write_bytes(msgspec.msgpack.encode(kept))
-
-    with pytest.raises(ConfigError, match=f"{said}.*{ours}"):
-        searched.restore()
+    return before
 
 
 def test_an_experiment_that_runs_cannot_be_opened_a_second_time(searched):

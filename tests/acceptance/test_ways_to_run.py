@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -228,3 +230,57 @@ def test_the_results_of_a_script_are_read_from_its_folder(tmp_path):
         {"a": 2},
     ]
     eventually(lambda: all((path / "result.json").exists() for path in trials))
+
+
+SEARCH_THAT_PRINTS = """
+    import ctypes
+    import json
+    import os
+    import sys
+    import warnings
+
+    import tunemq as tune
+
+    def train(config):
+        for step in range(3):
+            tune.report({"loss": config["a"] + step})
+
+    if __name__ == "__main__":
+        run = tune.RunConfig(name="search", storage_path=os.getcwd(), verbose=int(sys.argv[1]))
+        tuner = tune.Tuner(train, param_space={"a": tune.grid_search([1, 2])}, run_config=run)
+        grid = tuner.fit()
+        ctypes.CDLL(None).puts(b"printed by C")
+        found = [[row["loss"] for row in one.history] for one in grid]
+        descriptors = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+        with open("found.json", "w") as file:
+            json.dump([found, descriptors], file)
+"""
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_search_of_script_with_closed_streams_runs_to_its_end(tmp_path, closed, verbose):
+    write(tmp_path, {"script.py": SEARCH_THAT_PRINTS})
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "script.py", str(verbose)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found, descriptors = json.loads((tmp_path / "found.json").read_text())
+    assert found == [[1, 2, 3], [2, 3, 4]]
+    is_closed = [mark in closed.split() for mark in ("<&-", ">&-", "2>&-")]
+    for is_null, was_closed in zip(map(os.devnull.__eq__, descriptors), is_closed, strict=True):
+        assert is_null or not was_closed
+    assert tune.Tuner.can_restore(tmp_path / "search")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_command_with_closed_streams_has_its_exit_code(tmp_path, closed):
+    for arguments, code in ((["--version"], 0), (["journal", "check", str(tmp_path)], 64)):
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "tunemq"]
+        done = subprocess.run([*command, *arguments], capture_output=True, timeout=60, check=False)
+        assert done.returncode == code, done

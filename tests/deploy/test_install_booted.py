@@ -135,7 +135,8 @@ def no_step_is_missing_or_doubled(farm: BootedFarm, name: str) -> None:
 def test_doctor_finds_nothing_wrong_with_a_farm_that_was_set_up_like_the_page_says(farm):
     found = json.loads(farm.head.run("tunemq-farm", "doctor", "--json"))["findings"]
     wrong = {finding["check"] for finding in found if finding["level"] != "ok"}
-    assert wrong <= {"node-disk", "results-disk"}, found  # this machine's disk may be full
+    # This machine's disk may be full, and of Debian's Redis doctor cannot know which fixes it has.
+    assert wrong <= {"node-disk", "results-disk", "redis-lua"}, found
     assert {finding["check"] for finding in found} >= {"store-tls", "redis-tls", "keys", "nodes"}
 
 
@@ -148,6 +149,8 @@ def test_units_pass_systemd_s_own_check_where_they_are_installed(farm, rack):
 def test_a_trial_is_a_user_who_can_read_no_key_and_writes_where_it_must(farm):
     farm.submit("look", _LOOK)
     farm.ends_well("look")
+    said = farm.head.run("journalctl", "--output=cat", "-u", "tunemq-scheduler")
+    assert "look: its process" not in said  # it was not started again and again
     (line,) = farm.results("look")
     assert line["user"] == "tunemq-trials"
     seen = json.loads(line["seen"])
@@ -204,6 +207,23 @@ def test_while_the_head_is_started_again_trials_run_on(farm, rack):
     assert main_pid(rack) == old
 
 
+def renew_version(wheel: Path) -> tuple[str, str]:
+    """Make a wheel one of the next patch version; the version before, and after."""
+    before = wheel.name.split("-")[1]
+    after = ".".join([*before.split(".")[:2], "99"])
+    new = wheel.with_name(wheel.name.replace(before, after))
+    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith((".dist-info/METADATA", ".dist-info/RECORD", "tunemq/__init__.py")):
+                data = data.replace(before.encode(), after.encode())
+            if name.endswith("RECORD"):  # pip checks no sums where there are none
+                data = b"".join(line.split(b",")[0] + b",,\n" for line in data.splitlines())
+            made.writestr(name.replace(before, after), data)
+    wheel.unlink()
+    return before, after
+
+
 def test_installing_again_changes_and_stops_nothing(farm, rack):
     for machine, install in ((rack, farm.install_worker), (farm.head, _scheduler(farm))):
         service = "tunemq-worker" if machine is rack else "tunemq-scheduler"
@@ -233,6 +253,55 @@ def test_an_upgrade_stops_a_worker_for_moments_and_its_trials_go_on(farm, rack):
     assert main_pid(rack) not in {old, "0"}
     farm.ends_well("upgraded")
     no_step_is_missing_or_doubled(farm, "upgraded")
+
+
+def test_head_that_serves_its_store_takes_running_and_paused_searches_to_another_patch(farm):
+    farm.submit("running", _LONG)
+    farm.submit("paused", _LONG)
+    farm.has_steps("running", 4)
+    farm.has_steps("paused", 4)
+    farm.ada("pause", "paused")
+    carried = farm.head.root / CARRIED[1:]
+    shutil.copytree(carried / "wheels", carried / "next")
+    (wheel,) = (carried / "next").glob("tunemq-*.whl")
+    before, after = renew_version(wheel)
+
+    began = time.monotonic()
+    said = farm.install(farm.head, "scheduler", wheels=f"{CARRIED}/next")
+
+    assert f"installed tunemq=={after}" in said
+    assert is_active(farm.head, "tunemq-store")
+    assert is_active(farm.head, "tunemq-scheduler")
+    assert time.monotonic() - began < 600
+    farm.ada("resume", "paused")
+    for name in ("running", "paused"):
+        farm.ends_well(name)
+        no_step_is_missing_or_doubled(farm, name)
+    said = farm.install(farm.head, "scheduler")
+    assert f"installed tunemq=={before}" in said
+
+
+def test_worker_instances_of_a_head_have_the_workers_keys(farm):
+    farm.install(farm.head, "worker", "--config", "/root/farm/worker")
+    try:
+        farm.ready("head")
+        farm.head.run("systemctl", "disable", "--now", "tunemq-worker")
+        farm.head.run("systemctl", "enable", "--now", "tunemq-worker@a", "tunemq-worker@b")
+        farm.ready("head-a", "head-b")
+    finally:
+        farm.head.run("systemctl", "disable", "--now", "tunemq-worker@a", "tunemq-worker@b")
+
+
+def test_second_submitter_leaves_the_commands_of_the_heads_root_working(farm):
+    farm.head.sh(
+        "cd /root; tunemq keys add keys aaron; cp keys/scheduler.toml farm/scheduler/keys.toml"
+    )
+    farm.install(farm.head, "scheduler", "--config", "/root/farm/scheduler")
+    farm.submit("stopped", _LONG)
+    farm.has_steps("stopped", 1)
+    farm.head.run("tunemq-farm", "nodes")
+    farm.head.run("tunemq-farm", "stop", "stopped")
+    assert "stopped by operator" in farm.ada("show", "stopped")
 
 
 def test_an_upgrade_that_cannot_be_made_stops_nothing(farm, rack):
@@ -277,22 +346,27 @@ def test_with_same_user_a_worker_and_its_trials_are_no_root(farm, spare):
         _uninstall(spare, "--purge")
 
 
-def test_worker_with_wrong_password_fails_its_installation_within_half_a_minute(farm, spare):
+def test_worker_with_wrong_password_fails_its_installation_until_it_has_the_right_one(farm, spare):
     spare.sh(
         "cp -r /root/worker /root/wrong;"
         " sed -i 's,://worker:[^@]*@,://worker:wrong@,' /root/wrong/environment"
     )
     try:
         farm.install_worker(spare, "--no-start")  # packages take their own time
-        began = time.monotonic()
-        said = spare.run(
-            *("sh", f"{CARRIED}/install.sh", "worker", "--config", "/root/wrong"),
-            *("--wheels", f"{CARRIED}/wheels"),
-            fails=True,
-        )
-        assert "WRONGPASS" in said
-        assert "tunemq-worker.service does not come up" in said
-        assert time.monotonic() - began < 30
+        for _ in range(2):
+            began = time.monotonic()
+            said = spare.run(
+                *("sh", f"{CARRIED}/install.sh", "worker", "--config", "/root/wrong"),
+                *("--wheels", f"{CARRIED}/wheels"),
+                fails=True,
+            )
+            assert "WRONGPASS" in said
+            assert "tunemq-worker.service does not come up" in said
+            assert time.monotonic() - began < 30
+            said = farm.install_worker(spare)
+            assert "install.sh: done." in said
+            assert "WRONGPASS" not in said
+            farm.ready("spare")
     finally:
         _uninstall(spare, "--purge")
         spare.sh("rm -r /root/wrong")

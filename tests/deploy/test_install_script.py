@@ -117,6 +117,16 @@ def test_values_of_the_environment_file_are_taken_as_they_are(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_line_with_export_is_named_without_its_value(tmp_path):
+    (tmp_path / "environment").write_text("export TUNEMQ_REDIS=secret\nTOKEN=t\n")
+    said = farm("ls", folder=tmp_path)
+    assert "environment: export TUNEMQ_REDIS is no NAME=VALUE" in said
+    assert "secret" not in said
+    said = said_by("worker", "--config", str(tmp_path), code=2)
+    assert f"{tmp_path}/environment, line 1: write NAME=VALUE" in said
+    assert "secret" not in said
+
+
 def test_a_folder_without_an_environment_file_is_named(tmp_path):
     said = farm("ls", folder=tmp_path, code=64)
     assert f"there is no {tmp_path}/environment" in said
@@ -167,7 +177,7 @@ class Installer:
                 [ "$verb" = is-active ] || echo "systemctl $*"
                 for unit; do :; done
                 case $verb in
-                    start) : > "{folder}/up-$unit" ;;
+                    start) for unit; do : > "{folder}/up-$unit"; done ;;
                     is-active) [ -e "{folder}/up-$unit" ] ;;
                 esac
             }}
@@ -262,6 +272,15 @@ def test_packages_are_not_replaced_below_what_runs_on(installer):
     assert list(installer.etc.iterdir()) == []
     said = installer.install("scheduler")
     assert said.index("systemctl stop tunemq-worker.service") < said.index("installed")
+
+
+def test_services_of_a_machine_start_at_once_so_that_systemd_orders_them(installer):
+    services = ["tunemq-scheduler.service", "tunemq-store.service"]
+    (installer.folder / "running").write_text("\n".join(services))
+    (installer.folder / "is_new").write_text("yes")
+    said = installer.install("scheduler").splitlines()
+    started = [line.split() for line in said if line.startswith("systemctl start ")]
+    assert [set(services) & set(words) for words in started] == [set(services)]
 
 
 @pytest.mark.parametrize(

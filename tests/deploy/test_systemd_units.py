@@ -71,6 +71,13 @@ def test_every_unit_starts_what_install_sh_installs_and_is_tried_for_ever(unit):
     assert settings["WantedBy"] == ["multi-user.target"]
 
 
+def test_every_worker_unit_reads_the_workers_own_environment_on_a_head():
+    for unit in WORKERS:
+        files = settings_of(unit)["EnvironmentFile"]
+        assert files[1] == "-/etc/tunemq/worker/environment"
+    assert files[2:] == ["-/etc/tunemq/%i/environment"]  # what differs between several is last
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_option_in_a_unit_is_one_of_the_command(unit, capsys):
     (command,) = settings_of(unit)["ExecStart"]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.farm_service import FarmService, Here, Search, farm_service
@@ -139,6 +140,49 @@ def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
         for one in ExperimentQueue(farm.results / ".farm/experiments").all()
     }
     assert states == {"kept": "FINISHED", "stopped": "STOPPED", "late": "FINISHED"}
+
+
+@pytest.mark.parametrize("killed", ["the scheduler", "the process of the search"])
+def test_f17_search_whose_process_starts_on_a_full_disk_waits_and_goes_on(
+    farm: FarmService, disk: SmallDisk, killed: str
+) -> None:
+    farm.start_scheduler()
+    farm.add_worker("one", 8, machine=disk.machine())
+    farm.has_nodes("one")
+    farm.submit(Search(name="kept", has_gate=True, save_every=100))
+    farm.open_gate("kept", 3)
+    farm.wait_for_steps("kept", 2, 3)
+    disk.fill()
+    if killed == "the scheduler":
+        farm.kill_scheduler()
+        farm.start_scheduler()
+    else:
+        kill_process_of("kept", farm.scheduler.pid)
+    eventually(
+        lambda: "No space left on device" in farm.rows()["kept"].trouble,
+        message=lambda: f"{farm.rows()}{farm}",
+    )
+    assert farm.rows()["kept"].state == "RUNNING"
+    assert "No space left on device" in farm.tunemq("why", "kept")
+    farm.open_gate("kept", 10)
+    farm.wait_for_steps("kept", 2, 10)
+
+    disk.free()
+
+    farm.wait_for("kept", "FINISHED")
+    farm.check_results("kept")
+    farm.check_steps("kept")  # nodes went on with its trials
+    assert not list(farm.results.rglob("*.new"))
+
+
+def kill_process_of(name: str, scheduler: int) -> None:
+    """Kill the process of a search, as the kernel does where memory runs out."""
+    (found,) = (
+        process
+        for process in psutil.Process(scheduler).children(recursive=True)
+        if process.name() == name
+    )
+    found.kill()
 
 
 #: What a supervisor keeps, on a disk that is full for a while.

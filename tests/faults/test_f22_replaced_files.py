@@ -14,7 +14,7 @@ import pytest
 
 import tunemq as tune
 from tests.journals import ended_searches
-from tests.searches import fit
+from tests.searches import fit, results_of, table_of
 
 __all__ = ["ended_searches"]
 
@@ -119,3 +119,26 @@ def test_f22_trial_that_removes_its_folder_harms_no_other_trial():
 
     assert "on purpose" in str(grid.errors[0])
     assert all(len(one.metrics_dataframe) == STEPS for one in grid if one.config["number"])
+
+
+@pytest.mark.parametrize("content", [b"", b'{"loss": 1}', b"fps,reward\n1,2\n", b"\x00\xff\n"])
+@pytest.mark.parametrize("name", ["result.json", "progress.csv"])
+def test_f22_search_with_a_foreign_file_can_be_restored(name, content, tmp_path):
+    def fails_once(config):
+        begin = 0 if tune.get_checkpoint() is None else 3
+        for step in range(begin, STEPS):
+            tune.report({"loss": float(step)}, checkpoint=tune.Checkpoint.from_dict({}))
+            if step == 2 and not (tmp_path / "failed").exists():
+                raise ValueError("on purpose")
+
+    first = fit(fails_once, storage_path=str(tmp_path), name="search")
+    (tmp_path / "failed").touch()
+    path = os.path.join(first[0].path, name)
+    with open(path, "wb") as file:
+        file.write(content)
+
+    grid = tune.Tuner.restore(first.experiment_path, fails_once, resume_errored=True).fit()
+
+    assert not grid.errors
+    assert [row["training_iteration"] for row in results_of(grid[0])] == [1, 2, 3, 4, 5, 6]
+    assert [row["training_iteration"] for row in table_of(grid[0])] == list("123456")

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.chain_searches import ChainSearch
+from tests.failpoints import FAILPOINTS
 from tests.faults.test_farm_request_kills import OF_REQUESTS
 from tests.faults.test_journal_kills import JOURNALS
 from tests.faults.test_store_failpoints import OF_CHECKPOINTS
@@ -26,7 +27,7 @@ from tests.integration.farm_support import CACHES, Node, RedisServer, Scheduler,
 from tests.integration.node_fixtures import scheduler, server
 from tests.search_support import NODE
 from tests.support import eventually
-from tunemq_shared.failpoints import FAILPOINTS, VARIABLE
+from tunemq_shared.failpoints import VARIABLE
 from tunemq_shared.messages import ResultReported
 
 __all__ = ["scheduler", "server"]
@@ -85,7 +86,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., ChainSearch]]:
 def test_each_failpoint_is_one_at_which_a_test_kills() -> None:
     here = [*OF_A_SEARCH, *OF_A_SCRIPT, *OF_A_NODE, *OF_AN_OUTBOX]
     everywhere = sorted([*here, *JOURNALS, *OF_CHECKPOINTS, *OF_REQUESTS, *OF_A_SERVER])
-    assert everywhere == sorted(FAILPOINTS)
+    assert everywhere == FAILPOINTS
 
 
 @pytest.mark.parametrize("name", _after(OF_A_SEARCH))

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.failpoints import FAILPOINTS
 from tests.unit.scheduler.journals import TURNS, after, begun, state_of
 from tunemq_scheduler.journal import Journal, recover
 from tunemq_shared.errors import JournalError
-from tunemq_shared.failpoints import FAILPOINTS, VARIABLE
+from tunemq_shared.failpoints import VARIABLE
 
 #: Appends what is missing, a snapshot before each second turn, and says what is durable.
 WRITER = """

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.failpoints import FAILPOINTS
 from tests.served_folders import FolderServer, serving
 from tests.support import eventually
 from tunemq_shared import remote_objects
-from tunemq_shared.failpoints import FAILPOINTS, VARIABLE
+from tunemq_shared.failpoints import VARIABLE
 from tunemq_shared.http_objects import HttpObjects
 from tunemq_shared.parts import PART
 from tunemq_shared.retrying import Cancel, StoreUnavailable, TimedOut, in_parallel, retried

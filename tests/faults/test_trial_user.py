@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -154,3 +156,35 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
         for path in (Path(at, name) for name in (*folders, *files)):
             with suppress(FileNotFoundError):  # the node may be clearing up
                 assert path.stat().st_uid == NOBODY, path
+
+
+#: Prints what a process of root that works on files for NOBODY reads at a path.
+READER = """
+import sys
+from tunemq_workers.account import act_for, find_account
+act_for(find_account("65534:65534"))
+try:
+    print(open(sys.argv[1]).read())
+except PermissionError:
+    print("refused")
+"""
+
+
+@pytest.mark.parametrize("link", ["cwd", "root"])
+def test_process_that_acts_for_a_user_follows_no_link_through_another_process(link, tmp_path):
+    inner = tmp_path / "closed" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("secret")  # the file is open to all, a folder above it is closed
+    (tmp_path / "closed").chmod(0o700)
+    code = "import os, sys, time; os.chroot('.'); print(flush=True); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=inner, stdout=subprocess.PIPE)
+    with process as other:
+        try:
+            other.stdout.readline()
+            read = subprocess.run(
+                [*reachable(), sys.executable, "-c", READER, f"/proc/{other.pid}/{link}/file"],
+                capture_output=True, text=True, check=True,
+            )  # fmt: skip
+        finally:
+            other.kill()
+    assert read.stdout.split() == ["refused"]

@@ -14,7 +14,7 @@ import msgspec
 from tests.fuzz.decoder import Decoder, Desk, samples_of
 from tunemq_scheduler import restored, result
 from tunemq_scheduler.loggers.csv_cells import columns_of
-from tunemq_scheduler.mending import _step_of
+from tunemq_scheduler.result_rows import ends_with, read_rows, results_in
 from tunemq_scheduler.search.space_file import read_space_file
 from tunemq_scheduler.tools.run import _pairs
 from tunemq_shared import manifest, messages, packing, shipping
@@ -76,18 +76,23 @@ def of_results(desk: Desk) -> list[Decoder]:
             (),
         ),
         Decoder(
-            "step of a line of result.json",
-            lambda data: _step_of(data, b"", "result.json"),
-            (StoreError,),
-            (b'{"training_iteration": 3}',),
-            (f"{s}.mending:_step_of",),
+            "rows of result.json",
+            lambda data: _rows_in(desk.written("rows/result.json", data)),
+            (),
+            (b'{"loss": NaN, "training_iteration": 1, "trial_id": "t_00000"}\n' * 2, *_JSON),
+            (
+                f"{s}.result_rows:_of_json",
+                f"{s}.result_rows:_decode_row",
+                f"{s}.result_rows:_may_be_torn",
+                f"{s}.result_rows:results_in",
+            ),
         ),
         Decoder(
-            "step of a line of progress.csv",
-            lambda data: _step_of(data, csv, "progress.csv"),
-            (StoreError,),
-            (b"3,0.5\n",),
-            (f"{s}.mending:_step_of",),
+            "rows of progress.csv",
+            lambda data: _rows_in(desk.written("rows/progress.csv", data)),
+            (),
+            (csv, b'training_iteration,trial_id,a\n1,t_00000,"b,c"\n2,t_00000,\n'),
+            (f"{s}.result_rows:_cells",),
         ),
         Decoder(
             "first line of progress.csv",
@@ -269,6 +274,14 @@ def of_users(desk: Desk) -> list[Decoder]:
 
 
 # --- the journal ----------------------------------------------------------------------------------
+
+
+def _rows_in(path: Path) -> None:
+    found = read_rows(str(path), "t_00000")
+    ends_with(str(path), "t_00000", found.steps.last)
+    if path.suffix == ".json":
+        results = list(results_in(str(path), "t_00000", found.steps.last + 1))
+        assert len(results) == len(found.rows)
 
 
 def _private(path: Path) -> Path:

@@ -240,6 +240,9 @@ def _hello() -> introductions.NodeHello:
         "node": "one",
         "python": platform.python_version(),
         "cloudpickle": cloudpickle.__version__,
+        "resources": {"cpu": 2.0},
+        "gpus": (messages.Gpu("GPU-a0", "H200", 1e11),),
+        "began": 1e9,
     }
     return msgspec.structs.replace(Samples(1).of(introductions.NodeHello), **fields)
 

@@ -141,9 +141,8 @@ def test_an_unknown_checkpoint_is_refused_with_those_that_there_are(tunemq, tmp_
     assert "checkpoint_1-000001" in told
 
 
-def test_help_lists_the_commands_and_the_failpoints(tunemq):
+def test_help_lists_the_commands(tunemq):
     assert "checkpoints" in tunemq("--help").stdout
     for command in ("list", "verify", "get", "rm"):
         assert command in tunemq("checkpoints", "--help").stdout
         assert "experiment" in tunemq("checkpoints", command, "--help").stdout
-    assert "upload.before_manifest" in tunemq("failpoints").stdout

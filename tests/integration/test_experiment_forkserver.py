@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.farm_support import is_alive
 from tests.support import eventually
-from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_FAILED, EXIT_USE
+from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_FAILED, EXIT_OTHER_VERSION, EXIT_USE
 from tunemq_scheduler.farm.relay import forkservers as forkservers_module
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay import process as process_module
@@ -263,6 +263,16 @@ def test_an_interpreter_that_cannot_run_experiments_is_told_with_its_last_words(
     assert "No module named tunemq_scheduler" in experiment.said()
 
 
+def test_interpreter_with_another_tunemq_ends_with_a_code_of_its_own(begin, usual, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$1" "$2" "$3" "$4" "$5" 0.0.9 "$7"\n')
+    python.chmod(0o755)
+    experiment = begin(usual, "search", "", python=str(python))
+    assert experiment.ends() == EXIT_OTHER_VERSION
+    assert "and the scheduler 0.0.9" in experiment.said()
+    assert "Install the scheduler's TuneMQ in it" in experiment.said()
+
+
 def test_an_interpreter_that_a_signal_kills_is_told_with_its_last_words(begin, usual, tmp_path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho 'no such instruction' >&2\nkill -SEGV $$\n")
@@ -305,6 +315,30 @@ def test_a_forkserver_that_has_no_descriptor_left_refuses_and_goes_on(begin, for
     assert 0 < len(refused) < len(begun)
     assert {one.ends() for one in refused} == {EXIT_AGAIN}
     assert all("descriptors" in one.said() for one in refused), refused[0].said()
+
+
+_SHORT_LIVED = """#!{python}
+import os, signal, sys
+from tunemq_scheduler.farm import experiment_forkserver
+sys.argv = sys.argv[sys.argv.index("-m") + 1:]
+experiment_forkserver._leave_the_forkserver = lambda _pid: os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(experiment_forkserver.main())
+"""
+
+
+def test_experiment_that_dies_before_it_leaves_the_forkserver_is_reported_and_reaped(
+    begin, forkservers, tmp_path
+):
+    python = tmp_path / "python"
+    python.write_text(_SHORT_LIVED.format(python=sys.executable))
+    python.chmod(0o755)
+    for name in ("one", "two"):
+        experiment = begin(forkservers, name, _SLEEPS, python=str(python))
+        assert experiment.ends() == EXIT_AGAIN
+        assert experiment.said() == "its process cannot be started: it died at once"
+    (server,) = forkservers._servers
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+    eventually(lambda: children.read_text() == "")
 
 
 def test_a_service_manager_that_ends_all_processes_leaves_it_to_the_supervisor(begin, forkservers):

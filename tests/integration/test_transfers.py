@@ -197,7 +197,6 @@ def test_nothing_is_referred_to_by_a_base_that_was_damaged_on_the_disk(node, sou
         "upload.after_object",
         "upload.before_manifest",
         "upload.after_manifest",
-        "upload.before_committed_file",
         "upload.after_committed_file",
     ],
 )

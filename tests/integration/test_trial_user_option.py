@@ -16,11 +16,12 @@ from tests.integration.node_fixtures import server
 from tests.other_users import NOBODY, open_folder, reachable
 from tests.secured_redis import secured_redis
 from tests.support import eventually, need
+from tests.unit.workers.fakes import Clock
 from tunemq_shared import wire
 from tunemq_shared.errors import ConfigError
 from tunemq_workers import account_folders
 from tunemq_workers.account import Account
-from tunemq_workers.account_folders import claim_workdir, give_folders
+from tunemq_workers.account_folders import FolderRights, claim_workdir, give_folders
 
 __all__ = ["open_folder", "server"]
 
@@ -139,6 +140,7 @@ def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
     (root / "code").mkdir()
     os.chown(root / "code", NOBODY, NOBODY)
     (root / "code" / "file").touch()
+    (root / "code").chmod(0)  # a trial has done it
     (root / "node.log").touch(0o644)
     (root / "ear.log").symlink_to("/etc/passwd")
     (root / "notes").touch(0o644)
@@ -153,6 +155,7 @@ def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
         assert (status.st_uid, status.st_gid) == (NOBODY, NOBODY), folder
     assert list((root / "blobs").iterdir()) == []
     assert [path.name for path in (root / "code").iterdir()] == ["file"]
+    assert stat.S_IMODE((root / "code").stat().st_mode) == 0o700
     assert (root / "kept").stat().st_uid == 0
     assert stat.S_IMODE((root / "node.log").stat().st_mode) == 0o600
     assert stat.S_IMODE((root / "notes").stat().st_mode) == 0o644
@@ -209,3 +212,12 @@ def test_what_cannot_be_emptied_is_refused_by_its_name(tmp_path):
     (tmp_path / "cache").touch()
     with pytest.raises(ConfigError, match=r"cache: Not a directory"):
         give_folders(ACCOUNT, str(tmp_path), ["cache"], None)
+
+
+def test_folder_rights_that_a_trial_took_are_restored_within_a_second(tmp_path: Path) -> None:
+    clock, folder = Clock(), tmp_path / "blobs"
+    folder.mkdir(0o750)
+    FolderRights(clock, [str(tmp_path / "gone"), str(folder)]).start()
+    folder.chmod(0o050)
+    clock.advance(1.0)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750

@@ -106,6 +106,21 @@ def test_s02_nobody_gives_himself_anothers_name(server, keys):
         FarmClient(server.url, owner="eve", keys=str(keys.path / "scheduler.toml"))
 
 
+def test_commands_with_the_schedulers_keys_are_in_the_name_of_the_operator(
+    desk, ada, server, keys, monkeypatch
+):
+    monkeypatch.setattr("tunemq_scheduler.client.requests.login_name", lambda: "tunemq")
+    theirs = str(keys.path / "scheduler.toml")
+    with pytest.raises(ConfigError, match=r"but of ada, ben\..*tunemq keys add FOLDER operator"):
+        FarmClient(server.url, keys=theirs)
+    keys.add(["operator"])
+    eventually(lambda: "operator" in desk.keys.submitters)
+    ada.ask(SUBMIT, a.Submitted)
+    with FarmClient(server.url, keys=theirs) as head:
+        head.ask(r.Stop(name="exp"), a.Done)
+    assert desk.queue.get("exp").reason == "stopped by operator"
+
+
 def test_s02_what_is_not_signed_is_refused_with_what_to_do(desk, server):
     with (
         FarmClient(server.url, owner="ada") as client,

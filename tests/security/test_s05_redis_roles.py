@@ -172,3 +172,24 @@ def test_s05_no_user_is_left_without_a_password_unsaid(
     assert (f"of-{name}" in done.stderr) != is_given_one
     assert ("sha256-of" in users.read_text()) != is_given_one
     assert (passwords / f"{name}.password").exists() == is_given_one
+
+
+def test_passwords_in_the_folder_go_into_a_new_users_file(tmp_path: Path):
+    first, second, folder = tmp_path / "first.acl", tmp_path / "second.acl", tmp_path / "passwords"
+    shipped = (SHIPPED / "users.acl").read_text()
+    for users, text in ((first, shipped), (second, shipped)):
+        users.write_text(text)
+        line = ["sh", str(SHIPPED / "passwords.sh"), str(users), str(folder)]
+        subprocess.run(line, check=True, capture_output=True)
+    assert second.read_text() == first.read_text()
+    (folder / "worker.password").unlink()
+    second.write_text(shipped)
+    subprocess.run(line, check=True, capture_output=True)
+    differing = [
+        one.split()[1]
+        for one, other in zip(
+            *(path.read_text().splitlines() for path in (first, second)), strict=True
+        )
+        if one != other
+    ]
+    assert differing == ["worker"]

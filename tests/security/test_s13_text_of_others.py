@@ -19,10 +19,11 @@ from tests.raw_requests import connect, raw
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.loggers import CSVLoggerCallback
 from tunemq_scheduler.loggers.csv_cells import columns_of, row_of
-from tunemq_scheduler.report.harmless import harmless, harmless_json, harmless_output, write_output
+from tunemq_scheduler.report.harmless import harmless_json, harmless_output, write_output
 from tunemq_scheduler.tools import command, experiments, farm_tables
 from tunemq_shared import answers as a
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.safe_text import harmless
 
 __all__ = ["connect", "raw"]
 
@@ -163,12 +164,14 @@ def test_s13_tables_of_the_command_line_show_names_as_they_are(
 
 
 @pytest.mark.parametrize("text", STEERING)
-def test_s13_errors_and_answers_steer_no_terminal_either(capsys, monkeypatch, text):
+def test_s13_errors_and_answers_steer_no_terminal_either(capsys, text):
     def fail(_options):
         raise ConfigError(f"there is no experiment {text}.")
 
-    monkeypatch.setattr(command, "list_failpoints", fail)
-    assert command.main("1", ["failpoints"]) == 64
+    def add_parser(groups):
+        groups.add_parser("fail").set_defaults(run=fail)
+
+    assert command.main("1", ["fail"], others=[add_parser]) == 64
     assert not steers(capsys.readouterr().err)
 
     class Client:
@@ -276,7 +279,11 @@ def test_s13_what_is_asked_for_is_in_no_head_and_no_line_of_the_log(shared_serve
 def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():
     """Commands write what a farm answers by these; here nobody may begin to write it himself."""
     folder = Path(sys.modules[experiments.__name__].__file__).parent
-    for file in ("experiments.py", "nodes.py", "on_farm.py", "run.py"):
-        for line in (folder / file).read_text().splitlines():
+    tools = ("experiments.py", "nodes.py", "on_farm.py", "run.py")
+    farm = ("serving.py", "service.py", "requests.py")
+    files = [folder / name for name in tools]
+    files += [folder.parent / "farm" / name for name in farm]
+    for file in files:
+        for line in file.read_text().splitlines():
             if "stdout.write" in line or "stderr.write" in line:
                 assert "harmless" in line or "Remove the results" in line, line

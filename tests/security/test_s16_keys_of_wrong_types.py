@@ -62,9 +62,11 @@ OF_FARMS = {
 
 
 def put(client: redis_py.Redis, key: str, kind: str) -> None:
-    """Give a key this type."""
-    client.delete(key)
-    client.execute_command(*(part.format(key) for part in WRITES[kind]))
+    """Give a key this type, before whoever uses it can make it anew."""
+    with client.pipeline(transaction=True) as both:
+        both.delete(key)
+        both.execute_command(*(part.format(key) for part in WRITES[kind]))
+        both.execute()
 
 
 def wrong_for(right: str) -> list[str]:

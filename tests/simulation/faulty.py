@@ -26,7 +26,6 @@ from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.replay import Outcome, replay_lock_step
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import TrialScheduler
-from tunemq_shared import defences
 from tunemq_shared import messages as m
 from tunemq_shared.errors import InvariantBroken
 from tunemq_shared.packing import pack_config
@@ -107,7 +106,6 @@ class FaultySearch:
             max_failures=max_failures,
             max_node_losses=max_node_losses,
             max_storage_failures=max_storage_failures,
-            checks_epochs=defences.EPOCH_CHECK,
         )
         self.problem = Problem(make_scheduler, seed=seed, trials=trials, max_t=max_t)
         simulation = SimulationSettings(

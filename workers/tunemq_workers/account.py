@@ -18,7 +18,12 @@ from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.prctl import files_as, files_user, no_new_privileges
+from tunemq_shared.prctl import (
+    files_as,
+    files_user,
+    look_into_no_other_users_process,
+    no_new_privileges,
+)
 
 #: What the node inherited of its own user's that is of no use to another.
 _OF_A_LOGIN: Final = ("XDG_", "SUDO_")
@@ -88,10 +93,11 @@ def act_for(account: Account) -> None:
     """From now on this process, which is root's, works on files with the account's rights.
 
     No program that it executes gets more rights than the process that executes it, whoever runs it:
-    trials name programs. To be called before there are other threads, and before `die_with_parent`,
-    which it undoes.
+    trials name programs. And no link leads through other users' processes, below ``/proc``. To be
+    called before there are other threads, and before `die_with_parent`, which it undoes.
     """
     no_new_privileges()
+    look_into_no_other_users_process()
     os.setgroups(account.groups)
     files_as(account.uid, account.gid)
 

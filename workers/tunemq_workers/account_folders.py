@@ -7,16 +7,20 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from tunemq_shared.errors import ConfigError
+from tunemq_shared.plain_files import allow
 from tunemq_shared.trees import remove_tree
-from tunemq_workers.account import Account
+from tunemq_workers.account import Account, own_files
+from tunemq_workers.checkpoint_contracts import Timers
 from tunemq_workers.workdir import LOCK, is_own_file
 
 #: How long the check of an account may take: one import by a cold interpreter.
 _CHECK_S: Final = 60.0
+#: A trial that starts in the meantime is retried.
+_RESTORED_EVERY_S: Final = 1.0
 #: What the user runs to find out whether it can host trials; ``{}`` is a folder to be written to.
 _CHECK: Final = """\
 import os, sys
@@ -91,7 +95,33 @@ def give_folders(account: Account, workdir: str, names: Iterable[str], cache: st
             if _owner(folder) is None:
                 os.makedirs(folder, mode=0o700)
                 os.chown(folder, account.uid, account.gid)
+        restore_rights(folders)
     _check(account, folders)
+
+
+def restore_rights(folders: Iterable[str]) -> None:
+    """Give their owner all rights to these folders: a trial may have taken them from itself."""
+    with own_files():
+        for folder in folders:
+            with suppress(FileNotFoundError):
+                mode = stat.S_IMODE(os.lstat(folder).st_mode)
+                if mode & stat.S_IRWXU != stat.S_IRWXU:
+                    allow(folder, mode | stat.S_IRWXU)
+
+
+class FolderRights:
+    """Restores the rights to the folders that trials and the node share, once a second.
+
+    Else one trial that changes their modes would fail all later ones on the node.
+    """
+
+    def __init__(self, timers: Timers, folders: Iterable[str]) -> None:
+        self._timers, self._folders = timers, tuple(folders)
+
+    def start(self) -> None:
+        """Restore them now, and from now on."""
+        restore_rights(self._folders)
+        self._timers.after(_RESTORED_EVERY_S, self.start)
 
 
 @contextmanager

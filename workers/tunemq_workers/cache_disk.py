@@ -6,6 +6,7 @@ by inode, and is counted once however many checkpoints have it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from tunemq_shared.local_store import LocalStore
-from tunemq_shared.manifest import COMMITTED, FILES
+from tunemq_shared.manifest import COMMITTED, FILES, MAX_MANIFEST
+from tunemq_shared.plain_files import open_to_read
 from tunemq_shared.staging import STAGING, Staging
 from tunemq_shared.trees import remove_tree, walk
 from tunemq_workers.reactor import Reactor
@@ -110,10 +112,17 @@ def take_over(root: str) -> Left:
         for entry in _folders(folder.path):
             key = f"{folder.name}/{entry.name}"
             committed = os.path.join(entry.path, COMMITTED)
-            if os.path.isfile(committed) and os.path.isdir(os.path.join(entry.path, FILES)):
-                with open(committed, "rb") as file:
+            try:
+                with open_to_read(committed) as file:
+                    if os.fstat(file.fileno()).st_size > MAX_MANIFEST:
+                        raise FileNotFoundError(errno.ENOENT, "it is no manifest", committed)
                     sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                found.append(Found(key, sha256, os.stat(committed).st_mtime, measure(root, key)))
+                    used_at = os.fstat(file.fileno()).st_mtime
+            except FileNotFoundError:
+                remove(root, key)
+                continue
+            if os.path.isdir(os.path.join(entry.path, FILES)):
+                found.append(Found(key, sha256, used_at, measure(root, key)))
             else:
                 remove(root, key)
     found.sort(key=lambda one: one.used_at)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from tunemq_workers.checkpoint_contracts import Disk
 
 #: An experiment whose stream is missing for so long is over.
 MISSING_S: Final = 5.0
+
+#: What the node calls a folder; trials may make others in the same place.
+_FOLDER: Final = re.compile(quote(wire.events(""), safe="") + r"[A-Za-z0-9_.~%-]+")
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +81,8 @@ class CacheFolders:
             # The folder may be people's, who have other things in it.
             if name.startswith(TRASH):
                 self._disk.run(partial(cache_disk.remove_folder, root), _ignore)
-            elif (events_key := unquote(name)).startswith(wire.events("")):
+            elif _FOLDER.fullmatch(name):  # else a trial made it
+                events_key = unquote(name)
                 self._add(root, events_key, is_ours=True)
 
     def open(self, start: HostStart, answer: Callable[[str, str], object]) -> None:

@@ -18,7 +18,6 @@ from tunemq_workers import checkpoint_messages
 from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Emit, Timers, TrialKey, is_leaving, trial_of
 from tunemq_workers.checkpoint_messages import RoomAnswer
-from tunemq_workers.frames import ROOM
 from tunemq_workers.host_contracts import Host
 from tunemq_workers.reactor import Timer
 from tunemq_workers.upload_queues import UploadQueues
@@ -156,7 +155,7 @@ class CheckpointRoom:
         if question.timer is not None:
             question.timer.cancel()
             self._say(host, "", "")
-        host.link.send(ROOM, checkpoint_messages.encode(answer))
+        host.answer(checkpoint_messages.encode(answer))
 
     def _say(self, host: Host, what: str, reason: str) -> None:
         waits = TrialWaits(*host.key, what, reason)

@@ -8,7 +8,9 @@ nothing comes here: their hosts write into it themselves.
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
@@ -119,8 +121,10 @@ class Checkpoints:
             self._uploads.hosted(guest.trial, host.order.epoch)
         try:
             if kind == ASK_ROOM:
+                host.asks(ROOM)
                 self._folders.open(host.start, partial(self._ask, guest))
             elif kind == FETCH:
+                host.asks(FETCHED)
                 asked = checkpoint_messages.decode_fetch(payload)
                 check_key(asked.ref.key)
                 self._folders.open(host.start, partial(self._fetch, guest, asked))
@@ -139,6 +143,7 @@ class Checkpoints:
         guest = self._guests.pop(name, None)
         if guest is None:
             return
+        guest.host.awaits = 0
         if self._room.is_writing(name):
             folder = os.path.basename(guest.host.start.folder)
             job = partial(cache_disk.remove_strays, guest.root, folder, guest.key[1], guest.written)
@@ -186,7 +191,7 @@ class Checkpoints:
             return  # it is gone meanwhile
         guest.root = root
         if problem:
-            host.link.send(ROOM, checkpoint_messages.encode(RoomAnswer("", problem)))
+            host.answer(checkpoint_messages.encode(RoomAnswer("", problem)))
         else:
             self._room.ask(host, root)
 
@@ -195,7 +200,7 @@ class Checkpoints:
         if self._guests.get(host.name) is not guest:
             return
         if problem:
-            host.link.send(FETCHED, checkpoint_messages.encode(FetchAnswer("", problem)))
+            host.answer(checkpoint_messages.encode(FetchAnswer("", problem)))
         else:
             self._fetches.fetch(host, root, asked)
 
@@ -208,6 +213,8 @@ class Checkpoints:
         said = read_written(host, payload, guest.written)
         if not self._room.is_writing(name):
             raise WireError(f"{said.key} was written without leave.")
+        if said.size > _disk_bytes(guest.root):
+            raise WireError(f"{said.key} has {said.size} bytes, more than the disk that it is on.")
         failpoint("node.before_written_event")
         self._emit(host.start.events_key, payload)
         failpoint("node.after_written_event")
@@ -236,6 +243,14 @@ class Checkpoints:
 
 def _nobody_is_told(_trial: TrialKey, _reason: str) -> None:
     """Until `Hosts` listens."""
+
+
+def _disk_bytes(folder: str) -> float:
+    """How large the disk is that a folder is on; infinite where that is not known."""
+    try:
+        return shutil.disk_usage(folder).total or math.inf
+    except OSError:  # a trial has removed the folder
+        return math.inf
 
 
 def _ignore(_: None) -> None:

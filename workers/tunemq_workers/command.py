@@ -18,6 +18,7 @@ from tunemq_shared.errors import ConfigError, WireUnavailable
 from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.prctl import keep_memory_private
 from tunemq_shared.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
+from tunemq_shared.standard_streams import tell
 from tunemq_workers import machine, node
 from tunemq_workers.account import find_account
 from tunemq_workers.endings import EXIT_UNAVAILABLE
@@ -175,7 +176,7 @@ def _check_trial_env(text: str) -> None:
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"tunemq worker: {text}\n")
+    tell(f"tunemq worker: {text}")
 
 
 def _default_workdir(name: str, trial_user: str | None) -> str:

@@ -36,7 +36,6 @@ from functools import cache
 from types import FrameType
 from typing import Final
 
-from tunemq_shared import defences
 from tunemq_workers.forkserver_messages import FamilyGone, HostExited, Report, Warned
 
 #: A host's name stands in this variable of its environment, and of whatever it executes.
@@ -62,12 +61,13 @@ def children_of(pid: int, proc: str = "/proc") -> list[int]:
     """The children of a process, zombies included.
 
     The kernel's own list (CONFIG_PROC_CHILDREN) may lack some while others are ending: look again
-    after every end of a child. Where the kernel has none every process is looked at.
+    after every end of a child. Where the kernel has none every process is looked at. Of a process
+    that /proc hides none are known.
     """
     if not _has_lists(proc):
         return [child for child in _all_pids(proc) if parent_of(child, proc) == pid]
     children: list[int] = []
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+    with suppress(FileNotFoundError, PermissionError, ProcessLookupError):  # ended, or hidden
         for thread in os.listdir(f"{proc}/{pid}/task"):
             with (
                 suppress(FileNotFoundError, ProcessLookupError),  # this thread has
@@ -188,7 +188,7 @@ class Families:
         while (ended := _ended_child()) is not None or self._dying:
             if ended is None or ended.si_pid not in self._own:
                 self._hurry()
-            children = children_of(os.getpid()) if defences.FAMILY_KILL else []
+            children = children_of(os.getpid())
             # Whoever left one of these has ended by now.
             dead = [pid for pid in self._hosts if _has_ended(pid)]
             is_hunting = self._sweep(children, has_new_dead=bool(dead))
@@ -245,7 +245,7 @@ class Families:
     def _bury(self, pid: int, reports: list[Report]) -> None:
         """Wait for a child that has ended."""
         host = self._hosts.pop(pid, None)
-        if host is not None and defences.FAMILY_KILL:
+        if host is not None:
             # Until it is waited for, its pid, and so its group's, is nobody else's.
             self._kill_group(pid)
         ended = os.waitid(os.P_PID, pid, os.WEXITED)

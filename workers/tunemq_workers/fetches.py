@@ -16,7 +16,6 @@ from tunemq_workers import cache_disk, checkpoint_messages
 from tunemq_workers.checkpoint_cache import Cached, CheckpointCache
 from tunemq_workers.checkpoint_contracts import Disk, Emit, Transfers
 from tunemq_workers.checkpoint_messages import FetchAnswer, FetchCheckpoint
-from tunemq_workers.frames import FETCHED
 from tunemq_workers.host_contracts import Host
 from tunemq_workers.transfers.messages import Download
 
@@ -175,15 +174,15 @@ class Fetches:
         self._given.setdefault(host.name, []).append(cached)
         self._on_given(host, cached)
         answer = FetchAnswer(cached.root, sha256="" if ref.sha256 else cached.sha256)
-        host.link.send(FETCHED, checkpoint_messages.encode(answer))
+        host.answer(checkpoint_messages.encode(answer))
 
     def _refuse(self, host: Host, error: str) -> None:
         answer = FetchAnswer("", error, is_corrupt=True)
-        host.link.send(FETCHED, checkpoint_messages.encode(answer))
+        host.answer(checkpoint_messages.encode(answer))
 
     def _answer(self, question: _Question, answer: FetchAnswer) -> None:
         self._say_that_it_goes_on(question)
-        question.host.link.send(FETCHED, checkpoint_messages.encode(answer))
+        question.host.answer(checkpoint_messages.encode(answer))
 
     def _say_that_it_goes_on(self, question: _Question) -> None:
         if question.reason:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tunemq_shared import defences, failpoints
+from tunemq_shared import failpoints
 from tunemq_shared.messages import Environment, HostOrder
 from tunemq_shared.stopped_process import LOOK_S, StopDetector
 from tunemq_workers import interpreters, threads
@@ -38,8 +38,6 @@ from tunemq_workers.forkserver_messages import (
 from tunemq_workers.forkserver_reports import BadReport, ReportedHosts, close_all
 from tunemq_workers.stacks import have_stacks_written
 
-#: What tests may have set for a node and all its processes.
-_OF_TESTS: Final = frozenset({failpoints.VARIABLE, defences.VARIABLE})
 #: How long hosts may take to die with their forkserver, which the kernel sees to.
 _DEATH_S: Final = 1.0
 #: So many reports are read at once: a forkserver that writes without end must not keep the node
@@ -347,8 +345,8 @@ def _private(path: str, flags: int) -> int:
 def _variables(given: Mapping[str, str]) -> dict[str, str]:
     """The forkserver's own environment; its hosts get ``given``."""
     variables = {n: v for n, v in given.items() if not n.startswith("TUNEMQ_")} | threads.SINGLE
-    for name in _OF_TESTS & os.environ.keys():  # whoever started the node wants hosts to fail
-        variables[name] = os.environ[name]
+    if failpoints.VARIABLE in os.environ:  # whoever started the node wants hosts to fail
+        variables[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
     path = [*_our_roots(), *filter(None, [given.get("PYTHONPATH")])]
     if path:
         variables["PYTHONPATH"] = os.pathsep.join(path)

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from tunemq_shared import defences
 from tunemq_shared.claimed_process import NotThatProcess, has_hung_up, open_claimed
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_workers.family import children_of
@@ -46,8 +45,8 @@ class BadReport(Exception):
 class _Host:
     """What is known of a host: ``pid`` is None until it is forked.
 
-    ``pidfd`` is None, too, where the process ended before it was examined, or no descriptor was
-    left for it.
+    ``pidfd`` is None, too, where the process ended before it was examined, no descriptor was left
+    for it, or /proc hid it: a host is as private as its forkserver until it has left that.
     """
 
     pid: int | None = None
@@ -88,9 +87,9 @@ class ReportedHosts:
     def process_of(self, host: str) -> tuple[int, int] | None:
         """The pidfd and the pid of a host that runs, as far as is known."""
         known = self._hosts.get(host)
-        if known is None or known.pidfd is None or known.pid is None:
+        if known is None or known.pid is None or (pidfd := self._pidfd_of(known)) is None:
             return None
-        return known.pidfd, known.pid
+        return pidfd, known.pid
 
     def receive(self) -> Report | None:
         """Receive the next report; None at the end of the connection.
@@ -118,9 +117,9 @@ class ReportedHosts:
     def kill(self, host: str) -> None:
         """Kill a host that runs, as far as is known; what it has started is the forkserver's."""
         known = self._hosts.get(host)
-        if known is not None and known.pidfd is not None:
+        if known is not None and (pidfd := self._pidfd_of(known)) is not None:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(known.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def kill_all(self, within_s: float) -> None:
         """Kill all hosts, and wait so long for their end."""
@@ -168,17 +167,31 @@ class ReportedHosts:
             raise BadReport(f"it reported process {pid} as a host that was there before")
         if any(other.pid == pid and not other.has_exited for other in self._hosts.values()):
             raise BadReport(f"it reported process {pid} as two hosts")
+        host.pid = pid
         try:
-            host.pidfd = open_claimed(pid, parent=self._forkserver, user=self._user)
+            self._examine(host)
         except NotThatProcess as problem:
             # Of a forkserver that is dead the hosts are children of the node, which kills them.
             if not has_hung_up(self._control):
                 raise BadReport(f"it reported process {pid} as a host: {problem}") from problem
-        except ProcessLookupError:
-            pass  # its HostExited is on the way
-        except OSError:
-            pass  # without a descriptor for it, its forkserver kills it
-        host.pid = pid
+
+    def _examine(self, host: _Host) -> None:
+        """Open a descriptor for a host that was forked, if it is what its forkserver said.
+
+        Raises:
+            NotThatProcess: it is not.
+        """
+        assert host.pid is not None
+        # Without one its forkserver alone can kill it; if it has ended, its HostExited is on the
+        # way.
+        with suppress(OSError):
+            host.pidfd = open_claimed(host.pid, parent=self._forkserver, user=self._user)
+
+    def _pidfd_of(self, host: _Host) -> int | None:
+        if host.pidfd is None and host.pid is not None and not host.has_exited:
+            with suppress(NotThatProcess):  # it has ended, and another process has its number
+                self._examine(host)
+        return host.pidfd
 
     def _left_by(self, host: _Host) -> int | None:
         """A process in the group or the session of a host that has ended, if any is left.
@@ -186,7 +199,7 @@ class ReportedHosts:
         What a host leaves becomes a child of its forkserver. One that left group and session is
         known by its mark, which only the forkserver looks for.
         """
-        if host.pid is None or not defences.FAMILY_KILL:
+        if host.pid is None:
             return None
         hosts = {known.pid for known in self._hosts.values() if not known.has_exited}
         for child in set(children_of(self._forkserver)) - hosts:

@@ -45,6 +45,9 @@ FETCHED: Final = ord("g")
 #: Longer frames are refused by both ends: a host whose code writes to a stray descriptor must not
 #: make its node wait for gigabytes that never come.
 MAX_FRAME_BYTES: Final = 32 * 2**20
+#: The longest event of a trial's process. Its node makes objects of all that it holds, in the loop
+#: that serves all trials: some 60 bytes and 2 µs for each byte of the worst.
+MAX_EVENT_BYTES: Final = 4 * 2**20
 
 _HEADER: Final = struct.Struct(">IB")
 _pack_header = _HEADER.pack

@@ -81,10 +81,10 @@ class HostChannel(Channel):
         buffer = self._buffer
         _encode_into(event, buffer, _HEADER_BYTES)
         length = len(buffer) - 4
-        if length > frames.MAX_FRAME_BYTES:
+        if length > frames.MAX_EVENT_BYTES:
             self._buffer = bytearray(_CHUNK)
             raise MetricError(
-                f"the result has {length / 2**20:.0f} MiB, and {frames.MAX_FRAME_BYTES >> 20} MiB "
+                f"the result has {length / 2**20:.0f} MiB, and {frames.MAX_EVENT_BYTES >> 20} MiB "
                 "are possible; write large data to a file in the trial's folder or a checkpoint."
             )
         kind = frames.EVENT

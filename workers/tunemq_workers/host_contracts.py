@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from tunemq_shared.conditions import Horizon
+from tunemq_shared.errors import WireError
 from tunemq_shared.messages import HostOrder, HostStart
 from tunemq_workers.reactor import Timer
 
@@ -140,12 +141,29 @@ class Host:
     is_parked: bool = False
     #: Parked, and told that no trial comes any more.
     is_dismissed: bool = False
+    #: The kind of the answer that it asked its node for and does not have; 0 if none.
+    awaits: int = 0
     timer: Timer | None = None
 
     @property
     def key(self) -> Key:
         """What it hosts, or hosted last."""
         return self.order.trial, self.order.epoch
+
+    def asks(self, answer: int) -> None:
+        """It asked a question whose answer is of this kind.
+
+        Raises:
+            WireError: it has asked another that is not answered.
+        """
+        if self.awaits:
+            raise WireError("it asked again before it was answered")
+        self.awaits = answer
+
+    def answer(self, payload: bytes) -> None:
+        """Send it the answer that it awaits."""
+        kind, self.awaits = self.awaits, 0
+        self.link.send(kind, payload)
 
     def could_run(self, start: HostStart) -> bool:
         """Whether it is, when it is parked, as good as a new one."""

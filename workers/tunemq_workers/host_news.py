@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Final
 
+from tunemq_shared.failures import shortened
 from tunemq_shared.messages import (
     HostDied,
     HostFreed,
@@ -16,11 +18,14 @@ from tunemq_shared.messages import (
 )
 from tunemq_workers.host_contracts import Host, Key
 
+#: Of a sentence; it may repeat what a trial's process said.
+_LONGEST: Final = 4000
+
 _log = logging.getLogger(__name__)
 
 
 class HostNews:
-    """Says it. Owned by the node's loop.
+    """Says it, in sentences of bounded length. Owned by the node's loop.
 
     Args:
         emit: takes (events stream, encoded event).
@@ -35,12 +40,13 @@ class HostNews:
 
     def waits(self, key: Key, events_key: str, what: str, reason: str) -> None:
         """Its host cannot start yet; without a reason, it does now."""
-        self._emit(events_key, encode(TrialWaits(*key, what if reason else "", reason)))
+        waits = TrialWaits(*key, what if reason else "", shortened(reason, _LONGEST))
+        self._emit(events_key, encode(waits))
 
     def not_started(self, key: Key, events_key: str, reason: str, kind: str = "start") -> None:
         """Its host will not start."""
         _log.error("host.not_started trial=%s reason=%r", key[0], reason)
-        error = f"The trial's process could not start: {reason}"
+        error = shortened(f"The trial's process could not start: {reason}", _LONGEST)
         failed = TrialFailed(*key, kind, error, "", time.time())
         self._emit(events_key, encode(failed))
 
@@ -52,7 +58,9 @@ class HostNews:
 
     def failed(self, host: Host, kind: str, reason: str, *, is_shared: bool = False) -> None:
         """It failed by what it did; or its forkserver was lost, maybe by other trials."""
-        failed = TrialFailed(*host.key, kind, reason, "", time.time(), is_shared=is_shared)
+        failed = TrialFailed(
+            *host.key, kind, shortened(reason, _LONGEST), "", time.time(), is_shared=is_shared
+        )
         self._emit(host.start.events_key, encode(failed))
 
     def died(self, host: Host, signal: int | None, exit_code: int | None, cause: str) -> None:

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.errors import WireError
+from tunemq_shared.failures import shortened
 from tunemq_shared.messages import FORKSERVER_LOST, HostOrder, HostStart, encode
 from tunemq_workers.checkpoint_contracts import TrialKey, trial_of
 from tunemq_workers.checkpoints import Checkpoints
@@ -32,6 +33,7 @@ from tunemq_workers.frames import (
     FETCH,
     IDLE,
     LEAVE,
+    MAX_FRAME_BYTES,
     NEXT,
     ORDER,
     UNREAD,
@@ -54,6 +56,15 @@ TERM_GRACE_S: Final = 1.0
 _CLOSED_GRACE_S: Final = 1.0
 #: How much is told of a frame that cannot be read.
 _SHOWN: Final = 300
+#: The most bytes that honest frames of these kinds have, with room to spare.
+_LONGEST: Final = {
+    ASK_ROOM: 0,
+    AWAIT_ORDER: 16,
+    ENDING: 8 * 2**20,
+    FETCH: 16 * 2**10,
+    IDLE: 0,
+    WRITTEN: 16 * 2**10,
+}
 _OF_CHECKPOINTS: Final = frozenset({ASK_ROOM, FETCH, WRITTEN})
 
 _log = logging.getLogger(__name__)
@@ -222,6 +233,10 @@ class Hosts:
         host = self._hosts[name]
         if host.is_condemned:
             return
+        if len(payload) > _LONGEST.get(kind, MAX_FRAME_BYTES):
+            problem = f"a frame of the kind {kind} has {len(payload)} bytes"
+            self._refuse(host, f"{problem}; at most {_LONGEST[kind]} are possible")
+            return
         self._limits.heard(name, kind, payload)
         if kind == ENDING:
             # The end of a trial that lost a process is about that loss, such as a broken pool.
@@ -348,6 +363,7 @@ class Hosts:
 
     def _refuse(self, host: Host, problem: str) -> None:
         """A trial's process said what it may not: end that trial, and nothing else."""
+        problem = shortened(problem)
         if host.is_killed:  # more of the same, which it sent before it was killed
             return
         _log.error("host.refused host=%s trial=%s problem=%r", host.name, host.key[0], problem)

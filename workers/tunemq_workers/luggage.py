@@ -238,7 +238,7 @@ def _take_over(folder: str, leftovers: list[str]) -> _Left:
     for name in (BLOBS, CODE):
         os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
         found += (
-            (entry.stat().st_mtime, entry.path)
+            (entry.stat(follow_symlinks=False).st_mtime, entry.path)
             for entry in os.scandir(os.path.join(folder, name))
             if not _is_half_done(entry)
         )

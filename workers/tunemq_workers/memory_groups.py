@@ -22,6 +22,7 @@ import re
 from contextlib import suppress
 from typing import Final
 
+from tunemq_shared.claimed_process import exists
 from tunemq_workers.account import own_files
 from tunemq_workers.family_memory import family_of
 
@@ -145,7 +146,7 @@ class MemoryGroups:
         base, self._is_v2 = _own_group(self._root, self._about)
         for name in os.listdir(base):
             left = _OF_NODES.fullmatch(name)
-            if left and (int(left[1]) == os.getpid() or not os.path.exists(f"/proc/{left[1]}")):
+            if left and (int(left[1]) == os.getpid() or not exists(int(left[1]))):
                 self._remove_empty(f"{base}/{name}", set())
                 with suppress(OSError):
                     os.rmdir(f"{base}/{name}")

@@ -25,6 +25,7 @@ from tunemq_shared.key_files import KEYS_VARIABLE
 from tunemq_shared.live_keys import LiveKeys, Role, find_keys
 from tunemq_shared.prctl import keep_memory_private
 from tunemq_shared.redis_address import REDIS_VARIABLE, parse_address
+from tunemq_shared.standard_streams import tell
 from tunemq_shared.unpickling import never_unpickle
 from tunemq_workers.account import Account, find_account, own_files
 from tunemq_workers.ear_process import start_forkserver
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.farm:  # what is in an embedded one's environment is about its script
             health = Health.of_environment("worker")
     except ConfigError as problem:
-        sys.stderr.write(f"{problem}\n")
+        tell(str(problem))
         return EXIT_USAGE
     except ProcessLookupError:
         return 0  # the process that this node belongs to has ended already
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = run_node(options, incarnation, start_ears, ears, watched, account, keys, health)
     except ConfigError as problem:
-        sys.stderr.write(f"{problem}\n")
+        tell(str(problem))
         return EXIT_USAGE
     finally:
         if health is not None:

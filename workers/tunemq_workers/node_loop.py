@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_shared import defences
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.health import Health
 from tunemq_shared.introductions import BatchHeader, NodeHello
@@ -367,8 +366,7 @@ class NodeLoop:
             _log.info("wire.generation old=%s new=%s", wire.generation, seen.generation)
             wire.generation, wire.since = seen.generation, time.monotonic()
             # Whatever was sent in the generation before may have gone with it.
-            if defences.RESEND:
-                self._outboxes.rewind()
+            self._outboxes.rewind()
         if self._keys.look(has_scheduler=seen.has_scheduler, signs=seen.signs):
             # What lies in Redis may be sealed with a key that goes soon.
             self._outboxes.rewind()

@@ -29,6 +29,7 @@ from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_shared.vitals import GpuVitals, NodeAbout
 from tunemq_workers import interpreters, machine, workdir
 from tunemq_workers.account import Account, act_for
+from tunemq_workers.account_folders import FolderRights
 from tunemq_workers.cache_disk import CacheDisk
 from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Emit
@@ -56,7 +57,7 @@ from tunemq_workers.outbox_room import Room
 from tunemq_workers.pump_messages import SendOutput
 from tunemq_workers.reactor import Reactor
 from tunemq_workers.spool import Spool
-from tunemq_workers.terminal import open_terminal
+from tunemq_workers.terminal import OneLine, open_terminal
 from tunemq_workers.transfers.link import Transfers
 from tunemq_workers.trial_files import TrialFiles
 from tunemq_workers.wire_seals import NodeSeals
@@ -187,7 +188,7 @@ def run_node(
         reactor.watch(watched, lambda _: loop.abandon("the process that it belongs to has ended"))
     if prewarmed is not None:
         _prewarm(pool, prewarmed)
-    LogCaps(reactor, disk, options.workdir).start()
+    _look_after_workdir(reactor, disk, options.workdir, cache if account else None)
     try:
         return loop.run()
     except BaseException:  # noqa: BLE001 - whoever started the node sees its exit code, this the log
@@ -275,14 +276,24 @@ def _take_rights(options: argparse.Namespace, account: Account | None) -> None:
         _log.warning("node.trials_as_root")
 
 
+def _look_after_workdir(
+    reactor: Reactor, disk: CacheDisk, folder: str, cache_of_others: str | None
+) -> None:
+    """Keep logs short, and folders usable that belong to another user, if trials run as one."""
+    LogCaps(reactor, disk, folder).start()
+    if cache_of_others is not None:
+        shared = {os.path.join(folder, name) for name in workdir.OF_TRIALS}
+        FolderRights(reactor, shared | {cache_of_others}).start()
+
+
 def _open_log(folder: str) -> None:
-    logging.basicConfig(
-        filename=os.path.join(folder, "node.log"),
-        level=logging.INFO,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
-        datefmt="%Y-%m-%dT%H:%M:%S",
+    path = os.path.join(folder, "node.log")
+    file = logging.FileHandler(path)
+    file.setFormatter(
+        OneLine("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     )
-    os.chmod(os.path.join(folder, "node.log"), 0o600)
+    logging.basicConfig(level=logging.INFO, handlers=[file])
+    os.chmod(path, 0o600)
 
 
 def _offered(options: argparse.Namespace) -> tuple[dict[str, float], OfferedGpus]:

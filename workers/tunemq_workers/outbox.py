@@ -84,11 +84,6 @@ class Outbox:
         return not self._blocks
 
     @property
-    def handed_out(self) -> int:
-        """The number of the last event that `take` has handed out."""
-        return self._cursor.n - 1
-
-    @property
     def has_unsent(self) -> bool:
         """Whether `take` has something to hand out."""
         return self._cursor.n <= self.last

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import Final, Protocol
 
-from tunemq_shared import defences
 from tunemq_shared.wire import OUTBOX_BYTES, OUTBOX_MEMORY_BYTES
 from tunemq_workers.spool import Spool
 
@@ -64,8 +63,6 @@ class Room:
     @property
     def is_full(self) -> bool:
         """Whether to add no more than has to be added."""
-        if not defences.BOUNDED_QUEUE:
-            return False
         over_memory = self.in_memory > self._memory_bytes + BLOCK_BYTES
         return self.size >= self._limit_bytes or (self._disk_failed and over_memory)
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from tunemq_shared import defences
 from tunemq_workers.outbox import Outbox
 from tunemq_workers.outbox_room import Room
 from tunemq_workers.pump_messages import Append, Forget, Order
@@ -123,8 +122,6 @@ class Outboxes:
     def appended(self, key: str) -> None:
         """What was under way is in the stream."""
         stream = self._streams[key]
-        if not defences.RELEASE_WHEN_JOURNALLED:
-            stream.outbox.release(stream.outbox.handed_out)
         stream.sending, stream.failures = None, 0
 
     def not_appended(self, key: str, reason: str) -> None:

@@ -7,12 +7,14 @@ every few seconds; between two calls a file may be larger.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import suppress
+from io import FileIO
 from typing import Any, Final, TextIO, cast
 
-from tunemq_shared.plain_files import open_to_write
+from tunemq_shared.plain_files import open_plain, open_to_read, open_to_write
 
 STDOUT: Final = "stdout"
 STDERR: Final = "stderr"
@@ -26,7 +28,7 @@ def sizes(folder: str) -> tuple[int, int]:
     found = [0, 0]
     for place, name in enumerate((STDOUT, STDERR)):
         with suppress(OSError):
-            found[place] = os.stat(os.path.join(folder, name)).st_size
+            found[place] = os.lstat(os.path.join(folder, name)).st_size
     return found[0], found[1]
 
 
@@ -74,11 +76,11 @@ def cap(path: str, limit: int = LIMIT_BYTES) -> None:
     Raises:
         OSError: the file is not there, or cannot be read or written.
     """
-    if os.stat(path).st_size <= limit:
+    if os.lstat(path).st_size <= limit:
         return
     # Opened before anything is read, and read to the end once more just before the cut: what is
     # printed while the old part is read is kept.
-    with open(path, "rb") as file, open(path, "ab", buffering=0) as out:
+    with open_to_read(path) as file, _open_to_append(path) as out:
         dropped = file.seek(-limit // 2, os.SEEK_END)
         dropped += len(file.readline(limit))  # half a line
         newest = file.read(limit)  # its trial may make it as long as it likes meanwhile
@@ -89,3 +91,10 @@ def cap(path: str, limit: int = LIMIT_BYTES) -> None:
         rest = memoryview(newest)[os.writev(out.fileno(), [first, newest]) - len(first) :]
         while rest:
             rest = rest[out.write(rest) :]
+
+
+def _open_to_append(path: str) -> FileIO:
+    descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND)
+    if descriptor is None:
+        raise FileNotFoundError(errno.ENOENT, "it is no regular file", path)
+    return FileIO(descriptor, "ab")

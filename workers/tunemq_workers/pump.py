@@ -20,6 +20,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import Final
 
 from tunemq_shared import wire
@@ -65,6 +66,15 @@ _WATCH: Final[tuple[Command, ...]] = (["WATCH", wire.GENERATION], ["GET", wire.G
 #: Drops what was watched before; without the right to transactions it says so, before one is sent.
 _WATCH_ANEW: Final[tuple[Command, ...]] = (["MULTI"], ["EXEC"], *_WATCH)
 _WAS_RESET: Final = "the wire was reset"
+#: By order: where tests have the node die before others see what a turn does, and before it knows
+#: that they do.
+_FAILPOINTS: Final = MappingProxyType(
+    {
+        Append: ("events.before_send", "events.after_send"),
+        SayHello: ("hello.before_send", "hello.after_send"),
+        SayGoodbye: ("goodbye.before_send", "goodbye.after_send"),
+    }
+)
 
 _log = logging.getLogger(__name__)
 
@@ -178,10 +188,14 @@ class Pump:
         if not commands:
             return
         renews = len(commands) > told
-        _about_to_send(order, renews=renews)
-        replies = self._client.pipeline(commands)
-        _has_sent(order, renews=renews)
+        before, after = _FAILPOINTS.get(type(order), ("", ""))
+        failpoint(before)
         if renews:
+            failpoint("lease.before_send")
+        replies = self._client.pipeline(commands)
+        failpoint(after)
+        if renews:
+            failpoint("lease.after_send")
             self._tell_seen(keys, replies[told:])  # whether the vitals were taken matters to nobody
         self._tell_done(order, replies[:asked])
         self._failures = 0  # one that answers, and refuses, is as good as away
@@ -346,36 +360,6 @@ class Pump:
             self._post(NotAppended(order.key, reason))
         elif isinstance(order, SendOutput):
             self._post(OutputSent())
-
-
-def _about_to_send(order: Order | None, *, renews: bool) -> None:
-    """Where a test may have the node die before others see what a turn does."""
-    match order:
-        case Append():
-            failpoint("events.before_send")
-        case SayHello():
-            failpoint("hello.before_send")
-        case SayGoodbye():
-            failpoint("goodbye.before_send")
-        case _:
-            pass
-    if renews:
-        failpoint("lease.before_send")
-
-
-def _has_sent(order: Order | None, *, renews: bool) -> None:
-    """Where a test may have the node die before it knows that others see it."""
-    match order:
-        case Append():
-            failpoint("events.after_send")
-        case SayHello():
-            failpoint("hello.after_send")
-        case SayGoodbye():
-            failpoint("goodbye.after_send")
-        case _:
-            pass
-    if renews:
-        failpoint("lease.after_send")
 
 
 def _number(said: bytes) -> int:

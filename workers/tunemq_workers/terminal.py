@@ -18,6 +18,8 @@ import time
 from logging.handlers import QueueHandler
 from typing import Any, Final, TextIO
 
+from tunemq_shared.safe_text import harmless
+
 _FIELD: Final = re.compile(r"(\w+)=%\w")
 #: By event, the sentence with its fields.
 _TOLD: Final = {
@@ -84,7 +86,7 @@ class Terminal(QueueHandler):
         if told is not None:
             at = time.strftime("%H:%M:%S", time.localtime(record.created))
             with contextlib.suppress(queue.Full):
-                self._lines.put_nowait(f"{at} {told}\n")
+                self._lines.put_nowait(f"{at} {one_line(told)}\n")
 
     def close(self) -> None:
         """Write what waits, if the terminal takes it soon."""
@@ -99,6 +101,19 @@ class Terminal(QueueHandler):
             while (line := self._lines.get()) is not _END:
                 self._stream.write(line)
                 self._stream.flush()
+
+
+class OneLine(logging.Formatter):
+    """A formatter of lines that no name in them breaks, and that steer no terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
+        """Return the record's line."""
+        return one_line(super().formatMessage(record))
+
+
+def one_line(text: str) -> str:
+    """Return the text with escapes for all that is no printable part of a line."""
+    return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def told_of(record: logging.LogRecord) -> str | None:

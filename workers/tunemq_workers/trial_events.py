@@ -23,6 +23,7 @@ from tunemq_shared.metrics import DEEPEST, check_comparable, check_expected
 from tunemq_shared.results import ALWAYS_THERE, LATEST, split_derived
 from tunemq_shared.store_address import is_remote
 from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_workers.frames import MAX_EVENT_BYTES
 from tunemq_workers.host_contracts import Host
 from tunemq_workers.log_watch import tag_of
 
@@ -32,7 +33,7 @@ _HostName = Annotated[str, Meta(max_length=255)]
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Number = Annotated[int, Meta(ge=1, le=2**53)]
 _SignedCount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
-_Bytes = Annotated[int, Meta(ge=0, le=2**60)]
+_Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 #: NaN is outside every range, infinity above this one.
 _Seconds = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
 _Time = Annotated[float, Meta(ge=0.0, le=LATEST)]
@@ -81,6 +82,8 @@ _FIELDS: Final[dict[str, Any]] = {
 
 #: How much of what is wrong is told.
 _SHOWN: Final = 300
+#: Metrics that are nested more deeply than usual are looked at one by one, in Python.
+_LONGEST_DEEP: Final = 128 * 2**10
 #: Where msgspec found it; the first element of an event is its kind.
 _PLACE: Final = re.compile(r" - at `.*?\$\[(\d+)\].*`$", re.DOTALL)
 
@@ -181,6 +184,11 @@ class TrialEvents:
 
     def take(self, payload: bytes) -> None:
         """Pass on an event, or refuse it."""
+        if len(payload) > MAX_EVENT_BYTES:
+            self._stop(
+                f"{_named(payload)} has {len(payload)} bytes; {MAX_EVENT_BYTES} are possible"
+            )
+            return
         try:
             event = _decode_event(payload)
         except UNDECODABLE as error:
@@ -333,6 +341,11 @@ def _deeper(payload: bytes, error: Exception) -> Any:
     Raises:
         WireError: it is none, or they cannot be metrics.
     """
+    if tag_of(payload) == _RESULT and len(payload) > _LONGEST_DEEP:
+        raise WireError(
+            f"{_named(payload)} has {len(payload)} bytes and metrics nested more than two deep;"
+            f" report at most {_LONGEST_DEEP} bytes of such metrics, or flat ones"
+        ) from error
     try:
         event = _decode_deep(payload)
     except UNDECODABLE as deeper:

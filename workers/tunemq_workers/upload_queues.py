@@ -180,6 +180,7 @@ class UploadQueues:
         _log.info("checkpoint.committed key=%s sent=%d", said.key, uploaded.sent)
         self._cache.commit(written.cached, uploaded.sha256)
         queue.committed[said.epoch] = written.cached
+        queue.last_size = uploaded.size  # counted, where the trial's process said a number before
         self._begin(queue)
         self._tidy(queue)
         self._on_change()

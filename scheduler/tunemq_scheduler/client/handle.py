@@ -11,12 +11,14 @@ from tunemq_scheduler.client.following import follow
 from tunemq_scheduler.client.requests import FarmClient
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_scheduler.opening import ResumeOptions
-from tunemq_scheduler.report.harmless import harmless, write_output
+from tunemq_scheduler.report.harmless import write_output
 from tunemq_scheduler.restoring import can_restore, restored, results_so_far
 from tunemq_scheduler.result_grid import ResultGrid
 from tunemq_shared.answers import Done, ExperimentDetail, ExperimentRow, ExperimentState
 from tunemq_shared.errors import JournalError, NoScheduler, TuneError, WireUnavailable
 from tunemq_shared.requests import Pause, Request, Resume, ShowExperiment, Stop
+from tunemq_shared.safe_text import harmless
+from tunemq_shared.standard_streams import tell
 from tunemq_shared.store_address import is_remote, without_settings
 
 _PAUSE_S: Final = 0.5
@@ -144,8 +146,9 @@ class ExperimentHandle:
 
 
 def _show(data: bytes) -> None:
-    write_output(sys.stdout, data)
+    if sys.stdout is not None:
+        write_output(sys.stdout, data)
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"tunemq: {harmless(text)}\n")
+    tell(f"tunemq: {harmless(text)}")

@@ -13,7 +13,7 @@ import msgspec
 from tunemq_scheduler.config import RunConfig, TuneConfig
 from tunemq_shared.attached import Parameters, attach, attached_to
 from tunemq_shared.code import load_trainable, pickle_trainable
-from tunemq_shared.errors import ConfigError, TrainableError
+from tunemq_shared.errors import ConfigError, TrainableError, TunerOfOtherVersion
 from tunemq_shared.pickling import Unpicklable, dump
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_shared.unpickling import load_pickled
@@ -72,7 +72,8 @@ def load_tuner_parts(data: bytes) -> LoadedTuner:
     """What was pickled; runs code of the experiment.
 
     Raises:
-        ConfigError: it was made by another version, or is damaged.
+        TunerOfOtherVersion: another version of Python or cloudpickle made it.
+        ConfigError: it is damaged.
         TrainableError: something that it refers to cannot be imported here.
     """
     try:
@@ -81,7 +82,7 @@ def load_tuner_parts(data: bytes) -> LoadedTuner:
         raise ConfigError(f"the pickled Tuner cannot be read: {error}.") from error
     for what, ours in {"version": _VERSION, **_versions()}.items():
         if (theirs := getattr(found, what)) != ours:
-            raise ConfigError(
+            raise TunerOfOtherVersion(
                 f"the Tuner was pickled with {what} {theirs}, and this farm's scheduler has {what}"
                 f" {ours}; use the same on both sides, or submit the script: tunemq submit SCRIPT."
             )

@@ -21,7 +21,7 @@ from tunemq_shared.errors import (
     WireError,
     WireUnavailable,
 )
-from tunemq_shared.key_files import KEYS_VARIABLE
+from tunemq_shared.key_files import KEYS_VARIABLE, OPERATOR
 from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.request_seals import close_request, open_answer
 from tunemq_shared.requests import MAX_REQUEST_BYTES, REQUESTS_VERSION, DescribeFarm, Request
@@ -72,8 +72,8 @@ class FarmClient:
 
     Args:
         url: where the farm's Redis is.
-        owner: in whose name; by default that in the key file, where there is none the name of who
-            is logged in.
+        owner: in whose name; by default that in the key file. In a file of several it is the name
+            of the user who is logged in, else `OPERATOR`; without a file the user's name.
         timeout_s: how long an answer may take.
         keys: the path of the owner's key file; else `TUNEMQ_KEYS` says it, else there is none and
             nothing is signed.
@@ -86,6 +86,7 @@ class FarmClient:
         self, url: str, *, owner: str = "", timeout_s: float = TIMEOUT_S, keys: str | None = None
     ) -> None:
         self._keys = find_keys(keys, Role.SUBMITTER)
+        self._is_named = bool(owner)
         self.owner = owner or self._own_name()
         self._check_owner()
         try:
@@ -227,16 +228,26 @@ class FarmClient:
 
     def _own_name(self) -> str:
         name, known = login_name(), self._keys.submitters
-        return known[0] if len(known) == 1 else name
+        if len(known) == 1:
+            return known[0]
+        return OPERATOR if name not in known and OPERATOR in known else name
 
     def _check_owner(self) -> None:
         known = self._keys.submitters
         if not self._keys.is_signed or self.owner in known:
             return
-        raise ConfigError(
+        text = (
             f"the key file {self._keys.path} has no keys of {self.owner!r}, but of"
-            f" {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}: ask as one of these, by"
-            f" that one's own file; keys for another are made by: tunemq keys add FOLDER NAME"
+            f" {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}"
+        )
+        if self._is_named or len(known) == 1:
+            raise ConfigError(
+                f"{text}: ask as one of these, by that one's own file; keys for another are made"
+                " by: tunemq keys add FOLDER NAME"
+            )
+        raise ConfigError(
+            f"{text}. To run commands with the scheduler's key file, make keys for its operator and"
+            f" copy scheduler.toml again: tunemq keys add FOLDER {OPERATOR}"
         )
 
     def _distrusted(self, broken: SealBroken) -> RequestRefused:

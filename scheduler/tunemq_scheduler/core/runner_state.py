@@ -124,7 +124,7 @@ class RunnerState:
 
     def is_epoch(self, trial: Trial, epoch: int) -> bool:
         """Whether this is the trial's newest incarnation."""
-        return trial.epoch == epoch or not self.settings.checks_epochs
+        return trial.epoch == epoch
 
     def is_superseded(self, trial: str, epoch: int) -> bool:
         """Whether a newer incarnation of the trial took the place of this one."""

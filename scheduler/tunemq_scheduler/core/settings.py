@@ -40,8 +40,6 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
         request: what every trial asks for, where that does not depend on its configuration.
         restore: what every new trial begins from, the first usable one; it lies in the experiment's
             store, all of its objects in its own folder, and is never deleted.
-        checks_epochs: whether what older incarnations of a trial say counts for nothing; off only
-            in tests of that defence.
         log_rules: what lines of trials' output mean; no two have the same pattern.
         max_excluded_nodes: so many times a failure after which a trial shuns the node is not
             counted as its own; -1 is any number.
@@ -57,7 +55,6 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep: KeepRule = KeepRule()
     request: dict[str, float] | None = None
     restore: tuple[CheckpointRef, ...] = ()
-    checks_epochs: bool = True
     log_rules: tuple[LogRule, ...] = ()
     max_excluded_nodes: int = 2
     nodes_may_come: bool = True

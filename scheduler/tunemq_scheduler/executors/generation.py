@@ -19,7 +19,7 @@ from tunemq_scheduler.executors.departures import place_of
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_scheduler.executors.redis_room import run_id
 from tunemq_scheduler.executors.stream_reader import StreamEntry
-from tunemq_shared import defences, wire
+from tunemq_shared import wire
 
 #: How many answers `Generation.begins` wants.
 QUESTIONS: Final = 2
@@ -75,7 +75,8 @@ class Generation:
         is_known = generation is not None and generation == self._known
         if is_known and are_there == len(self._streams):
             return False
-        return self._begin(generation, self._run_id)
+        self._begin(generation, self._run_id)
+        return True
 
     def begins_with_link(self, signer: str = "") -> bool:
         """The same, after a connection was made.
@@ -83,30 +84,30 @@ class Generation:
         Args:
             signer: the id of the key that this scheduler signs with; empty without keys.
         """
-        run = run_id(self._line)
+        run, begins = run_id(self._line), True
         *answers, signs = self._line.ask([*self.questions, ("GET", wire.SIGNS)])
         if self._known is None and (signer or signs):
             # Who was here before may have had other keys, and have thrown away what nodes said.
             self._line.ask([("DEL", wire.GENERATION)])
-            begins = self._begin(None, run)
+            self._begin(None, run)
+        elif run != self._run_id:
+            self._begin(answers[0], run)
         else:
-            begins = self._begin(answers[0], run) if run != self._run_id else self.begins(answers)
+            begins = self.begins(answers)
         self._run_id = run  # not before: an attempt that failed is made again
         return begins
 
-    def renew(self, streams: Sequence[str] = ()) -> bool:
-        """Begin anew, with these streams empty; returns whether it did.
+    def renew(self, streams: Sequence[str] = ()) -> None:
+        """Begin anew, with these streams empty.
 
         Args:
             streams: those in which something is missing, or that take nothing any more. What nodes
                 that have ended said in them is lost; so only where it must be.
         """
-        if not defences.GENERATION:
-            return False
         # The generation goes first: without it no node appends what it had in its hands.
         emptied = [("DEL", *streams)] if streams else []
         self._line.ask([("DEL", wire.GENERATION), *emptied])
-        return self._begin(None, self._run_id)
+        self._begin(None, self._run_id)
 
     def exhausted(self, taken: Mapping[bytes, Sequence[StreamEntry]]) -> list[str]:
         """The streams that somebody has brought to an end.
@@ -127,13 +128,11 @@ class Generation:
         latest = int(seconds) * 1000 + _AHEAD_AT_MOST_MS
         return [key for key, milliseconds in places.items() if milliseconds > latest]
 
-    def _begin(self, generation: bytes | None, run: str) -> bool:
+    def _begin(self, generation: bytes | None, run: str) -> None:
         """Begin with the generation that is there, else with a new one.
 
         What is there counts if somebody else set it in this run of Redis.
         """
-        if self._known is not None and not defences.GENERATION:
-            return False
         # The streams are there before the generation that nodes wait for, so that none finds them
         # missing.
         for key in self._streams:
@@ -146,7 +145,6 @@ class Generation:
             generation = self._line.ask(setting)[1]
         self._known = generation
         self.begun += 1
-        return True
 
     def _make(self, key: str) -> None:
         """This is how an empty stream is made."""

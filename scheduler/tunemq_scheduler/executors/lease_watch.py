@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_shared import defences
 from tunemq_shared.wire import LEASE_PERIOD_S, LEASE_TTL_S
 
 #: Between two looks no more than this counts as looking; the loop may be late by a period or two.
@@ -59,9 +58,8 @@ class LeaseWatch:
 
     def start_anew(self) -> None:
         """We could not look, or the wire was reset: all that was counted is void."""
-        if defences.GRACE_AFTER_GAP:
-            self._looked_at = None
-            self._silence_s = dict.fromkeys(self._silence_s, 0.0)
+        self._looked_at = None
+        self._silence_s = dict.fromkeys(self._silence_s, 0.0)
 
     def look(self, now: float, values: Mapping[str, bytes | None]) -> tuple[list[str], list[str]]:
         """Compare the leases with those of the last look, at ``now`` of a monotonic clock.
@@ -71,7 +69,7 @@ class LeaseWatch:
         """
         gap = now - self._looked_at if self._looked_at is not None else 0.0
         was_late, self._was_late = self._was_late, gap > _LONGEST_GAP_S
-        if self._was_late and defences.GRACE_AFTER_GAP:
+        if self._was_late:
             if not was_late:
                 self.start_anew()
             gap = _LONGEST_GAP_S if was_late else 0.0

@@ -25,8 +25,8 @@ from tunemq_scheduler.executors.stream_reader import COUNT, StreamEntry
 from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.executors.wire_seals import WireSeals
-from tunemq_shared import defences, wire
 from tunemq_shared import messages as m
+from tunemq_shared import wire
 from tunemq_shared.errors import BugError, WireError, WireUnavailable
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.live_keys import LiveKeys
@@ -331,7 +331,8 @@ class NodeWire:
                 self._take(self._intake.without(gone, taken))
                 self._admit()  # before the gaps: events of a node that joins now were ignored
                 gone += self._roster.gaps
-                if gone and self._generation.renew(gone):
+                if gone:
+                    self._generation.renew(gone)
                     self._begin_generation()
             except WireError as error:
                 self._redis.lost(error)
@@ -457,7 +458,7 @@ class NodeWire:
                 continue
             if mailbox.is_changed or mailbox.is_outdated:
                 self._send_orders(mailbox)
-            elif defences.RESEND and mailbox.renewals_unconfirmed >= _RENEWALS_UNTIL_RESENT:
+            elif mailbox.renewals_unconfirmed >= _RENEWALS_UNTIL_RESENT:
                 self._send_orders(mailbox, again=True)
 
     def _pose_challenge(self) -> None:
@@ -473,7 +474,8 @@ class NodeWire:
             return
         self._roster.say_again()
         self._note_signer()
-        if were_refused and self._generation.renew():
+        if were_refused:
+            self._generation.renew()
             self._begin_generation("Keys were changed, and nodes had been refused")
         self._seals.change_is_told()
 

@@ -22,6 +22,7 @@ from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.errors import WireError
 from tunemq_shared.introductions import decode_header
+from tunemq_shared.message_limits import is_possible
 from tunemq_shared.refusals import Refusals
 from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_shared.vitals import NodeVitals, decode_vitals
@@ -488,7 +489,7 @@ def _expiry(incarnation: str) -> tuple[str, ...]:
 def _taken(lease: bytes | None) -> tuple[int, int]:
     """The (term, version) that a lease says its node has taken."""
     try:
-        _, term, version = (lease or b"").split(b":")
-        return int(term), int(version)
+        _, term, version = map(int, (lease or b"").split(b":"))
     except ValueError:
         return 0, 0
+    return (term, version) if is_possible(term) and is_possible(version) else (0, 0)

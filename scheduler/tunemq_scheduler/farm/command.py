@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.key_files import KEYS_VARIABLE
 from tunemq_shared.redis_address import REDIS_VARIABLE, parse_address
+from tunemq_shared.standard_streams import tell
 
 
 def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -122,9 +122,9 @@ def run(options: argparse.Namespace) -> int:
             f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
         )
     if options.redis and parse_address(url).password:
-        sys.stderr.write(
+        tell(
             "tunemq scheduler: whoever lists this machine's processes sees the password in"
-            f" --redis; give the address in ${REDIS_VARIABLE} instead.\n"
+            f" --redis; give the address in ${REDIS_VARIABLE} instead."
         )
     if options.script is None:
         return _serve(options, url)

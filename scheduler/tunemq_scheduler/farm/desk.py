@@ -42,6 +42,9 @@ class Experiments(Protocol):
     def counts(self, name: str) -> Counts | None:
         """What its process said last; of one without a process, what is known from before."""
 
+    def trouble(self, name: str) -> str:
+        """Why it has no process that has begun, where one has failed before; else empty."""
+
     def detail(
         self, name: str, trials: int
     ) -> a.ExperimentDetail | Deferred[a.ExperimentDetail] | None:
@@ -333,6 +336,7 @@ class Desk:
             priority=entry.priority,
             state=entry.state,
             reason=entry.reason,
+            trouble=self._experiments.trouble(entry.name),
             submitted=entry.submitted,
             started=entry.started,
             ended=entry.ended,

@@ -15,10 +15,12 @@ from tunemq_shared.errors import (
     JournalError,
     JournalFull,
     JournalLocked,
+    JournalOfOtherVersion,
     SchedulerSuperseded,
     SearchFailed,
     StoreError,
     TuneError,
+    TunerOfOtherVersion,
     UserError,
     WireUnavailable,
 )
@@ -33,6 +35,8 @@ EXIT_UNAVAILABLE: Final = 69
 EXIT_AGAIN: Final = 74
 #: Another scheduler runs on this farm, has this search, or took it over (EX_TEMPFAIL).
 EXIT_SUPERSEDED: Final = 75
+#: Of an experiment's process: another version wrote what it continues from (EX_CONFIG).
+EXIT_OTHER_VERSION: Final = 78
 
 #: What a file system says that is full, broken, or away.
 _PASSING: Final = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
@@ -51,6 +55,8 @@ def exit_code(problem: TuneError) -> int:
 
 def process_exit_code(problem: Exception) -> int:
     """What an experiment's process ends with for this."""
+    if isinstance(problem, JournalOfOtherVersion | TunerOfOtherVersion):
+        return EXIT_OTHER_VERSION
     if may_pass(problem):
         return EXIT_AGAIN
     return exit_code(problem) if isinstance(problem, TuneError) else EXIT_FAILED

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import Final, NamedTuple
 
 from tunemq_scheduler.farm import experiment_process
+from tunemq_scheduler.farm.exits import EXIT_OTHER_VERSION
 from tunemq_scheduler.farm.relay.forking import (
     MAX_PACKET_BYTES,
     REAP,
@@ -47,6 +48,8 @@ _PRELOADED: Final = ("tunemq", "tunemq_scheduler.syncing.default_syncer")
 #: What comes with `START`.
 _DESCRIPTORS: Final = 4
 _LOOK_AGAIN_MS: Final = 500
+#: What a child writes into its pipe when it has left the forkserver.
+_LEFT: Final = b"."
 #: A service manager may send these to all processes of the service: what is to be done is the
 #: supervisor's to say, whose end is this one's.
 _IGNORED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -67,6 +70,8 @@ class Forkserver:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._experiments: dict[int, _Experiment] = {}
+        #: Those that have not left this process yet, by the pipe that says when they have.
+        self._leaving: dict[int, _Experiment] = {}
         #: Those that nobody wants any more, until they have ended.
         self._killed: set[int] = set()
         self._poller = select.poll()
@@ -77,7 +82,7 @@ class Forkserver:
         while True:
             for fd, _ in self._poller.poll(_LOOK_AGAIN_MS if self._killed else None):
                 if fd != self._control.fileno():
-                    self._obey(self._experiments[fd])
+                    self._attend(fd)
                     continue
                 wanted, fds, _, _ = socket.recv_fds(
                     self._control, MAX_PACKET_BYTES, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
@@ -92,6 +97,11 @@ class Forkserver:
 
     def _fork(self, channel_fd: int, line: int, output: int, errors: int) -> socket.socket | None:
         """Fork; in the child, its end of the connection."""
+        try:
+            leaving, left = os.pipe()
+        except OSError:
+            _refuse([channel_fd, line, output, errors])
+            return None
         channel, forkserver = socket.socket(fileno=channel_fd), os.getpid()
         try:
             pid = os.fork()
@@ -105,21 +115,52 @@ class Forkserver:
                 *(one.channel for one in self._experiments.values()),
             ):
                 own.close()
+            for pipe in (leaving, *self._leaving):
+                os.close(pipe)
             os.dup2(output, 1)
             os.dup2(errors, 2)
         os.close(output)
         os.close(errors)
         if pid == 0:
             _leave_the_forkserver(forkserver)
+            with suppress(BrokenPipeError):  # the forkserver was killed, and so is this process
+                os.write(left, _LEFT)
+            os.close(left)
             return socket.socket(fileno=line)
         os.close(line)
+        os.close(left)
         if pid < 0:
+            os.close(leaving)
             channel.close()
             return None
-        self._experiments[channel_fd] = _Experiment(channel, pid)
+        self._experiments[channel_fd] = self._leaving[leaving] = _Experiment(channel, pid)
         self._poller.register(channel, select.POLLIN)
-        _say(channel, Forked(pid))
+        self._poller.register(leaving, select.POLLIN)
         return None
+
+    def _attend(self, fd: int) -> None:
+        """See to the pipe or the channel of an experiment that has something to say."""
+        if (experiment := self._leaving.pop(fd, None)) is not None:
+            self._poller.unregister(fd)
+            has_left = os.read(fd, len(_LEFT)) == _LEFT
+            os.close(fd)
+            self._forked(experiment, has_left=has_left)
+        elif (experiment := self._experiments.get(fd)) is not None:
+            self._obey(experiment)
+
+    def _forked(self, experiment: _Experiment, *, has_left: bool) -> None:
+        """Tell the supervisor of a child, which has left this process or died before it could.
+
+        Until it has left, the child is as private as this process: a /proc that hides processes
+        shows it to nobody, and the supervisor could not see whose child it is.
+        """
+        if experiment not in self._experiments.values():
+            return  # its channel was closed meanwhile
+        if has_left:
+            _say(experiment.channel, Forked(experiment.pid))
+        else:
+            _say(experiment.channel, NotForked("it died at once"))
+            self._kill(experiment)
 
     def _obey(self, experiment: _Experiment) -> None:
         """It has ended, or nobody wants it any more: reap it."""
@@ -131,9 +172,17 @@ class Forkserver:
         if is_over:
             _, status = os.waitpid(pid, 0)
             _say(channel, Ended(os.waitstatus_to_exitcode(status)))
+            self._let_go(channel)
         else:
-            os.kill(pid, signal.SIGKILL)
-            self._killed.add(pid)
+            self._kill(experiment)
+
+    def _kill(self, experiment: _Experiment) -> None:
+        """Kill it, and have `_bury` wait for its end."""
+        os.kill(experiment.pid, signal.SIGKILL)
+        self._killed.add(experiment.pid)
+        self._let_go(experiment.channel)
+
+    def _let_go(self, channel: socket.socket) -> None:
         self._poller.unregister(channel)
         del self._experiments[channel.fileno()]
         channel.close()
@@ -185,7 +234,8 @@ def main() -> int:
     for module in _PRELOADED:
         importlib.import_module(module)
     if (ours := sys.modules["tunemq"].__version__) != version:
-        sys.exit(f"it has TuneMQ {ours}, and the scheduler {version}")
+        sys.stderr.write(f"it has TuneMQ {ours}, and the scheduler {version}")
+        sys.exit(EXIT_OTHER_VERSION)
     import_client(store)
     # Experiments share the pages of what is loaded as long as no garbage collection writes to them.
     gc.collect()

@@ -7,14 +7,16 @@ ends, in whatever way.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import os
 import signal
 import socket
 import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from tunemq_scheduler.client.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.farm.exits import EXIT_FAILED, process_exit_code
@@ -23,7 +25,7 @@ from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.preparing import named, place_of, run_on_farm
 from tunemq_scheduler.farm.relay.farm import RelayedFarm
 from tunemq_scheduler.farm.relay.line import SupervisorLine
-from tunemq_scheduler.farm.relay.messages import Job
+from tunemq_scheduler.farm.relay.messages import MOST_CHARACTERS, Job, Problem
 from tunemq_scheduler.farm.script import load_tuner
 from tunemq_scheduler.opening import ResumeOptions
 from tunemq_scheduler.tuner import TunerParts
@@ -33,6 +35,7 @@ from tunemq_shared.bundles import unpacked
 from tunemq_shared.errors import BugError, TuneError
 from tunemq_shared.prctl import set_name
 from tunemq_shared.requests import PickledCode, ScriptCode
+from tunemq_shared.standard_streams import tell
 from tunemq_shared.store_address import is_remote
 from tunemq_shared.stores import use_only
 
@@ -47,21 +50,22 @@ def run(sock: socket.socket) -> int:
     try:
         _run(line)
     except BugError:
-        traceback.print_exc()
+        _end_with(line, traceback.format_exc())
         return EXIT_FAILED
     except TuneError as problem:
-        _tell(str(problem))
+        _end_with(line, str(problem))
         return process_exit_code(problem)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except SystemExit as error:
-        _tell(f"the experiment's own code ended its process: sys.exit({error.code!r}).")
+        _end_with(line, f"the experiment's own code ended its process: sys.exit({error.code!r}).")
         return EXIT_FAILED
-    except Exception as problem:  # noqa: BLE001  the script's own; its traceback is written here
-        traceback.print_exc()
+    except Exception as problem:  # noqa: BLE001  the script's own; its traceback is told here
+        _end_with(line, traceback.format_exc())
         return process_exit_code(problem)
     finally:
         line.close()
+        _give_up_unwritten_output()
     return 0
 
 
@@ -81,7 +85,7 @@ def _run(line: SupervisorLine) -> None:
         store=job.store if is_remote(job.store) else "",
         take_over=job.store if job.is_lost else "",
     )
-    run_on_farm(parts, place, farm, how, _tell)
+    run_on_farm(parts, place, farm, how, tell)
 
 
 def _loaded(job: Job) -> tuple[TunerParts, Run]:
@@ -131,6 +135,29 @@ def _in_surroundings(parts: TunerParts, job: Job) -> TunerParts:
     return parts._replace(run=replace(parts.run, **given))
 
 
-def _tell(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+def _end_with(line: SupervisorLine, problem: str) -> None:
+    """Say why the process ends: to the supervisor, too, for stderr may be on a full disk."""
+    tell(problem)
+    line.send(Problem(problem[-MOST_CHARACTERS:]))
+
+
+def _give_up_unwritten_output() -> None:
+    """Lose what a full disk does not take: else Python's exit code says that it was not written."""
+    streams = ((sys.stdout, 1), (sys.__stdout__, 1), (sys.stderr, 2), (sys.__stderr__, 2))
+    for stream, descriptor in streams:
+        # The experiment's code may have put anything there, which raises what it likes.
+        with contextlib.suppress(Exception):
+            if not _is_written(stream):
+                nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+                _is_written(stream)
+
+
+def _is_written(stream: TextIO | None) -> bool:
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        return False
+    return True

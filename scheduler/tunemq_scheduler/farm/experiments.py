@@ -54,6 +54,7 @@ class _Running:
 
     Attributes:
         ends, deaths: of its processes in a row, soon after they began; those that were deaths.
+        failure: how the last of these ended, in words; counts as long as ``ends``.
         began_at: when the newest of them was started; None before the first.
         restart_at: when the next process is started; None while there is one.
         ends_for: which state it is to be in when it has ended, and ``because`` of what; None while
@@ -61,12 +62,14 @@ class _Running:
         end_by: it is killed if it has not ended then: its code may hang.
         usage: what it said last of what it was offered; the allotter knows that, as ``pace`` says.
         stops: whether its process is stopped (SIGSTOP); looks at it again at ``look_at``.
+        waits: the version that it waits for, in words; empty where it waits for none.
     """
 
     name: str
     link: ExperimentLink | None = None
     ends: int = 0
     deaths: int = 0
+    failure: str = ""
     began_at: float | None = None
     restart_at: float = 0.0
     ends_for: State | None = None
@@ -77,6 +80,7 @@ class _Running:
     pace: Pace = field(default_factory=Pace)
     stops: StopDetector = field(default_factory=StopDetector)
     look_at: float = 0.0
+    waits: str = ""
 
 
 class Experiments:
@@ -326,9 +330,14 @@ class Experiments:
 
     def _attend(self, one: _Running, link: ExperimentLink) -> None:
         link.attend()
+        if one.ends and _is_steady(one):
+            one.ends = one.deaths = 0
         if link.events_key:
             self._streams.put(one.name, link.events_key)
             self._queue.begun(one.name)
+            if one.waits:
+                one.waits = ""
+                self._queue.explain(one.name, "")
         if link.usage is not None and link.usage is not one.usage:
             one.usage = link.usage
             self._allotter.usage(one.name, one.pace.heard(link.usage, time.monotonic()))
@@ -374,7 +383,12 @@ class Experiments:
 
     def _ended(self, one: _Running, ending: Ending) -> None:
         entry = self._queue.get(one.name)
+        has_begun = one.name in self._streams.keys or (entry is not None and bool(entry.trials))
         is_over = ending.outcome in {Outcome.FINISHED, Outcome.FAILED}
+        if ending.outcome is Outcome.OTHER_VERSION and (
+            not has_begun or (entry is not None and entry.state is State.STOPPING)
+        ):
+            is_over = True
         if ending.outcome in {Outcome.FINISHED, Outcome.INTERRUPTED}:
             self._streams.drop(one.name)  # it has said goodbye to its nodes
         is_late = one.end_by is not None and time.monotonic() > one.end_by
@@ -388,21 +402,31 @@ class Experiments:
             self._finish(one, State.FINISHED if is_good else State.FAILED, ending.text)
         elif one.ends_for is not None and (ending.outcome is Outcome.INTERRUPTED or is_late):
             self._finish(one, one.ends_for, one.because)
+        elif ending.outcome is Outcome.OTHER_VERSION:
+            self._wait_for_version(one, ending.text)
         else:
             self._try_again(one, ending)
 
+    def _wait_for_version(self, one: _Running, why: str) -> None:
+        """Its trials go on meanwhile, and the scheduler of the right version takes them over."""
+        if one.waits != why:
+            one.waits = why
+            self._news(f"{one.name} waits: {why}")
+            self._queue.explain(one.name, f"waits: {why}")
+        one.restart_at = time.monotonic() + _RESTART_S[1]
+
     def _try_again(self, one: _Running, ending: Ending) -> None:
-        now = time.monotonic()
-        if one.began_at is not None and now >= one.began_at + _STEADY_S:
+        if _is_steady(one):
             one.ends = one.deaths = 0
         one.ends += 1
+        one.failure = ending.text
         one.deaths += ending.outcome is Outcome.DIED
         if one.deaths >= _DEATHS_AT_MOST:
             self._finish(one, State.FAILED, f"died {one.deaths} times in a row: {ending.text}")
             return
         pause = min(_RESTART_S[0] * 2 ** min(one.ends, 10), _RESTART_S[1])
         self._news(f"{one.name}: {ending.text}; it is started again in {pause:g} s.")
-        one.restart_at = now + pause
+        one.restart_at = time.monotonic() + pause
 
     def _finish(self, one: _Running, state: State, reason: str) -> None:
         """It has no process any more, and is in this state now."""
@@ -437,6 +461,15 @@ class Experiments:
             return Counts(link.status.counts, link.status.total)
         entry = self._queue.get(name)
         return None if entry is None else Counts(entry.trials, entry.total)
+
+    def trouble(self, name: str) -> str:
+        """Why it has no process that has begun, where one has failed before; else empty."""
+        one = self._running.get(name)
+        if one is None or not one.ends or one.waits:
+            return ""
+        if one.link is not None and one.link.events_key:
+            return ""
+        return _failed(one)
 
     def detail(
         self, name: str, trials: int
@@ -491,15 +524,21 @@ class Experiments:
 
     def why(self, name: str, trial: str) -> a.Why | Deferred[a.Why]:
         """Why a trial waits; without one, why the experiment has not all it wants."""
+        one = self._running[name]
+        if one.waits:
+            return a.Why(lines=(f"{name} waits: {one.waits}",))
+        if one.link is None and not trial and one.ends:
+            return a.Why(lines=(_failed(one),))
         link = self._link(name)
         if trial:
             reasons: Deferred[r.Reasons] = _ask(link, r.WhyTrial(trial))
             return reasons.then(lambda found: a.Why(lines=tuple(self._reasons(name, found))))
         use = link.store_use
+        failed = (_failed(one),) if one.ends else ()
         if link.usage is None:
-            return a.Why(lines=(f"{name} starts",))
+            return a.Why(lines=(*failed, f"{name} starts"))
         held = sum(bool(amounts.resources) for amounts in link.usage.held.values())
-        lines = [f"{name} runs, on {held} node{'' if held == 1 else 's'}"]
+        lines = [*failed, f"{name} runs, on {held} node{'' if held == 1 else 's'}"]
         for wanted in link.usage.wants:
             lines += self._allotter.why(name, WHOLE_NODE if wanted.is_alone else wanted.request)
         if use.waiting:
@@ -524,10 +563,27 @@ class Experiments:
             self._folders.remove(name)
 
     def _link(self, name: str) -> ExperimentLink:
-        link = self._running[name].link
-        if link is None:
-            raise RequestRefused(f"the process of {name} has just ended, and is started again.")
-        return link
+        one = self._running[name]
+        if one.link is None:
+            raise RequestRefused(
+                f"experiment {name} has no process now: {_failed(one)}"
+                if one.ends
+                else f"the process of {name} has just ended, and is started again."
+            )
+        return one.link
+
+
+def _is_steady(one: _Running) -> bool:
+    """Whether its newest process began so long ago that those before it count no more."""
+    return one.began_at is not None and time.monotonic() >= one.began_at + _STEADY_S
+
+
+def _failed(one: _Running) -> str:
+    """How often its processes have ended in a row, why the last one did, and what happens next."""
+    how_often = "once" if one.ends == 1 else f"{one.ends} times in a row"
+    wait_s = max(0.0, one.restart_at - time.monotonic()) if one.link is None else 0.0
+    next_one = f"It starts again in {wait_s:.0f} s." if one.link is None else "It started again."
+    return f"The process of {one.name} failed {how_often}: {one.failure.rstrip('.')}. {next_one}"
 
 
 def _holds(one: _Running) -> bool:

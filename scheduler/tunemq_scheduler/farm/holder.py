@@ -12,6 +12,8 @@ from typing import Final, Self
 
 import msgspec
 
+from tunemq_shared.claimed_process import is_hidden
+
 #: A process that is killed is gone within milliseconds, unless the disk holds it up.
 _GONE_WITHIN_S: Final = 5.0
 
@@ -60,7 +62,12 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_gone(self) -> bool:
         """Whether it certainly does not run any more; False where nobody here can know."""
-        return self.is_here and _born(self.pid) != self.born
+        return self.is_here and _born(self.pid) != self.born and not self.is_hidden
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether /proc hides the process with its pid, be it this one or another by now."""
+        return self.is_here and is_hidden(self.pid)
 
     def kill(self) -> bool:
         """Kill it, if it is of this machine; whether it is gone then."""

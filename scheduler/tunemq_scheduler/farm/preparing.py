@@ -202,6 +202,8 @@ def _free_journal(
     holder = record.holder if record is not None else None
     if place.copy or holder is None or not holder.is_here or holder.is_gone:
         return  # what was brought from the store is held by nobody
+    if holder.is_hidden:
+        return  # if it is that one, and runs, it has the journal's lock
     if not may_kill:
         raise JournalLocked(
             f"{place.folder} is held by a scheduler that does not renew its lease ({holder}): it"

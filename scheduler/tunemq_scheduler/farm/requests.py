@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -31,6 +29,8 @@ from tunemq_shared.errors import (
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.request_seals import close_answer
+from tunemq_shared.safe_text import harmless
+from tunemq_shared.standard_streams import tell
 
 #: Who is asked about a request has so long to answer.
 _PATIENCE_S: Final = 30.0
@@ -133,9 +133,7 @@ class RequestServer:
         """Say once what Redis refuses: an operator has to mend it, and nothing else may say so."""
         if not self._has_told:
             self._has_told = True
-            with contextlib.suppress(OSError):  # the log may be on a full disk
-                sys.stderr.write(f"tunemq scheduler: requests wait: {problem}\n")
-                sys.stderr.flush()
+            tell(f"tunemq scheduler: requests wait: {harmless(str(problem))}")
 
     # --- one request ------------------------------------------------------------------------------
 
@@ -184,8 +182,7 @@ class RequestServer:
         except TuneError as problem:
             return Refusal(text=str(problem))
         except Exception as error:  # noqa: BLE001  ours, recorded here: one bad request must not end all searches
-            with contextlib.suppress(OSError):  # the log may be on a full disk
-                traceback.print_exc(file=sys.stderr)
+            tell(traceback.format_exc())
             return Refusal(
                 text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has"
                 " more. Please report it."

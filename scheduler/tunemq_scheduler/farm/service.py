@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import msgspec
 
@@ -18,6 +17,8 @@ from tunemq_shared.errors import BugError, ConfigError, TuneError, UserError
 from tunemq_shared.key_files import journal_seal
 from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.prctl import keep_memory_private, leave_no_core_file
+from tunemq_shared.safe_text import harmless
+from tunemq_shared.standard_streams import tell
 from tunemq_shared.store_address import is_remote, name_in
 
 
@@ -132,4 +133,4 @@ def _place_of(parts: TunerParts, wanted: Wanted) -> Place:
 
 
 def _tell(text: str) -> None:
-    sys.stderr.write(f"tunemq scheduler: {text}\n")
+    tell(f"tunemq scheduler: {harmless(text)}")

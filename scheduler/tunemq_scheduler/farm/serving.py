@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import sys
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -26,6 +24,8 @@ from tunemq_shared.health import Health
 from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.prctl import keep_memory_private
 from tunemq_shared.redis_address import parse_address
+from tunemq_shared.safe_text import harmless
+from tunemq_shared.standard_streams import tell
 from tunemq_shared.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.stores import open_objects
 from tunemq_shared.unpickling import never_unpickle
@@ -185,6 +185,4 @@ def _store(given: str | None, results: str, *, is_insecure: bool) -> str:
 
 
 def _tell(text: str) -> None:
-    with contextlib.suppress(OSError):  # the log may be on a full disk
-        sys.stderr.write(f"tunemq scheduler: {text}\n")
-        sys.stderr.flush()
+    tell(f"tunemq scheduler: {harmless(text)}")

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_shared.errors import JournalCorrupt, JournalError
+from tunemq_shared.errors import JournalCorrupt, JournalOfOtherVersion
 from tunemq_shared.messages import PROTOCOL_VERSION
 from tunemq_shared.undecodable import UNDECODABLE
 
@@ -123,22 +123,23 @@ def decode_header(payload: bytes, kind: type[_T], path: Path) -> _T:
 
     Raises:
         JournalCorrupt: it is the header of something else.
-        JournalError: another version wrote it.
+        JournalOfOtherVersion: another version wrote it.
     """
     found = readable(payload, _decode_any_header, path)
     expected = kind.__struct_config__.tag
     if found.type != expected:
         raise JournalCorrupt(str(path), 0, f"it is of the kind {found.type}, and not {expected}")
     writer = f" (TuneMQ {found.tunemq})" if found.tunemq else ""
+    remedy = f"Install TuneMQ {found.tunemq or 'of that version'} to continue this search."
     if found.version != JOURNAL_VERSION:
-        raise JournalError(
+        raise JournalOfOtherVersion(
             f"{path} was written by journal version {found.version}{writer}, this is "
-            f"{JOURNAL_VERSION} (TuneMQ {tunemq_version()})."
+            f"{JOURNAL_VERSION} (TuneMQ {tunemq_version()}). {remedy}"
         )
     if found.protocol != PROTOCOL_VERSION:
-        raise JournalError(
+        raise JournalOfOtherVersion(
             f"{path} holds messages of version {found.protocol}{writer}, this is "
-            f"{PROTOCOL_VERSION} (TuneMQ {tunemq_version()})."
+            f"{PROTOCOL_VERSION} (TuneMQ {tunemq_version()}). {remedy}"
         )
     header: _T = readable(payload, functools.partial(msgspec.msgpack.decode, type=kind), path)
     return header
@@ -148,12 +149,12 @@ def readable(payload: bytes, decode: Callable[[bytes], Any], path: Path) -> Any:
     """What an undamaged payload holds.
 
     Raises:
-        JournalError: it cannot be understood: a newer TuneMQ wrote it.
+        JournalOfOtherVersion: it cannot be understood: a newer TuneMQ wrote it.
     """
     try:
         return decode(payload)
     except UNDECODABLE as error:
-        raise JournalError(
+        raise JournalOfOtherVersion(
             f"{path} holds what TuneMQ {tunemq_version()} does not know, so another version wrote "
             f"it: {error}."
         ) from error

@@ -11,7 +11,6 @@ import weakref
 from pathlib import Path
 
 from tunemq_scheduler.journal.layout import LOCK
-from tunemq_shared import defences
 from tunemq_shared.errors import JournalError, JournalLocked
 
 
@@ -45,7 +44,7 @@ class JournalLock:
     def close(self) -> None:
         """Let others have it."""
         _held.discard(self)
-        if self._descriptor >= 0 and defences.JOURNAL_LOCK:
+        if self._descriptor >= 0:
             # A process that was forked a moment ago may have a copy of the descriptor still.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._drop()
@@ -55,16 +54,15 @@ class JournalLock:
         self._drop()
 
     def _take(self, experiment: str) -> None:
-        if defences.JOURNAL_LOCK:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise JournalLocked(
-                    f"{self._path.parent} is being written already: {_holder(self._descriptor)}. "
-                    "Wait for its end, or end it."
-                ) from error
-            except OSError as error:
-                raise JournalError(f"{self._path} cannot be locked: {error.strerror}.") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise JournalLocked(
+                f"{self._path.parent} is being written already: {_holder(self._descriptor)}. "
+                "Wait for its end, or end it."
+            ) from error
+        except OSError as error:
+            raise JournalError(f"{self._path} cannot be locked: {error.strerror}.") from error
         now = dt.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         holder = (
             f"process {os.getpid()} on {socket.gethostname()} has had it since {now}, for "

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from tunemq_scheduler.journal.contents import JournalHeader, readable, tunemq_version
-from tunemq_shared.errors import JournalCorrupt, JournalError
+from tunemq_shared.errors import JournalCorrupt, JournalError, JournalOfOtherVersion
 
 VERSION: Final = 1
 
@@ -47,7 +47,7 @@ def read(path: Path) -> tuple[JournalHeader, list[bytes], int]:
         raise JournalCorrupt(str(path), 0, "it has no header")
     header = readable(payloads[0], _decode_header, path)
     if header.version != VERSION:
-        raise JournalError(
+        raise JournalOfOtherVersion(
             f"{path} is one file of journal version {header.version}; of those TuneMQ "
             f"{tunemq_version()} reads version {VERSION}."
         )

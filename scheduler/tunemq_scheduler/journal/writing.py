@@ -40,7 +40,6 @@ from tunemq_scheduler.journal.frames import pack
 from tunemq_scheduler.journal.layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.lock import JournalLock
 from tunemq_scheduler.journal.reading import Recovered, read_header, recover
-from tunemq_shared import defences
 from tunemq_shared.errors import JournalError, JournalFull
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.messages import Entry, encode
@@ -194,9 +193,7 @@ class Journal:
         if self._sync and (free := layout.free_bytes(self.folder)) < RESERVE_BYTES:
             path = turns_file(self.folder, self.position.segment)
             raise JournalFull(f"there is no room left for {path} ({free} bytes are free).")
-        # Where the commit record is switched off, a turn is as many records as it has entries.
-        for record in [entries] if defences.COMMIT_RECORDS else [[entry] for entry in entries]:
-            self._append(encode(record))
+        self._append(encode(entries))
         self.grown(self.position)
 
     def snapshot(self, snapshot: Snapshot, finished: Iterable[tuple[str, bytes]]) -> bool:

@@ -185,7 +185,7 @@ class CSVLoggerCallback(LoggerCallback):
 def _rows_of(path: str) -> list[bytes]:
     """The rows of a table; none where the trial's code has removed it."""
     try:
-        with open_to_read(path) as file:
+        with open_to_read(path, restores_rights=True) as file:
             return file.read().splitlines()[1:]
     except FileNotFoundError:
         return []

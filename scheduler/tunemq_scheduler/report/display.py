@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
     from tunemq_scheduler.failures import Failure
@@ -52,21 +53,31 @@ class Display:
         """Leave the terminal as it was; after it, nothing is shown. May be called twice."""
 
 
-class Output:
-    """A stream that may be closed under us, or unable to hold every character."""
+#: What a full disk says.
+_NO_ROOM: Final = frozenset({errno.EDQUOT, errno.ENOSPC})
 
-    def __init__(self, stream: TextIO) -> None:
+
+class Output:
+    """A stream that may be closed, on a full disk, or unable to hold every character.
+
+    None stands for one that was closed before this process began (``>&-``).
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
         self._is_broken = False
 
     def write(self, *lines: str) -> None:
-        """Write lines; once that fails (``script | head``), nothing is written any more."""
-        if self._is_broken:
+        """Write lines; once that fails (``script | head``), nothing is written any more.
+
+        A disk that is full may have room again: until then lines are lost.
+        """
+        if self.stream is None or self._is_broken:
             return
         encoding = getattr(self.stream, "encoding", None) or "utf-8"
         text = "".join(f"{line}\n" for line in lines)
         try:
             self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self.stream.flush()
-        except (OSError, ValueError):
-            self._is_broken = True
+        except (OSError, ValueError) as error:
+            self._is_broken = not (isinstance(error, OSError) and error.errno in _NO_ROOM)

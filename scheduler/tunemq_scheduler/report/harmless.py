@@ -5,22 +5,15 @@ from __future__ import annotations
 import re
 from typing import Final, TextIO
 
+from tunemq_shared.safe_text import STEERING, harmless
+
 #: Colours and the like: the only sequences that trials' output may have at a terminal.
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
-#: Control characters, and what turns the direction of text round.
-_STEERING: Final = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
-
-
-def harmless(text: str) -> str:
-    """The text, in however many lines, with escapes in the place of control characters."""
-    return _STEERING.sub(_shown, text)
 
 
 def harmless_json(text: str) -> str:
     """Return JSON with the same content in which no character steers a terminal."""
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def harmless_output(text: str) -> str:
@@ -42,7 +35,3 @@ def write_output(stream: TextIO, data: bytes) -> None:
 
 def _without_returns(text: str) -> str:
     return "\r".join(map(harmless, text.split("\r")))
-
-
-def _shown(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode()

@@ -203,13 +203,15 @@ def display_for(
         reporter: what the user gave; its options, or itself if it has ways of its own.
         verbose: 0 shows nothing; 1 a live table, or lines where ``stream`` is no terminal; from 2
             on lines, with every result.
-        stream: stdout by default.
+        stream: stdout by default, where there is one.
     """
     stream = stream or sys.stdout
     if verbose <= 0:
         return Display()
     if reporter is not None and type(reporter) is not CLIReporter:
         return _OwnReporter(reporter, Output(stream))
+    if stream is None:
+        return Display()
     shown = reporter or CLIReporter()
     if verbose == 1 and _is_terminal(stream):
         # rich takes 40 ms to import, which those who see no table need not wait for.

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tunemq_scheduler.report.format import clean
-from tunemq_scheduler.report.harmless import harmless
 from tunemq_scheduler.tools.kept import Kept, KeptCheckpoint, opened
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError
+from tunemq_shared.safe_text import harmless
 from tunemq_shared.trees import remove_tree
 
 #: Exit code where checkpoints are damaged or missing.

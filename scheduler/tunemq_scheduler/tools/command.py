@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunemq_scheduler.farm import command as scheduler
-from tunemq_scheduler.report.harmless import harmless
 from tunemq_scheduler.tools import (
     checkpoints,
     doctor,
@@ -21,7 +20,7 @@ from tunemq_scheduler.tools import (
     submit,
 )
 from tunemq_shared.errors import BugError, TuneError
-from tunemq_shared.failpoints import FAILPOINTS
+from tunemq_shared.safe_text import harmless
 
 #: The command line, or what it names, is of no use (EX_USAGE); 1 is a finding, not a mistake.
 EXIT_USAGE = 64
@@ -65,13 +64,6 @@ def main(
     checkpoints.add_parser(groups)
     journal.add_parser(groups)
     store.add_parser(groups)
-    listing = groups.add_parser(
-        "failpoints",
-        help="list the places where $TUNEMQ_FAILPOINTS can make TuneMQ fail, for tests",
-        description="TUNEMQ_FAILPOINTS=name=kill|error|delay:SECONDS[@N],... ; @N is the N-th time "
-        "that a process comes there.",
-    )
-    listing.set_defaults(run=list_failpoints)
     given, behind = run.divided(sys.argv[1:] if arguments is None else arguments)
     options, unknown = parser.parse_known_args(given)
     if unknown and "command_line" not in options:
@@ -90,11 +82,3 @@ def main(
         return EXIT_USAGE
     except KeyboardInterrupt:
         return 130
-
-
-def list_failpoints(_options: argparse.Namespace) -> int:
-    """Print each failpoint and what it comes before or after."""
-    width = max(map(len, FAILPOINTS))
-    for name, meaning in FAILPOINTS.items():
-        sys.stdout.write(f"{name:{width}}  {meaning}\n")
-    return 0

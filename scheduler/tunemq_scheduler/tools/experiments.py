@@ -9,7 +9,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from tunemq_scheduler.report.harmless import harmless, write_output
+from tunemq_scheduler.report.harmless import write_output
 from tunemq_scheduler.tools.on_farm import (
     add_command,
     add_experiment,
@@ -19,6 +19,7 @@ from tunemq_scheduler.tools.on_farm import (
 )
 from tunemq_shared import answers as a
 from tunemq_shared import requests as r
+from tunemq_shared.safe_text import harmless
 
 if TYPE_CHECKING:
     from tunemq_scheduler.client.requests import FarmClient

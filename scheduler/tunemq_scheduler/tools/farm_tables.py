@@ -24,8 +24,8 @@ from tunemq_scheduler.report.format import (
     text_table,
     value,
 )
-from tunemq_scheduler.report.harmless import harmless
 from tunemq_shared import answers as a
+from tunemq_shared.safe_text import harmless
 
 _STYLES: Final = {
     **dict.fromkeys(("RUNNING", "ready"), "cyan"),
@@ -160,8 +160,8 @@ def _ran(row: a.ExperimentRow, now: float) -> str:
 
 
 def _note(row: a.ExperimentRow) -> str:
-    if row.reason or row.position is None:
-        return row.reason
+    if row.trouble or row.reason or row.position is None:
+        return row.trouble or row.reason
     return "next" if not row.position else f"behind {row.position}"
 
 

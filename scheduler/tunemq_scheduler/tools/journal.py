@@ -29,10 +29,10 @@ from tunemq_scheduler.journal.layout import (
 )
 from tunemq_scheduler.journal.salvaging import Salvaged, salvage
 from tunemq_scheduler.replay import replay_as_far_as_possible, replay_recovered
-from tunemq_scheduler.report.harmless import harmless
 from tunemq_shared.errors import ConfigError, JournalError
 from tunemq_shared.messages import Entry, decode_entries
 from tunemq_shared.packing import peek_config
+from tunemq_shared.safe_text import harmless
 from tunemq_shared.stores import canonical_address, is_remote, open_objects
 
 #: Exit code where the journal is damaged, or was.

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tunemq_scheduler.report.harmless import harmless
 from tunemq_scheduler.tools.on_farm import add_command, tell, write_json
 from tunemq_shared import answers as a
 from tunemq_shared import requests as r
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.refusals import OFTEN_HONEST
+from tunemq_shared.safe_text import harmless
 
 if TYPE_CHECKING:
     from tunemq_scheduler.client.requests import FarmClient

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tunemq_scheduler.installed_packages import installed_packages_first
-from tunemq_scheduler.report.harmless import harmless, harmless_json
+from tunemq_scheduler.report.harmless import harmless_json
 from tunemq_shared.errors import (
     BugError,
     ConfigError,
@@ -23,6 +23,7 @@ from tunemq_shared.errors import (
 from tunemq_shared.key_files import KEYS_VARIABLE
 from tunemq_shared.prctl import leave_no_core_file
 from tunemq_shared.redis_address import REDIS_VARIABLE, parse_address
+from tunemq_shared.safe_text import harmless
 
 if TYPE_CHECKING:
     from tunemq_scheduler.client.requests import FarmClient

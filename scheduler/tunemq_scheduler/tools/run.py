@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from tunemq_scheduler.report.harmless import harmless, harmless_json
+from tunemq_scheduler.report.harmless import harmless_json
 from tunemq_shared.errors import ConfigError, MetricError, TrialError
+from tunemq_shared.safe_text import harmless
 from tunemq_shared.undecodable import NO_JSON
 
 #: No trial has a result.

@@ -8,7 +8,6 @@ from typing import Any
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_shared import defences
 from tunemq_shared import messages as m
 
 NODE = "node.1"
@@ -19,7 +18,7 @@ class Story:
     """A runner, and all that it was told, so that it can be replayed."""
 
     def __init__(self, *, cpus: float = 2.0, **settings: Any) -> None:
-        self.settings = RunnerSettings(checks_epochs=defences.EPOCH_CHECK, **settings)
+        self.settings = RunnerSettings(**settings)
         self.runner = TrialRunner(self.settings)
         self.entries: list[m.Entry] = []
         self.join(NODE, cpus)

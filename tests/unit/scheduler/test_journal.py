@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.synced_files import SyncedFiles
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of, version1
 from tunemq_scheduler.journal import (
     Journal,
@@ -246,6 +247,25 @@ def test_a_full_disk_is_told_from_others_and_leaves_nothing_of_the_turn(
         assert turns_file(folder, 1).stat().st_size == size
         journal.append(TURNS[1])
     assert list(read_turns(folder)) == TURNS[:2]
+
+
+def test_turn_is_synced_before_append_returns(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SyncedFiles(monkeypatch)
+    with Journal.create(folder, HEADER) as journal:
+        for turn in TURNS[:3]:
+            journal.append(turn)
+            assert disk.has(turns_file(folder, 1))
+
+
+def test_snapshot_is_synced_before_it_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SyncedFiles(monkeypatch)
+    with Journal.create(folder, HEADER) as journal:
+        journal.append(TURNS[0])
+        assert snapshot(journal, b"state")
+    assert len(disk.renamed) == 3  # two segments and the snapshot
+    assert disk.unsynced == []
 
 
 def test_behind_a_broken_write_nothing_is_written(

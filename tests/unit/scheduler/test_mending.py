@@ -37,8 +37,9 @@ def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, Mending]:
     search.set_up(SearchSetup({"x": 1}, 1))
     plan = msgspec.structs.replace(PLAN, folder=str(folder))
     algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
-    mending = Mending()
-    retelling = Retelling(TrialRunner(loop.runner.settings), algorithms, plan, mending.note)
+    runner = TrialRunner(loop.runner.settings)
+    mending = Mending(runner)
+    retelling = Retelling(runner, algorithms, plan, mending.note)
     entries = iter(loop.journal.entries)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
     retelling.tell([list(itertools.islice(entries, length)) for length in lengths])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 
@@ -246,6 +247,22 @@ def test_a_stream_that_is_closed_or_poor_in_characters_does_not_end_the_search()
     assert raw.getvalue() == b"gr\\xf6\\xdfe\n"
     stream.close()
     output.write("nobody reads this")
+
+
+def test_output_on_a_disk_that_was_full_is_written_again():
+    class Full(io.StringIO):
+        is_full = True
+
+        def flush(self):
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+    stream = Full()
+    output = Output(stream)
+    output.write("while it is full")
+    stream.is_full = False
+    output.write("later")
+    assert stream.getvalue().endswith("later\n")
 
 
 def test_verbosity_zero_shows_nothing():

@@ -332,6 +332,35 @@ def test_an_introduction_that_is_no_utf8_is_ignored_with_a_note():
     assert "cannot be read" in roster.refusals.news()[0]
 
 
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0, 1e308])
+@pytest.mark.parametrize("field", ["resources", "gpus", "began"])
+def test_hello_with_an_amount_that_no_machine_has_is_ignored_with_a_note(field, amount):
+    fields = {"resources": {"cpu": amount}, "gpus": (m.Gpu("u", "m", amount),), "began": amount}
+    roster = roster_of()
+    assert introduce(roster, **{field: fields[field]}) == []
+    assert "a number in it cannot be" in roster.refusals.news()[0]
+    assert roster.nodes == {}
+
+
+@pytest.mark.parametrize("number", [-1, 2**64 - 1, 10**300])
+@pytest.mark.parametrize("lease", ["1:{}:1", "1:1:{}"])
+def test_lease_whose_numbers_cannot_be_says_nothing_of_orders(lease, number):
+    roster = roster_of()
+    introduce(roster)
+    roster.read_leases(0.0, [lease.format(number).encode()])
+    assert roster.nodes["inc1"].mailbox.version == 0
+
+
+@pytest.mark.parametrize("numbers", [{"first": 2**64 - 1}, {"taken": (1, 2**64 - 1)}])
+def test_batch_whose_numbers_cannot_be_is_unreadable(numbers):
+    roster = joined_roster()
+    header = BatchHeader(m.PROTOCOL_VERSION, "inc1", 1, (0, 0))
+    data = m.encode(msgspec.structs.replace(header, **numbers))
+    fields = {wire.HEADER: data, wire.EVENTS: m.encode([FINISHED])}
+    assert roster.read_batch(mine(roster), b"1-0", fields) == ("", 0)
+    assert refused(roster) == {("events", "unreadable"): 1}
+
+
 def test_the_newest_of_very_many_dead_incarnations_are_fenced_should_they_come_back(monkeypatch):
     monkeypatch.setattr("tunemq_scheduler.executors.roster._BURIED_AT_MOST", 2)
     roster = roster_of()

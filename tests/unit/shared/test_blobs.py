@@ -59,6 +59,19 @@ def test_a_file_of_the_wrong_size_is_replaced(folder: BlobFolder) -> None:
     assert read_blob(folder.put(b"code")) == b"code"
 
 
+def test_folder_or_link_in_the_place_of_a_blob_is_replaced(folder: BlobFolder) -> None:
+    ref = folder.put(b"some content")
+    path = Path(ref.path)
+    for put_there in (path.mkdir, lambda: path.symlink_to("nowhere")):
+        path.unlink()
+        put_there()
+        if path.is_dir():
+            (path / "file").touch()
+        assert folder.put(b"some content") == ref
+        assert path.read_bytes() == b"some content"
+        assert not path.is_symlink()
+
+
 def test_a_failed_write_leaves_nothing(folder: BlobFolder) -> None:
     def buffers() -> Iterator[bytes]:
         yield b"half"

@@ -191,6 +191,16 @@ def test_two_that_unpack_the_same_bundle_at_once_have_one_folder(blobs, project,
     assert os.listdir(tmp_path / "code") == [ref.sha256]
 
 
+@pytest.mark.parametrize("put_there", [Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_file_or_link_in_the_place_of_a_bundle_is_replaced(blobs, project, tmp_path, put_there):
+    ref = bundle(project, blobs)
+    (tmp_path / "code").mkdir()
+    put_there(tmp_path / "code" / ref.sha256)
+    folder = unpacked(ref, tmp_path / "code")
+    assert folder.is_dir()
+    assert not folder.is_symlink()
+
+
 def test_what_was_unpacked_can_be_removed(blobs, project, tmp_path):
     folder = unpacked(bundle(project, blobs), tmp_path / "code")
     remove(folder)

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from tests.checkpoints import KEY, contents, fill, put
+from tests.failpoints import FAILPOINTS
+from tests.synced_files import SyncedFiles
 from tunemq_shared import copying, failpoints, listing
 from tunemq_shared.checkpoint import METADATA_FILE, Checkpoint
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError, ConfigError, StoreError
@@ -70,6 +72,18 @@ def test_the_layout_is_readable_without_us(store: LocalStore, source: Path) -> N
     assert sorted(os.listdir(folder)) == ["files", "manifest.json"]
     assert json.loads((folder / "manifest.json").read_text())["trial"] == "t0"
     assert contents(folder / "files") == contents(source)
+
+
+def test_durable_checkpoint_is_synced_before_its_key_shows_it(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A large file is synced on the way, too, which says nothing of its end.
+    monkeypatch.setattr(copying, "_SYNC_EVERY", 2**20)
+    disk = SyncedFiles(monkeypatch)
+    put(LocalStore(tmp_path / "experiment"), source)
+    names = [path.name for path in source.rglob("*") if path.is_file()]
+    assert sorted(disk.renamed) == sorted([*names, "manifest.json"])
+    assert disk.unsynced == []
 
 
 def test_a_missing_folder_is_found(store: LocalStore, source: Path) -> None:
@@ -221,16 +235,15 @@ def test_too_many_files_are_refused_before_any_is_copied(
     assert not store.root.exists()
 
 
+@pytest.mark.parametrize("name", [name for name in FAILPOINTS if name.startswith("cache.")])
 def test_a_failpoint_fails_as_the_disk_would(
-    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, source: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    names = [name for name in failpoints.FAILPOINTS if name.startswith("cache.")]
-    for name in names:
-        monkeypatch.setenv(failpoints.VARIABLE, f"{name}=error")
-        failpoints._disarm()
-        with pytest.raises(StoreError, match=rf"{KEY} cannot be written: .*failpoint {name}"):
-            put(store, source)
-        assert store.list_checkpoints() == ([KEY] if name == "cache.after_rename" else [])
+    monkeypatch.setenv(failpoints.VARIABLE, f"{name}=error")
+    failpoints._disarm()
+    with pytest.raises(StoreError, match=rf"{KEY} cannot be written: .*failpoint {name}"):
+        put(store, source)
+    assert store.list_checkpoints() == ([KEY] if name == "cache.after_rename" else [])
     monkeypatch.undo()
     failpoints._disarm()
 

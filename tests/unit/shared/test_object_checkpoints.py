@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from tests.simulation.memory_objects import MemoryObjects
 from tunemq_shared import object_checkpoints, retrying
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
 from tunemq_shared.local_store import LocalStore
-from tunemq_shared.manifest import make_manifest
+from tunemq_shared.manifest import FileEntry, make_manifest, parse_manifest
 from tunemq_shared.object_checkpoints import (
     PATIENCE_S,
     Uploaded,
@@ -180,6 +181,40 @@ def test_an_upload_that_was_called_off_commits_nothing(objects, cache):
     with pytest.raises(Cancelled):
         upload(objects, KEY, write(cache, a=b"1"), None, cancel)
     assert list_checkpoints(objects) == []
+
+
+@pytest.mark.parametrize("replaced", ["files", "files/a", "files/sub", "manifest.json", "."])
+def test_upload_follows_no_link_that_replaces_a_file_or_folder(replaced, objects, cache, tmp_path):
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "a").write_bytes(b"1")
+    (source / "sub" / "b").write_bytes(b"2")
+    put(cache, source)
+    folder = cache.root / KEY
+    path = folder / replaced
+    path.rename(tmp_path / "moved")  # what the link leads to is right in every byte
+    path.symlink_to(tmp_path / "moved")
+    with pytest.raises(StoreError, match=r"cannot be (read|sent)"):
+        send(objects, folder)
+    assert f"{KEY}/manifest.json" not in objects.written
+
+
+def test_checkpoint_whose_file_is_longer_than_the_disk_is_not_read(objects, cache, monkeypatch):
+    folder = write(cache, a=b"1")
+    (folder / "manifest.json").chmod(0o600)
+    manifest = parse_manifest(KEY, (folder / "manifest.json").read_bytes())
+    huge = FileEntry("a", shutil.disk_usage(folder).total + 1, name(b"1"))
+    (folder / "manifest.json").write_bytes(make_manifest(manifest, [huge], [], {}))
+    with pytest.raises(CheckpointCorrupt, match="larger than the disk"):
+        send(objects, folder)
+
+
+def test_manifest_larger_than_its_limit_is_not_read(objects, cache):
+    folder = write(cache, a=b"1")
+    with (folder / "manifest.json").open("ab") as file:
+        file.truncate(64 * 2**20 + 1)
+    with pytest.raises(StoreError, match="more than 67108864 bytes"):
+        send(objects, folder)
 
 
 def test_a_checkpoint_that_is_not_in_the_cache_is_an_error_that_names_it(objects, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -84,3 +86,32 @@ def test_file_and_folder_whose_rights_are_gone_are_written_by_their_owner(tmp_pa
 
     assert os.waitpid(child, 0)[1] == 0
     assert (folder / "a").read_text() == "12"
+
+
+#: Replaces a folder by nothing, by a file and by a folder, as fast as it can.
+DISTURB = """
+import os, sys
+folder = sys.argv[1]
+print(flush=True)
+while True:
+    for change in (lambda: open(folder, "x").close(), lambda: os.unlink(folder),
+                   lambda: os.mkdir(folder), lambda: os.unlink(f"{folder}/a"),
+                   lambda: os.rmdir(folder)):
+        try:
+            change()
+        except OSError:
+            pass
+"""
+
+
+def test_file_is_opened_while_its_folder_is_replaced_all_the_time(tmp_path):
+    folder = tmp_path / "folder"
+    command = [sys.executable, "-c", DISTURB, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as disturber:
+        try:
+            assert disturber.stdout is not None
+            disturber.stdout.readline()
+            for _ in range(5000):
+                write(folder / "a", "1")
+        finally:
+            disturber.kill()

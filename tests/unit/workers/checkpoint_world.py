@@ -130,8 +130,12 @@ class FakeHost:
         self._said(frames.ASK_ROOM)
         return len(self.link.sent) > asked
 
-    def write(self, content=b"x" * 10, **files):
-        """Write a checkpoint where the last answer said, and say so; its key."""
+    def write(self, content=b"x" * 10, *, said_size=None, **files):
+        """Write a checkpoint where the last answer said, and say so; its key.
+
+        Args:
+            said_size: what it says instead of its size.
+        """
         cache = self.answers[-1].cache
         source = self._world.folder / f"source-{self.trial}"
         source.mkdir(exist_ok=True)
@@ -148,7 +152,15 @@ class FakeHost:
         self._said(
             frames.WRITTEN,
             encode(
-                CheckpointWritten(self.trial, self.epoch, self.n, self.n, key, put.sha256, put.size)
+                CheckpointWritten(
+                    self.trial,
+                    self.epoch,
+                    self.n,
+                    self.n,
+                    key,
+                    put.sha256,
+                    put.size if said_size is None else said_size,
+                )
             ),
         )
         return key

@@ -137,6 +137,23 @@ def test_the_next_node_takes_over_what_is_committed_and_removes_the_rest(world):
     assert world.cache.size > 0
 
 
+@pytest.mark.parametrize("name", [b"\xff", b"", b"a/../b", b"\xc3\xa9", b"a b"])
+def test_folder_that_a_trial_made_among_those_of_experiments_is_left_alone(world, name):
+    os.makedirs(os.fsencode(world.folder / "node") + b"/tunemq%3Aevents%3A" + name.split(b"/")[0])
+    world.begin()
+    assert all(key.encode("ascii") for key in world.checkpoints.kept)
+    assert len(world.checkpoints.kept) == (name == b"a/../b")
+
+
+def test_the_next_node_removes_what_is_too_large_for_a_manifest_and_does_not_read_it(world):
+    host = world.host()
+    key = host.save()
+    world.finish(key)
+    os.truncate(os.path.join(root_of(world), key, "committed.json"), 2**40)  # a hole of 1 TiB
+    world.begin()
+    assert world.on_disk() == []
+
+
 def test_what_the_next_node_takes_over_counts_once(world):
     host = world.host()
     keys = [host.save(bytes_of(LARGE)), host.save(bytes_of(LARGE))]

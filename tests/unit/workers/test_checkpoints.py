@@ -163,6 +163,16 @@ def test_an_upload_that_is_given_up_loses_all_behind_it_and_the_trial(world):
     assert world.on_disk() == []
 
 
+def test_uploads_that_are_given_up_leave_their_room_to_other_trials(tmp_path):
+    world = World(tmp_path, uploads_bytes=100)
+    lost, other = world.host("a"), world.host("b")
+    first = lost.save(b"x" * 40)
+    lost.save(b"x" * 40)
+    world.fail(first)
+    world.finish(other.save(b"x" * 90))
+    assert other.ask()
+
+
 def test_a_dead_process_is_told_once_to_those_whose_uploads_it_may_have_left_in_parts(world):
     world.host("a").save()
     other = world.host("b", key="tunemq:events:other")

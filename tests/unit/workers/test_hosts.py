@@ -59,7 +59,7 @@ class Node:
         self.clock = clock or Clock()
         self.forkservers = FakeForkservers()
         self.said = []
-        disk, transfers = FakeDisk(), FakeTransfers()
+        self.disk, self.transfers = disk, transfers = FakeDisk(), FakeTransfers()
         self.checkpoints = Checkpoints(
             self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
         )

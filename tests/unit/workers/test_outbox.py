@@ -149,6 +149,7 @@ def test_a_full_outbox_says_so_until_something_is_journalled(spool):
     room = Room(spool, memory_bytes=10_000, limit_bytes=100_000)
     outbox = Outbox(room)
     while not room.is_full:
+        assert room.size < 100_000
         fill(outbox, 100)
     assert 100_000 <= room.size < 110_000
     fill(outbox, 1)  # what must be kept is kept all the same

@@ -118,6 +118,14 @@ def test_after_a_reset_of_the_wire_every_stream_is_sent_again_from_where_it_is_j
     assert wire.sent() == [("a", [BLOCK_EVENTS + 1]), ("b", [1])]
 
 
+def test_what_is_sent_and_not_journalled_is_sent_again_after_a_reset_of_the_wire(wire):
+    wire.add("a", 3)
+    assert wire.sent() == [("a", [1])]
+    wire.outboxes.appended("a")
+    wire.outboxes.rewind()
+    assert wire.sent() == [("a", [1])]
+
+
 def test_a_reset_ends_the_pause_after_a_failure(wire):
     wire.add("a")
     wire.sent()

@@ -7,7 +7,7 @@ import logging
 import threading
 
 from tunemq_workers import terminal as terminal_module
-from tunemq_workers.terminal import Terminal, told_of
+from tunemq_workers.terminal import OneLine, Terminal, told_of
 
 
 def record(text: str, *args: object, level: int = logging.INFO) -> logging.LogRecord:
@@ -27,6 +27,16 @@ def test_other_events_are_told_if_they_warn():
 
 def test_an_event_whose_fields_have_changed_is_told_as_it_is():
     assert told_of(record("trial.started trial=%s", "a")) == "trial.started trial=a"
+
+
+def test_names_in_warnings_break_no_line_and_steer_no_terminal():
+    stream = io.StringIO()
+    terminal = Terminal(stream)
+    terminal.emit(record("cache.not_opened folder=%s", "a\x1b[31m\nb", level=logging.WARNING))
+    terminal.close()
+    assert stream.getvalue().endswith(" cache.not_opened folder=a\\x1b[31m\\nb\n")
+    shown = OneLine("%(levelname)s %(message)s").format(record("cache.opened %s", "\x9b\n\r"))
+    assert shown == "INFO cache.opened \\x9b\\n\\r"
 
 
 def test_a_terminal_writes_lines_with_the_time_until_it_is_closed(monkeypatch):

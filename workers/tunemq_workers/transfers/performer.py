@@ -24,9 +24,11 @@ from tunemq_shared.blob_store import ObjectBlobs, copy_file
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.bundles import unpacked
 from tunemq_shared.errors import BlobCorrupt, CheckpointCorrupt, TuneError
+from tunemq_shared.manifest import MAX_MANIFEST
 from tunemq_shared.node_orders import BlobRef
 from tunemq_shared.object_client import Refused
 from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.plain_files import read_below
 from tunemq_shared.retrying import Cancel, StoreUnavailable, retried
 from tunemq_shared.safe_text import encodable
 from tunemq_shared.stores import open_objects
@@ -278,7 +280,7 @@ def _whole_base(upload: Upload) -> Path | None:
         return None
     base = Path(upload.base)
     try:
-        found = hashlib.sha256(base.read_bytes()).hexdigest()
+        found = hashlib.sha256(read_below(base.parent, base.name, MAX_MANIFEST)).hexdigest()
     except OSError as problem:
         found = str(problem)
     if found == upload.base_sha256:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_USE, named_signal
+from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_OTHER_VERSION, EXIT_USE, named_signal
 from tunemq_scheduler.farm.relay.forking import START
 
 #: Variables of the supervisor's environment that are the farm's own, and no experiment's.
@@ -116,7 +116,8 @@ class Forkserver:
             return EXIT_AGAIN, f"the process that it was forked from {how}"
         said = tail(self._said) or "it said nothing"
         if returncode >= 0:
-            return EXIT_USE, (
+            code = EXIT_OTHER_VERSION if returncode == EXIT_OTHER_VERSION else EXIT_USE
+            return code, (
                 f"the interpreter {self.python} cannot run experiments: {said}\nInstall the"
                 " scheduler's TuneMQ in it, or name another one."
             )

@@ -20,6 +20,7 @@ from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.farm.exits import (
     EXIT_AGAIN,
     EXIT_FAILED,
+    EXIT_OTHER_VERSION,
     EXIT_SUPERSEDED,
     EXIT_UNAVAILABLE,
     EXIT_USE,
@@ -56,6 +57,8 @@ class Outcome(StrEnum):
     FAILED = "failed"
     #: Nothing is wrong with the search: start it again. Its trials go on meanwhile.
     LEFT = "left"
+    #: Another version wrote what it continues from: start it again, until that is installed.
+    OTHER_VERSION = "other version"
     #: Its process died, by a signal or an exit of its own. Its trials go on meanwhile.
     DIED = "died"
 
@@ -137,6 +140,7 @@ class ExperimentLink:
         self._wire = on
         self._client: WireClient | None = None
         self._goodbye: r.Goodbye | None = None
+        self._problem = ""
         self._news: list[str] = []
         self._notes = r.Notes()
         self._offers: dict[str, m.NodeOffered] = {}
@@ -309,6 +313,8 @@ class ExperimentLink:
                 self._news += message.lines
             case r.Answered():
                 self._answer(message)
+            case r.Problem():
+                self._problem = message.text
             case r.Goodbye() if self._client is not None:
                 self._goodbye = message
                 self._client.close()
@@ -382,7 +388,7 @@ class ExperimentLink:
         self._asked.clear()
 
     def _judged(self, returncode: int) -> Ending:
-        words = self._process.last_words()
+        words = self._problem or self._process.last_words()
         if self._trespass:
             return Ending(Outcome.FAILED, returncode, f"its process was killed: {self._trespass}.")
         if self._goodbye is not None and self._goodbye.is_interrupted:
@@ -393,8 +399,11 @@ class ExperimentLink:
             return Ending(Outcome.FINISHED, returncode, goodbye.outcome, goodbye.detail)
         if returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
             return Ending(Outcome.LEFT, returncode, words)
+        if returncode == EXIT_OTHER_VERSION:
+            return Ending(Outcome.OTHER_VERSION, returncode, words)
         if returncode in {EXIT_FAILED, EXIT_USE}:
-            return Ending(Outcome.FAILED, returncode, words)
+            silent = f"its process ended with exit code {returncode} and did not say why"
+            return Ending(Outcome.FAILED, returncode, words or silent)
         how = (
             f"was killed by {named_signal(-returncode)}"
             if returncode < 0

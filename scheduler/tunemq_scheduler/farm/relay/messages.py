@@ -6,7 +6,7 @@ unpickles: what is the experiment's own travels as bytes in these structs, or no
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -23,6 +23,8 @@ from tunemq_shared.store_traffic import StoreTraffic
 #: No experiment has more trials, and none is behind for longer.
 _MOST_TRIALS: Final = 2**40
 _LONGEST_S: Final = 1e10
+#: What a process says of why it ends is not longer.
+MOST_CHARACTERS: Final = 16_384
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -323,7 +325,15 @@ class Goodbye(Message, frozen=True, tag="goodbye"):
     detail: bytes = b""
 
 
-ToSupervisor = Attach | Orders | Journalled | Used | Status | StoreUse | News | Answered | Goodbye
+class Problem(Message, frozen=True, tag="problem"):
+    """Why the process is about to end; the file with what it prints may be on a full disk."""
+
+    text: Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
+
+
+ToSupervisor = (
+    Attach | Orders | Journalled | Used | Status | StoreUse | News | Answered | Goodbye | Problem
+)
 
 _encoder: Final = msgspec.msgpack.Encoder()
 encode: Final = _encoder.encode

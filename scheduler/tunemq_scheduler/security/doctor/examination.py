@@ -29,7 +29,11 @@ from tunemq_scheduler.security.doctor.keys import (
     secrets_in,
 )
 from tunemq_scheduler.security.doctor.nodes import Versions, check_nodes
-from tunemq_scheduler.security.doctor.reports import check_backup, check_scheduler_reports
+from tunemq_scheduler.security.doctor.reports import (
+    check_backup,
+    check_scheduler_reports,
+    check_searches,
+)
 from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
 from tunemq_scheduler.security.redis_probes import probe
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_folder, try_store
@@ -153,15 +157,16 @@ def _ask_scheduler(
             listed = client.ask(ListNodes(), NodeList)
             active = client.ask(ListExperiments(is_all=False), ExperimentList).experiments
     except ScriptScheduler as error:
-        told = warning("scheduler", str(error), "tunemq doctor --store ADDRESS")
-        return None, ("the script's",), [told]
+        asked = warning("scheduler", str(error), "tunemq doctor --store ADDRESS")
+        return None, ("the script's",), [asked]
     except NoScheduler as error:
         return None, (), [problem("scheduler", str(error), _START_SCHEDULER)]
     except TuneError as error:
         return None, (), [problem("scheduler", str(error), _AS_SCHEDULER)]
     alive = ok("scheduler", description.scheduler.partition(", with")[0])
     searches = tuple(f"{row.name} ({row.state})" for row in active if row.state in _NEED_NODES)
-    return description, searches, [alive, *check_scheduler_reports(listed)]
+    told = [alive, *check_searches(active), *check_scheduler_reports(listed)]
+    return description, searches, told
 
 
 def _look_at_nodes(

@@ -12,9 +12,10 @@ from typing import Final
 
 from tunemq_scheduler.security.doctor.farm_facts import NodeFacts, harmless_word
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
-from tunemq_shared.answers import NodeList, NodeRow
+from tunemq_shared.answers import ExperimentRow, NodeList, NodeRow
 from tunemq_shared.byte_sizes import show_bytes
 from tunemq_shared.refusals import OFTEN_HONEST
+from tunemq_shared.safe_text import harmless
 
 #: A store that fails for less may only have been slow, or have been started again.
 _FAILS_S: Final = 30.0
@@ -25,6 +26,8 @@ _STORE: Final = "store-requests"
 _OUTBOX_BYTES: Final = 2**24
 #: Backups are made each week, at least.
 _BACKUP_S: Final = 8 * 86400.0
+#: Characters of what a search's process said.
+_SHOWN: Final = 500
 
 
 def check_scheduler_reports(listed: NodeList) -> list[Finding]:
@@ -36,6 +39,21 @@ def check_scheduler_reports(listed: NodeList) -> list[Finding]:
         *_scheduler_store(listed),
         *_refused(listed),
     ]
+
+
+def check_searches(rows: Iterable[ExperimentRow]) -> list[Finding]:
+    """Whether each search that runs has a process, as far as the scheduler says."""
+    found = [
+        problem(
+            "searches",
+            harmless(" ".join(row.trouble.split()))[:_SHOWN],
+            f"see what it printed (tunemq logs {harmless_word(row.name)}) and the scheduler's log;"
+            " it is tried again by itself",
+        )
+        for row in rows
+        if row.trouble
+    ]
+    return found or [ok("searches", "no process of a search fails to start")]
 
 
 def check_node_reports(nodes: Iterable[NodeFacts]) -> list[Finding]:

@@ -9,6 +9,7 @@ import pytest
 from tunemq_scheduler.farm.exits import (
     EXIT_AGAIN,
     EXIT_FAILED,
+    EXIT_OTHER_VERSION,
     EXIT_SUPERSEDED,
     EXIT_UNAVAILABLE,
     EXIT_USE,
@@ -23,9 +24,11 @@ from tunemq_shared.errors import (
     JournalError,
     JournalFull,
     JournalLocked,
+    JournalOfOtherVersion,
     SchedulerSuperseded,
     SearchFailed,
     StoreError,
+    TunerOfOtherVersion,
     WireUnavailable,
 )
 
@@ -56,7 +59,9 @@ def test_what_the_disk_or_the_store_refuses_may_go_better_the_next_time(problem)
     ("problem", "code"),
     [
         (JournalCorrupt("journal", 7, "damaged"), EXIT_FAILED),
-        (JournalError("another version wrote it"), EXIT_FAILED),
+        (JournalError("nothing of it can be read"), EXIT_FAILED),
+        (JournalOfOtherVersion("another version wrote it"), EXIT_OTHER_VERSION),
+        (TunerOfOtherVersion("another version wrote it"), EXIT_OTHER_VERSION),
         (BlobCorrupt("not what its name says"), EXIT_FAILED),
         (_from(SearchFailed("the algorithm raised"), _FULL), EXIT_FAILED),
         (_from(InvariantBroken("ours"), _FULL), EXIT_FAILED),

@@ -13,6 +13,7 @@ from tests.farm_desk import CODE
 from tests.unit.scheduler.farm.test_relay_link import Nodes
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.entry import Entry
+from tunemq_scheduler.farm.exits import EXIT_OTHER_VERSION
 from tunemq_scheduler.farm.experiments import Experiments
 from tunemq_scheduler.farm.queue import ExperimentQueue
 from tunemq_scheduler.farm.relay import messages as r
@@ -25,12 +26,14 @@ from tunemq_shared.answers import ExperimentDetail, ExperimentRow
 from tunemq_shared.answers import ExperimentState as State
 
 _SEGFAULT = -11
+#: The kernel gives this pid to no process.
+NO_SUCH_PID = 2**22 + 1
 
 
 class Process:
     """An experiment's process, which is none: it hears, and ends when the test says so."""
 
-    pid = watched = -1
+    pid, watched = NO_SUCH_PID, -1
 
     def __init__(self, _folder: Path, sock: socket.socket, **_options: object) -> None:
         self.code: int | None = None
@@ -142,3 +145,12 @@ def test_who_asks_for_one_that_dies_without_a_word_is_told_that(farm):
     farm.processes[0].code = _SEGFAULT
     farm.experiments.turn()
     assert asked.outcome.text == "its process ended before it answered."
+
+
+def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    farm.processes[0].code = EXIT_OTHER_VERSION
+    farm.experiments.turn()
+    assert farm.queue.get("x").state is State.FAILED
+    assert farm.queue.get("x").reason == "its last words"

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.farm_desk import CODE
+from tests.synced_files import SyncedFiles
 from tunemq_scheduler.farm import queue as queue_module
 from tunemq_scheduler.farm.entry import LEGAL, RETRY_ALL
 from tunemq_scheduler.farm.queue import ExperimentQueue
@@ -203,6 +204,15 @@ def test_a_disk_that_refuses_leaves_everything_as_it_was(queue, monkeypatch):
     monkeypatch.undo()
 
     assert names(queue.waiting()) == names(again(queue).waiting()) == ["a"]
+
+
+def test_change_is_synced_before_it_counts(queue, tmp_path, monkeypatch):
+    disk = SyncedFiles(monkeypatch)
+    add(queue, "a")
+    queue.move("a", State.RUNNING)
+    assert len(disk.renamed) == 2
+    assert disk.unsynced == []
+    assert disk.has(tmp_path / "q")
 
 
 def test_files_are_the_owners_alone(queue, tmp_path):

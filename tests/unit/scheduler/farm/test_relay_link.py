@@ -110,6 +110,16 @@ def test_code_of_its_own_that_raises_fails_it(experiment):
     assert experiment.ends(EXIT_FAILED).outcome is Outcome.FAILED
 
 
+def test_process_that_says_why_it_ends_is_quoted_whatever_stderr_has(experiment):
+    experiment.say(r.encode(r.Problem("no space is left")))
+    assert experiment.ends(EXIT_AGAIN).text == "no space is left"
+
+
+def test_process_that_fails_silently_has_a_reason(experiment, monkeypatch):
+    monkeypatch.setattr(experiment.link._process, "last_words", str)
+    assert "exit code 1" in experiment.ends(EXIT_FAILED).text
+
+
 def test_one_that_ends_well_without_saying_that_the_search_is_over_has_died(experiment):
     experiment.attach()
     ending = experiment.ends(0)

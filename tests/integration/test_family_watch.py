@@ -1,0 +1,48 @@
+"""`FamilyWatch` on real processes, without control groups: what it says of their memory."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+
+import pytest
+
+from tunemq_shared.trial_limits import TrialLimits
+from tunemq_workers.family_watch import FamilyWatch
+
+pytestmark = pytest.mark.integration
+
+MIB = 2**20
+#: Holds 40 MiB itself, and 40 MiB in a child.
+HOLDS = """
+import os, sys
+held = b"x" * (40 << 20)
+if os.fork() == 0:
+    own = b"y" * (40 << 20)
+    print("holds", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_process_tree_above_its_memory_limit_is_reported() -> None:
+    calls: queue.Queue = queue.Queue()
+    said: list[tuple[str, str, str]] = []
+    watch = FamilyWatch(calls.put)
+    watch.on_exceeded = lambda *what: said.append(what)
+    python = [sys.executable, "-c", HOLDS]
+    with subprocess.Popen(python, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"holds\n"
+        watch.watch("h1", process.pid, TrialLimits(memory=70 * MIB))
+        try:
+            calls.get(timeout=10)()
+        except queue.Empty:
+            pytest.fail("nothing is reported")
+        finally:
+            watch.leave("h1")
+            process.stdin.close()
+    ((host, kind, error),) = said
+    assert (host, kind) == ("h1", "memory")
+    assert "its limit is 70 MiB" in error
