@@ -18,6 +18,7 @@ import pytest
 from tests.object_servers import bucket, minio, shared_minio, shared_rclone  # noqa: F401
 from tests.served_folders import served, shared_served  # noqa: F401
 from tests.support import descendants, eventually
+from tunemq_shared.prctl import is_memory_private
 
 hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tunemq")
@@ -35,6 +36,16 @@ for _name in [name for name in os.environ if name.startswith("TUNEMQ_")]:
 @pytest.fixture(autouse=True)
 def _results_in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEMQ_RESULTS", str(tmp_path / "tunemq_results"))
+
+
+@pytest.fixture(autouse=True)
+def _memory_stays_as_it_was() -> Iterator[None]:
+    """Fail a test that hides this process's memory: its children would get no keys from then on.
+
+    Linux does so whenever the process's user changes, even for a moment.
+    """
+    yield
+    assert not is_memory_private()
 
 
 @pytest.fixture(autouse=True)

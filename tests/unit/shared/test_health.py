@@ -15,6 +15,7 @@ import pytest
 from tunemq_shared import health, health_command
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.health import Health
+from tunemq_shared.prctl import keep_memory_private
 
 
 @pytest.fixture
@@ -231,6 +232,7 @@ def test_a_file_of_another_user_says_nothing(path, asked):
         code, said = asked(path)
     finally:
         os.seteuid(0)
+        keep_memory_private(False)  # it is, after any change of a process's user
     assert code == 1
     assert "cannot be read" in said or "no file of this user's" in said
 
