@@ -252,6 +252,7 @@ class ExperimentLoop:
                 self._journal.append,
                 entries,
                 tell=self._records.news,
+                pause=self.executor.pause,
                 is_given_up=self._is_interrupted,
             )
             self._entries, self._aside = [], self._nodes_aside()

@@ -23,6 +23,7 @@ def append_when_there_is_room(
     entries: Sequence[Entry],
     *,
     tell: Callable[[str], None],
+    pause: Callable[[float], None],
     is_given_up: Callable[[], bool],
 ) -> None:
     """Write a turn, however long the disk has no room for it.
@@ -30,6 +31,7 @@ def append_when_there_is_room(
     Args:
         append: that of the journal.
         tell: told that the search is degraded, and why; and when it goes on.
+        pause: waits for so many seconds between two tries.
         is_given_up: asked before each further try; where it says yes, there is none.
 
     Raises:
@@ -51,6 +53,6 @@ def append_when_there_is_room(
                 )
         else:
             break
-        time.sleep(RETRY_S)
+        pause(RETRY_S)
     if since is not None:
         tell(f"there is room again after {time.monotonic() - since:.0f} s; the search goes on")

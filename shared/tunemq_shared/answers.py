@@ -55,7 +55,8 @@ class ExperimentRow(Answer, frozen=True, kw_only=True):
 
     Attributes:
         reason: why it is in its state, in words.
-        trouble: why its process starts again, where one has failed and none has begun since.
+        trouble: why its process starts again, where one has failed and none has begun since; or
+            for how long it has not answered.
         trials: how many are in each state (PENDING, RUNNING, PAUSED, TERMINATED, ERROR).
         total: how many there will be; None where that is open or not known yet.
         position: how many wait before it, while it is queued.

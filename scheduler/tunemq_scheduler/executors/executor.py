@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -120,6 +121,10 @@ class TrialExecutor(ABC):
     @abstractmethod
     def poll(self, timeout: float) -> list[Event]:
         """Facts since the last call; waits up to ``timeout`` seconds for the first."""
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass in which the loop can do nothing: its journal's disk is full."""
+        time.sleep(seconds)
 
     def release(self, accepted: dict[str, int]) -> None:  # noqa: B027  a backend may keep nothing
         """All events up to these numbers (by node incarnation) are journalled."""

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,14 @@ from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.preparing import named, place_of, run_on_farm
 from tunemq_scheduler.farm.relay.farm import RelayedFarm
 from tunemq_scheduler.farm.relay.line import SupervisorLine
-from tunemq_scheduler.farm.relay.messages import MOST_CHARACTERS, Job, Problem
+from tunemq_scheduler.farm.relay.messages import (
+    MOST_CHARACTERS,
+    MOST_THREADS,
+    THREAD_CHARACTERS,
+    Exits,
+    Job,
+    Problem,
+)
 from tunemq_scheduler.farm.script import load_tuner
 from tunemq_scheduler.opening import ResumeOptions
 from tunemq_scheduler.tuner import TunerParts
@@ -35,6 +43,7 @@ from tunemq_shared.bundles import unpacked
 from tunemq_shared.errors import BugError, TuneError
 from tunemq_shared.prctl import set_name
 from tunemq_shared.requests import PickledCode, ScriptCode
+from tunemq_shared.safe_text import harmless
 from tunemq_shared.standard_streams import tell
 from tunemq_shared.store_address import is_remote
 from tunemq_shared.stores import use_only
@@ -47,6 +56,17 @@ def run(sock: socket.socket) -> int:
     """Run what the supervisor says at the other end of this socket; the exit code."""
     faulthandler.enable()  # a segfault in the experiment's code is told with its place
     line = SupervisorLine(sock)
+    try:
+        code = _exit_code(line)
+        line.send(Exits(code, _threads_that_hold_up_the_exit()))
+    finally:
+        line.close()
+        _give_up_unwritten_output()
+    return code
+
+
+def _exit_code(line: SupervisorLine) -> int:
+    """Run it; say why it ends where that is not because it is done."""
     try:
         _run(line)
     except BugError:
@@ -63,10 +83,14 @@ def run(sock: socket.socket) -> int:
     except Exception as problem:  # noqa: BLE001  the script's own; its traceback is told here
         _end_with(line, traceback.format_exc())
         return process_exit_code(problem)
-    finally:
-        line.close()
-        _give_up_unwritten_output()
     return 0
+
+
+def _threads_that_hold_up_the_exit() -> tuple[str, ...]:
+    """Those of the experiment's own code for whose end Python waits."""
+    own = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    names = [harmless(str(one.name))[:THREAD_CHARACTERS] for one in own if not one.daemon]
+    return tuple(names[:MOST_THREADS])
 
 
 def _run(line: SupervisorLine) -> None:

@@ -40,6 +40,11 @@ _STEADY_S: Final = 60.0
 _END_GRACE_S: Final = 30.0
 #: Trials save, files are copied and callbacks hear of the end within so long, or never.
 _STOP_WITHIN_S: Final = 180.0
+#: People are told of a process that has said nothing for so long.
+_SILENT_S: Final = 30.0
+#: So often it is ended for that. After its goodbye it gets this long: it may copy much.
+_HANGS_AT_MOST: Final = 3
+_LAST_STEPS_S: Final = 3600.0
 #: Nodes end what is not wanted within so long: only then is its place somebody else's.
 _FREED_AFTER_S: Final = 10.0
 #: Beside the queue: where each experiment's events go.
@@ -63,6 +68,8 @@ class _Running:
         usage: what it said last of what it was offered; the allotter knows that, as ``pace`` says.
         stops: whether its process is stopped (SIGSTOP); looks at it again at ``look_at``.
         waits: the version that it waits for, in words; empty where it waits for none.
+        is_silent: people were told that its process says nothing; ``hangs``: how many of its
+            processes were ended for that, ``is_aborted``: this one among them.
     """
 
     name: str
@@ -81,6 +88,9 @@ class _Running:
     stops: StopDetector = field(default_factory=StopDetector)
     look_at: float = 0.0
     waits: str = ""
+    is_silent: bool = False
+    hangs: int = 0
+    is_aborted: bool = False
 
 
 class Experiments:
@@ -96,6 +106,8 @@ class Experiments:
         folders: those of the experiments.
         max_running: so many have a process at once.
         pause_grace_s: how long trials get to save when their experiment is paused.
+        unresponsive_after_s: a process that has said nothing for so long is ended where others wait
+            for what it holds.
         news: shows a line to people.
     """
 
@@ -110,10 +122,12 @@ class Experiments:
         folders: ResultsFolders,
         max_running: int,
         pause_grace_s: float,
+        unresponsive_after_s: float,
         news: Callable[[str], None],
     ) -> None:
         self._queue, self._allotter, self._start_link = queue, allotter, start_link
         self._end_hosts, self._pause_grace_s = end_hosts, pause_grace_s
+        self._unresponsive_after_s = unresponsive_after_s
         self._folders, self._max_running, self._news = folders, max_running, news
         self._streams = Streams(folder / STREAMS)
         self._running: dict[str, _Running] = {}
@@ -323,6 +337,7 @@ class Experiments:
         if one.began_at is not None:
             self._allotter.experiment_restarted(one.name)
         one.began_at, one.is_told_to_end = time.monotonic(), False
+        one.is_silent = one.is_aborted = False
         if entry.state is State.STOPPING:
             one.link.ask(r.StopSearch(entry.reason))
 
@@ -361,6 +376,35 @@ class Experiments:
                 self._news(f"{one.name}: its process {link.pid} is stopped (SIGSTOP or a debugger)")
                 one.stops = StopDetector()
                 link.kill()
+            else:
+                self._end_if_it_hangs(one, link)
+
+    def _end_if_it_hangs(self, one: _Running, link: ExperimentLink) -> None:
+        """Tell people of a process that says nothing; end it where others wait for what it holds.
+
+        Its code may be slow, or hang: only who wrote it can know.
+        """
+        limit_s = self._limit_s(link)
+        if link.silent_s < min(_SILENT_S, limit_s):
+            one.is_silent = False
+            return
+        if not one.is_silent:
+            one.is_silent = True
+            self._news(_silence(one))
+        if link.silent_s >= limit_s and not one.is_aborted and self._is_awaited(one.name):
+            one.is_aborted = True
+            one.hangs += 1
+            self._news(f"{one.name}: its process is ended, since others wait for what it holds")
+            link.abort()
+
+    def _limit_s(self, link: ExperimentLink) -> float:
+        limit_s = self._unresponsive_after_s
+        return max(limit_s, _LAST_STEPS_S) if link.has_said_goodbye else limit_s
+
+    def _is_awaited(self, name: str) -> bool:
+        """Whether others wait for its slots, or for its place among those that may run."""
+        is_full = len(self._running) >= self._max_running and self._no_room is None
+        return self._allotter.is_awaited(name) or (is_full and bool(self._queue.waiting()))
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -421,6 +465,14 @@ class Experiments:
         one.ends += 1
         one.failure = ending.text
         one.deaths += ending.outcome is Outcome.DIED
+        if one.is_aborted and one.hangs >= _HANGS_AT_MOST:
+            self._finish(
+                one,
+                State.FAILED,
+                f"its own code did not return for {self._unresponsive_after_s:g} s, {one.hangs}"
+                f" times, while others waited for what it held: {ending.text}",
+            )
+            return
         if one.deaths >= _DEATHS_AT_MOST:
             self._finish(one, State.FAILED, f"died {one.deaths} times in a row: {ending.text}")
             return
@@ -463,20 +515,20 @@ class Experiments:
         return None if entry is None else Counts(entry.trials, entry.total)
 
     def trouble(self, name: str) -> str:
-        """Why it has no process that has begun, where one has failed before; else empty."""
+        """Why it has no process that has begun and answers; else empty."""
         one = self._running.get(name)
-        if one is None or not one.ends or one.waits:
+        if one is None or one.waits:
             return ""
         if one.link is not None and one.link.events_key:
-            return ""
-        return _failed(one)
+            return _silence(one) if one.is_silent else ""
+        return _failed(one) if one.ends else ""
 
     def detail(
         self, name: str, trials: int
     ) -> a.ExperimentDetail | Deferred[a.ExperimentDetail] | None:
         """From its process; where it has none, or none any more, what that said last."""
         link = self._running[name].link if name in self._running else None
-        if link is None:
+        if link is None or self._running[name].is_silent:
             return self._kept_detail(name, trials)
 
         def at_its_end() -> a.ExperimentDetail | None:
@@ -530,11 +582,14 @@ class Experiments:
         if one.link is None and not trial and one.ends:
             return a.Why(lines=(_failed(one),))
         link = self._link(name)
+        silence = (self._why_silent(one, link),) if one.is_silent else ()
+        if trial and silence:
+            return a.Why(lines=silence)
         if trial:
             reasons: Deferred[r.Reasons] = _ask(link, r.WhyTrial(trial))
             return reasons.then(lambda found: a.Why(lines=tuple(self._reasons(name, found))))
         use = link.store_use
-        failed = (_failed(one),) if one.ends else ()
+        failed = (_failed(one),) if one.ends else silence
         if link.usage is None:
             return a.Why(lines=(*failed, f"{name} starts"))
         held = sum(bool(amounts.resources) for amounts in link.usage.held.values())
@@ -546,6 +601,11 @@ class Experiments:
         if trouble := use.traffic.shown(f"the process of {name}"):
             lines.append(trouble)
         return a.Why(lines=tuple(lines))
+
+    def _why_silent(self, one: _Running, link: ExperimentLink) -> str:
+        left_s = max(0.0, self._limit_s(link) - link.silent_s)
+        then = f"If others wait for what it holds, it is ended and started again in {left_s:.0f} s."
+        return f"{_silence(one)}. {then}"
 
     def _reasons(self, name: str, found: r.Reasons) -> Iterator[str]:
         yield from found.lines
@@ -584,6 +644,20 @@ def _failed(one: _Running) -> str:
     wait_s = max(0.0, one.restart_at - time.monotonic()) if one.link is None else 0.0
     next_one = f"It starts again in {wait_s:.0f} s." if one.link is None else "It started again."
     return f"The process of {one.name} failed {how_often}: {one.failure.rstrip('.')}. {next_one}"
+
+
+def _silence(one: _Running) -> str:
+    """For how long its process has said nothing, and what may be the reason."""
+    if one.link is None:
+        return ""
+    what = (
+        "its trials are done, and on_experiment_end of its callbacks or the copying of its files"
+        " takes long"
+        if one.link.has_said_goodbye
+        else "its own code (a callback, logger, stopper, trial scheduler or search algorithm) has"
+        " not returned"
+    )
+    return f"the process of {one.name} has not answered for {one.link.silent_s:.0f} s: {what}"
 
 
 def _holds(one: _Running) -> bool:

@@ -55,6 +55,9 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_running: so many experiments have a process at once.
         preempts: whether trials are paused for others that come first.
         preempt_grace_s: how long they get to save; seconds.
+        unresponsive_after_s: a search whose own code (callbacks, loggers, stoppers, search
+            algorithm) has not returned for so long is started again where others wait for what it
+            holds; seconds.
         stores: what searches may use beside the farm's own store; an address alone is for all.
         shares: of owners; 1 where nothing is said.
         quotas: what an owner's experiments hold together at most: resource to amount, by owner.
@@ -63,6 +66,7 @@ class FarmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_running: int = MAX_RUNNING
     preempts: bool = True
     preempt_grace_s: float = 60.0
+    unresponsive_after_s: float = 600.0
     stores: tuple[AllowedStore | str, ...] = ()
     shares: dict[str, float] = {}
     quotas: dict[str, dict[str, float]] = {}
@@ -141,6 +145,11 @@ def _check(settings: FarmSettings, path: str) -> None:
     if not (math.isfinite(settings.preempt_grace_s) and settings.preempt_grace_s >= 0):
         raise ConfigError(
             f"{path}: preempt_grace_s={settings.preempt_grace_s!r} must be 0 or more seconds."
+        )
+    if not (math.isfinite(settings.unresponsive_after_s) and settings.unresponsive_after_s > 0):
+        raise ConfigError(
+            f"{path}: unresponsive_after_s={settings.unresponsive_after_s!r} must be more than 0"
+            " seconds."
         )
     for owner, share in settings.shares.items():
         if not (math.isfinite(share) and share > 0):

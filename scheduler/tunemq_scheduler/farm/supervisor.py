@@ -117,6 +117,7 @@ class Supervisor:
             folders=ResultsFolders(Path(farm.results), folder / "trash", farm.store, tell),
             max_running=farm.settings.max_running,
             pause_grace_s=farm.settings.preempt_grace_s,
+            unresponsive_after_s=farm.settings.unresponsive_after_s,
             news=tell,
         )
         self._wire = NodeWire(

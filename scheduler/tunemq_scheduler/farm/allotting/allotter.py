@@ -14,7 +14,7 @@ until it has confirmed a new offer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from tunemq_scheduler.farm.allotting.claims import Claims
@@ -229,6 +229,17 @@ class Allotter:
             self._members.settle()
             self._is_changed = False
         return [(part.experiment, part.next_offer()) for part in self._ledger.take_stale()]
+
+    def is_awaited(self, name: str) -> bool:
+        """Whether others wait for what this one was offered and has not let go of."""
+        leaving = [part for part in self._parts_of(name) if part.leaving]
+        if not leaving:
+            return False
+        has_to = any(part.grace_s is not None for part in leaving)
+        return has_to or any(sum(one.wants.values()) for one in self._members if one.name != name)
+
+    def _parts_of(self, name: str) -> Iterable[Part]:
+        return self._members[name].parts.values() if name in self._members else ()
 
     def why(self, name: str, request: dict[str, float]) -> list[str]:
         """Why a trial of this experiment with this request waits, in sentences."""

@@ -147,6 +147,10 @@ class RelayedExecutor(FarmBackend, MailedOrders):
                 self._given += stated
                 return facts
 
+    def pause(self, seconds: float) -> None:
+        """Let time pass, and have the supervisor know that this process does not hang."""
+        self._line.pause(seconds)
+
     def wake(self) -> None:
         """Make a waiting `poll` return at once; for any thread or signal handler."""
         self._line.wake()

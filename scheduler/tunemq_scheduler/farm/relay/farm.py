@@ -35,5 +35,4 @@ class RelayedFarm:
         return events_key != self._events_key
 
     def close(self) -> None:
-        """Nothing more is said."""
-        self._line.close()
+        """Nothing: the process closes the line when it has said how it ends."""

@@ -18,6 +18,8 @@ from tunemq_scheduler.farm.relay.forking import START
 FARM_KEYS: Final = ("TUNEMQ_REDIS",)
 #: So much of the end of what a process wrote to stderr is told.
 _TOLD_BYTES: Final = 4000
+#: faulthandler says behind this where a process crashed, the innermost call first.
+_CRASHED: Final = "Current thread"
 _TOLD_LINES: Final = 20
 _MODULE: Final = "tunemq_scheduler.farm.experiment_forkserver"
 #: A process whose socket is closed, or that is killed, is gone within milliseconds.
@@ -138,8 +140,11 @@ class Forkserver:
 
 
 def tail(descriptor: int, begin: int = 0) -> str:
-    """The end of what somebody wrote to a file, from this place on."""
+    """The end of what somebody wrote to a file, from this place on; of a crash, where it was."""
     size = os.fstat(descriptor).st_size
     data = os.pread(descriptor, _TOLD_BYTES, max(begin, size - _TOLD_BYTES))
-    lines = data.decode(errors="replace").splitlines()[-_TOLD_LINES:]
+    lines = data.decode(errors="replace").splitlines()
+    crashes = [number for number, line in enumerate(lines) if line.startswith(_CRASHED)]
+    begins = crashes[-1] if crashes else max(0, len(lines) - _TOLD_LINES)
+    lines = lines[begins : begins + _TOLD_LINES]
     return "\n".join(lines).strip()

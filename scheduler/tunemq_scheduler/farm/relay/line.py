@@ -21,6 +21,8 @@ _HEARD_WITHIN_S: Final = 30.0
 _MOST_WAITING: Final = 16 * 2**20
 #: How long `close` waits for the supervisor to take what is left to say.
 _CLOSED_WITHIN_S: Final = 10.0
+#: How often the supervisor is told that this thread reads what it sends.
+ALIVE_EVERY_S: Final = 5.0
 
 
 class SupervisorLine:
@@ -43,7 +45,7 @@ class SupervisorLine:
         self._frames = FrameSocket(sock)
         self._inbox: deque[r.ToExperiment] = deque()
         self._fresh_s, self._heard_within_s = fresh_s, heard_within_s
-        self._heard_at = float("-inf")
+        self._heard_at = self._alive_at = float("-inf")
         self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # --- whose farm it is -------------------------------------------------------------------------
@@ -97,6 +99,15 @@ class SupervisorLine:
         if self._inbox:
             timeout = 0.0
         return self._select(timeout)
+
+    def pause(self, seconds: float) -> None:
+        """Let so much time pass, and have the supervisor know that nothing hangs."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self.is_lost:
+                time.sleep(left)
+            else:
+                self._select(left)
 
     def take(self) -> list[r.ToExperiment]:
         """The messages that came, but for signs of life."""
@@ -162,5 +173,13 @@ class SupervisorLine:
             message = r.decode_for_experiment(payload)
             if isinstance(message, r.Beat):
                 self._heard_at = max(self._heard_at, message.at)
+                self._say_alive()
             else:
                 self._inbox.append(message)
+
+    def _say_alive(self) -> None:
+        now = time.monotonic()
+        if now - self._alive_at >= ALIVE_EVERY_S:
+            self._alive_at = now
+            self._frames.put(r.encode(r.Alive()))
+            self._frames.flush()

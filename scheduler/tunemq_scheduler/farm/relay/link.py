@@ -6,6 +6,7 @@ that is much, so do nodes; what it sends is checked, and one that sends what it 
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -40,6 +41,10 @@ from tunemq_shared.undecodable import UNDECODABLE
 MOST_WAITING: Final = 8 * 2**20
 #: Facts are sent in frames of this size, or of one batch where that is larger.
 _FRAME_BYTES: Final = 2**20
+#: What its process has to do when it has said that all is done: Python's own end.
+EXIT_WITHIN_S: Final = 30.0
+#: In which it prints where its threads are, if it is asked to.
+_ABORT_WITHIN_S: Final = 5.0
 #: As which other facts than batches count: few are longer.
 _FACT_BYTES: Final = 1024
 
@@ -100,6 +105,9 @@ class Process(Protocol):
     def kill(self) -> None:
         """Kill it."""
 
+    def abort(self) -> None:
+        """Have it print where its threads are, and end."""
+
     def close(self) -> None:
         """Let go of it."""
 
@@ -115,6 +123,7 @@ class ExperimentLink:
         on: the wire.
         folder: for what its process prints.
         begin: starts that, as `tunemq_scheduler.farm.relay.forkservers.Forkservers` does.
+        exit_within_s: how long its process gets to end when it has said that all is done.
 
     Raises:
         ConfigError: its process cannot be started; says why.
@@ -127,6 +136,7 @@ class ExperimentLink:
         *,
         folder: Path,
         begin: Callable[..., Process],
+        exit_within_s: float = EXIT_WITHIN_S,
     ) -> None:
         self.job, self.folder = job, folder
         #: The stream of its events; empty until it is open.
@@ -148,6 +158,9 @@ class ExperimentLink:
         self._asked: dict[int, Callable[[Reply], None]] = {}
         self._kinds: dict[int, type[Done | ExperimentDetail | r.Reasons]] = {}
         self._last_id = 0
+        self._heard_at = time.monotonic()
+        self._exit_within_s = exit_within_s
+        self._exits: r.Exits | None = None
         self._kill_at: float | None = None
         self._trespass = ""
         try:
@@ -181,6 +194,17 @@ class ExperimentLink:
         return self.status.results if self.status is not None else 0
 
     @property
+    def silent_s(self) -> float:
+        """For how many seconds a search that has begun has said nothing: its code may hang."""
+        is_there = self.events_key and self.ending is None
+        return time.monotonic() - self._heard_at if is_there else 0.0
+
+    @property
+    def has_said_goodbye(self) -> bool:
+        """Whether its trials are done; callbacks and copies may not be."""
+        return self._goodbye is not None
+
+    @property
     def watched(self) -> int:
         """Readable when something has become of the process, which `attend` sees to."""
         return self._process.watched
@@ -199,6 +223,7 @@ class ExperimentLink:
         """Read what the experiment says, and do it."""
         try:
             for payload in self._frames.receive():
+                self._heard_at = time.monotonic()
                 self._do(r.decode_for_supervisor(payload))
         except (*UNDECODABLE, WireError) as error:
             self._trespassed(f"it sent what cannot be read ({error})")
@@ -251,11 +276,20 @@ class ExperimentLink:
     def stop(self, request: r.StopSearch | r.Interrupt | r.Leave, grace_s: float) -> None:
         """Ask it to end; its process is killed where it has not after so many seconds."""
         self.ask(request)
-        self._kill_at = time.monotonic() + grace_s
+        self._kill_within(grace_s)
 
     def kill(self) -> None:
         """Kill its process, at once."""
         self._process.kill()
+
+    def abort(self) -> None:
+        """End its process, which hangs, and have it print where."""
+        self._process.abort()
+        self._kill_within(_ABORT_WITHIN_S)
+
+    def _kill_within(self, seconds: float) -> None:
+        due = time.monotonic() + seconds
+        self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
     def take_news(self) -> list[str]:
         """What happened since the last call."""
@@ -315,6 +349,9 @@ class ExperimentLink:
                 self._answer(message)
             case r.Problem():
                 self._problem = message.text
+            case r.Exits():
+                self._exits = message
+                self._kill_within(self._exit_within_s)
             case r.Goodbye() if self._client is not None:
                 self._goodbye = message
                 self._client.close()
@@ -388,6 +425,18 @@ class ExperimentLink:
         self._asked.clear()
 
     def _judged(self, returncode: int) -> Ending:
+        """What became of it; whatever befalls a process that had done all, it ended as it said."""
+        if self._exits is None:
+            return self._judged_by(returncode)
+        ending = self._judged_by(self._exits.code)
+        if returncode != -signal.SIGKILL:
+            return ending
+        threads = ", ".join(self._exits.threads)
+        what = f"the threads {threads}" if threads else "an exit handler (atexit)"
+        late = f"its process was killed: {what} had not ended {self._exit_within_s:g} s after it"
+        return ending._replace(text=f"{ending.text.rstrip('.')}; {late}")
+
+    def _judged_by(self, returncode: int) -> Ending:
         words = self._problem or self._process.last_words()
         if self._trespass:
             return Ending(Outcome.FAILED, returncode, f"its process was killed: {self._trespass}.")

@@ -25,6 +25,11 @@ _MOST_TRIALS: Final = 2**40
 _LONGEST_S: Final = 1e10
 #: What a process says of why it ends is not longer.
 MOST_CHARACTERS: Final = 16_384
+#: So many threads are named at most, with names that are not longer.
+MOST_THREADS: Final = 5
+THREAD_CHARACTERS: Final = 100
+
+ThreadName = Annotated[str, msgspec.Meta(max_length=THREAD_CHARACTERS)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -331,8 +336,33 @@ class Problem(Message, frozen=True, tag="problem"):
     text: Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
 
 
+class Alive(Message, frozen=True, tag="alive"):
+    """The thread that runs the search reads what the supervisor sends: no code of users hangs."""
+
+
+class Exits(Message, frozen=True, tag="exits"):
+    """The last message: all is done, and the process is about to end with this exit code.
+
+    ``threads``: the names of those that Python waits for before it ends.
+    """
+
+    code: int
+    threads: Annotated[tuple[ThreadName, ...], msgspec.Meta(max_length=MOST_THREADS)] = ()
+
+
 ToSupervisor = (
-    Attach | Orders | Journalled | Used | Status | StoreUse | News | Answered | Goodbye | Problem
+    Attach
+    | Orders
+    | Journalled
+    | Used
+    | Status
+    | StoreUse
+    | News
+    | Answered
+    | Goodbye
+    | Problem
+    | Alive
+    | Exits
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

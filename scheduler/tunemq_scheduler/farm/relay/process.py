@@ -105,6 +105,12 @@ class ExperimentProcess:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             self._kill_session(self.pid)
 
+    def abort(self) -> None:
+        """Have it print where its threads are, and end, if its code lets it."""
+        if self._pidfd is not None and not self._is_over:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGABRT)
+
     def close(self) -> None:
         """Let go of it; it has ended."""
         self._channel.close()
