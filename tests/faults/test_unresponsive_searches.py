@@ -50,15 +50,15 @@ def test_search_whose_callback_hangs_gives_way_and_fails_after_three_times(farm:
     farm.submit(Search(name="hangs", trials=1, steps=500, code=HANGS, run="callbacks=[Hangs()],"))
     farm.wait_for_steps("hangs", 1, 3)
     for number in range(3):
-        name = f"urgent-{number}"
-        farm.submit(Search(name=name, trials=1), "--priority", "5")
+        name = f"waits-{number}"
+        farm.submit(Search(name=name, trials=1), "--priority", "5" if number else "0")
         farm.wait_for(name, "FINISHED")
     hangs = farm.wait_for("hangs", "FAILED")
     assert "its own code did not return for 4 s, 3 times" in hangs.reason
     assert "on_trial_result" in hangs.reason  # where it hung
     assert "the process of hangs has not answered" in farm.said()
     for number in range(3):
-        farm.check_results(f"urgent-{number}")
+        farm.check_results(f"waits-{number}")
 
 
 @_settings("unresponsive_after_s = 4")
@@ -76,7 +76,10 @@ def test_search_whose_callback_hangs_is_left_alone_while_nobody_waits_and_says_s
 
 @pytest.mark.parametrize(
     ("code", "named"),
-    [(LEAVES_A_THREAD, "the threads upload-1"), (LEAVES_AN_EXIT_HANDLER, "an exit handler (atexit)")],
+    [
+        (LEAVES_A_THREAD, "the threads upload-1"),
+        (LEAVES_AN_EXIT_HANDLER, "an exit handler (atexit)"),
+    ],
     ids=["a thread", "an exit handler"],
 )
 @_settings("max_running = 1")

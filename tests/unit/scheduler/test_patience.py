@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.unit.scheduler.loops import NODE, Loop
+from tests.unit.scheduler.loops import NODE, Loop, ScriptedExecutor
 from tunemq_scheduler import patience
 from tunemq_shared import messages as m
 from tunemq_shared.errors import JournalError, JournalFull
@@ -47,7 +47,9 @@ class Clock:
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "RETRY_S", 2.0)
-    monkeypatch.setattr(patience, "time", Clock())
+    clock = Clock()
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(ScriptedExecutor, "pause", clock.sleep)
 
 
 def with_full_journal(tries: int) -> tuple[Loop, FullJournal]:

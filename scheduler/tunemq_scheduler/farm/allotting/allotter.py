@@ -231,12 +231,11 @@ class Allotter:
         return [(part.experiment, part.next_offer()) for part in self._ledger.take_stale()]
 
     def is_awaited(self, name: str) -> bool:
-        """Whether others wait for what this one was offered and has not let go of."""
-        leaving = [part for part in self._parts_of(name) if part.leaving]
-        if not leaving:
-            return False
-        has_to = any(part.grace_s is not None for part in leaving)
-        return has_to or any(sum(one.wants.values()) for one in self._members if one.name != name)
+        """Whether it has slots that others want, or a node that is to be empty."""
+        parts = [part for part in self._parts_of(name) if part.grants or part.leaving]
+        has_to = any(part.leaving and part.grace_s is not None for part in parts)
+        wanted = any(sum(one.wants.values()) for one in self._members if one.name != name)
+        return has_to or (wanted and bool(parts))
 
     def _parts_of(self, name: str) -> Iterable[Part]:
         return self._members[name].parts.values() if name in self._members else ()

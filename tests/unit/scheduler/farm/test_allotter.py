@@ -65,6 +65,33 @@ def test_nothing_is_offered_of_a_node_of_which_it_would_make_no_use() -> None:
     assert (name, offer.incarnation) == ("f", "one")
 
 
+@pytest.mark.parametrize(
+    ("priority", "owner"), [(0, "ada"), (0, "bob"), (1, "ada")], ids=["same", "owner", "priority"]
+)
+def test_slots_that_others_want_are_awaited_of_whom_has_them(priority: int, owner: str) -> None:
+    allotter = an_allotter(("one", 1))
+    assert not allotter.is_awaited("has")
+    allotter.experiment_added("has", "ada")
+    allotter.experiment_added("waits", owner, priority=priority)
+    allotter.usage("has", wants(1))
+    allotter.offers()
+    assert not allotter.is_awaited("has")
+    allotter.usage("waits", wants(1))
+    assert allotter.is_awaited("has")
+    assert not allotter.is_awaited("waits")
+
+
+def test_node_that_is_to_be_empty_is_awaited_of_whom_is_on_it() -> None:
+    allotter = an_allotter(("one", 1))
+    allotter.experiment_added("has", "ada")
+    allotter.usage("has", wants(1))
+    allotter.offers()
+    allotter.usage("has", Usage({"one": 1}, {"one": _held("one-0")}, ()))
+    assert not allotter.is_awaited("has")
+    allotter.node_drained("one", 5.0)
+    assert allotter.is_awaited("has")
+
+
 def test_no_slot_is_cleared_on_a_node_of_which_it_would_make_no_use() -> None:
     allotter = an_allotter(("one", 1), ("two", 1))
     for name, priority in (("low", 0), ("high", 1)):

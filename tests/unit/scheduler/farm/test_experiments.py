@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.farm_desk import CODE
 from tests.unit.scheduler.farm.test_relay_link import Nodes
+from tunemq_scheduler.farm import experiments as experiments_module
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.entry import Entry
 from tunemq_scheduler.farm.exits import EXIT_OTHER_VERSION
@@ -52,6 +55,9 @@ class Process:
     def kill(self) -> None:
         self.code = -9
 
+    def abort(self) -> None:
+        self.code = -signal.SIGABRT
+
     def close(self) -> None:
         self._frames.close()
 
@@ -62,7 +68,7 @@ class Process:
 class Farm:
     """Experiments of a supervisor that is not there, in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, max_running: int = 8, patience_s: float = 600.0) -> None:
         self.processes: list[Process] = []
         self.queue = ExperimentQueue(folder / "experiments")
         self.experiments = Experiments(
@@ -72,8 +78,9 @@ class Farm:
             self._start,
             end_hosts=lambda key: None,
             folders=ResultsFolders(folder, folder / "trash", str(folder), lambda line: None),
-            max_running=8,
+            max_running=max_running,
             pause_grace_s=30.0,
+            unresponsive_after_s=patience_s,
             news=lambda line: None,
         )
 
@@ -154,3 +161,30 @@ def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
     farm.experiments.turn()
     assert farm.queue.get("x").state is State.FAILED
     assert farm.queue.get("x").reason == "its last words"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "is_over", "ended"),
+    [(("next",), False, True), ((), False, False), (("next",), True, False)],
+    ids=["others wait for its place", "nobody waits", "its trials are done"],
+)
+def test_process_that_says_nothing_is_ended_where_others_wait(
+    tmp_path, monkeypatch, waiting, is_over, ended
+):
+    monkeypatch.setattr(experiments_module, "LOOK_S", 0.0)
+    farm = Farm(tmp_path, max_running=1, patience_s=0.05)
+    for name in ("hangs", *waiting):
+        farm.queue.add(name, owner="alice", code=CODE)
+    farm.experiments.turn()
+    (process,) = farm.processes
+    process.say(r.Attach(wire.events(farm.queue.get("hangs").id)))
+    if is_over:
+        process.say(r.Goodbye("is over"))
+    for link in farm.experiments.links():
+        link.on_readable()
+    time.sleep(0.1)
+    farm.experiments.turn()
+    code, trouble = process.code, farm.experiments.trouble("hangs")
+    farm.end()
+    assert (code == -signal.SIGABRT) is ended
+    assert ("has not answered for" in trouble) is not is_over

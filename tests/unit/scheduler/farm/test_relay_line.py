@@ -131,3 +131,38 @@ def test_what_was_said_last_is_sent_before_the_line_is_closed(ends, monkeypatch)
     line.close()
     reader.join()
     assert len(got) == 5
+
+
+def heard(supervisor: FrameSocket) -> list[r.ToSupervisor]:
+    return [r.decode_for_supervisor(payload) for payload in supervisor.receive()]
+
+
+def test_it_says_that_it_is_alive_at_most_once_in_a_while(ends, monkeypatch):
+    line, supervisor = ends
+    for _ in range(3):
+        say(supervisor, r.Beat(time.monotonic()))
+        line.wait(10.0)
+    assert heard(supervisor) == [r.Alive()]
+    monkeypatch.setattr(module, "ALIVE_EVERY_S", 0.0)
+    say(supervisor, r.Beat(time.monotonic()))
+    line.wait(10.0)
+    assert heard(supervisor) == [r.Alive()]
+
+
+def test_it_says_so_while_it_pauses_and_pauses_no_shorter_for_messages(ends):
+    line, supervisor = ends
+    say(supervisor, r.Beat(time.monotonic()))
+    say(supervisor, r.Asked(1, r.StopTrial("a", "b")))
+    began = time.monotonic()
+    line.pause(0.2)
+    assert time.monotonic() - began >= 0.2
+    assert heard(supervisor) == [r.Alive()]
+    assert [message.id for message in line.take()] == [1]
+
+
+def test_it_pauses_no_shorter_where_the_supervisor_has_gone(ends):
+    line, supervisor = ends
+    supervisor.close()
+    began = time.monotonic()
+    line.pause(0.2)
+    assert time.monotonic() - began >= 0.2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from tests.unit.scheduler.test_mailbox import START
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_FAILED
+from tunemq_scheduler.farm.relay import link as link_module
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.frames import FrameSocket
 from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
@@ -54,12 +57,15 @@ class Experiment:
     """An experiment's process, which is none, and its supervisor's link."""
 
     pid = watched = -1
+    is_aborted = False
 
     def __init__(self, folder: Path, stores: StoreRules | None = None) -> None:
         self.nodes = Nodes()
         self.code: int | None = None
         job = r.Job(name="x", results=str(folder), code="x.py", term=1, prefix="x", stores=stores)
-        self.link = ExperimentLink(job, self.nodes, folder=folder, begin=self._begin)
+        self.link = ExperimentLink(
+            job, self.nodes, folder=folder, begin=self._begin, exit_within_s=0.05
+        )
 
     def _begin(self, _folder: Path, sock: socket.socket, **_options: object) -> Experiment:
         self.frames = FrameSocket(sock)
@@ -69,7 +75,10 @@ class Experiment:
         return self.code
 
     def kill(self) -> None:
-        self.code = -9
+        self.code = -signal.SIGKILL
+
+    def abort(self) -> None:
+        self.is_aborted = True
 
     def close(self) -> None:
         self.frames.close()
@@ -194,3 +203,59 @@ def test_who_asked_hears_of_an_answer_that_cannot_be_read(experiment):
     experiment.say(r.encode(r.Answered(1)))
     experiment.ends(-9)
     assert [type(reply) for reply in replies] == [Refusal]
+
+
+@pytest.mark.parametrize(
+    ("threads", "named"),
+    [
+        (("upload-1", "upload-2"), "the threads upload-1, upload-2"),
+        ((), "an exit handler (atexit)"),
+    ],
+)
+def test_process_that_has_done_all_and_does_not_end_is_killed_and_ended_as_it_said(
+    experiment, threads, named
+):
+    experiment.attach()
+    experiment.say(r.encode(r.Goodbye("is over.")))
+    experiment.say(r.encode(r.Exits(0, threads)))
+    deadline = time.monotonic() + 10
+    while experiment.link.ending is None and time.monotonic() < deadline:
+        experiment.link.attend()
+    assert experiment.code == -signal.SIGKILL
+    late = f"its process was killed: {named} had not ended 0.05 s after it"
+    assert experiment.link.ending == (Outcome.FINISHED, 0, f"is over; {late}", b"")
+
+
+def test_process_that_ends_in_time_is_judged_by_what_it_said_last(experiment):
+    experiment.attach()
+    experiment.say(r.encode(r.Exits(EXIT_AGAIN)))
+    ending = experiment.ends(-signal.SIGSEGV)  # in an exit handler: all was done
+    assert (ending.outcome, ending.returncode) == (Outcome.LEFT, EXIT_AGAIN)
+
+
+def test_word_of_an_end_that_is_said_again_and_again_delays_no_kill(experiment):
+    experiment.attach()
+    deadline = time.monotonic() + 10
+    while experiment.code is None and time.monotonic() < deadline:
+        experiment.say(r.encode(r.Exits(0)))
+        experiment.link.attend()
+    assert experiment.code == -signal.SIGKILL
+
+
+def test_process_is_silent_from_its_last_message_on_and_not_before_it_has_begun(experiment):
+    assert experiment.link.silent_s == 0.0
+    experiment.attach()
+    time.sleep(0.01)
+    before = experiment.link.silent_s
+    assert before >= 0.01
+    experiment.say(r.encode(r.Alive()))
+    assert experiment.link.silent_s < before
+
+
+def test_process_that_hangs_prints_where_and_is_killed_if_it_lives_on(experiment, monkeypatch):
+    monkeypatch.setattr(link_module, "_ABORT_WITHIN_S", 0.0)
+    experiment.attach()
+    experiment.link.abort()
+    assert experiment.is_aborted
+    experiment.link.attend()
+    assert experiment.code == -signal.SIGKILL
