@@ -66,7 +66,8 @@ def report(
     """Report a result of the running trial, with the checkpoint that contains it if there is one.
 
     Call it once per step. Metrics may also be given as keywords. It returns when the next step may
-    begin; when the trial is to end it does not return, and ``finally`` blocks run.
+    begin; when the trial is to end it does not return, and ``finally`` blocks run. Several threads
+    of the trial's process may call it: their reports are steps that follow one another.
 
     Args:
         metrics: Numbers, strings, booleans, None, and lists and dicts of these, by name.

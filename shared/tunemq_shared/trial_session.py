@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +76,8 @@ class Kept(NamedTuple):
 class TrialSession:
     """One epoch of one trial, seen from the process that runs it.
 
-    Used by one thread at a time, in the process that made it.
+    Used in the process that made it. Its trial's code may `report` and ask for checkpoints in any
+    thread; the rest is for the thread that runs the trial.
 
     Args:
         order: What to run and how far; has its ``start``.
@@ -119,10 +122,14 @@ class TrialSession:
         self._comparable: tuple[str, ...] = ()
         self._obey(order)
         self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._is_settled = False
         self._resumed_at = time.monotonic()
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
         """Send a result, keep its checkpoint, and go on as far as the scheduler wants.
+
+        Reports of several threads follow one another, with all that belongs to each.
 
         Raises:
             MetricError: a metric is not usable; nothing was sent or counted.
@@ -134,21 +141,24 @@ class TrialSession:
                 f"report(checkpoint=...) takes a Checkpoint, not {type(checkpoint).__qualname__}: "
                 f"use Checkpoint.from_directory(path)."
             )
-        self.record(metrics)
-        if checkpoint is not None:
-            self.save(Path(checkpoint.path), CheckpointForm(as_dict=checkpoint.is_dict))
-        self.save_offered()
-        self.go_on()
-
-    def record(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Count and send a result; returns it with its measured keys. It may end the trial."""
-        if self.ended is not None:
-            raise self.ended
         if self._pid != os.getpid():
             raise TuneError(
                 f"report() was called in process {os.getpid()}, a child of the trial's process "
                 f"{self._pid}. Send the metrics to the trial's process and report them there."
             )
+        with self._one_thread():
+            if self._is_settled:
+                raise TrialDone
+            self.record(metrics)
+            if checkpoint is not None:
+                self.save(Path(checkpoint.path), CheckpointForm(as_dict=checkpoint.is_dict))
+            self.save_offered()
+            self.go_on()
+
+    def record(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Count and send a result; returns it with its measured keys. It may end the trial."""
+        if self.ended is not None:
+            raise self.ended
         progress = self.progress
         elapsed_s = time.monotonic() - self._resumed_at
         step = progress.iteration + 1
@@ -207,10 +217,11 @@ class TrialSession:
 
     def save_offered(self) -> None:
         """Keep the checkpoint that was offered for the last result, if one was."""
-        if self._offered is not None:
-            checkpoint, form = self._offered
-            self.save(Path(checkpoint.path), form)
-            self._discard_offered()
+        with self._one_thread():
+            if self._offered is not None:
+                checkpoint, form = self._offered
+                self.save(Path(checkpoint.path), form)
+                self._discard_offered()
 
     def go_on(self) -> None:
         """Return when the next step may begin; its time counts from here.
@@ -248,12 +259,17 @@ class TrialSession:
         return self._required
 
     def settled(self) -> type[TrialUnwinding] | None:
-        """What made the trial end, now that its code is left; a stop replaces a pause."""
-        if self.ended is PauseTrial:
-            self._look_for_orders()
-            if self._obeyed.stop:
-                self.ended = StopTrial
-        return self.ended
+        """What made the trial end, now that its code is left; a stop replaces a pause.
+
+        Threads that the code left behind report nothing any more.
+        """
+        with self._one_thread():
+            self._is_settled = True
+            if self.ended is PauseTrial:
+                self._look_for_orders()
+                if self._obeyed.stop:
+                    self.ended = StopTrial
+            return self.ended
 
     @property
     def _may_pause(self) -> bool:
@@ -315,19 +331,24 @@ class TrialSession:
             CheckpointCorrupt: its files are damaged; the node was told.
             StoreError: its files cannot be read now.
         """
-        kept = self._kept
-        if kept is not None and kept.path is None and kept.ref is not None:
-            try:
-                path, _ = self._checkpoints.open(kept.ref)
-            except CheckpointCorrupt as error:
-                self._say_damaged(kept.ref, error, "")
-                raise
-            kept = self._kept = kept._replace(path=path)
-        return kept
+        with self._one_thread():
+            kept = self._kept
+            if kept is not None and kept.path is None and kept.ref is not None:
+                try:
+                    path, _ = self._checkpoints.open(kept.ref)
+                except CheckpointCorrupt as error:
+                    self._say_damaged(kept.ref, error, "")
+                    raise
+                kept = self._kept = kept._replace(path=path)
+            return kept
 
     def send(self, event: NodeEvent) -> None:
         """Say something about the trial to its node."""
         self._channel.send(event)
+
+    def _one_thread(self) -> AbstractContextManager[object]:
+        """Held by one thread at a time; a forked child may have got the lock taken, for good."""
+        return self._lock if self._pid == os.getpid() else nullcontext()
 
     def _discard_offered(self) -> None:
         """Forget what was offered, with its files if they are in a folder that was made for it."""

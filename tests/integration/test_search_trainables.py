@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +72,45 @@ def test_a_function_of_each_form_reports_three_results(form):
         assert [line["training_iteration"] for line in lines] == [1, 2, 3]
         assert result.metrics["done"]
     assert results.get_best_result().config == {"a": 3.0}
+
+
+def reports_from_threads(config):
+    def report(name):
+        for step in range(20):
+            tune.report({"thread": name, "count": step})
+
+    threads = [threading.Thread(target=report, args=(name,)) for name in range(config["threads"])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tune.report({"thread": -1, "count": 0})
+
+
+def test_threads_of_a_trial_may_report_beside_one_another():
+    (result,) = fit(reports_from_threads, {"threads": 3})
+
+    lines = results_of(result)
+    assert [line["training_iteration"] for line in lines] == list(range(1, 62))
+    for name in range(3):
+        assert [line["count"] for line in lines if line["thread"] == name] == list(range(20))
+
+
+def leaves_a_thread_that_reports(config):
+    def report():
+        while True:
+            tune.report({"count": 1})
+
+    threading.Thread(target=report, daemon=True).start()
+    time.sleep(0.5)
+
+
+def test_thread_that_reports_beyond_its_trials_end_does_it_no_harm():
+    (result,) = fit(leaves_a_thread_that_reports, {})
+
+    lines = results_of(result)
+    assert [line["training_iteration"] for line in lines] == list(range(1, len(lines) + 1))
+    assert lines
 
 
 def test_a_dict_that_is_returned_is_the_last_result():

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,7 +15,7 @@ from tunemq_shared import trial_session as trial_session_module
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import BugError, CheckpointError, MetricError, StoreError, TuneError
-from tunemq_shared.messages import HostOrder
+from tunemq_shared.messages import HostOrder, ResultReported
 from tunemq_shared.session import active, get_checkpoint, get_context, report
 from tunemq_shared.trial_session import TrialSession
 from tunemq_shared.unwinding import StopTrial, TrialDone
@@ -366,3 +367,41 @@ def test_a_trial_does_not_wait_at_a_step_that_an_earlier_epoch_reported(world, m
         with pytest.raises(EOFError):
             report({"loss": 0.2})
     assert [result.step for result in world.channel.results] == [1, 2, 3]
+
+
+@pytest.mark.timeout(120)
+def test_reports_of_several_threads_follow_one_another(world, tmp_path):
+    (tmp_path / "files").mkdir()
+    checkpoint = Checkpoint.from_directory(str(tmp_path / "files"))
+
+    def count() -> None:
+        for number in range(50):
+            report({"number": number}, checkpoint=None if number % 10 else checkpoint)
+            if number % 10 == 0:
+                get_checkpoint()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with active(world.session()), ThreadPoolExecutor(4) as threads:
+            for done in [threads.submit(count) for _ in range(4)]:
+                done.result()
+    finally:
+        sys.setswitchinterval(before)
+
+    assert [result.step for result in world.channel.results] == list(range(1, 201))
+    steps = [sent.step for sent in world.channel.sent if not isinstance(sent, ResultReported)]
+    assert len(steps) == 20
+    for at, sent in enumerate(world.channel.sent):
+        if not isinstance(sent, ResultReported):  # a checkpoint contains the result before it
+            assert world.channel.sent[at - 1].step == sent.step
+
+
+def test_thread_that_reports_after_its_trial_has_ended_is_ended_and_sends_nothing(world):
+    session = world.session()
+    with active(session):
+        report(loss=1.0)
+        assert session.settled() is None
+        with pytest.raises(TrialDone):
+            report(loss=0.5)
+    assert len(world.channel.results) == 1
