@@ -287,6 +287,9 @@ class RunConfig:
             raise _bad(
                 "RunConfig", "name", given_name, "give a text, or None for a name that is made"
             )
+        if given_name and {"/", "\\"} & set(given_name):
+            fix = "it names one folder, so leave out '/' and '\\'; storage_path says where that is"
+            raise _bad("RunConfig", "name", given_name, fix)
         preload: object = self.preload
         if preload is not None and (
             isinstance(preload, str)

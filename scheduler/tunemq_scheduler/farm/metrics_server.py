@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: So long a client may take over its request and the answer together.
 _PATIENCE_S: Final = 5.0
+#: So many clients are answered at once; who comes beyond that is hung up on.
+_MOST_CLIENTS: Final = 64
 _LIBRARY: Final = "prometheus_client"
 _OPTION: Final = "--metrics-host"
 
@@ -130,6 +132,21 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.socket = listening
         self.server_name, self.server_port = "", listening.getsockname()[1]
         self.setup_environ()
+        self._places = threading.BoundedSemaphore(_MOST_CLIENTS)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer it in a thread of its own, where there is a place for one more."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer it."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, *_: Any) -> None:
         """A client that is gone before it was answered is nobody's trouble."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import sys
+import threading
 import time
 import urllib.request
 
@@ -12,6 +14,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support import eventually
 from tunemq_scheduler.farm.allotting.words import OwnerAccount
 from tunemq_scheduler.farm.metrics import metrics_of
 from tunemq_scheduler.farm.metrics_server import MetricsServer
@@ -251,6 +254,20 @@ def test_metrics_server_with_a_dripping_client_answers_others_and_hangs_up(serve
             except OSError:
                 break
         assert time.monotonic() - began < 10
+
+
+def test_metrics_server_holds_few_connections_of_clients_that_say_nothing(server, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.farm.metrics_server._Handler.timeout", 60.0)
+    port = int(server.address.rpartition(":")[2].partition("/")[0])
+    before = threading.active_count()
+    with contextlib.ExitStack() as opened:
+        idle = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)
+        ]
+        assert idle[-1].recv(1) == b""  # hung up on
+        assert threading.active_count() - before <= 2 * 64  # each with its timer
+    eventually(lambda: threading.active_count() <= before)
+    assert scraped(server)["process_resident_memory_bytes"] > 0
 
 
 def test_an_address_that_is_taken_is_refused(server):
