@@ -51,6 +51,15 @@ class SmallDisk:
         """Have room again."""
         (self.folder / "filler").unlink()
 
+    def make_writable(self, yes: bool) -> None:
+        """Have its files read-only, but for those that are open, or as they were."""
+        disk = str(self.folder).partition("/root")[2]
+        read_only = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
+        script = 'umount "$1"' if yes else read_only
+        enter = ["nsenter", "--target", str(self._holder.pid), "--user", "--mount"]
+        shell = ["--preserve-credentials", "sh", "-c", script, "sh", disk]
+        subprocess.run([*enter, *shell], check=True)
+
     def close(self) -> None:
         """Let go of it."""
         self._holder.communicate()
@@ -95,7 +104,7 @@ def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
     eventually(lambda: "degraded: " in farm.said(), message=farm.said)
     disk.free()
     eventually(
-        lambda: "there is room again for the farm's own files" in farm.said(),
+        lambda: "the farm's own files can be written again" in farm.said(),
         message=farm.said,
     )
     farm.submit(Search(name="early"))
@@ -140,6 +149,33 @@ def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
         for one in ExperimentQueue(farm.results / ".farm/experiments").all()
     }
     assert states == {"kept": "FINISHED", "stopped": "STOPPED", "late": "FINISHED"}
+
+
+def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_goes_on(
+    farm: FarmService, disk: SmallDisk
+) -> None:
+    farm.start_scheduler()
+    farm.add_worker("one", 8, machine=disk.machine())
+    farm.submit(Search(name="kept", has_gate=True, save_every=100))
+    farm.open_gate("kept", 3)
+    farm.wait_for_steps("kept", 2, 3)
+
+    disk.make_writable(False)
+    farm.open_gate("kept", 5)
+    refused = farm.run("pause", "kept")
+    assert refused.returncode == 1
+    assert "Read-only file system" in refused.stdout + refused.stderr
+    eventually(lambda: "degraded: " in farm.said(), message=farm.said)
+    for request in (("ls",), ("show", "kept"), ("why", "kept"), ("nodes",)):
+        farm.tunemq(*request)
+    assert farm.scheduler.poll() is None
+    disk.make_writable(True)
+
+    eventually(lambda: "can be written again" in farm.said(), message=farm.said)
+    farm.open_gate("kept", 10)
+    farm.wait_for("kept", "FINISHED")
+    farm.check_results("kept")
+    assert farm.scheduler.poll() is None
 
 
 @pytest.mark.parametrize("killed", ["the scheduler", "the process of the search"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 
@@ -55,8 +56,10 @@ def write_beside(path: Path, data: bytes) -> Path:
 
 
 def refused(path: Path, what: str, error: OSError) -> JournalError:
-    """The error for what the disk refused; a `JournalFull` where it only lacks room."""
+    """The error for what the disk refused; a `JournalFull` where it may take it later."""
     told = f"{path} cannot be {what}: {error.strerror}."
     if is_full(error):
         return JournalFull(f"{told} Make room there, for example with `tunemq rm --files NAME`.")
+    if error.errno == errno.EROFS:
+        return JournalFull(f"{told} Look why it is read-only (`dmesg`), and mount it for writing.")
     return JournalError(told)

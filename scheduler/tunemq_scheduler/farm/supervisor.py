@@ -228,12 +228,12 @@ class Supervisor:
             if not self._is_full:
                 self._tell(
                     f"degraded: {full} Nothing is lost: searches wait, requests that change the"
-                    " farm are refused, and all goes on when there is room."
+                    " farm are refused, and all goes on when the disk takes it."
                 )
             self._is_full = True
         else:
             if self._is_full:
-                self._tell("there is room again for the farm's own files; all of them are written.")
+                self._tell("the farm's own files can be written again; all of them are.")
             self._is_full = False
 
     def _follow_output(self) -> None:
@@ -305,6 +305,8 @@ class Supervisor:
         deadline = time.monotonic() + _LEAVE_GRACE_S
         for link in list(self._experiments.links()):
             left = max(0.0, deadline - time.monotonic())
+            if link.watched < 0:  # it has ended already
+                continue
             with selectors.DefaultSelector() as ended:
                 ended.register(link.watched, selectors.EVENT_READ)
                 if not ended.select(left):
