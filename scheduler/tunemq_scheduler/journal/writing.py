@@ -190,7 +190,7 @@ class Journal:
             JournalError: the disk refuses it. Nothing of the turn may be acted upon then.
         """
         self.guard()
-        if self._sync and (free := layout.free_bytes(self.folder)) < RESERVE_BYTES:
+        if self._sync and (free := self._free_bytes()) < RESERVE_BYTES:
             path = turns_file(self.folder, self.position.segment)
             raise JournalFull(f"there is no room left for {path} ({free} bytes are free).")
         self._append(encode(entries))
@@ -253,6 +253,14 @@ class Journal:
                 os.fdatasync(self._descriptor)
             failpoint("journal.after_append")
         self.position = at._replace(offset=at.offset + len(frame), turn=at.turn + 1)
+
+    def _free_bytes(self) -> int:
+        try:
+            return layout.free_bytes(self.folder)
+        except OSError as error:
+            gone = isinstance(error, FileNotFoundError)
+            why = "somebody removed or moved it while its search ran" if gone else error.strerror
+            raise JournalError(f"the journal {self.folder} cannot be written: {why}.") from error
 
     @contextmanager
     def _refusals(self, size: int | None = None) -> Iterator[None]:

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -417,3 +418,12 @@ def test_the_fields_of_recovered_are_all_described() -> None:
 
     named = [field.name for field in dataclasses.fields(Recovered) if field.repr]
     assert [name for name in named if f"{name}:" not in (Recovered.__doc__ or "")] == []
+
+
+def test_journal_that_somebody_removed_while_it_is_written_is_told_with_its_folder(written) -> None:
+    journal, _ = Journal.resume(written)
+    with journal:
+        shutil.move(written, written.with_name("moved"))
+        told = rf"{written} cannot be written: somebody removed or moved it"
+        with pytest.raises(JournalError, match=told):
+            journal.append(TURNS[0])
