@@ -29,15 +29,18 @@ from tunemq_shared.stores import open_objects
 PATIENCE_S: Final = 120.0
 
 
-def open_blobs(address: str) -> BlobStore:
+def open_blobs(address: str, on_trouble: Callable[[str], None] = ignore) -> BlobStore:
     """The blobs of the store at a local path, or at the address of an object store.
+
+    Args:
+        on_trouble: Told why nothing can be kept there now; see `tunemq_shared.retrying.retried`.
 
     Raises:
         ConfigError: the address cannot be used.
         StoreError: there are no keys for it. Whether it answers is not tried.
     """
     if is_remote(address):
-        return ObjectBlobs(open_objects(address), address)
+        return ObjectBlobs(open_objects(address), address, on_trouble)
     return FolderBlobs(canonical_address(address))
 
 
@@ -137,11 +140,14 @@ class ObjectBlobs(BlobStore):
     Args:
         objects: Below the store's address; closed with this.
         address: That address, which references name.
+        on_trouble: See `open_blobs`.
     """
 
-    def __init__(self, objects: ObjectStore, address: str) -> None:
+    def __init__(
+        self, objects: ObjectStore, address: str, on_trouble: Callable[[str], None] = ignore
+    ) -> None:
         super().__init__(address)
-        self._objects = objects
+        self._objects, self._on_trouble = objects, on_trouble
 
     def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
         """See `BlobStore.put`."""
@@ -151,10 +157,15 @@ class ObjectBlobs(BlobStore):
     def put_blob(self, ref: BlobRef) -> BlobRef:
         """See `BlobStore.put_blob`."""
         cancel, key = Cancel(PATIENCE_S), _key(ref)
-        if not retried(lambda: self._is_there(key, ref.size), cancel):
+        if not retried(lambda: self._is_there(key, ref.size), cancel, self._on_trouble):
             cancel = Cancel(_time_for(ref.size))
             self._objects.put_file(
-                key, Path(ref.path), size=ref.size, sha256=ref.sha256, cancel=cancel
+                key,
+                Path(ref.path),
+                size=ref.size,
+                sha256=ref.sha256,
+                cancel=cancel,
+                on_trouble=self._on_trouble,
             )
         return msgspec.structs.replace(ref, path="", store=self.address)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +91,30 @@ def test_store_away_shows_in_metrics_and_why_until_it_is_back(
         within=120,
         message=lambda: f"{newest}{service}",
     )
+
+
+def test_submit_says_that_the_store_is_away_and_goes_on_when_it_is_back(
+    farm: tuple[FarmService, ObjectServer],
+):
+    service, server = farm
+    script = str(service.write(Search(name="late", trials=1, steps=1)))
+    server.kill()
+    submit = subprocess.Popen(
+        service.command("submit", script, "--name", "late", "--detach"),
+        env=service.environ("laptop"),
+        cwd=service.folder / "laptop",
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with submit:
+        assert submit.stderr is not None
+        said = submit.stderr.readline()
+        assert server.url in said
+        assert "It is tried again for up to 120 s." in said
+        server.start()
+        submit.stderr.read()
+    assert submit.returncode == 0
+    service.wait_for("late", "FINISHED")
 
 
 def newest_trial(service: FarmService) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -13,11 +14,12 @@ from tunemq_scheduler.client.code_folder import code_place, script_name
 from tunemq_scheduler.client.requests import FarmClient
 from tunemq_scheduler.folders import experiment_name, safe_name
 from tunemq_shared.answers import Submitted
-from tunemq_shared.blob_store import BlobStore, open_blobs
+from tunemq_shared.blob_store import PATIENCE_S, BlobStore, open_blobs
 from tunemq_shared.bundles import bundle
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.node_orders import BlobRef
 from tunemq_shared.requests import Code, PickledCode, ScriptCode, Settings, Submit
+from tunemq_shared.standard_streams import tell
 
 #: Where programs of other people lie.
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
@@ -55,7 +57,7 @@ def submit_script(client: FarmClient, given: str, wishes: Wishes) -> Submitted:
     """
     script = script_name(given)
     place = code_place(script.path, wishes.folder)
-    with open_blobs(client.farm().store) as blobs:
+    with open_blobs(client.farm().store, _tell_troubles()) as blobs:
         code = ScriptCode(
             bundle=bundle(place.source, blobs), script=place.script, tuner=script.tuner
         )
@@ -77,9 +79,21 @@ def submit_pickled(client: FarmClient, pickled: bytes, wishes: Wishes, fallback:
         StoreError: the farm's store cannot be reached from here.
         TuneError: see `FarmClient.ask`.
     """
-    with open_blobs(client.farm().store) as blobs:
+    with open_blobs(client.farm().store, _tell_troubles()) as blobs:
         code = PickledCode(tuner=blobs.put(pickled), bundle=_modules(wishes.folder, blobs))
     return _submit(client, code, wishes, fallback)
+
+
+def _tell_troubles() -> Callable[[str], None]:
+    """Says each trouble with the store once, for its client tries again silently."""
+    told = {""}
+
+    def on_trouble(trouble: str) -> None:
+        if trouble not in told:
+            told.add(trouble)
+            tell(f"tunemq: {trouble} It is tried again for up to {PATIENCE_S:g} s.")
+
+    return on_trouble
 
 
 def _modules(folder: str | None, blobs: BlobStore) -> BlobRef | None:
