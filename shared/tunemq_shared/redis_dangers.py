@@ -27,6 +27,9 @@ _USERS: Final = (
     " give each role its own: redis://scheduler:PASSWORD@host:6379/0."
 )
 
+#: What to do about a command that Redis forbids to the user of a role.
+LACKS_RIGHTS: Final = "give its user the rights of its role in deploy/redis/users.acl"
+
 _PATCHED: Final = (
     "or a release of your line or a vendor's package that has the fix (a backport), with"
     " --insecure."

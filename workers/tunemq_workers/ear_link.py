@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -19,7 +20,8 @@ from tunemq_workers.reactor import Reactor, Timer
 
 #: An ear that needs longer to consume its queue is started anew.
 _STARTING_S: Final = 15.0
-#: Ears that die before they heard anything are started less and less often.
+#: Ears that die sooner than this after they were ready are started less and less often.
+_STEADY_S: Final = 5.0
 _BACK_OFF_S: Final = (0.1, 2.0)
 #: How long ear and forkserver may take to end when the node does.
 _CLOSE_S: Final = 1.0
@@ -60,6 +62,7 @@ class EarLink:
         self._forkserver: ChildProcess | None = None
         self._ear: socket.socket | None = None
         self._is_ready = self._is_redis_away = False
+        self._ready_at = 0.0
         self._deaths_in_a_row = 0
         self._overdue: Timer | None = None
         self._pending: Timer | None = None
@@ -210,11 +213,13 @@ class EarLink:
                 self._on_refused(payload.decode())
             elif kind == READY:
                 self._is_ready = True
-                self._deaths_in_a_row = 0
+                self._ready_at = time.monotonic()
                 self._on_ready()
 
     def _died(self) -> None:
-        _log.warning("ear.died")
+        _log.warning("ear.died log=ear.log")
+        if self._is_ready and time.monotonic() - self._ready_at >= _STEADY_S:
+            self._deaths_in_a_row = 0
         self._deaths_in_a_row += 1
         self._drop()
         self._on_death()

@@ -13,6 +13,7 @@ from typing import BinaryIO, Final, TypeAlias
 
 from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.redis_address import RedisAddress
+from tunemq_shared.redis_dangers import LACKS_RIGHTS
 
 Argument: TypeAlias = bytes | bytearray | str | int
 Command: TypeAlias = Sequence[Argument]
@@ -109,7 +110,8 @@ class RedisClient:
         if kind == b"+":
             return rest
         if kind == b"-":
-            return Refused(rest.decode(errors="replace"))
+            text = rest.decode(errors="replace")
+            return Refused(f"{text}; {LACKS_RIGHTS}" if text.startswith("NOPERM ") else text)
         if kind == b"*" and depth < _DEEPEST:
             count = _number(rest, _MOST_ITEMS)
             return None if count < 0 else [self._read(depth + 1) for _ in range(count)]

@@ -14,6 +14,7 @@ from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     BusyLoadingError,
+    NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -23,6 +24,7 @@ from redis.retry import Retry
 
 from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.redis_address import parse_address
+from tunemq_shared.redis_dangers import LACKS_RIGHTS
 
 Command = Sequence[str | bytes | int]
 
@@ -138,7 +140,10 @@ class RedisLine:
                 raise self._broken(error) from error
             self._due -= 1
         if refused is not None:
-            raise WireError(f"Redis at {self.address} refused a command: {refused}") from refused
+            fix = f"; {LACKS_RIGHTS}" if _lacks_rights(refused) else ""
+            raise WireError(
+                f"Redis at {self.address} refused a command: {refused}{fix}"
+            ) from refused
         if full is not None:
             raise RedisFull(f"Redis at {self.address} is full: {full}") from full
         return replies
@@ -146,3 +151,10 @@ class RedisLine:
     def _broken(self, error: Exception) -> WireUnavailable:
         self.close()
         return WireUnavailable(f"Redis at {self.address} cannot be reached: {error}")
+
+
+def _lacks_rights(refused: ResponseError) -> bool:
+    """Whether our user may not give that command, or a script of ours one of its commands."""
+    return isinstance(refused, NoPermissionError) or "executing the script can't run" in str(
+        refused
+    )
