@@ -45,6 +45,8 @@ _FRAME_BYTES: Final = 2**20
 EXIT_WITHIN_S: Final = 30.0
 #: In which it prints where its threads are, if it is asked to.
 _ABORT_WITHIN_S: Final = 5.0
+#: Between two beats; a supervisor that takes longer was stopped itself.
+_LONGEST_BEAT_S: Final = 5.0
 #: As which other facts than batches count: few are longer.
 _FACT_BYTES: Final = 1024
 
@@ -158,7 +160,9 @@ class ExperimentLink:
         self._asked: dict[int, Callable[[Reply], None]] = {}
         self._kinds: dict[int, type[Done | ExperimentDetail | r.Reasons]] = {}
         self._last_id = 0
-        self._heard_at = time.monotonic()
+        #: For how many seconds a search that has begun has said nothing: its code may hang.
+        self.silent_s = 0.0
+        self._beat_at = time.monotonic()
         self._exit_within_s = exit_within_s
         self._exits: r.Exits | None = None
         self._kill_at: float | None = None
@@ -194,12 +198,6 @@ class ExperimentLink:
         return self.status.results if self.status is not None else 0
 
     @property
-    def silent_s(self) -> float:
-        """For how many seconds a search that has begun has said nothing: its code may hang."""
-        is_there = self.events_key and self.ending is None
-        return time.monotonic() - self._heard_at if is_there else 0.0
-
-    @property
     def has_said_goodbye(self) -> bool:
         """Whether its trials are done; callbacks and copies may not be."""
         return self._goodbye is not None
@@ -223,7 +221,7 @@ class ExperimentLink:
         """Read what the experiment says, and do it."""
         try:
             for payload in self._frames.receive():
-                self._heard_at = time.monotonic()
+                self.silent_s = 0.0
                 self._do(r.decode_for_supervisor(payload))
         except (*UNDECODABLE, WireError) as error:
             self._trespassed(f"it sent what cannot be read ({error})")
@@ -251,6 +249,10 @@ class ExperimentLink:
     def beat(self, at: float) -> None:
         """Once a second: the farm was certainly ours at this time of the monotonic clock."""
         self._send(r.Beat(at))
+        now = time.monotonic()
+        if self.events_key:  # time in which we did nothing ourselves is no silence of its process
+            self.silent_s += min(now - self._beat_at, _LONGEST_BEAT_S)
+        self._beat_at = now
 
     def offer(self, offer: m.NodeOffered) -> None:
         """What it may use of a node from now on; said once it knows the node."""

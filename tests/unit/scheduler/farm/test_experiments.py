@@ -182,7 +182,9 @@ def test_process_that_says_nothing_is_ended_where_others_wait(
         process.say(r.Goodbye("is over"))
     for link in farm.experiments.links():
         link.on_readable()
-    time.sleep(0.1)
+    for _ in range(3):
+        time.sleep(0.1)
+        farm.experiments.beat(0.0)
     farm.experiments.turn()
     code, trouble = process.code, farm.experiments.trouble("hangs")
     farm.end()

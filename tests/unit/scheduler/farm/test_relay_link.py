@@ -242,14 +242,23 @@ def test_word_of_an_end_that_is_said_again_and_again_delays_no_kill(experiment):
     assert experiment.code == -signal.SIGKILL
 
 
-def test_process_is_silent_from_its_last_message_on_and_not_before_it_has_begun(experiment):
-    assert experiment.link.silent_s == 0.0
+def test_silence_of_a_process_that_has_begun_is_counted_by_beats(experiment, monkeypatch):
+    clock = time.monotonic()
+    monkeypatch.setattr(link_module.time, "monotonic", lambda: clock)
+    experiment.link.beat(0.0)
+    clock += 1.0
+    experiment.link.beat(0.0)
+    assert experiment.link.silent_s == 0.0  # it has not begun
     experiment.attach()
-    time.sleep(0.01)
-    before = experiment.link.silent_s
-    assert before >= 0.01
+    for _ in range(3):
+        clock += 1.0
+        experiment.link.beat(0.0)
+    assert experiment.link.silent_s == 3.0
+    clock += 3600.0  # the supervisor was stopped, or its machine
+    experiment.link.beat(0.0)
+    assert experiment.link.silent_s < 10.0
     experiment.say(r.encode(r.Alive()))
-    assert experiment.link.silent_s < before
+    assert experiment.link.silent_s == 0.0
 
 
 def test_process_that_hangs_prints_where_and_is_killed_if_it_lives_on(experiment, monkeypatch):
