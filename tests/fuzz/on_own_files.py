@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tunemq_scheduler.farm.output_files import OutputFiles
 from tunemq_scheduler.farm.queue import ExperimentQueue
 from tunemq_scheduler.farm.settings import read_settings
 from tunemq_scheduler.farm.streams import Streams
-from tunemq_scheduler.journal import contents, history, reading, version1
+from tunemq_scheduler.journal import contents, history, reading
 from tunemq_shared import messages
 from tunemq_shared.answers import ExperimentDetail
 from tunemq_shared.errors import (
@@ -179,25 +178,8 @@ def _of_journal(desk: Desk) -> Iterator[Decoder]:
             (f"{j}.contents:decode_header", f"{j}.contents:_decode_any_header"),
         )
     yield Decoder(
-        "journal of version 1",
-        lambda data: version1.read(desk.written("journal.1", data)),
-        (JournalError,),
-        (_version1(_of_this_version(samples_of(version1._Header)[0], 1), b"turn"),),
-        (
-            f"{j}.version1:_payload_at",
-            f"{j}.version1:_is_whole_frame_behind",
-        ),
-    )
-    yield Decoder(
-        "header of version 1",
-        lambda data: version1.read(desk.written("journal.1", _version1(data, b"turn"))),
-        (JournalError,),
-        samples_of(version1._Header),
-        (f"{j}.version1:_decode_header",),
-    )
-    yield Decoder(
         "turn of a journal",
-        lambda data: list(reading.Turns((), (data,), whole)),
+        lambda data: contents.readable(data, messages.decode_entries, whole),
         (JournalError,),
         tuple(messages.encode(turn) for turn in TURNS),
         (),
@@ -213,16 +195,10 @@ def _recovered(folder: Path, name: str, data: bytes, good: bytes) -> object:
         (folder / name).write_bytes(good)
 
 
-def _of_this_version(header: bytes, version: int = contents.JOURNAL_VERSION) -> bytes:
+def _of_this_version(header: bytes) -> bytes:
     fields = msgspec.msgpack.decode(header)
     return msgspec.msgpack.encode(
-        {**fields, "version": version, "protocol": messages.PROTOCOL_VERSION}
-    )
-
-
-def _version1(*payloads: bytes) -> bytes:
-    return b"".join(
-        version1._FRAME.pack(len(payload), zlib.crc32(payload)) + payload for payload in payloads
+        {**fields, "version": contents.JOURNAL_VERSION, "protocol": messages.PROTOCOL_VERSION}
     )
 
 

@@ -19,7 +19,6 @@ from tests.unit.scheduler.journals import (
     begun,
     state_of,
     take_snapshot,
-    version1,
 )
 from tunemq_scheduler.journal import FILE_NAME, Journal, copy, recover
 from tunemq_scheduler.journal.copy import JournalCopy
@@ -151,13 +150,6 @@ def test_a_synced_folder_counts_where_it_goes_on_from_the_copy_and_not_where_it_
             expected = after(expected, turn) if is_same_search else expected
     mirror(objects, journal.folder)
     assert fetched(objects, tmp_path / "fetched" / "journal") == expected
-
-
-def test_a_copy_of_version_1_is_fetched(objects: ObjectStore, tmp_path: Path) -> None:
-    path = tmp_path / "old"
-    version1(path)
-    objects.put_bytes(FILE_NAME, path.read_bytes())
-    assert list(fetch_journal(objects, tmp_path / "fetched" / "journal", SEAL).turns) == TURNS
 
 
 def test_pieces_are_put_once_and_many_small_ones_become_one(

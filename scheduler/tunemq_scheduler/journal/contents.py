@@ -15,7 +15,7 @@ from tunemq_shared.errors import JournalCorrupt, JournalOfOtherVersion
 from tunemq_shared.messages import PROTOCOL_VERSION
 from tunemq_shared.undecodable import UNDECODABLE
 
-#: Of the format of the files; 1 was one file without snapshots, which is still read.
+#: Of the format of the files.
 JOURNAL_VERSION: Final = 2
 
 _T = TypeVar("_T", bound=msgspec.Struct)

@@ -72,8 +72,7 @@ def examine(path: Path, replay: Replay) -> Verdict:
         found = recover(path)
     except JournalCorrupt as error:
         damage[_told(error)] = None
-    if path.is_dir():
-        damage.update(dict.fromkeys(_damaged_files(path, found)))
+    damage.update(dict.fromkeys(_damaged_files(path, found)))
     if found is not None:
         replayed = replay(found)
         if replayed.problem:

@@ -102,8 +102,8 @@ def has_others(objects: ObjectStore, folder: Path, seal: Seal) -> bool:
 def _fetched(
     objects: ObjectStore, scratch: Path, folder: Path, seal: Seal, cancel: Cancel
 ) -> Recovered:
-    found = retried(lambda: list(objects.list(f"{FILE_NAME}")), cancel)
-    openings, mirrored, single = _sorted(found, is_signed=seal.is_signed)
+    found = retried(lambda: list(objects.list(f"{FILE_NAME}/")), cancel)
+    openings, mirrored = _sorted(found, is_signed=seal.is_signed)
     ready = [number for number, files in openings.items() if READY in files]
     mirror = scratch.with_name("mirror")
     if mirrored:
@@ -116,20 +116,15 @@ def _fetched(
     if mirrored and (not ready or _goes_on(scratch, mirror)):
         shutil.rmtree(scratch, ignore_errors=True)
         mirror.rename(scratch)
-    elif ready:
-        pass
-    elif single:
-        objects.get_file(single.key, scratch, size=single.size, cancel=cancel)  # of version 1
-    else:
+    elif not ready:
         kind = "signed copy" if seal.is_signed else "copy"
         raise MissingObject(f"there is no {kind} of a journal at {objects.address}.")
     recover(scratch)  # before anything is made of it
     folder.rmdir()
     shutil.move(scratch, folder)
-    if folder.is_dir():
-        for path in folder.iterdir():
-            _sync(path)
-        layout.sync_folder(folder)
+    for path in folder.iterdir():
+        _sync(path)
+    layout.sync_folder(folder)
     layout.sync_folder(folder.parent)
     return recover(folder)
 
@@ -162,22 +157,19 @@ def _turn(folder: Path, number: int) -> bytes | None:
 
 def _sorted(
     found: Iterable[ObjectInfo], *, is_signed: bool
-) -> tuple[dict[int, _Files], dict[str, ObjectInfo], ObjectInfo | None]:
-    """The copies by opening, the files of a mirrored folder, and a journal of version 1."""
+) -> tuple[dict[int, _Files], dict[str, ObjectInfo]]:
+    """The copies by opening, and the files of a mirrored folder."""
     openings: dict[int, _Files] = {}
     mirrored: dict[str, ObjectInfo] = {}
-    single = None
     for one in found:
         top, _, name = one.key.partition("/")
         if (copied := parse_key(one.key)) is not None:
             openings.setdefault(copied.opening, {}).setdefault(copied.file, {})[copied] = one.size
         elif is_signed or top != FILE_NAME:
             pass
-        elif not name:
-            single = one
         elif name == HISTORY or layout.is_numbered(name):
             mirrored[name] = one
-    return openings, mirrored, single
+    return openings, mirrored
 
 
 class _Copy:

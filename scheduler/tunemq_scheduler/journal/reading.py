@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.journal import version1
 from tunemq_scheduler.journal.contents import (
     JournalHeader,
     SegmentHeader,
@@ -56,16 +55,11 @@ class Turns:
     """Turns that are read when they are asked for, as often as they are."""
 
     segments: tuple[Segment, ...]
-    #: Of a journal of version 1, which has no segments.
-    encoded: tuple[bytes, ...] = ()
-    path: Path = Path()
 
     def __iter__(self) -> Iterator[list[Entry]]:
         for segment in self.segments:
             for payload in segment.payloads():
                 yield readable(payload, decode_entries, segment.path)
-        for payload in self.encoded:
-            yield readable(payload, decode_entries, self.path)
 
 
 @dataclass(frozen=True)
@@ -101,10 +95,6 @@ def recover(path: Path) -> Recovered:
         JournalError: there is none, it cannot be read, or another version wrote it.
         JournalCorrupt: it is damaged, and not only torn at its end.
     """
-    if path.is_file():
-        header, encoded, torn = version1.read(path)
-        turns = Turns((), tuple(encoded), path)
-        return Recovered(header, None, {}, turns, turn=len(encoded), cut=torn)
     snapshots, present = numbers(path, SNAPSHOT_SUFFIX), numbers(path, TURNS_SUFFIX)
     if not present and not snapshots:
         raise JournalError(f"the journal {path} cannot be read: there is none.")
@@ -152,8 +142,6 @@ def read_header(path: Path) -> JournalHeader:
         JournalError: there is no journal, or another version wrote it.
         JournalCorrupt: it is damaged.
     """
-    if path.is_file():
-        return version1.read(path)[0]
     present = numbers(path, TURNS_SUFFIX)
     if not present:
         raise JournalError(f"the journal {path} cannot be read: there is none.")
@@ -170,9 +158,6 @@ def read_turns(path: Path) -> Iterator[list[Entry]]:
         JournalError: a snapshot stands for its first turns (see `recover`); or it cannot be read.
         JournalCorrupt: it is damaged, and not only torn at its end.
     """
-    if path.is_file():
-        yield from recover(path).turns
-        return
     present = numbers(path, TURNS_SUFFIX)
     if not present:
         raise JournalError(f"the journal {path} cannot be read: there is none.")

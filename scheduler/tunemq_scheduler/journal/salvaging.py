@@ -20,16 +20,14 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.journal import layout, version1
+from tunemq_scheduler.journal import layout
 from tunemq_scheduler.journal.contents import (
-    JOURNAL_VERSION,
     HistoryHeader,
     JournalHeader,
     SegmentHeader,
     Snapshot,
     SnapshotHeader,
     decode_header,
-    tunemq_version,
 )
 from tunemq_scheduler.journal.examining import Replay, Replayed, believe, examine, owner_of
 from tunemq_scheduler.journal.frames import Frame, all_whole_frames, frame_at, pack
@@ -148,8 +146,6 @@ def salvage(path: Path, replay: Replay = believe) -> Salvaged:
         if new.exists():
             shutil.rmtree(new)
         new.mkdir()
-        if path.is_file():
-            return _salvage_file(path, new, verdict.damage)
         return _salvage(path, new, verdict.damage, replay)
     except OSError as error:
         where = error.filename or new
@@ -223,13 +219,6 @@ def _write_snapshot(survey: _Survey, about: SnapshotHeader, snapshot: Snapshot, 
 def _nothing_left(folder: Path, why: str, damage: tuple[str, ...]) -> JournalError:
     found = " ".join(damage)
     return JournalError(f"of {folder} nothing is of use: {why}. {found}")
-
-
-def _salvage_file(path: Path, new: Path, damage: tuple[str, ...]) -> Salvaged:
-    header, payloads, unusable = version1.read_in_part(path)
-    today = {**header.fields(), "version": JOURNAL_VERSION, "tunemq": tunemq_version()}
-    _write_segment(new, JournalHeader(**today), 1, 0, iter(payloads))
-    return Salvaged(_swap(path, new), len(payloads), 0, unusable, damage)
 
 
 def _survey(folder: Path, damage: tuple[str, ...]) -> _Survey:

@@ -20,7 +20,6 @@ out to be damaged costs nothing either (``tunemq journal salvage``).
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,7 +34,6 @@ from tunemq_scheduler.journal.contents import (
     Snapshot,
     SnapshotHeader,
 )
-from tunemq_scheduler.journal.convert import converted
 from tunemq_scheduler.journal.frames import pack
 from tunemq_scheduler.journal.layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.lock import JournalLock
@@ -161,11 +159,9 @@ class Journal:
             JournalCorrupt: it is damaged; says where, and what can be done.
             JournalLocked: another process has it open; says which.
         """
-        cut = converted(folder)
         lock = JournalLock(folder, read_header(folder).experiment)
         try:
             found = recover(folder)
-            found = dataclasses.replace(found, cut=found.cut + cut)
             journal = cls(folder, found.header, lock, found, sync=sync, segment_bytes=segment_bytes)
         except BaseException:
             lock.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from tunemq_scheduler.journal import FILE_NAME, Recovered, recover
+from tunemq_scheduler.journal import FILE_NAME, Recovered
 from tunemq_scheduler.journal.contents import SegmentHeader, decode_header, readable
 from tunemq_scheduler.journal.examining import Verdict, examine
 from tunemq_scheduler.journal.fetch import fetch_journal
@@ -113,9 +113,6 @@ def _lines(path: Path, trial: str | None, *, as_json: bool) -> Iterator[str]:
 
 def _turns(path: Path) -> Iterator[tuple[int, list[Entry]]]:
     """All turns that are there, up to the first damage, each with its number."""
-    if path.is_file():
-        yield from enumerate(recover(path).turns, 1)
-        return
     last = -1
     for number in numbers(path, TURNS_SUFFIX):
         segment = turns_file(path, number)
@@ -303,7 +300,7 @@ def _opened(given: str) -> Iterator[Path]:
 def _local(given: str) -> Path:
     path = Path(os.path.expanduser(given.removeprefix("file://"))).absolute()
     for one in (path / FILE_NAME, path):
-        if one.is_file() or numbers(one, TURNS_SUFFIX) or numbers(one, SNAPSHOT_SUFFIX):
+        if numbers(one, TURNS_SUFFIX) or numbers(one, SNAPSHOT_SUFFIX):
             return one
     raise ConfigError(
         f"there is no journal at {path}: give the folder that a search has made, or the folder "

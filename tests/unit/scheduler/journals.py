@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -74,18 +72,3 @@ def state_of(found: Recovered) -> State:
     for turn in found.turns:
         state = after(state, turn)
     return state
-
-
-def version1(path: Path, torn: bytes = b"") -> None:
-    """Write what TuneMQ wrote before its journal had segments."""
-    header = {
-        "type": "tunemq-journal",
-        "version": 1,
-        **{
-            name: msgspec.to_builtins(getattr(HEADER, name))
-            for name in ("experiment", "experiment_id", "started", "settings", "store")
-        },
-    }
-    payloads = [msgspec.msgpack.encode(header), *map(m.encode, TURNS)]
-    frames = (struct.pack(">II", len(one), zlib.crc32(one)) + one for one in payloads)
-    path.write_bytes(b"".join(frames) + torn)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from tests.synced_files import SyncedFiles
-from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of, version1
+from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
 from tunemq_scheduler.journal import (
     Journal,
     Snapshot,
@@ -372,45 +372,6 @@ def test_what_only_a_newer_tunemq_knows_is_refused(folder: Path) -> None:
         journal._append(m.encode([[["made-up", 1], []]]))
     with pytest.raises(JournalError, match="does not know, so another version wrote it"):
         list(recover(folder).turns)
-
-
-def test_a_journal_of_version_1_is_read(folder: Path) -> None:
-    version1(folder, torn=b"torn")
-    assert msgspec.structs.replace(read_header(folder), version=2, tunemq=HEADER.tunemq) == HEADER
-    assert list(read_turns(folder)) == TURNS
-    found = recover(folder)
-    assert (list(found.turns), found.turn, found.cut) == (TURNS, len(TURNS), 4)
-
-
-def test_a_journal_of_version_1_goes_on_as_one_of_today(folder: Path) -> None:
-    version1(folder, torn=b"torn")
-    journal, found = Journal.resume(folder)
-    with journal:
-        assert (list(found.turns), found.cut) == (TURNS, 4)
-        journal.append(TURNS[0])
-    assert read_header(folder) == HEADER
-    assert list(read_turns(folder)) == [*TURNS, TURNS[0]]
-    assert folder.with_name("journal.v1").is_file()
-
-
-def test_a_conversion_that_was_cut_short_is_completed(folder: Path) -> None:
-    version1(folder)
-    Journal.resume(folder)[0].close()
-    folder.rename(folder.with_name("journal.converted"))  # killed between the two renames
-    journal, found = Journal.resume(folder)
-    journal.close()
-    assert list(found.turns) == TURNS
-
-
-def test_damage_in_version_1_is_refused_with_its_offset(folder: Path) -> None:
-    version1(folder)
-    data = bytearray(folder.read_bytes())
-    offset = len(data) - sum(8 + len(m.encode(turn)) for turn in TURNS)
-    data[offset + 10] ^= 1
-    folder.write_bytes(data)
-    with pytest.raises(JournalCorrupt, match=f"at byte {offset}"):
-        Journal.resume(folder)
-    assert folder.is_file()
 
 
 def test_the_fields_of_recovered_are_all_described() -> None:

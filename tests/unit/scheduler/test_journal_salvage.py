@@ -15,7 +15,6 @@ from tests.unit.scheduler.journals import (
     begun,
     state_of,
     take_snapshot,
-    version1,
 )
 from tunemq_scheduler.journal import Journal, Recovered, read_turns, recover
 from tunemq_scheduler.journal.examining import Replayed, believe, examine
@@ -23,7 +22,6 @@ from tunemq_scheduler.journal.frames import Frames
 from tunemq_scheduler.journal.layout import snapshot_file, turns_file
 from tunemq_scheduler.journal.salvaging import salvage
 from tunemq_scheduler.tools.journal import told_lost
-from tunemq_shared import messages as m
 from tunemq_shared.errors import JournalCorrupt, JournalError
 
 
@@ -231,18 +229,6 @@ def test_where_the_first_turns_are_gone_and_no_snapshot_is_whole_nothing_is_of_u
     with pytest.raises(JournalError, match="no snapshot is whole, and its first turn is missing"):
         salvage(folder)
     assert list(folder.parent.iterdir()) == [folder]
-
-
-def test_one_of_version_1_is_salvaged_as_one_of_today(folder: Path) -> None:
-    version1(folder)
-    data = folder.read_bytes()
-    offset = len(data) - sum(8 + len(m.encode(turn)) for turn in TURNS[2:])
-    flip(folder, offset + 9)
-    done = salvage(folder)
-    assert (done.turns, done.unusable) == (2, len(TURNS) - 3)
-    assert list(read_turns(folder)) == TURNS[:2]
-    assert done.kept is not None
-    assert done.kept.is_file()
 
 
 def test_a_salvage_that_was_cut_short_between_its_renames_is_completed(folder: Path) -> None:
