@@ -41,8 +41,8 @@ class PlacementState(msgspec.Struct, array_like=True):
     nodes: list[tuple[str, dict[str, float], dict[str, float]]]
     buckets: list[list[str]]
     aside: frozenset[str]
-    details: dict[str, NodeState] = {}
-    reserved: list[tuple[str, _Request]] = []
+    details: dict[str, NodeState]
+    reserved: list[tuple[str, _Request]]
 
 
 class _Bucket:
@@ -209,14 +209,6 @@ class Placement:
             raise _too_much(incarnation, node, request)
         self._change(incarnation, ask, devices, -1)
         return dict(devices)
-
-    def assign(self, incarnation: str, request: Mapping[str, float]) -> dict[str, float]:
-        """Choose the GPUs of what was taken by a version that did not say of which it was."""
-        node, ask = self._nodes[incarnation], ask_of(request)
-        devices = (node.devices_for(ask) if ask.takes_device else None) or {}
-        if devices:
-            self._change(incarnation, ask._replace(amounts={}), devices, -1)
-        return devices
 
     def give_back(
         self, incarnation: str, request: Mapping[str, float], devices: Mapping[str, float]

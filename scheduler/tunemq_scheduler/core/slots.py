@@ -27,7 +27,7 @@ class SlotsState(msgspec.Struct, array_like=True):
     placement: PlacementState
     held: list[tuple[str, int, str, dict[str, float]]]
     on_node: list[tuple[str, list[Incarnation]]]
-    devices: list[tuple[str, int, dict[str, float]]] = []
+    devices: list[tuple[str, int, dict[str, float]]]
 
 
 class Slot(NamedTuple):
@@ -151,9 +151,7 @@ class Slots:
         self.placement.take_back(state.placement)
         devices = {(trial, epoch): devices for trial, epoch, devices in state.devices}
         for trial, epoch, node, resources in state.held:
-            of_gpus = devices.get((trial, epoch))
-            if of_gpus is None:
-                of_gpus = self.placement.assign(node, resources)
+            of_gpus = devices.get((trial, epoch), {})
             self._held[trial, epoch] = Slot(node, resources, of_gpus)
         self._on_node = {node: dict.fromkeys(held) for node, held in state.on_node}
         self._epochs = dict(Counter(trial for trial, _ in self._held))

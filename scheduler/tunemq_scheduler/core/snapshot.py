@@ -62,14 +62,14 @@ class TrialState(msgspec.Struct, kw_only=True):
     restoring: str
     waits: tuple[str, str]
     story: list[m.Event]
-    preemptions: int = 0
-    matched: dict[str, str] = {}
-    excluded: list[str] = []
-    excused: int = 0
-    failed_at: list[str] = []
-    is_alone: bool = False
-    devices_used: tuple[DeviceUse, ...] = ()
-    fell_alone: list[str] = []
+    preemptions: int
+    matched: dict[str, str]
+    excluded: list[str]
+    excused: int
+    failed_at: list[str]
+    is_alone: bool
+    devices_used: tuple[DeviceUse, ...]
+    fell_alone: list[str]
 
 
 class _State(msgspec.Struct, kw_only=True):
@@ -97,10 +97,10 @@ class _State(msgspec.Struct, kw_only=True):
     repeated: int
     accepted: dict[str, int]
     cursor: str
-    offers: dict[str, m.NodeOffered] = {}
-    giving_way: dict[str, float] = {}
-    alone: dict[str, str] = {}
-    passed_over: PassedOver = PassedOver()
+    offers: dict[str, m.NodeOffered]
+    giving_way: dict[str, float]
+    alone: dict[str, str]
+    passed_over: PassedOver
 
 
 class _Version(msgspec.Struct):

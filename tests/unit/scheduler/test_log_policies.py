@@ -251,21 +251,6 @@ def test_who_lives_again_shuns_nothing() -> None:
     assert farm.has_place()
 
 
-def test_a_snapshot_and_a_summary_of_before_are_read() -> None:
-    farm = Farm()
-    farm.fail_for(ECC)
-    state = msgspec.msgpack.decode(dump(farm.runner))
-    for trial in state["live"]:
-        for name in ("matched", "excluded", "excused", "is_alone"):
-            del trial[name]
-    for name in ("log_rules", "max_excluded_nodes", "nodes_may_come"):
-        del state["settings"][name]
-    state["passed_over"] = state["passed_over"][:3]
-    loaded = TrialRunner.load(farm.settings, msgspec.msgpack.encode(state), {})
-    assert loaded.live["a"].excluded == []
-    assert loaded.settings.nodes_may_come
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_whatever_happens_nothing_begins_where_it_is_not_to_and_the_journal_gives_it_all(
     seed: int,
