@@ -74,7 +74,6 @@ class Look:
 
 def look_at(driver: Driver, uuids: frozenset[str], asked_at: float) -> Look:
     """Ask the driver about these devices; takes as long as the driver does."""
-    driver.refresh()  # what it said before `asked_at` is too old
     devices = {
         uuid: DeviceLook(
             driver.memory_used(uuid),

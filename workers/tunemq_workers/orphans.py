@@ -5,7 +5,7 @@ of the node, whatever its session or group. Hence the node's rule: *a child that
 own belonged to a dead forkserver*. It is killed; its children become the node's in turn; the last
 look finds nobody.
 
-What the node runs for a moment, in any thread, such as nvidia-smi, shares the node's process group.
+What the node runs for a moment, in any thread, shares the process group of the node.
 No orphan does: a forkserver has a session or a group of its own.
 """
 

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.fake_gpus import FOLDER, H100, FakeGpus, gpu, part, take_memory
+from tunemq_shared.errors import ConfigError
 from tunemq_shared.messages import Gpu
 from tunemq_shared.vitals import GpuVitals
+from tunemq_workers import gpu_drivers
 from tunemq_workers.gpu_drivers import Holder, Nvml, PhysicalGpu, Xid, devices, nvml, open_driver
 from tunemq_workers.gpu_drivers.xids import meaning, unusable_after
 
@@ -45,6 +47,19 @@ def test_gpus_and_mig_devices_are_listed(fake):
         PhysicalGpu(Gpu("GPU-b", H100, 80e9), parts),
     ]
     assert devices(driver) == [Gpu("GPU-a", H100, 80e9), *parts]
+
+
+@pytest.mark.parametrize("has_driver", [True, False])
+def test_driver_without_the_package_to_ask_it_is_refused_with_the_fix(
+    has_driver, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(gpu_drivers, "_DRIVER", str(tmp_path if has_driver else tmp_path / "none"))
+    if has_driver:
+        with pytest.raises(ConfigError, match=r"pip install nvidia-ml-py; or .* --gpus 0"):
+            open_driver()
+    else:
+        assert open_driver() is None
 
 
 def test_memory_in_use_is_told_without_what_the_driver_reserves(fake):

@@ -345,9 +345,6 @@ def test_a_look_tells_whom_a_process_descends_from():
     class Driver:
         period_s = 1.0
 
-        def refresh(self):
-            pass
-
         def memory_used(self, uuid):
             return 2.0
 

@@ -23,9 +23,6 @@ class Driver:
         self.is_silent = self.is_mad = False
         self.gate = threading.Semaphore(1)
 
-    def refresh(self):
-        pass
-
     def memory_used(self, uuid):
         self.begun += 1
         assert self.gate.acquire(timeout=60)

@@ -1,4 +1,4 @@
-"""What the driver of this machine's GPUs says: by NVML where its bindings are, else by nvidia-smi.
+"""What the driver of this machine's GPUs says, by NVML (``nvidia-ml-py``, the extra ``gpu``).
 
 Nothing here touches CUDA: a process that has opened a device could not fork hosts any more, and
 would hold some of its memory.
@@ -7,21 +7,25 @@ would hold some of its memory.
 from __future__ import annotations
 
 import logging
+import os
+from typing import Final
 
+from tunemq_shared.errors import ConfigError
 from tunemq_workers.gpu_drivers.driver import Driver, Holder, PhysicalGpu, Xid, devices
-from tunemq_workers.gpu_drivers.nvidia_smi import NvidiaSmi
 from tunemq_workers.gpu_drivers.nvml import Nvml
 
 __all__ = [
     "Driver",
     "Holder",
-    "NvidiaSmi",
     "Nvml",
     "PhysicalGpu",
     "Xid",
     "devices",
     "open_driver",
 ]
+
+#: Made by NVIDIA's driver when it is loaded.
+_DRIVER: Final = "/dev/nvidiactl"
 
 _log = logging.getLogger(__name__)
 
@@ -30,11 +34,17 @@ def open_driver() -> Driver | None:
     """The driver; None where there is none that works.
 
     Raises:
-        ConfigError: it does not answer.
+        ConfigError: there is one, and what it is asked with is not installed.
     """
-    for kind in (Nvml, NvidiaSmi):
-        try:
-            return kind()
-        except (ImportError, OSError) as problem:
-            _log.info("gpus.not_asked by=%s problem=%r", kind.__name__, str(problem))
+    try:
+        return Nvml()
+    except ImportError as problem:
+        if os.path.exists(_DRIVER):
+            raise ConfigError(
+                "this machine has NVIDIA's driver, and nvidia-ml-py, by which it is asked, is not"
+                " installed: pip install nvidia-ml-py; or offer no GPUs: --gpus 0."
+            ) from problem
+        _log.info("gpus.not_asked problem=%r", str(problem))
+    except OSError as problem:
+        _log.info("gpus.not_asked problem=%r", str(problem))
     return None

@@ -68,9 +68,6 @@ class Driver(Protocol):
             OSError: it does not say.
         """
 
-    def refresh(self) -> None:
-        """Answer from now on by what is, not by what was said before."""
-
     def vitals(self) -> list[GpuVitals]:
         """What each device does now; a lost one is left out.
 

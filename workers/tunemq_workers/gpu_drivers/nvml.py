@@ -90,9 +90,6 @@ class Nvml:
         """See `Driver`: those that there were when this was made."""
         return [card.physical for card in self._cards]
 
-    def refresh(self) -> None:
-        """See `Driver`: nothing is kept."""
-
     def vitals(self) -> list[GpuVitals]:
         """See `Driver`."""
         self._call("nvmlDeviceGetCount")  # one lost device is not the driver's silence
