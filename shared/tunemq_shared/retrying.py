@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Self, TypeVar
 
+from tunemq_shared.backoff import backoff_s
 from tunemq_shared.errors import StoreError
 
 #: Seconds before the second try, and the most before any; chance shortens each by up to half.
@@ -130,8 +131,7 @@ def retried(
             return result
         if cancel.left:
             on_trouble(str(trouble))
-            # 2 ** 10 of the first pauses are more than the longest; no need to count on.
-            longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(tries, 10))
+            longest = backoff_s(tries, FIRST_PAUSE_S, LONGEST_PAUSE_S)
             cancel.pause(longest * random.uniform(0.5, 1.0))
         if not cancel.left:
             raise _gave_up(trouble, cancel) from trouble

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from tunemq_shared.backoff import backoff_s
 from tunemq_shared.stopped_process import LOOK_S, StopDetector
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.frames import ORDER
@@ -80,8 +81,7 @@ class ChildKeeper:
             return
         delay_s = 0.0
         if self._deaths_in_a_row:
-            low, high = _BACK_OFF_S
-            delay_s = min(high, low * 2.0 ** min(self._deaths_in_a_row - 1, 10))
+            delay_s = backoff_s(self._deaths_in_a_row - 1, *_BACK_OFF_S)
         self._pending = self._reactor.after(delay_s, self._start_now)
 
     def send(self, order: bytes) -> None:

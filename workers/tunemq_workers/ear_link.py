@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from tunemq_shared.backoff import backoff_s
 from tunemq_shared.errors import WireError
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.ear_process import MAIL, READY, REFUSED, fork_ear
@@ -77,8 +78,7 @@ class EarLink:
         if self._deaths_in_a_row <= 1:
             self._start_now()
             return
-        low, high = _BACK_OFF_S
-        delay_s = min(high, low * 2.0 ** min(self._deaths_in_a_row - 2, 10))
+        delay_s = backoff_s(self._deaths_in_a_row - 2, *_BACK_OFF_S)
         self._pending = self._reactor.after(delay_s, self._start_now)
 
     @property

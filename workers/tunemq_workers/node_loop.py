@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from tunemq_shared.backoff import backoff_s
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.health import Health
 from tunemq_shared.introductions import BatchHeader, NodeHello
@@ -319,8 +320,7 @@ class NodeLoop:
                 self._overdue.cancel()
             self._overdue = None
         elif self._overdue is None:
-            low, high = _OVERDUE_S
-            delay_s = min(high, low * 2 ** min(self._overdue_in_a_row, 10))
+            delay_s = backoff_s(self._overdue_in_a_row, *_OVERDUE_S)
             self._overdue = self._reactor.after(delay_s, self._mail_is_overdue)
 
     def _mail_is_overdue(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from tunemq_shared.backoff import backoff_s
 from tunemq_workers.outbox import Outbox
 from tunemq_workers.outbox_room import Room
 from tunemq_workers.pump_messages import Append, Forget, Order
@@ -130,8 +131,7 @@ class Outboxes:
         if stream.sending is not None:
             stream.outbox.rewind(stream.sending)
         stream.sending = None
-        low, high = _RETRY_S
-        delay_s = min(high, low * 2.0 ** min(stream.failures, 10))
+        delay_s = backoff_s(stream.failures, *_RETRY_S)
         stream.failures += 1
         if stream.failures == 1:
             _log.warning("wire.not_appended stream=%s reason=%r", key, reason)

@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tunemq_shared import wire
+from tunemq_shared.backoff import backoff_s
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.redis_address import RedisAddress
@@ -158,9 +159,8 @@ class Pump:
     def _pause(self) -> float:
         """Seconds until the pump has something to do by itself."""
         if self._failures:
-            low, high = _RETRY_S
             jitter = 0.5 + os.urandom(1)[0] / 512
-            return min(high, low * 2.0 ** min(self._failures - 1, 10)) * jitter
+            return backoff_s(self._failures - 1, *_RETRY_S) * jitter
         period = HURRIED_PERIOD_S if self.is_hurried else wire.LEASE_PERIOD_S
         return max(0.0, self._looked_at + period - time.monotonic())
 

@@ -18,6 +18,7 @@ import msgspec
 
 from tunemq_scheduler.core.placement import holds_when_empty
 from tunemq_scheduler.core.trial import Trial
+from tunemq_shared.backoff import backoff_s
 from tunemq_shared.messages import NodeJoined
 
 #: So many different trials in a row have to fail on a node.
@@ -27,8 +28,6 @@ FIRST_PAUSE_S: Final = 60.0
 MAX_PAUSE_S: Final = 600.0
 #: How long a node is that nobody can stand in for.
 LAST_NODE_PAUSE_S: Final = 1.0
-#: It is at its most long before.
-_MOST_DOUBLINGS: Final = 10
 
 
 class NodeTrouble(msgspec.Struct, array_like=True):
@@ -56,8 +55,7 @@ class NodeTrouble(msgspec.Struct, array_like=True):
     @property
     def pause_s(self) -> float:
         """How long it is set aside; 0 where it never was."""
-        doublings = min(self.times - 1, _MOST_DOUBLINGS)
-        return min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings) if self.times else 0.0
+        return backoff_s(self.times - 1, FIRST_PAUSE_S, MAX_PAUSE_S) if self.times else 0.0
 
     def until(self, spare: _Spare) -> float:
         """Until when it is set aside, in elapsed seconds; ``spare``: who could stand in for it."""

@@ -27,6 +27,7 @@ from tunemq_shared import answers as a
 from tunemq_shared.allotments import WHOLE_NODE, Usage
 from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.answers import Refusal
+from tunemq_shared.backoff import backoff_s
 from tunemq_shared.errors import ConfigError, JournalFull, RequestRefused
 from tunemq_shared.stopped_process import LOOK_S, StopDetector
 from tunemq_shared.store_traffic import TRAFFIC, StoreTraffic
@@ -476,7 +477,7 @@ class Experiments:
         if one.deaths >= _DEATHS_AT_MOST:
             self._finish(one, State.FAILED, f"died {one.deaths} times in a row: {ending.text}")
             return
-        pause = min(_RESTART_S[0] * 2 ** min(one.ends, 10), _RESTART_S[1])
+        pause = backoff_s(one.ends, *_RESTART_S)
         self._news(f"{one.name}: {ending.text}; it is started again in {pause:g} s.")
         one.restart_at = time.monotonic() + pause
 
