@@ -15,8 +15,8 @@ from asha_decision import SIZES, asha_decisions_us
 from measured import tell
 
 from tests.simulation.farm import CountingJournal, Search
+from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.core.commands import RecordResult
-from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from measured import tell
 
 from tests.simulation.faulty import FaultySearch
-from tunemq_scheduler.executors.simulated_faults import FaultSettings
-from tunemq_scheduler.executors.simulated_uploads import UploadSettings
+from tunemq.testing.simulated_faults import FaultSettings
+from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.schedulers import FIFOScheduler
 
 TRIALS, RESULTS = 1_000, 330

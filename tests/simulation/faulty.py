@@ -9,6 +9,12 @@ from typing import Any, Final, NamedTuple
 
 from tests.simulation.farm import CountedRecords
 from tests.simulation.problem import Problem
+from tunemq.testing.faulty_executor import FaultyTrialExecutor
+from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.simulated_executor import SimulationSettings
+from tunemq.testing.simulated_farm import SimulatedFarm
+from tunemq.testing.simulated_faults import FaultSettings
+from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
@@ -16,12 +22,6 @@ from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.core.trial import ERROR, TrialSummary
-from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
-from tunemq_scheduler.executors.simulated import SimulationSettings
-from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
-from tunemq_scheduler.executors.simulated_faults import FaultSettings
-from tunemq_scheduler.executors.simulated_uploads import UploadSettings
-from tunemq_scheduler.invariants import Auditor
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.replay import Outcome, replay_lock_step
 from tunemq_scheduler.resuming import Retelling

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.simulation.hard_farm import HardFarm
 from tests.simulation.shared_farm import SharingExperiment
-from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
+from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
 from tunemq_scheduler.farm.pace import Pace

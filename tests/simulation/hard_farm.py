@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from tunemq.testing.simulated_executor import SimulationSettings
+from tunemq.testing.simulated_farm import SimulatedFarm
+from tunemq.testing.simulated_trial_processes import Host, SimulatedHosts
+from tunemq.testing.simulated_uploads import SimulatedUploads
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.executors.simulated import SimulationSettings
-from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
-from tunemq_scheduler.executors.simulated_hosts import Host, SimulatedHosts
-from tunemq_scheduler.executors.simulated_uploads import SimulatedUploads
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Horizon
 from tunemq_shared.packing import unpack_config

@@ -19,13 +19,13 @@ from tests.simulation.hard_algorithms import MAX_T, SCHEDULERS, AfterSome, draw_
 from tests.simulation.hard_desk import NAME, OWNER, Desk, SharedExecutor
 from tests.simulation.hard_farm import FOR_EVER, PATTERN, Fate, HardFarm, Shapes
 from tests.simulation.problem import Problem
+from tunemq.testing.faulty_executor import FaultyTrialExecutor
+from tunemq.testing.simulated_faults import FaultSettings
+from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.core.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
-from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
-from tunemq_scheduler.executors.simulated_faults import FaultSettings
-from tunemq_scheduler.executors.simulated_uploads import UploadSettings
 from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
 from tunemq_scheduler.farm.executor import _waiting

@@ -14,9 +14,9 @@ from typing import Final
 from tests.simulation.large_experiment import Experiment
 from tests.simulation.large_nodes import LargeNodes
 from tests.simulation.metering import Meter
+from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.executors.roster import Roster
 from tunemq_scheduler.executors.tenant import Tenant
-from tunemq_scheduler.executors.virtual_time import VirtualTime
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_shared import messages as m

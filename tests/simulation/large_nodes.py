@@ -11,10 +11,10 @@ from typing import Final
 import cloudpickle
 
 from tests.simulation.large_experiment import metrics, plan_of, step_time
+from tunemq.testing.simulated_trial_processes import SimulatedHosts
+from tunemq.testing.simulated_uploads import UploadSettings
+from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.executors.simulated_hosts import SimulatedHosts
-from tunemq_scheduler.executors.simulated_uploads import UploadSettings
-from tunemq_scheduler.executors.virtual_time import VirtualTime
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.introductions import BatchHeader, NodeHello

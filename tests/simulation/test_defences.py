@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.simulation.scenarios import check
+from tunemq.testing.faulty_executor import FaultyTrialExecutor
+from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq_scheduler.core.node_events import NodeEvents
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.trial import Trial
-from tunemq_scheduler.executors.faulty import FaultyTrialExecutor
 from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
 from tunemq_scheduler.loop import ExperimentLoop
 
 

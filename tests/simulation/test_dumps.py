@@ -7,9 +7,9 @@ import random
 import pytest
 
 from tests.simulation.farm import Search
+from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_shared import messages as m
 

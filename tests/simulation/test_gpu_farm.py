@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 import pytest
 
 from tests.unit.scheduler.stories import Story
+from tunemq.testing.journal_auditor import Auditor
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.placement import could_hold
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
 from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.invariants import Auditor
 from tunemq_shared import messages as m
 from tunemq_shared.device_use import DeviceUse
 

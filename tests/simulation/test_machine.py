@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.plans import PLAN
+from tunemq.testing.journal_auditor import Auditor
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.invariants import Auditor
 from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 

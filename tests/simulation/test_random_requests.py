@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.stories import Story
+from tunemq.testing.journal_auditor import Auditor
 from tunemq_scheduler.core.placement import Placement
 from tunemq_scheduler.core.waiting import PATIENCE
-from tunemq_scheduler.invariants import Auditor
 from tunemq_shared import messages as m
 
 SLACK = 1e-6

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.simulation.farm import Search
+from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.plateau import ExperimentPlateauStopper, TrialPlateauStopper
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.farm import Search
-from tunemq_scheduler.executors.simulated import SimulationSettings
+from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.replay import compare
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_shared.conditions import Condition

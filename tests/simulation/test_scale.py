@@ -15,8 +15,8 @@ import pytest
 
 from tests.simulation.farm import CountingJournal, Search
 from tests.support import without_collections
+from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.executors.simulated import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, TrialScheduler
 
 #: With these, ASHA lets a trial report 23 results on average.

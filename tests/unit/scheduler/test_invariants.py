@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tunemq.testing.journal_auditor import Auditor
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.slots import Slot
-from tunemq_scheduler.invariants import Auditor
 from tunemq_shared import messages as m
 from tunemq_shared.errors import InvariantBroken
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import msgspec
 
+from tunemq.testing.simulated_trial_processes import Metrics, SimulatedHosts, StepTime
+from tunemq.testing.simulated_uploads import UploadSettings
+from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
     DropNode,
@@ -21,9 +24,6 @@ from tunemq_scheduler.core.commands import (
     StopTrial,
 )
 from tunemq_scheduler.executors.executor import TrialExecutor
-from tunemq_scheduler.executors.simulated_hosts import Metrics, SimulatedHosts, StepTime
-from tunemq_scheduler.executors.simulated_uploads import UploadSettings
-from tunemq_scheduler.executors.virtual_time import VirtualTime
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
 

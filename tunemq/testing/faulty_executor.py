@@ -14,10 +14,10 @@ from typing import Final
 
 import msgspec
 
+from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq_scheduler.core.commands import DropNode, ExecutorCommand
 from tunemq_scheduler.executors.mailbox import Mailbox, Orders
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
-from tunemq_scheduler.executors.simulated_farm import SimulatedFarm
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
+from tunemq.testing.simulated_faults import Faults
+from tunemq.testing.simulated_trial_processes import SimulatedHosts
+from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.executors.simulated_faults import Faults
-from tunemq_scheduler.executors.simulated_hosts import SimulatedHosts
-from tunemq_scheduler.executors.virtual_time import VirtualTime
 from tunemq_shared import messages as m
 
 #: A trial's id and an epoch of it.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from tunemq.testing.simulated_store import SimulatedStore
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.executors.simulated_store import SimulatedStore
 from tunemq_shared import messages as m
 from tunemq_shared.errors import BugError
 

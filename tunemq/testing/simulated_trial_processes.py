@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tunemq.testing.simulated_store import SimulatedStore
+from tunemq.testing.simulated_uploads import SimulatedUploads, UploadSettings
+from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.executors.simulated_store import SimulatedStore
-from tunemq_scheduler.executors.simulated_uploads import SimulatedUploads, UploadSettings
-from tunemq_scheduler.executors.virtual_time import VirtualTime
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition, Horizon, first_that_holds

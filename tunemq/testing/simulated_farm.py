@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from tunemq.testing.simulated_executor import SimulationSettings
+from tunemq.testing.simulated_faults import Faults, FaultSettings
+from tunemq.testing.simulated_node import SimulatedNode
+from tunemq.testing.simulated_store import SimulatedStore
+from tunemq.testing.simulated_trial_processes import Metrics, SimulatedHosts, StepTime
+from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.executors.simulated import SimulationSettings
-from tunemq_scheduler.executors.simulated_faults import Faults, FaultSettings
-from tunemq_scheduler.executors.simulated_hosts import Metrics, SimulatedHosts, StepTime
-from tunemq_scheduler.executors.simulated_node import SimulatedNode
-from tunemq_scheduler.executors.simulated_store import SimulatedStore
-from tunemq_scheduler.executors.virtual_time import VirtualTime
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
 
