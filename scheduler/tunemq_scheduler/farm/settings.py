@@ -102,13 +102,19 @@ def read_settings(path: str | None, store: str = "") -> FarmSettings:
         return FarmSettings()
     try:
         text = Path(path).read_text(encoding="utf-8")
-        found = msgspec.convert(tomllib.loads(text), FarmSettings)
+        given = tomllib.loads(text)
+        found = msgspec.convert(given, FarmSettings)
     except OSError as error:
         raise ConfigError(f"--settings {path} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--settings {path} is no text: {error}.") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"--settings {path} is not usable: {error}.") from error
+    except msgspec.ValidationError as error:
+        there_are = FarmSettings.__struct_fields__
+        unknown = [name for name in given if name not in there_are]
+        fix = f" There are: {', '.join(there_are)}." if unknown else ""
+        raise ConfigError(f"--settings {path} is not usable: {error}.{fix}") from error
     _check(found, path)
     stores = tuple(_checked(one, path, store) for one in map(_allowed, found.stores))
     return msgspec.structs.replace(found, stores=stores)

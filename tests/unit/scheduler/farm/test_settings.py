@@ -32,7 +32,7 @@ def test_the_file_of_the_page_can_be_read(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("max_running = 0", "max_running=0 must be 1 or more"),
-        ("max_runing = 3", "max_runing"),
+        ("max_runing = 3", "unknown field `max_runing`. There are: max_running, preempts, "),
         ("preempt_grace_s = -1", "preempt_grace_s=-1.0 must be 0 or more"),
         ("[shares]\nada = 0", "shares.ada=0.0 must be a number above 0"),
         ("[quotas.ben]\ngpu = -1", "quotas.ben.gpu=-1.0 must be a number of 0 or more"),
