@@ -651,13 +651,18 @@ def _silence(one: _Running) -> str:
     """For how long its process has said nothing, and what may be the reason."""
     if one.link is None:
         return ""
-    what = (
-        "its trials are done, and on_experiment_end of its callbacks or the copying of its files"
-        " takes long"
-        if one.link.has_said_goodbye
-        else "its own code (a callback, logger, stopper, trial scheduler or search algorithm) has"
-        " not returned"
-    )
+    if one.link.held_up_by:
+        what = f"all is done but {one.link.held_up_by}, which its process waits for before it ends"
+    elif one.link.has_said_goodbye:
+        what = (
+            "its trials are done, and on_experiment_end of its callbacks or the copying of its"
+            " files takes long"
+        )
+    else:
+        what = (
+            "its own code (a callback, logger, stopper, trial scheduler or search algorithm) has"
+            " not returned"
+        )
     return f"the process of {one.name} has not answered for {one.link.silent_s:.0f} s: {what}"
 
 

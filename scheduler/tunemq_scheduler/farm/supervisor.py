@@ -286,7 +286,13 @@ class Supervisor:
             stores=farm.store_rules(entry.owner),
         )
         folder = Path(farm.results, entry.name)
-        return ExperimentLink(job, self._wire, folder=folder, begin=self._forkservers.start)
+        return ExperimentLink(
+            job,
+            self._wire,
+            folder=folder,
+            begin=self._forkservers.start,
+            exit_within_s=farm.settings.unresponsive_after_s,
+        )
 
     def _end_hosts(self, events_key: str) -> None:
         self._wire.add(events_key).close()

@@ -41,8 +41,8 @@ from tunemq_shared.undecodable import UNDECODABLE
 MOST_WAITING: Final = 8 * 2**20
 #: Facts are sent in frames of this size, or of one batch where that is larger.
 _FRAME_BYTES: Final = 2**20
-#: What its process has to do when it has said that all is done: Python's own end.
-EXIT_WITHIN_S: Final = 30.0
+#: What its process gets to end, once it has said that all is done.
+EXIT_WITHIN_S: Final = 600.0
 #: In which it prints where its threads are, if it is asked to.
 _ABORT_WITHIN_S: Final = 5.0
 #: Between two beats; a supervisor that takes longer was stopped itself.
@@ -201,6 +201,14 @@ class ExperimentLink:
     def has_said_goodbye(self) -> bool:
         """Whether its trials are done; callbacks and copies may not be."""
         return self._goodbye is not None
+
+    @property
+    def held_up_by(self) -> str:
+        """What the end of a process waits for that has said that all is done; else empty."""
+        if self._exits is None:
+            return ""
+        threads = ", ".join(self._exits.threads)
+        return f"the threads {threads}" if threads else "an exit handler (atexit)"
 
     @property
     def watched(self) -> int:
@@ -433,9 +441,10 @@ class ExperimentLink:
         ending = self._judged_by(self._exits.code)
         if returncode != -signal.SIGKILL:
             return ending
-        threads = ", ".join(self._exits.threads)
-        what = f"the threads {threads}" if threads else "an exit handler (atexit)"
-        late = f"its process was killed: {what} had not ended {self._exit_within_s:g} s after it"
+        late = (
+            f"its process was killed: {self.held_up_by} had not ended {self._exit_within_s:g} s"
+            " after it"
+        )
         return ending._replace(text=f"{ending.text.rstrip('.')}; {late}")
 
     def _judged_by(self, returncode: int) -> Ending:
