@@ -117,7 +117,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_queued(desk, server):
     with pytest.raises(TrainableError, match="lock"):
         tuner(trainable=lambda config: lock).fit(address=server.url)
     with pytest.raises(ConfigError, match="call it 'ab'"):
-        tuner("a/b").fit(address=server.url)
+        tuner("a:b").fit(address=server.url)
     with pytest.raises(ConfigError, match="leave the address out"):
         tuner().fit(address=server.url, debug=True)
     with pytest.raises(ConfigError, match="give its address"):

@@ -163,7 +163,7 @@ def test_run_config_field_of_another_type_is_refused_with_its_name(name, value):
         RunConfig(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["a/b", "/a", "a\\b", "../a"])
+@pytest.mark.parametrize("name", ["a/b", "/etc", "a\\b", "../../elsewhere"])
 def test_name_of_a_search_with_a_folder_in_it_is_refused_with_the_fix(name):
     with pytest.raises(ConfigError, match=r"RunConfig\(name=.*storage_path says where that is"):
         RunConfig(name=name)
