@@ -94,6 +94,11 @@ def farm_results_folder(results: str | None, store: str | None) -> str:
     if store is None or is_remote(store):
         return results_folder(results)
     shared = canonical_address(store)
+    if not os.path.isabs(os.path.expanduser(store.removeprefix("file://"))):
+        raise ConfigError(
+            f"--store {store} is a folder only as seen from where this command runs; give the whole"
+            f" path of a folder that all machines mount, such as {shared}, or s3://bucket/prefix."
+        )
     if results is not None and canonical_address(results) != shared:
         raise ConfigError(
             f"--store {store} is a folder, into which results go, too, and --results {results} is"

@@ -6,12 +6,17 @@ Nothing is opened here.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
+from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.http_address import SCHEMES, parse_http_address
 from tunemq_shared.s3_address import SCHEME, parse_address
+
+#: A folder may be called so, but hardly ever is.
+_CUT_SHORT: Final = re.compile(r"(s3|https?|file):", re.IGNORECASE)
 
 
 def is_remote(address: str) -> bool:
@@ -39,6 +44,11 @@ def canonical_address(text: str, environ: Mapping[str, str] | None = None) -> st
     if is_remote(text):
         return str(parse_address(text, os.environ if environ is None else environ))
     if "://" not in text:
+        if _CUT_SHORT.match(text):
+            raise ConfigError(
+                f"the storage {text!r} lacks a slash behind its colon; give s3://bucket/prefix,"
+                " http://host:port/prefix, or ./ before a folder of that name."
+            )
         return os.path.abspath(os.path.expanduser(text))
     parts = urlsplit(text)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):

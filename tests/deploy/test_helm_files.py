@@ -17,6 +17,15 @@ def test_the_schema_knows_each_value_and_no_other() -> None:
     assert _paths(values) == _described(schema, schema) - {"global"}
 
 
+def test_operator_scrapes_the_scheduler_as_the_job_that_the_alerts_ask_for() -> None:
+    monitor = (CHART / "templates" / "servicemonitor.yaml").read_text()
+    [label] = re.findall(r"^  jobLabel: (\S+)$", monitor, re.MULTILINE)
+    helpers = (CHART / "templates" / "_helpers.tpl").read_text()
+    jobs = re.findall(rf"^{re.escape(label)}: (\S+)$", helpers, re.MULTILINE)
+    rules = (ROOT / "deploy" / "prometheus" / "tunemq.rules.yml").read_text()
+    assert set(jobs) == set(re.findall(r'job="([^"]+)"', rules)) == {"tunemq"}
+
+
 def _paths(values: dict[str, Any], before: str = "") -> set[str]:
     """The names of all values; what is below a free choice of names is left out."""
     found = set()

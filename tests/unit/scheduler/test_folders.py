@@ -166,6 +166,13 @@ def test_a_farms_results_are_in_its_store_where_that_is_a_folder(monkeypatch):
     assert farm_results_folder(None, None) == "/mine"
 
 
+@pytest.mark.parametrize("store", ["tunemq/farm", "s3//tunemq/farm", "./farm"])
+def test_store_of_a_farm_is_no_folder_that_depends_on_where_a_command_runs(store):
+    with pytest.raises(ConfigError, match=f"--store {store} is a folder only as seen from where"):
+        farm_results_folder(None, store)
+    assert farm_results_folder(None, "~/farm") == os.path.expanduser("~/farm")
+
+
 def test_a_farm_has_no_two_folders_for_results():
     with pytest.raises(ConfigError, match=r"--store /shared/farm is a folder.*--results /results"):
         farm_results_folder("/results", "/shared/farm")

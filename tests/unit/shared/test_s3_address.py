@@ -121,6 +121,13 @@ def test_a_folder_has_one_canonical_path(text):
     assert canonical_address(text) == "/a/b"
 
 
+@pytest.mark.parametrize("text", ["s3:/tunemq/farm", "S3:tunemq", "http:/head:7380", "file:/a"])
+def test_address_that_lacks_a_slash_is_no_folder(text):
+    with pytest.raises(ConfigError, match="lacks a slash behind its colon; give s3://bucket"):
+        canonical_address(text)
+    assert canonical_address(f"./{text}").endswith(text)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
