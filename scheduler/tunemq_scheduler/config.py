@@ -169,7 +169,8 @@ class FailureConfig:
         max_failures: how often it is tried again after an error in its code, the death of its
             process, too much memory or a step that took too long; -1 is for ever.
         max_storage_failures: how often in a row, with no new result in between, when its checkpoint
-            could not be kept; and likewise when it could not be restored; -1 is for ever.
+            could not be kept; likewise when it could not be restored, and when its node could not
+            read its code in the store; -1 is for ever.
         max_node_losses: how often in a row, with no new result in between, after its node, or that
             node's forkserver (the process that trials are forked from), was lost while nothing else
             ran there; a trial that takes one more with it is *poison* and in ERROR. Losses that

@@ -33,6 +33,7 @@ KINDS: Final = (
     "node",
     "start",
     "forkserver",
+    "fetch",
     "storage",
     "restore",
 )

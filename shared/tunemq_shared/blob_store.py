@@ -21,7 +21,7 @@ from tunemq_shared.blobs import BLOBS, BlobFolder
 from tunemq_shared.errors import BlobCorrupt, CheckpointCorrupt, StoreError
 from tunemq_shared.node_orders import BlobRef
 from tunemq_shared.object_store import MissingObject, ObjectStore
-from tunemq_shared.retrying import Cancel, ignore, retried
+from tunemq_shared.retrying import Cancel, StoreUnavailable, ignore, retried
 from tunemq_shared.store_address import canonical_address, is_remote, without_settings
 from tunemq_shared.stores import open_objects
 
@@ -218,15 +218,19 @@ def copy_file(source: Path, target: Path) -> None:
     """Copy a blob's file to a new one.
 
     Raises:
-        BlobCorrupt: there is none.
-        StoreError: it cannot be read.
+        BlobCorrupt: there is none in its folder.
+        StoreUnavailable: there is no such folder, or it cannot be read now.
     """
     try:
         file = source.open("rb")
     except FileNotFoundError as error:
-        raise BlobCorrupt(f"there is no blob {source}.") from error
+        if source.parent.is_dir():
+            raise BlobCorrupt(f"there is no blob {source}.") from error
+        raise StoreUnavailable(
+            f"there is no folder {source.parent} on this machine; see that the store is mounted."
+        ) from error
     except OSError as error:
-        raise StoreError(f"the blob {source} cannot be read: {error.strerror}.") from error
+        raise StoreUnavailable(f"the blob {source} cannot be read: {error.strerror}.") from error
     with file, target.open("xb") as copy:
         shutil.copyfileobj(file, copy, 2**20)
 

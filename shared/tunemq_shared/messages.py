@@ -162,11 +162,11 @@ FORKSERVER_LOST: Final = "forkserver"
 class TrialFailed(Message, frozen=True, tag="failed"):
     """The trainable raised, or could not be loaded or restored.
 
-    ``kind`` is one of ``user`` (its code), ``metric`` (what it reported, or
-    what else its process sent), ``load`` (its code or
-    parameters could not be read), ``start`` (its node could not start a process for it),
-    ``restore`` (its checkpoints are damaged), ``storage`` (a checkpoint could not be kept, or the
-    store that has it is away), ``memory`` (more than its limit, or the machine's), ``cuda_memory``
+    ``kind`` is one of ``user`` (its code), ``metric`` (what it reported, or what else its process
+    sent), ``load`` (its code or parameters could not be loaded), ``fetch`` (its node could not read
+    them in the store), ``start`` (its node could not start a process for it), ``restore`` (its
+    checkpoints are damaged), ``storage`` (a checkpoint could not be kept, or the store that has it
+    is away), ``memory`` (more than its limit, or the machine's), ``cuda_memory``
     (a GPU's), ``processes`` (more than it may have), ``time_limit`` (a step took longer than it
     may), ``trial_limit`` (the trial's own time is used up), ``stalled`` (no report for longer than
     it may), ``forkserver`` (its node lost the process that it forks trials from). ``output`` is the

@@ -1,6 +1,7 @@
-"""How often a process asks its object stores, how often they fail, and since when one does.
+"""How often a process asks its stores, how often they fail, and since when one does.
 
 TRAFFIC.so_far()        what this process says of itself
+counted(store)          counts what is done meanwhile as a request
 CountedClient(connect)  counts each request in `TRAFFIC`, and looks for the keys anew when refused
 """
 
@@ -33,7 +34,7 @@ _MOST_S: Final = 1e10
 
 
 class StoreTraffic(Message, frozen=True):
-    """What a process, or a node, has asked of object stores since it began.
+    """What a process, or a node, has asked of stores since it began.
 
     ``failures`` of the ``requests`` were refused or not answered. ``queue_bytes`` wait to be sent.
     ``failing_s``: for so long no request to a store has succeeded, 0 while all do; ``problem`` is
@@ -132,6 +133,25 @@ class TrafficCount:
 TRAFFIC: Final = TrafficCount()
 
 
+@contextlib.contextmanager
+def counted(store: str) -> Iterator[None]:
+    """Count what is done meanwhile as one request to a store.
+
+    Errors that are neither a refusal nor no answer, such as a missing object, are answers, or are
+    no fault of the store's.
+    """
+    try:
+        yield
+    except (StoreUnavailable, Refused) as error:
+        TRAFFIC.failed(store, str(error))
+        raise
+    except Exception:
+        TRAFFIC.answered(store)
+        raise
+    else:
+        TRAFFIC.answered(store)
+
+
 class CountedClient:
     """An `ObjectClient` that counts what is asked, and takes new keys after a refusal.
 
@@ -202,20 +222,13 @@ class CountedClient:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[ObjectClient]:
-        """Other errors, such as a missing object, are answers, or are no fault of the store's."""
         client = self._client
         try:
-            yield client
-        except (StoreUnavailable, Refused) as error:
-            TRAFFIC.failed(self._store, str(error))
-            if isinstance(error, Refused):
-                self._renew(client)
+            with counted(self._store):
+                yield client
+        except Refused:
+            self._renew(client)
             raise
-        except Exception:
-            TRAFFIC.answered(self._store)
-            raise
-        else:
-            TRAFFIC.answered(self._store)
 
     def _renew(self, refused: ObjectClient) -> None:
         # Others may still use the old one, and keys may be just about to be replaced.

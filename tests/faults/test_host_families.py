@@ -420,7 +420,30 @@ def test_a_forkserver_that_dies_while_it_preloads_names_the_module(serve, tmp_pa
     assert lost.value.is_unusable
 
 
+class Unloadable:
+    """What cannot be unpickled."""
+
+    def __init__(self) -> None:
+        self.is_loaded = False
+
+    def __setstate__(self, state: object) -> None:
+        raise RuntimeError("not on this node")
+
+
 def test_code_that_cannot_be_loaded_fails_its_trial(serve):
+    server = serve()
+    unloadable = Unloadable()
+    host = server.start(lambda _config: unloadable.is_loaded)
+
+    host.gone()
+
+    failure = host.events[-1]
+    assert isinstance(failure, TrialFailed)
+    assert failure.kind == "load"
+    assert "not on this node" in failure.error
+
+
+def test_code_that_is_not_there_is_no_failure_of_the_trial(serve):
     server = serve()
     order = server.order(which_are_loaded)
     Path(order.start.code.path).unlink()
@@ -430,7 +453,7 @@ def test_code_that_cannot_be_loaded_fails_its_trial(serve):
 
     failure = host.events[-1]
     assert isinstance(failure, TrialFailed)
-    assert failure.kind == "load"
+    assert failure.kind == "fetch"
 
 
 def test_a_folder_that_cannot_be_made_fails_its_trial(serve):

@@ -226,7 +226,7 @@ def test_code_that_is_not_in_the_store_fails_its_trial_with_its_place(
         objects.delete([f"blobs/{bundle.sha256}"])
     scheduler.assign(node.incarnation, order("t", start))
     failed = failure(scheduler)
-    assert failed.kind == "load"
+    assert failed.kind == "fetch"
     assert f"the bundle with its code cannot be fetched from {store.partition('?')[0]}/blobs/" in (
         failed.error
     )
@@ -241,7 +241,7 @@ def test_a_store_that_is_away_for_too_long_fails_the_trial(node, scheduler, stor
     start = scheduler.start(ask_surroundings, **values)
     scheduler.assign(node.incarnation, order("t", start))
     failed = failure(scheduler)
-    assert failed.kind == "storage"
+    assert failed.kind == "fetch"
     assert "the trial's code cannot be fetched from s3://" in failed.error
     assert "given up after 1 s" in failed.error
 

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 import cloudpickle  # noqa: F401 - every trial's code needs it: children find it imported
 
 from tunemq_shared.checkpoint_sink import CheckpointSink
+from tunemq_shared.errors import StoreError
 from tunemq_shared.failures import one_line, traceback_text
 from tunemq_shared.local_store import LocalStore
 from tunemq_shared.messages import HostOrder, HostStart, TrialFailed, TrialStarted
@@ -135,7 +136,7 @@ class _Host:
                 self._code = start.code.sha256
             config = unpack_config(start.config)
         except BaseException as error:  # noqa: BLE001 - any code runs here; it is sent
-            self._fail(order, "load", error)
+            self._fail(order, "fetch" if isinstance(error, StoreError) else "load", error)
             return None
         return TrialSession(order, config, self._channel, self._sink(order.trial, start))
 

@@ -502,9 +502,9 @@ class Hosts:
     def _fetch(self, key: Key, start: HostStart) -> None:
         """Get what is missing for a trial; its host comes when all is there."""
 
-        def failed(kind: str, reason: str) -> None:
+        def failed(reason: str) -> None:
             self._will_not_start(key)
-            self._news.not_started(key, start.events_key, reason, kind)
+            self._news.not_started(key, start.events_key, reason, "fetch")
             self._news.freed(key, start.events_key)
 
         def has_trouble(reason: str) -> None:

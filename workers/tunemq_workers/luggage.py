@@ -100,14 +100,14 @@ class Luggage:
         key: Key,
         start: HostStart,
         on_there: Callable[[], None],
-        on_failed: Callable[[str, str], None],
+        on_failed: Callable[[str], None],
         on_trouble: Callable[[str], None],
     ) -> None:
         """Get what is missing for a trial; one that waits already goes on waiting.
 
         Args:
             on_there: called when all is there, and never before this has returned.
-            on_failed: called instead, with the kind of the failure and the reason.
+            on_failed: called instead, with the reason.
             on_trouble: takes why it does not go on, and an empty text when it does.
         """
         if key in self._arrivals:
@@ -123,11 +123,9 @@ class Luggage:
                 del self._arrivals[key]
                 on_there()
 
-        def failed(need: _Need, reason: str, is_corrupt: bool) -> None:
+        def failed(need: _Need, reason: str, _is_corrupt: bool) -> None:
             self._leave(key)
-            place = place_of(need.ref)
-            text = f"{need.what} cannot be fetched from {place}: {reason}"
-            on_failed("load" if is_corrupt else "storage", text)
+            on_failed(f"{need.what} cannot be fetched from {place_of(need.ref)}: {reason}")
 
         for need in missing:
             folder = os.path.dirname(self._path(need))

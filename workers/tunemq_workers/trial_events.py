@@ -75,7 +75,9 @@ _FIELDS: Final[dict[str, Any]] = {
     "reason": _Text,
     "instead": _Name,
     # The other kinds are for the node to say: some of them count against the node.
-    "kind": Literal["user", "metric", "load", "restore", "storage", "memory", "cuda_memory"],
+    "kind": Literal[
+        "user", "metric", "load", "fetch", "restore", "storage", "memory", "cuda_memory"
+    ],
     "error": _Text,
     "traceback": _Text,
 }

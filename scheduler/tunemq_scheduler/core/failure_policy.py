@@ -59,6 +59,9 @@ _MEMORY_FIX: Final = "let it hold less, or raise TrialLimits(memory=...) where i
 _STORE_FIX: Final = (
     "see that the store can be reached, or raise FailureConfig(max_storage_failures)"
 )
+_FETCH_FIX: Final = (
+    "see that its node can reach the store (`tunemq doctor`), or has the shared folder mounted"
+)
 _RESTORE_FIX: Final = (
     f"{_STORE_FIX}; Tuner.restore(..., restart_errored=True) begins the trial anew"
 )
@@ -80,6 +83,7 @@ _ALL: Final = (
         "let it hold less on the GPU, or set FailureConfig(retry_cuda_memory=True)",
     ),
     FailureClass("trial_limit", NEVER, "time used up", "raise TrialLimits(trial_s=...)"),
+    FailureClass("fetch", IN_A_ROW, "code not on its node", _FETCH_FIX, blames_node=True),
     FailureClass("storage", IN_A_ROW, "checkpoint not kept", _STORE_FIX, blames_node=True),
     FailureClass("restore", IN_A_ROW, "checkpoint not restored", _RESTORE_FIX, blames_node=True),
     FailureClass(

@@ -30,7 +30,7 @@ class RunnerSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_concurrent: how many trials may be unfinished at once; 0 is no limit.
         max_failures: how often a trial is tried again after a failure; -1 is for ever.
         max_storage_failures: how often in a row when its checkpoint could not be kept, and how
-            often when it could not be restored, with no new result in between.
+            often when it, or its code, could not be read, with no new result in between.
         max_node_losses: how often in a row after its node, or that node's forkserver, was lost
             while it ran there alone.
         retry_cuda_memory: whether a trial that a GPU had too little memory for is tried again;

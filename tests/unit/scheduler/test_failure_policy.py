@@ -52,7 +52,15 @@ class Tries(Story):
 
 
 def test_every_kind_that_a_node_may_state_has_a_class_and_an_unknown_one_is_the_users() -> None:
-    stated = {*COUNTED, "restore", "storage", "cuda_memory", "trial_limit", "forkserver"} - {"died"}
+    stated = {
+        *COUNTED,
+        "fetch",
+        "restore",
+        "storage",
+        "cuda_memory",
+        "trial_limit",
+        "forkserver",
+    } - {"died"}
     for kind in stated:
         assert classify(failing(kind)) is CLASSES[kind]
     assert classify(failing("of a newer node")).kind == "user"
@@ -82,7 +90,7 @@ def test_failures_of_different_classes_share_max_failures() -> None:
     assert tries.runner.summary("a").failures == {"user": 1, "died": 1, "stalled": 1}
 
 
-@pytest.mark.parametrize("kind", ["storage", "restore"])
+@pytest.mark.parametrize("kind", ["fetch", "storage", "restore"])
 def test_trouble_with_checkpoints_has_a_budget_of_its_own_that_a_new_result_renews(
     kind: str,
 ) -> None:
@@ -145,13 +153,13 @@ def test_f23_out_of_gpu_memory_counts_as_a_failure_where_a_retry_is_asked_for() 
 
 def test_with_minus_one_a_trial_is_tried_for_ever() -> None:
     tries = Tries(max_failures=-1, max_storage_failures=-1)
-    for kind in COUNTED + ["storage", "restore"] * 10:
+    for kind in COUNTED + ["fetch", "storage", "restore"] * 10:
         record = tries.fail_once(kind)
         assert record.retried
     assert record.told == "restore failure 10 in a row, and there may be any number"
 
 
-@pytest.mark.parametrize("kind", [*COUNTED, "storage", "restore", "cuda_memory"])
+@pytest.mark.parametrize("kind", [*COUNTED, "fetch", "storage", "restore", "cuda_memory"])
 def test_without_a_new_result_the_pauses_grow_from_none_to_a_minute(kind: str) -> None:
     tries = Tries(max_failures=-1, max_storage_failures=-1, retry_cuda_memory=True)
     pauses = []

@@ -119,13 +119,13 @@ def test_code_that_can_be_read_where_it_is_is_not_fetched(world):
     assert world.started == ["a"]
 
 
-@pytest.mark.parametrize(("is_corrupt", "kind"), [(True, "load"), (False, "storage")])
-def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, is_corrupt, kind):
+@pytest.mark.parametrize("is_corrupt", [True, False])
+def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, is_corrupt):
     world.hosts.obey([order("a", begin(bundle=far("b")))])
     world.fetcher.fail("c", "it is not there.", is_corrupt=is_corrupt)
     failed, freed = world.events
     assert isinstance(failed, TrialFailed)
-    assert (failed.trial, failed.kind) == ("a", kind)
+    assert (failed.trial, failed.kind) == ("a", "fetch")
     assert failed.error == (
         "The trial's process could not start: the trial's code cannot be fetched from "
         "s3://bucket/farm/blobs/c: it is not there."

@@ -31,6 +31,7 @@ from tunemq_shared.object_store import MissingObject, ObjectStore
 from tunemq_shared.plain_files import read_below
 from tunemq_shared.retrying import Cancel, StoreUnavailable, retried
 from tunemq_shared.safe_text import encodable
+from tunemq_shared.store_traffic import counted
 from tunemq_shared.stores import open_objects
 from tunemq_shared.trial_folders import send_folder
 from tunemq_workers.account import own_files
@@ -213,7 +214,7 @@ class Performer:
 
         def get(ref: BlobRef, folder: BlobFolder) -> BlobRef:
             if not ref.store:
-                return folder.take_in(ref, partial(copy_file, Path(ref.path)))
+                return retried(partial(_copied, ref, folder), running.cancel, in_trouble)
 
             def from_store(objects: ObjectStore) -> BlobRef:
                 blobs = ObjectBlobs(objects, ref.store)
@@ -272,6 +273,13 @@ class Performer:
         for at in idle[:-_IDLE_STORES]:
             self._stores.pop(at).close()
         return store
+
+
+def _copied(ref: BlobRef, folder: BlobFolder) -> BlobRef:
+    """A blob of a folder that all machines share, unless this one does not have it now."""
+    source = Path(ref.path)
+    with counted(str(source.parent)):
+        return folder.take_in(ref, partial(copy_file, source))
 
 
 def _whole_base(upload: Upload) -> Path | None:

@@ -170,9 +170,9 @@ def _fix_of_node(node: NodeFacts) -> str:
     about = node.vitals.about
     return (
         f"on {about.hostname if about else 'its machine'}: see that the store is reached from"
-        " there, and correct the worker's keys of the store (AWS_ACCESS_KEY_ID and"
-        " AWS_SECRET_ACCESS_KEY, or the file that AWS_SHARED_CREDENTIALS_FILE names) or its"
-        " certificate"
+        " there (a shared folder: is mounted), and correct the worker's keys of the store"
+        " (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file that"
+        " AWS_SHARED_CREDENTIALS_FILE names) or its certificate"
     )
 
 

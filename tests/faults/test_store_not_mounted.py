@@ -1,0 +1,92 @@
+"""The store is a shared folder, which one of a farm's machines has not mounted."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.farm_service import FarmService, Here, Search, farm_service
+from tests.small_disk import on_small_disk
+from tests.support import eventually
+
+pytestmark = [pytest.mark.faults, pytest.mark.integration]
+
+
+class Elsewhere:
+    """A namespace in which another file system, an empty one, lies over a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        command = on_small_disk(folder, ["sh", "-c", "echo && cat"], options="size=1m")
+        self._holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._holder.stdout is not None
+        assert self._holder.stdout.readline()
+        self._enter = ["nsenter", "--target", str(self._holder.pid), "--user", "--mount"]
+        self._enter.append("--preserve-credentials")
+        self._folder = folder
+
+    def machine(self) -> Here:
+        """Whose processes find that file system."""
+        return Here(self._enter)
+
+    def mount_the_store(self) -> None:
+        """Have the folder there as it is everywhere else."""
+        subprocess.run([*self._enter, "umount", str(self._folder)], check=True)
+
+    def close(self) -> None:
+        """End the process that keeps the namespace."""
+        self._holder.kill()
+        self._holder.communicate()
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[tuple[FarmService, Elsewhere, Path]]:
+    store = tmp_path / "store"
+    store.mkdir()
+    (tmp_path / "farm").mkdir()
+    with (
+        contextlib.closing(Elsewhere(store)) as elsewhere,
+        farm_service(tmp_path / "farm", starts=False) as service,
+    ):
+        service.results = store
+        service.start_scheduler("--store", str(store))
+        service.add_worker("good", 1)
+        service.add_worker("unmounted", 1, machine=elsewhere.machine())
+        service.has_nodes("good", "unmounted")
+        yield service, elsewhere, store
+
+
+def test_trial_waits_where_the_store_is_not_mounted_and_goes_on_when_it_is(farm):
+    service, elsewhere, store = farm
+    service.submit(Search(name="first", trials=10, steps=2, failures=0))
+    # The other node does the rest.
+    service.wait_for_steps("first", trials=9, steps=2)
+    reason = f"there is no folder {store}/blobs on this machine"
+
+    def is_named_by(*command: str) -> bool:
+        said = service.run(*command).stdout
+        return "no store request of node unmounted has succeeded" in said and reason in said
+
+    eventually(lambda: is_named_by("why", "first"), within=30, message=service)
+    eventually(lambda: is_named_by("doctor"), within=30, message=service)
+    rows = service.json("show", "first")["trials"]
+    (waiting,) = (row["trial"] for row in rows if row["status"] == "RUNNING")
+    assert reason in service.tunemq("why", f"first/{waiting}")
+
+    elsewhere.mount_the_store()
+    service.wait_for("first", "FINISHED")
+    service.check_results("first")
+    service.check_steps("first")
+
+
+def test_node_that_does_not_see_the_store_in_time_costs_no_trial(farm):
+    service, _, _ = farm
+    waits = "sync_config=tune.SyncConfig(sync_timeout=1),"
+    service.submit(Search(name="first", trials=20, steps=2, step_s=0.5, failures=0, run=waits))
+    service.wait_for("first", "FINISHED")
+    service.check_results("first")
+    assert "node unmounted on " in (output := service.tunemq("logs", "first"))
+    assert "is set aside" in output
