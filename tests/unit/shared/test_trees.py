@@ -13,20 +13,29 @@ from tunemq_shared.trees import remove_tree, walk
 DEPTH = 3_000
 
 
-def make_deep(path, depth=DEPTH):
-    """Folders below each other, deeper than any path is long; in a process of its own."""
-    path.mkdir(exist_ok=True)
-    code = (
-        "import os, sys; os.chdir(sys.argv[1])\n"
-        "for n in range(int(sys.argv[2])):\n"
-        "    os.mkdir('d'); open('file', 'w').close(); os.chdir('d')\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(path), str(depth)], check=True)
-    return path
+@pytest.fixture
+def make_deep(request):
+    """Makes folders below each other, deeper than any path is long; in a process of its own.
+
+    They are gone after the test, also when it fails: pytest cannot remove them.
+    """
+
+    def make(path, depth=DEPTH):
+        path.mkdir(exist_ok=True)
+        request.addfinalizer(lambda: subprocess.run(["rm", "-rf", str(path)], check=True))
+        code = (
+            "import os, sys; os.chdir(sys.argv[1])\n"
+            "for n in range(int(sys.argv[2])):\n"
+            "    os.mkdir('d'); open('file', 'w').close(); os.chdir('d')\n"
+        )
+        subprocess.run([sys.executable, "-c", code, str(path), str(depth)], check=True)
+        return path
+
+    return make
 
 
 @pytest.mark.parametrize("depth", [0, 1, 900, 1_100, DEPTH])
-def test_deep_folders_are_removed(depth, tmp_path):
+def test_deep_folders_are_removed(depth, tmp_path, make_deep):
     top = make_deep(tmp_path / "top", depth)
     (top / "more").mkdir()
     (top / "more" / "and more").mkdir()
@@ -87,7 +96,7 @@ def test_walk_passes_over_folders_that_its_caller_took_out(tmp_path):
     assert len(seen) == 1
 
 
-def test_walk_of_deep_folders_ends(tmp_path):
+def test_walk_of_deep_folders_ends(tmp_path, make_deep):
     paths = [path for path, _, _ in walk(make_deep(tmp_path / "top"))]
     assert 1_000 < len(paths) < DEPTH
     remove_tree(tmp_path / "top")

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.unit.shared.test_trees import make_deep
+from tests.unit.shared.test_trees import make_deep  # noqa: F401  a fixture
 from tests.unit.workers.fakes import Clock, FakeDisk, start
 from tunemq_shared.messages import NodeWarned, decode_node_event
 from tunemq_shared.output_pieces import decode
@@ -224,7 +224,7 @@ def test_nothing_is_waited_for_once_the_node_ends(world):
     assert world.files.unsettled() == set()
 
 
-def test_folder_deeper_than_any_path_is_removed(world, tmp_path):
+def test_folder_deeper_than_any_path_is_removed(world, tmp_path, make_deep):  # noqa: F811
     world.host()
     deep = make_deep(world.path("a"))
 
