@@ -13,8 +13,8 @@ from tunemq_scheduler.failures import failure_of
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.result import Result
 from tunemq_scheduler.trial_view import TrialView
-from tunemq_shared.checkpoint import Checkpoint
-from tunemq_shared.errors import TrialError
+from tunemq_shared.checkpoint import Checkpoint, RecordedCheckpoint
+from tunemq_shared.errors import StoreError, TrialError
 from tunemq_shared.manifest import FILES
 from tunemq_shared.messages import CheckpointCommitted
 from tunemq_shared.results import TRAINING_ITERATION
@@ -111,7 +111,7 @@ class _Place:
         plan = self._plan
         if plan.store:
             return StoredCheckpoint(plan.store, kept.key, kept.sha256)
-        return Checkpoint.from_directory(os.path.join(plan.folder, kept.key, FILES))
+        return RecordedCheckpoint(os.path.join(plan.folder, kept.key, FILES))
 
     def metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
         """The result that it contains, from its manifest."""
@@ -139,8 +139,15 @@ class _Checkpoints(Sequence[tuple[Checkpoint, dict[str, Any]]]):
         return self._one(self._kept[index])
 
     def _one(self, kept: CheckpointCommitted) -> tuple[Checkpoint, dict[str, Any]]:
-        recorded = self._recorded.get(kept.step) if self._place.is_remote else None
-        return self._place.checkpoint(kept), recorded or self._place.metrics(kept)
+        return self._place.checkpoint(kept), self._metrics(kept)
+
+    def _metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
+        if self._place.is_remote:
+            return self._recorded.get(kept.step) or self._place.metrics(kept)
+        try:
+            return self._place.metrics(kept)
+        except StoreError:  # its folder was removed; its result is in the trial's file
+            return self._recorded.get(kept.step, {})
 
     @cached_property
     def _recorded(self) -> dict[int, dict[str, Any]]:

@@ -193,6 +193,61 @@ class Checkpoint:
             _replace(Path(folder, METADATA_FILE), json.dumps(self._metadata))
 
 
+class RecordedCheckpoint(Checkpoint):
+    """A checkpoint that a journal names. Its folder may have been removed since.
+
+    Only what reads its files raises `CheckpointError` then: the trial's results stay readable.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.path.abspath(os.fspath(path))
+        self._pickled = None
+        self._metadata = {}
+
+    @property
+    def path(self) -> str:
+        """The folder with the files.
+
+        Raises:
+            CheckpointError: the folder is gone.
+        """
+        return self._present()
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """The folder with the checkpoint's files, for a ``with`` block."""
+        yield self._present()
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the checkpoint's files into ``path``, else into a new folder; returns the folder."""
+        self._present()
+        return super().to_directory(path)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What `set_metadata` kept; an empty dict if nothing was."""
+        self._present()
+        return super().get_metadata()
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Keep this (what JSON can hold) with the checkpoint, in place of what was kept before."""
+        self._present()
+        super().set_metadata(metadata)
+
+    def __reduce__(self) -> tuple[type[Checkpoint], tuple[str]]:
+        return Checkpoint, (self._present(),)
+
+    def _identity(self) -> str:
+        return os.path.realpath(str(self._path))
+
+    def _present(self) -> str:
+        folder = str(self._path)
+        if not os.path.isdir(folder):
+            raise CheckpointError(
+                f"the checkpoint {folder} is gone: its folder was removed after the trial saved it."
+            )
+        return folder
+
+
 def _copy_writable(source: str, target: str) -> None:
     """Copy a file, which may be read-only because checkpoints share it; the copy is its owner's."""
     shutil.copy2(source, target)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 import tunemq as tune
 from tests.journals import ended_searches
 from tests.searches import fit, results_of, table_of
+from tunemq_shared.errors import CheckpointError
 
 __all__ = ["ended_searches"]
 
@@ -211,3 +215,34 @@ def test_a_checkpoint_made_of_a_dict_comes_back_as_one(space):
 
     assert [line["step"] for line in results_of(result)] == [1, 2, 3, 4, 5]
     assert result.checkpoint.to_dict() == {"n": 5}
+
+
+def test_results_of_a_search_whose_checkpoint_was_removed_stay_readable(space):
+    def train(config):
+        for step in range(1, 4):
+            checkpoint = tune.Checkpoint.from_dict({"n": step})
+            tune.report({"score": step * config["factor"]}, checkpoint=checkpoint)
+
+    grid = fit(
+        train, {"factor": tune.grid_search([1, 2])}, num_to_keep=2, metric="score", mode="max"
+    )
+    best, folder = grid.get_best_result(), Path(grid[1].checkpoint.path)
+    shutil.rmtree(folder.parent)
+    restored = tune.Tuner.restore(grid.experiment_path, train).get_results()
+
+    assert [result.metrics["score"] for result in restored] == [3, 6]
+    assert restored.errors == []
+    assert len(restored.get_dataframe()) == 2
+    again = restored.get_best_result()
+    assert again.metrics["score"] == best.metrics["score"] == 6
+    assert [metrics["score"] for _, metrics in again.best_checkpoints] == [4, 6]
+    assert again.get_best_checkpoint("score", "min").to_dict() == {"n": 2}
+    for use in (
+        again.checkpoint.to_dict,
+        again.checkpoint.to_directory,
+        again.checkpoint.get_metadata,
+        lambda: pickle.dumps(again.checkpoint),
+        lambda: again.checkpoint.as_directory().__enter__(),
+    ):
+        with pytest.raises(CheckpointError, match=rf"{re.escape(str(folder))} is gone"):
+            use()
