@@ -50,12 +50,14 @@ class ResumeOptions(msgspec.Struct, frozen=True, kw_only=True):
         also: further trials that go on, although they are in ERROR.
         stopped_by: the criteria of the run before, where they are others now: who ended only for
             them goes on.
+        stops_now: the criteria of this run, where they changed; trials that meet them stay ended.
     """
 
     unfinished: bool = True
     errored: Literal["", "resume", "restart"] = ""
     also: tuple[str, ...] = ()
     stopped_by: tuple[Condition, ...] | None = None
+    stops_now: tuple[Condition, ...] = ()
 
 
 @dataclass
@@ -197,7 +199,7 @@ def resumption(
     before = runner.settings
     settings = msgspec.structs.replace(settings, keep=before.keep, restore=before.restore)
     run = runner.run + 1
-    also = (*_ended_by(opened, options.stopped_by), *_tried_again(opened, options.also))
+    also = (*_may_go_further(opened, options), *_tried_again(opened, options.also))
     if unrecorded is not None:
         unrecorded.remove_from(also)
     turns_were_lost = unrecorded is not None and unrecorded.turns_were_lost
@@ -237,9 +239,9 @@ def _tried_again(opened: Opened, trials: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(trial for trial in trials if trial in errored)
 
 
-def _ended_by(opened: Opened, stop: tuple[Condition, ...] | None) -> tuple[str, ...]:
-    """The trials that ended by these criteria, or were about to."""
-    if not stop:
+def _may_go_further(opened: Opened, options: ResumeOptions) -> tuple[str, ...]:
+    """The trials that ended by the criteria of the run before and do not meet this run's."""
+    if not options.stopped_by:
         return ()
     runner, found = opened.runner, []
     for trial in (*runner.finished, *runner.live):  # whose hosts may not have been gone yet
@@ -249,7 +251,9 @@ def _ended_by(opened: Opened, stop: tuple[Condition, ...] | None) -> tuple[str, 
             continue
         if summary.status != TERMINATED and not last.done:
             continue
-        view = TrialView.of(trial, summary, opened.plan)
-        if first_that_holds(stop, view.full_result(last)) is not None:
+        result = TrialView.of(trial, summary, opened.plan).full_result(last)
+        if first_that_holds(options.stopped_by, result) is None:
+            continue
+        if first_that_holds(options.stops_now, result) is None:
             found.append((summary.number, trial))
     return tuple(trial for _, trial in sorted(found))

@@ -27,6 +27,7 @@ from tunemq_scheduler.stopper import make_stopping
 from tunemq_scheduler.trial_results import TrialResults
 from tunemq_shared.attached import attached_to
 from tunemq_shared.code import trainable_name
+from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.key_files import journal_seal
 from tunemq_shared.manifest import is_safe_name
@@ -98,12 +99,14 @@ def restored(
         _check_tune(saved.get("tune_config"), tune_config)
     if tune.seed not in {None, saved.seed}:
         raise _other("TuneConfig(seed)", saved.seed, tune.seed)
-    stopped_by = None
+    stopped_by: tuple[Condition, ...] | None = None
+    stops_now: tuple[Condition, ...] = ()
     if run_config is not None and not saved.run_config.problem:
         before = saved.get("run_config")
         _check_run(before, run_config)
         old, new = make_stopping(before.stop)[0], make_stopping(run_config.stop)[0]
-        stopped_by = old if old != new else None
+        if old != new:
+            stopped_by, stops_now = old, new
     return Restored(
         folder=folder,
         store=header.store,
@@ -111,7 +114,10 @@ def restored(
         tune=replace(tune, seed=saved.seed),
         run=replace(run, resume_from_checkpoint=None),
         options=ResumeOptions(
-            unfinished=options.unfinished, errored=options.errored, stopped_by=stopped_by
+            unfinished=options.unfinished,
+            errored=options.errored,
+            stopped_by=stopped_by,
+            stops_now=stops_now,
         ),
     )
 

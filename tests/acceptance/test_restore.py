@@ -118,6 +118,16 @@ def test_a_finished_experiment_goes_on_with_more_samples(searched):
     assert told(searched.restore()) == told(grid), "what was given at a restore counts from then on"
 
 
+def test_restore_with_a_smaller_stop_leaves_ended_trials_as_they_are(searched):
+    before = searched.fit(stop={"training_iteration": 4}, saves=True)
+
+    for most in (3, 1):
+        run_config = tune.RunConfig(stop={"training_iteration": most}, verbose=0)
+        assert told(searched.restore(run_config=run_config)) == told(before)
+
+    assert [rows_of(one) for one in before] == [4] * 3
+
+
 def test_trials_that_ended_by_a_criterion_go_on_to_another_one(searched):
     searched.fit(stop={"training_iteration": 2}, saves=True)
 
