@@ -10,6 +10,8 @@ from typing import Final
 
 import msgspec
 
+from tunemq_shared.message_limits import Amount, Count
+
 #: Asks for the whole of a node, for a trial that may kill it (`Wanted.is_alone`).
 WHOLE_NODE: Final = {"alone": 1.0}
 
@@ -17,8 +19,8 @@ WHOLE_NODE: Final = {"alone": 1.0}
 class Amounts(msgspec.Struct, frozen=True, array_like=True):
     """An amount of a node: resources by name, and of which GPUs, by UUID, how much."""
 
-    resources: dict[str, float] = {}
-    devices: dict[str, float] = {}
+    resources: dict[str, Amount] = {}
+    devices: dict[str, Amount] = {}
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
@@ -29,8 +31,8 @@ class Wanted(msgspec.Struct, frozen=True, array_like=True):
     other trial does, of any experiment.
     """
 
-    request: dict[str, float]
-    count: int
+    request: dict[str, Amount]
+    count: Count
     preferred: str = ""
     excluded: tuple[str, ...] = ()
     is_alone: bool = False
@@ -46,7 +48,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
         alone: the nodes on which it runs a trial that may kill them.
     """
 
-    seen: dict[str, int] = {}
+    seen: dict[str, Count] = {}
     held: dict[str, Amounts] = {}
     wants: tuple[Wanted, ...] = ()
     alone: tuple[str, ...] = ()

@@ -6,7 +6,9 @@ nobody who may write to Redis can have others verify or parse what they have no 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 #: An assignment, and the base64 of one, which fits in a frame from the ear to its node.
 MAIL_BYTES: Final = 24 * 2**20 - 64
@@ -32,6 +34,9 @@ CHALLENGE_BYTES: Final = 2**8
 #: The greatest amount and the greatest number in a row that a node may say. No machine has more,
 #: and sums, tables and the next number stay within what can be computed and encoded.
 _MOST: Final = 2**53
+#: The same for fields of messages: a decoder refuses what is not possible.
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
 
 
 def is_possible(number: float) -> bool:

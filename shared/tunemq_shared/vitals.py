@@ -82,6 +82,7 @@ def decode_vitals(data: bytes) -> NodeVitals:
         vitals.clock,
         vitals.number,
         *vitals.refused.values(),
+        sum(vitals.refused.values()),  # what people are shown
         *(amount for gpu in vitals.gpus for amount in (gpu.busy, gpu.memory_used)),
     )
     known = (amount for amount in amounts if amount is not None)

@@ -239,6 +239,15 @@ def test_a_bug_of_the_handler_is_told_and_the_next_request_is_done(desk, client,
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
+def test_answer_that_cannot_be_written_is_refused_and_the_next_request_is_done(desk, client, capfd):
+    (row, *_others) = desk.nodes.rows()
+    desk.nodes.rows = lambda: (msgspec.structs.replace(row, refused=2**70),)
+    with pytest.raises(RequestRefused, match="OverflowError"):
+        client.ask(r.ListNodes(), a.NodeList)
+    client.ask(submit(), a.Submitted)
+    assert "Traceback" in capfd.readouterr().err
+
+
 def test_a_farm_without_a_scheduler_is_told_with_what_starts_one(server, client):
     with pytest.raises(NoScheduler, match="tunemq scheduler --redis"):
         client.ask(submit(), a.Submitted)

@@ -182,11 +182,7 @@ class RequestServer:
         except TuneError as problem:
             return Refusal(text=str(problem))
         except Exception as error:  # noqa: BLE001  ours, recorded here: one bad request must not end all searches
-            tell(traceback.format_exc())
-            return Refusal(
-                text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has"
-                " more. Please report it."
-            )
+            return _failed(error)
         return outcome
 
     def _settle(self) -> None:
@@ -215,11 +211,13 @@ class RequestServer:
         self._unsent[asked.key] = (asked.id, close_answer(asked.seal, reply, asked.id))
 
     def _reply(self, outcome: _Outcome) -> bytes:
-        if isinstance(outcome, Refusal):
-            reply = Reply(tunemq=self._tunemq, refusal=outcome)
-        else:
-            reply = Reply(tunemq=self._tunemq, answer=msgspec.Raw(msgspec.msgpack.encode(outcome)))
-        return msgspec.msgpack.encode(reply)
+        try:
+            if not isinstance(outcome, Refusal):
+                answer = msgspec.Raw(msgspec.msgpack.encode(outcome))
+                return msgspec.msgpack.encode(Reply(tunemq=self._tunemq, answer=answer))
+        except (TypeError, ValueError, OverflowError) as error:
+            outcome = _failed(error)
+        return msgspec.msgpack.encode(Reply(tunemq=self._tunemq, refusal=outcome))
 
     def _send(self) -> None:
         if not self._unsent:
@@ -234,6 +232,15 @@ class RequestServer:
                 del self._unsent[next(iter(self._unsent))]
             return
         self._unsent.clear()
+
+
+def _failed(error: Exception) -> Refusal:
+    """What whoever asked is told of a mistake of ours, which the log tells in full."""
+    tell("".join(traceback.format_exception(error)))
+    return Refusal(
+        text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has more."
+        " Please report it."
+    )
 
 
 def _methods(handler: RequestHandler) -> dict[type[r.Request], Callable[[Any, Caller], Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -35,6 +36,7 @@ from tunemq_shared import wire
 from tunemq_shared.allotments import Usage
 from tunemq_shared.answers import Done, ExperimentDetail, Refusal
 from tunemq_shared.errors import BugError, ConfigError, WireError
+from tunemq_shared.standard_streams import tell
 from tunemq_shared.undecodable import UNDECODABLE
 
 #: So much waits for an experiment that does not read, before it is given no more.
@@ -235,6 +237,8 @@ class ExperimentLink:
             self._trespassed(f"it sent what cannot be read ({error})")
         except ConfigError as error:
             self._trespassed(f"it ordered what it may not: {error}")
+        except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
+            self._failed(error)
 
     def on_writable(self) -> None:
         """Send what waits."""
@@ -244,8 +248,11 @@ class ExperimentLink:
         """Once a turn: hand over what nodes stated and what was offered; see whether it ended."""
         if self.ending is not None:
             return
-        self._hand_over()
-        self._frames.flush()
+        try:
+            self._hand_over()
+            self._frames.flush()
+        except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
+            self._failed(error)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._process.kill()
         returncode = self._process.returncode()
@@ -412,6 +419,11 @@ class ExperimentLink:
         self._trespass = what
         self._process.kill()
         self._frames.close()
+
+    def _failed(self, error: Exception) -> None:
+        """Something of this experiment is more than the supervisor can bear."""
+        tell("".join(traceback.format_exception(error)))
+        self._trespassed(f"the scheduler failed on it ({type(error).__name__}: {error})")
 
     # --- its end ----------------------------------------------------------------------------------
 

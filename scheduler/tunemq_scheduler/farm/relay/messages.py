@@ -14,6 +14,7 @@ from tunemq_scheduler.executors.node_batches import Fact
 from tunemq_shared.allotments import Usage
 from tunemq_shared.answers import Refusal
 from tunemq_shared.conditions import Horizon
+from tunemq_shared.message_limits import Amount, Count
 from tunemq_shared.messages import HostStart, NodeJoined, NodeOffered
 from tunemq_shared.requests import PickledCode, ScriptCode
 from tunemq_shared.seals import Key
@@ -161,7 +162,7 @@ class Attach(Message, frozen=True, tag="attach"):
     events_key: str
     nodes: tuple[NodeJoined, ...] = ()
     away: tuple[NodeJoined, ...] = ()
-    accepted: dict[str, int] = {}
+    accepted: dict[str, Count] = {}
 
 
 class Start(Message, frozen=True, tag="start"):
@@ -245,8 +246,8 @@ class Journalled(Message, frozen=True, tag="journalled"):
     ``accepted``: how far nodes' events, by incarnation, may be forgotten; None says nothing new.
     """
 
-    handled: int
-    accepted: dict[str, int] | None = None
+    handled: Count
+    accepted: dict[str, Count] | None = None
 
 
 class Used(Message, frozen=True, tag="used"):
@@ -263,16 +264,16 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     was given.
     """
 
-    counts: dict[str, int]
-    total: int | None = None
-    elapsed_s: float = 0.0
+    counts: dict[str, Count]
+    total: Count | None = None
+    elapsed_s: Amount = 0.0
     metric: str = ""
     mode: str = ""
     best: tuple[str, float] | None = None
     best_config: dict[str, Any] = {}
-    used: dict[str, float] = {}
+    used: dict[str, Amount] = {}
     notes: tuple[str, ...] = ()
-    results: int = 0
+    results: Count = 0
 
 
 class StoreUse(Message, frozen=True, tag="store use"):

@@ -20,6 +20,7 @@ from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.frames import FrameSocket
 from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
 from tunemq_shared import wire
+from tunemq_shared.allotments import Amounts, Usage, Wanted
 from tunemq_shared.answers import Refusal
 from tunemq_shared.store_rules import StoreRules
 from tunemq_shared.store_traffic import StoreTraffic
@@ -268,3 +269,34 @@ def test_process_that_hangs_prints_where_and_is_killed_if_it_lives_on(experiment
     assert experiment.is_aborted
     experiment.link.attend()
     assert experiment.code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        r.Used(Usage(seen={"n.1": 2**64 - 1})),
+        r.Used(Usage(held={"n.1": Amounts({"cpu": math.nan})})),
+        r.Used(Usage(wants=(Wanted({"cpu": 1.0}, -1),))),
+        r.Journalled(2**64 - 1),
+        r.Journalled(1, {"n.1": 2**63}),
+        r.Status(counts={"RUNNING": 2**64 - 1}),
+        r.Status(counts={}, elapsed_s=math.inf),
+    ],
+)
+def test_process_that_names_impossible_numbers_ends_its_experiment_alone(experiment, message):
+    experiment.attach()
+    experiment.say(r.encode(message))
+    ending = experiment.ends(-9)
+    assert ending.outcome is Outcome.FAILED
+    assert "it sent what cannot be read" in ending.text
+
+
+def test_experiment_on_which_the_supervisor_fails_ends_alone(experiment, monkeypatch, capfd):
+    experiment.attach()
+    monkeypatch.setattr(experiment.nodes, "take", lambda: [object()])
+    experiment.link.attend()
+    monkeypatch.undo()
+    ending = experiment.ends(-9)
+    assert ending.outcome is Outcome.FAILED
+    assert "the scheduler failed on it" in ending.text
+    assert "Traceback" in capfd.readouterr().err
