@@ -6,6 +6,7 @@ import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from tunemq_scheduler.syncing.background_transfer import BackgroundTransfer
@@ -83,8 +84,8 @@ class BackgroundSyncer(Syncer):
         if self._transfer is not None and self._transfer.is_running:
             return
         function, arguments = self._command
-        self._transfer = BackgroundTransfer(function, self.sync_timeout, after=self._transfer)
-        self._transfer.start(**arguments)
+        call = partial(function, **arguments)
+        self._transfer = BackgroundTransfer(call, self.sync_timeout, after=self._transfer)
         if self._cancelled.is_set():  # by another thread, while this one was about to start it
             self._transfer.cancel()
 

@@ -10,7 +10,7 @@ import os
 import queue
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -336,29 +336,33 @@ class SyncerCallback(LoggerCallback):
     def _lane(self, folder: str) -> Lane:
         lane = self._lanes.get(folder)
         if lane is None:
-            lane = self._lanes[folder] = Lane(
+            lane = self._lanes[folder] = self._new_lane(
                 f"trial {folder}",
                 os.path.join(self.local_dir, folder),
                 join(self.remote_dir, folder),
-                syncer=self._syncer,
-                timeout_s=self._sync_timeout,
-                exclude=self._not_of_trial,
-                on_end=partial(self._bell.put, None),
+                self._not_of_trial,
             )
         return lane
 
     def _experiment_lane(self) -> Lane:
         if self._experiment is None:
-            self._experiment = Lane(
-                "the experiment",
-                self.local_dir,
-                self.remote_dir,
-                syncer=self._syncer,
-                timeout_s=self._sync_timeout,
-                exclude=lambda _: _IN_FOLDERS,
-                on_end=partial(self._bell.put, None),
+            self._experiment = self._new_lane(
+                "the experiment", self.local_dir, self.remote_dir, lambda _: _IN_FOLDERS
             )
         return self._experiment
+
+    def _new_lane(
+        self, title: str, local: str, remote: str, exclude: Callable[[str], Sequence[str]]
+    ) -> Lane:
+        return Lane(
+            title,
+            local,
+            remote,
+            syncer=self._syncer,
+            timeout_s=self._sync_timeout,
+            exclude=exclude,
+            on_end=partial(self._bell.put, None),
+        )
 
     def _not_of_trial(self, folder: str) -> list[str]:
         """What is not copied of a trial's folder."""

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from tunemq_scheduler.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
 from tunemq_shared.errors import ConfigError
-
-#: The shown fields of a notebook's table, with what they are called there.
-_SHOWN: Final = {
-    "upload_dir": "Upload directory",
-    "syncer": "Syncer",
-    "sync_period": "Sync period (s)",
-    "sync_timeout": "Sync timeout (s)",
-    "sync_artifacts": "Sync artifacts",
-    "sync_on_checkpoint": "Sync on checkpoint",
-    "uploads_waiting": "Uploads waiting",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +52,11 @@ class SyncConfig:
         """
         if not (self.upload_dir is None or _is_text(self.upload_dir)):
             raise _bad("upload_dir", self.upload_dir, "give an address or a path, or None")
-        if not is_syncer(self.syncer):
-            fix = "give 'auto', None, or an object whose class derives from tune.syncer.Syncer"
+        if not (self.syncer in (None, "auto") or isinstance(self.syncer, Syncer)):
+            fix = (
+                "give 'auto', None, or an object whose class derives from tune.syncer.Syncer;"
+                " functions and command templates are not taken"
+            )
             raise _bad("syncer", self.syncer, fix)
         if self.upload_dir and self.syncer is None:
             fix = f"upload_dir={self.upload_dir!r} needs one; give 'auto', or leave upload_dir out"
@@ -94,19 +85,6 @@ class SyncConfig:
         from tunemq_scheduler.syncing.default_syncer import DefaultSyncer
 
         return DefaultSyncer.validate_upload_dir(self.upload_dir)
-
-    def _repr_html_(self) -> str:
-        """A table, for notebooks."""
-        rows = "".join(
-            f"<tr><td>{title}</td><td>{html.escape(str(getattr(self, name)))}</td></tr>"
-            for name, title in _SHOWN.items()
-        )
-        return f"<table><tr><th>Setting</th><th>Value</th></tr>{rows}</table>"
-
-
-def is_syncer(value: object) -> bool:
-    """Whether it may be the ``syncer`` of a `SyncConfig`."""
-    return value is None or isinstance(value, Syncer) or value == "auto"
 
 
 def _bad(name: str, value: object, fix: str) -> ConfigError:

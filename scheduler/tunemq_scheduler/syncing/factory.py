@@ -7,7 +7,7 @@ import os
 import tempfile
 
 from tunemq_scheduler.syncing.callback import SyncerCallback
-from tunemq_scheduler.syncing.config import SyncConfig, is_syncer
+from tunemq_scheduler.syncing.config import SyncConfig
 from tunemq_scheduler.syncing.default_syncer import DefaultSyncer
 from tunemq_scheduler.syncing.mirroring import overlap
 from tunemq_scheduler.syncing.places import FolderPlace, join, open_place
@@ -17,19 +17,8 @@ from tunemq_shared.store_address import is_remote
 
 
 def get_node_to_storage_syncer(sync_config: SyncConfig) -> Syncer | None:
-    """Who copies to ``upload_dir``; None where there is no such, or nobody is to copy.
-
-    Raises:
-        ConfigError: the syncer is none.
-    """
-    syncer = sync_config.syncer
-    if not is_syncer(syncer):
-        raise ConfigError(
-            f"SyncConfig(syncer={syncer!r}) is not usable: give 'auto', None, or an object whose "
-            f"class derives from tune.syncer.Syncer; functions and command templates are not "
-            f"taken."
-        )
-    if syncer is None or not sync_config.upload_dir:
+    """Who copies to ``upload_dir``; None where there is no such, or nobody is to copy."""
+    if sync_config.syncer is None or not sync_config.upload_dir:
         return None
     return _syncer_of(sync_config)
 

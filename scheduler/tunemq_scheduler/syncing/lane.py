@@ -110,7 +110,6 @@ class Lane:
         self._transfer = BackgroundTransfer(
             self._work.sync_folder, self._timeout_s, after=self._transfer, on_end=self._on_end
         )
-        self._transfer.start()
         self.synced_at = time.monotonic()
 
     def collect(self) -> Exception | None:

@@ -57,15 +57,13 @@ def gate() -> Iterator[Gate]:
 
 
 @pytest.mark.parity(150)
-def test_a_transfer_runs_beside_the_work_and_returns_its_result_once(gate: Gate) -> None:
+def test_a_transfer_runs_beside_the_work_and_once(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 60)
-    assert transfer.wait() is None
-    assert transfer.start(1, two=2) is True
     assert transfer.is_running
-    assert transfer.start() is False
     gate.is_open.set()
-    assert transfer.wait() == "done"
-    assert transfer.wait() is None
+    transfer.wait()
+    assert not transfer.is_running
+    transfer.wait()
     assert gate.begun == 1
 
 
@@ -74,16 +72,14 @@ def test_what_it_raised_is_raised_by_wait_once(gate: Gate) -> None:
     gate.is_open.set()
     gate.outcome = lambda: 1 // 0
     transfer = BackgroundTransfer(gate.pass_through, 60)
-    transfer.start()
     with pytest.raises(ZeroDivisionError):
         transfer.wait()
-    assert transfer.wait() is None
+    transfer.wait()
 
 
 @pytest.mark.parity(150)
-def test_its_timeout_counts_from_its_start_and_names_what_it_ran(gate: Gate) -> None:
+def test_its_timeout_counts_from_its_start(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 60)
-    transfer.start()
     gate.be_reached()
     assert not transfer.is_overdue
     transfer.timeout_s = 0.05
@@ -100,7 +96,6 @@ def test_one_that_heeds_its_timeout_by_itself_timed_out_too() -> None:
             cancel.pause(0.01)
 
     transfer = BackgroundTransfer(heeds, 0.05)
-    transfer.start()
     eventually(lambda: not transfer.is_running)
     with pytest.raises(TimeoutError, match=r"it took longer than 0.05 s"):
         transfer.wait()
@@ -109,16 +104,15 @@ def test_one_that_heeds_its_timeout_by_itself_timed_out_too() -> None:
 @pytest.mark.parity(151)
 def test_nothing_starts_beside_one_that_timed_out(gate: Gate) -> None:
     first = BackgroundTransfer(gate.pass_through, 60)
-    first.start()
     gate.be_reached()
     with pytest.raises(TimeoutError):
         first.wait(0.01)
-    assert first.start() is True
     second = BackgroundTransfer(gate.pass_through, 60, after=first)
-    second.start()
+    third = BackgroundTransfer(gate.pass_through, 60, after=second)
     assert (gate.begun, gate.at_work) == (1, 1)
     gate.is_open.set()
-    assert first.wait() == second.wait() == "done"
+    second.wait()
+    third.wait()
     assert (gate.begun, gate.most_at_work) == (3, 1)
 
 
@@ -134,26 +128,23 @@ def test_one_that_timed_out_is_cancelled_and_its_successor_is_not(gate: Gate) ->
             raise
         seen.append(None)
 
-    transfer = BackgroundTransfer(cancellable, 60)
-    transfer.start()
+    first = BackgroundTransfer(cancellable, 60)
     gate.be_reached()
     with pytest.raises(TimeoutError):
-        transfer.wait(0.01)
-    transfer.start()
+        first.wait(0.01)
+    second = BackgroundTransfer(cancellable, 60, after=first)
     gate.is_open.set()
-    transfer.wait()
+    second.wait()
     assert seen == [Cancelled, None]
 
 
 @pytest.mark.parity(151)
 def test_one_behind_a_transfer_that_never_ends_times_out_itself(gate: Gate) -> None:
     first = BackgroundTransfer(gate.pass_through, 60)
-    first.start()
     gate.be_reached()
     with pytest.raises(TimeoutError):
         first.wait(0.01)
     second = BackgroundTransfer(gate.pass_through, 0.05, after=first)
-    second.start()
     with pytest.raises(TimeoutError):
         second.wait()
     assert gate.begun == 1
@@ -168,16 +159,13 @@ def test_its_end_is_told_when_its_outcome_is_there(gate: Gate) -> None:
         told.set()
 
     transfer = BackgroundTransfer(gate.pass_through, 60, on_end=on_end)
-    transfer.start()
     gate.is_open.set()
     assert told.wait(60)
     assert states == [False]
-    assert transfer.wait() == "done"
 
 
 def test_it_can_be_cancelled_from_elsewhere(gate: Gate) -> None:
     transfer = BackgroundTransfer(gate.pass_through, 60)
-    transfer.start()
     transfer.cancel()
     gate.is_open.set()
     with pytest.raises(Cancelled):
