@@ -16,7 +16,7 @@ from typing import Final
 
 import pytest
 
-from tunemq_workers.family import children_of
+from tunemq_shared.processes import children_of
 
 #: Ports that the kernel gives to nobody who asks for any, unless it was told to.
 _PORTS: Final = range(20_000, 32_768)

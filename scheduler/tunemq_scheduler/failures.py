@@ -16,6 +16,7 @@ from tunemq_scheduler.folders import ERROR_FILE
 from tunemq_shared.errors import StoreError
 from tunemq_shared.messages import HostDied, NodeLost, TrialFailed
 from tunemq_shared.plain_files import open_to_write
+from tunemq_shared.processes import signal_name
 from tunemq_shared.results import whole_seconds
 
 #: What can go wrong, the user's own code first: that is what explains the rest.
@@ -250,10 +251,7 @@ def describe_death(signal_number: int | None, exit_code: int | None, cause: str 
         return "the trial's process died when it had printed that a GPU's memory ran out"
     if signal_number is None:
         return f"the trial's process exited by itself with code {exit_code}"
-    try:
-        name = signal.Signals(signal_number).name
-    except ValueError:
-        name = f"signal {signal_number}"
+    name = signal_name(signal_number)
     if signal_number == signal.SIGKILL:
         return f"the trial's process was killed by {name}; often that means that memory ran out"
     return f"the trial's process was killed by {name}"

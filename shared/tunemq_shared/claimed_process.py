@@ -16,6 +16,8 @@ import select
 import socket
 from typing import Final
 
+from tunemq_shared.processes import is_readable
+
 #: The kernel never gives a greater number (PID_MAX_LIMIT).
 MAX_PID: Final = 2**22
 #: By `os.pidfd_open`: the number is that of a thread.
@@ -105,14 +107,8 @@ def _status(pid: int, pidfd: int) -> dict[str, list[int]]:
                 if name in {"PPid", "Uid"}:
                     found[name] = [int(number) for number in numbers.split()]
     except (FileNotFoundError, PermissionError) as error:
-        if _has_ended(pidfd):
+        if is_readable(pidfd):
             raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from error
         hidden = f"process {pid} is hidden by the hidepid= or ProtectProc= of /proc"
         raise PermissionError(errno.EACCES, hidden) from error
     return found
-
-
-def _has_ended(pidfd: int) -> bool:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))

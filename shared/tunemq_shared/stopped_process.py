@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from tunemq_shared.processes import stat_of
+
 #: Between two looks at a process.
 LOOK_S: Final = 5.0
 #: A debugger may stop a process for one look.
@@ -29,14 +31,9 @@ class StopDetector:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything.
-            return file.read().rpartition(b")")[2].split()[0] in _STATES
-    except (FileNotFoundError, PermissionError):  # it has ended, or /proc hides it
-        return _is_stopped_child(pid)
-    except (OSError, IndexError):  # it has ended
-        return False
+    if stat := stat_of(pid):
+        return stat[0] in _STATES
+    return _is_stopped_child(pid)  # it has ended, or /proc hides it
 
 
 def _is_stopped_child(pid: int) -> bool:

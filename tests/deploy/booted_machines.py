@@ -19,7 +19,7 @@ from typing import Final
 
 from tests.object_servers import CACHE
 from tests.support import eventually
-from tunemq_workers.family import children_of
+from tunemq_shared.processes import children_of
 
 #: Beside what is always in Debian: what a head, a worker and their tests need.
 _PACKAGES: Final = (

@@ -14,7 +14,7 @@ import pytest
 from tests.search_support import RunningSearch, is_alive, searches
 from tests.support import eventually
 from tunemq_shared import messages as m
-from tunemq_workers.family import parent_of
+from tunemq_shared.processes import parent_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -160,7 +160,7 @@ def test_an_ear_dies_with_its_node(server, tmp_path):
     node = f"""
 import time
 from tunemq_workers.ear_process import fork_ear, start_forkserver
-from tunemq_workers.family import children_of
+from tunemq_shared.processes import children_of
 forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "ear.log")!r})
 ear = fork_ear(forkserver)  # without this end of it, it has no node
 ear.recv(100)

@@ -141,7 +141,7 @@ import msgspec
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_shared.claimed_process import exists, is_hidden, open_claimed
 from tunemq_shared.stopped_process import StopDetector
-from tunemq_workers.family import children_of
+from tunemq_shared.processes import children_of
 from tunemq_workers.memory_groups import MemoryGroups
 
 def loses_its_memory_group():

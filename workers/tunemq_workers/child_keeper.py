@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.backoff import backoff_s
+from tunemq_shared.processes import is_readable, signal_name
 from tunemq_shared.stopped_process import LOOK_S, StopDetector
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.frames import ORDER
@@ -104,7 +104,7 @@ class ChildKeeper:
         if self._pid > 0:
             self._reactor.unwatch(self._pidfd)
             # One that hangs in the kernel is left to whoever comes after the node.
-            if select.select([self._pidfd], [], [], _CLOSE_S)[0]:
+            if is_readable(self._pidfd, _CLOSE_S):
                 self._reap()
 
     def _start_now(self) -> None:
@@ -157,7 +157,7 @@ class ChildKeeper:
             self._deaths_in_a_row = 0
         if self._why is None:  # it ended by itself
             self._deaths_in_a_row += 1
-            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            how = f"exit code {code}" if code >= 0 else signal_name(-code)
             self._why = f"the {self._name} process {pid} ended with {how}"
         _log.info("%s.ended pid=%d why=%r", self._name, pid, self._why)
         self._on_end(self._why)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import socket
 import time
@@ -13,6 +12,7 @@ from typing import Final
 
 from tunemq_shared.backoff import backoff_s
 from tunemq_shared.errors import WireError
+from tunemq_shared.processes import is_readable
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.ear_process import MAIL, READY, REFUSED, fork_ear
 from tunemq_workers.frames import FrameDecoder
@@ -125,7 +125,7 @@ class EarLink:
             self._reactor.unwatch(forkserver.sock)
             forkserver.sock.close()  # it ends its ear and itself
             pidfd = os.pidfd_open(forkserver.pid)
-            if not select.select([pidfd], [], [], _CLOSE_S)[0]:
+            if not is_readable(pidfd, _CLOSE_S):
                 os.kill(forkserver.pid, signal.SIGKILL)
             os.waitpid(forkserver.pid, 0)
             os.close(pidfd)

@@ -30,12 +30,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from contextlib import suppress
-from functools import cache
 from types import FrameType
 from typing import Final
 
+from tunemq_shared.processes import children_of, signal_group, stat_of
 from tunemq_workers.forkserver_messages import FamilyGone, HostExited, Report, Warned
 
 #: A host's name stands in this variable of its environment, and of whatever it executes.
@@ -57,55 +57,9 @@ _EXITING: Final = 4
 _A_FEW: Final = 64
 
 
-def children_of(pid: int, proc: str = "/proc") -> list[int]:
-    """The children of a process, zombies included.
-
-    The kernel's own list (CONFIG_PROC_CHILDREN) may lack some while others are ending: look again
-    after every end of a child. Where the kernel has none every process is looked at. Of a process
-    that /proc hides none are known.
-    """
-    if not _has_lists(proc):
-        return [child for child in _all_pids(proc) if parent_of(child, proc) == pid]
-    children: list[int] = []
-    with suppress(FileNotFoundError, PermissionError, ProcessLookupError):  # ended, or hidden
-        for thread in os.listdir(f"{proc}/{pid}/task"):
-            with (
-                suppress(FileNotFoundError, ProcessLookupError),  # this thread has
-                open(f"{proc}/{pid}/task/{thread}/children", "rb") as file,
-            ):
-                children += map(int, file.read().split())
-    return children
-
-
-@cache
-def _has_lists(proc: str) -> bool:
-    """Whether the kernel lists the children of each thread: it does so of this one, then."""
-    return os.path.exists(f"{proc}/thread-self/children")
-
-
-def _all_pids(proc: str) -> Iterator[int]:
-    return (int(name) for name in os.listdir(proc) if name.isdigit())
-
-
-def parent_of(pid: int, proc: str = "/proc") -> int | None:
-    """The parent of a process; None if it is not there."""
-    stat = _stat_of(pid, proc)
-    return int(stat[1]) if stat else None
-
-
-def _stat_of(pid: int, proc: str = "/proc") -> list[bytes]:
-    """What the kernel shows of a process from its state on; empty if it is not there."""
-    try:
-        with open(f"{proc}/{pid}/stat", "rb") as file:
-            # The name, in parentheses, may hold anything.
-            return file.read().rpartition(b")")[2].split()
-    except OSError:  # it has just ended
-        return []
-
-
 def _is_exiting(pid: int) -> bool:
     """Whether a process has begun to end; it may have threads that have not ended."""
-    stat = _stat_of(pid)
+    stat = stat_of(pid)
     return not stat or bool(int(stat[_FLAGS]) & _EXITING)
 
 
@@ -366,10 +320,3 @@ def _ended_child() -> os.waitid_result | None:
 def _has_ended(child: int) -> bool:
     """Whether a child that was not waited for has ended; it stays so."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def signal_group(group: int, number: int) -> None:
-    """Send a signal to every member of a process group that is there and ours."""
-    # No such group: its members have ended. Not permitted: no member is ours.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from tunemq_workers.family import children_of
+from tunemq_shared.processes import children_of
 
 #: Pages that only exist in memory: a mapped file's can be dropped at any time.
 _HELD: Final = frozenset({b"RssAnon:", b"RssShmem:", b"VmSwap:"})

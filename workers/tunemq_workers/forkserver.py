@@ -24,8 +24,9 @@ from typing import Final
 import msgspec
 
 from tunemq_shared.prctl import adopt_orphans, die_with_parent, keep_memory_private, set_name
+from tunemq_shared.processes import children_of
 from tunemq_workers import host, outputs
-from tunemq_workers.family import Families, children_of
+from tunemq_workers.family import Families
 from tunemq_workers.forkserver_messages import (
     COMMAND,
     DUMP_SIGNAL,

@@ -8,7 +8,6 @@ That a process is a host, and that it has ended, the node asks the kernel.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
@@ -18,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tunemq_shared.claimed_process import NotThatProcess, has_hung_up, open_claimed
+from tunemq_shared.processes import children_of, is_readable
 from tunemq_shared.undecodable import UNDECODABLE
-from tunemq_workers.family import children_of
 from tunemq_workers.forkserver_messages import (
     MAX_PACKET_BYTES,
     FamilyGone,
@@ -128,7 +127,7 @@ class ReportedHosts:
             self.kill(name)
         for host in self._hosts.values():
             if host.pidfd is not None:
-                _has_ended(host.pidfd, deadline - time.monotonic())
+                is_readable(host.pidfd, deadline - time.monotonic())
 
     def forget(self) -> None:
         """Know of no host any more."""
@@ -213,18 +212,11 @@ class ReportedHosts:
         if host.has_exited or report.pid != host.pid or not _is_an_end(report):
             raise BadReport(f"it reported {report}, which does not fit what it reported before")
         if host.pidfd is not None:
-            if not _has_ended(host.pidfd):
+            if not is_readable(host.pidfd):
                 raise BadReport(f"it reported {report}, and that process runs")
             os.close(host.pidfd)
             host.pidfd = None
         host.has_exited = True
-
-
-def _has_ended(pidfd: int, within_s: float = 0.0) -> bool:
-    """Whether a process has ended, or does so in this time."""
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(max(0.0, 1000 * within_s)))
 
 
 def _is_an_end(report: HostExited) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tunemq_shared.byte_sizes import show_bytes
-from tunemq_workers.family import parent_of
+from tunemq_shared.processes import parent_of
 from tunemq_workers.gpu_drivers import Driver, Holder, Xid
 
 #: So many holders are named; who has the most comes first.

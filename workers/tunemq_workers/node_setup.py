@@ -23,6 +23,7 @@ from tunemq_shared.introductions import NodeHello
 from tunemq_shared.live_keys import LiveKeys
 from tunemq_shared.messages import PROTOCOL_VERSION, Environment, Gpu
 from tunemq_shared.prctl import adopt_orphans, set_name
+from tunemq_shared.processes import parent_of
 from tunemq_shared.redis_address import parse_address
 from tunemq_shared.refusals import Refusals
 from tunemq_shared.undecodable import UNDECODABLE
@@ -37,7 +38,6 @@ from tunemq_workers.checkpoints import Checkpoints
 from tunemq_workers.child_process import ChildProcess, start_child
 from tunemq_workers.credentials import STORE_KEYS
 from tunemq_workers.endings import EXIT_BROKEN, GRACE_S, LOST_AFTER_S
-from tunemq_workers.family import parent_of
 from tunemq_workers.forkservers import ForkserverPool
 from tunemq_workers.gpu_drivers import open_driver
 from tunemq_workers.gpu_keeper import GpuKeeper

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
-from tunemq_workers.family import children_of, signal_group
+from tunemq_shared.processes import children_of, signal_group
 from tunemq_workers.reactor import Reactor
 
 #: Between two looks; there is no event for "an orphan has arrived".

@@ -12,13 +12,13 @@ import ctypes
 import importlib
 import os
 import re
-import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from tunemq_shared.prctl import die_with_parent
+from tunemq_shared.processes import is_readable, signal_name
 from tunemq_workers import threads
 
 #: A probe that takes longer hangs.
@@ -110,9 +110,7 @@ def _probe(deadline_s: float) -> str | None:
             os._exit(_PROBE_FAILED)
     fd = os.pidfd_open(child)
     try:
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        ended = bool(poller.poll(deadline_s * 1000))
+        ended = is_readable(fd, deadline_s)
     finally:
         os.close(fd)
     if not ended:
@@ -125,7 +123,7 @@ def _probe(deadline_s: float) -> str | None:
         )
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        return f"a forked child died of {signal.Signals(-code).name} in a BLAS or OpenMP region"
+        return f"a forked child died of {signal_name(-code)} in a BLAS or OpenMP region"
     return None if code == 0 else "a forked child failed in a BLAS or OpenMP region"
 
 

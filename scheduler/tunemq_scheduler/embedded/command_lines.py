@@ -15,7 +15,7 @@ _PACKAGES: Final = ("tunemq", "tunemq_shared", "tunemq_scheduler", "tunemq_worke
 #: Folders that every interpreter looks into; before the standard library they would shadow it.
 _SITE_FOLDERS: Final = ("site-packages", "dist-packages")
 _ENTER: Final = (
-    "import sys; sys.path.append(sys.argv.pop(1));"
+    "import sys; sys.path += sys.argv.pop(1), sys.argv.pop(1);"
     " from tunemq_scheduler.embedded.keeper import main; main()"
 )
 
@@ -24,7 +24,8 @@ def keeper_command(
     folder: str, control: int, script: int, services: dict[str, Sequence[str]]
 ) -> list[str]:
     """How the keeper is started: isolated and without `site`, which halves its start."""
-    command = [sys.executable, "-I", "-S", "-c", _ENTER, _folder_of("tunemq_scheduler")]
+    command = [sys.executable, "-I", "-S", "-c", _ENTER]
+    command += [_folder_of("tunemq_scheduler"), _folder_of("tunemq_shared")]
     command += [folder, str(control), str(script)]
     for name, argv in services.items():
         command += [f"{name}:{len(argv)}", *argv]

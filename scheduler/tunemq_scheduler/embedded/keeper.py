@@ -6,8 +6,8 @@ the *thread* that started a process (``fit()`` may run in a thread that ends lon
 script), because only a descriptor of the script's process tells reliably that it is gone (its pipes
 may be held by its children), and because somebody must be left to remove the folder.
 
-It imports neither the rest of TuneMQ nor anything from outside the standard library, and starts
-with ``python -I -S``, so that no module of the user's can get in its way.
+It imports little of TuneMQ and nothing from outside the standard library, and starts with ``python
+-I -S``, so that no module of the user's can get in its way.
 
 Both ends speak lines. To the keeper: ``stop``, and ``excuse <service>`` where its newest death was
 not its own fault. To the script: ``started <service> <pid>``, ``died <service> <how>``, ``gave_up
@@ -23,6 +23,7 @@ import sys
 import time
 
 from tunemq_scheduler.embedded import layout, processes
+from tunemq_shared.prctl import adopt_orphans, set_name
 
 #: Pauses before a service that died young is started again; after the last one the keeper gives up.
 _PAUSES_S = (0.0, 0.1, 0.3, 1.0, 1.0)
@@ -191,7 +192,8 @@ def main() -> None:
     signal.pthread_sigmask(
         signal.SIG_SETMASK, []
     )  # the thread that started us may have blocked some
-    processes.become_subreaper(b"tunemq-keeper")
+    set_name("tunemq-keeper")
+    adopt_orphans()
     services: list[Service] = []
     while rest:
         name, _, count = rest.pop(0).partition(":")

@@ -5,16 +5,15 @@ Imports only what costs no time: the keeper is in every script's path to its fir
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
+from tunemq_shared import trees
+from tunemq_shared.prctl import die_with_parent
+from tunemq_shared.processes import children_of, signal_name
 
 #: How often in a row no child must be seen before there is none.
 _QUIET_LOOKS = 3
@@ -22,16 +21,6 @@ _QUIET_LOOKS = 3
 _LONGEST_GAP_S = 0.1
 #: Attempts to remove a folder into which somebody may still write.
 _REMOVALS = 5
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def become_subreaper(name: bytes) -> None:
-    """Be called ``name``, and inherit the orphans among one's descendants, so that none escapes."""
-    _libc.prctl(_PR_SET_NAME, name, 0, 0, 0)
-    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(code)}")
 
 
 def start(argv: Sequence[str], environ: Mapping[str, str], log: str) -> int:
@@ -61,9 +50,7 @@ def _turn_into(argv: Sequence[str], environ: Mapping[str, str], log: str, parent
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.setsid()
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(127)
+    die_with_parent(parent)
     os.execve(argv[0], list(argv), dict(environ))  # noqa: S606  no shell is wanted
 
 
@@ -93,7 +80,7 @@ def kill_children(
     quiet_looks = 0
     # The kernel's list may leave out a child when another one ends while it is read.
     while quiet_looks < _QUIET_LOOKS:
-        targets = children().difference(spared)
+        targets = set(children_of(os.getpid())).difference(spared)
         for pid in targets:
             os.kill(pid, signal.SIGKILL)
         ended = reap()
@@ -110,67 +97,16 @@ def kill_children(
             pause = min(2 * pause, 0.01)
 
 
-def children() -> set[int]:
-    """The pids of our children, zombies included."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as listed:
-            return {int(pid) for pid in listed.read().split()}
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return _children_by_search()
-
-
-def _children_by_search() -> set[int]:
-    ours: set[int] = set()
-    me = str(os.getpid()).encode()
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as stat:
-                # The command's name, in parentheses, may hold anything: the rest follows the last
-                # one.
-                parent = stat.read().rpartition(b")")[2].split()[1]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if parent == me:
-            ours.add(int(name))
-    return ours
-
-
 def how_it_ended(status: int) -> str:
     """A wait status in words."""
     code = os.waitstatus_to_exitcode(status)
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {-code} ({signal.Signals(-code).name})"
-    except ValueError:
-        return f"signal {-code}"
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
 
 
 def remove_tree(path: str) -> None:
-    """Delete a folder and all in it; what cannot be deleted is named on standard error."""
+    """Delete a folder and all in it; one that cannot be deleted is named on standard error."""
     for _ in range(_REMOVALS):
-        try:
-            _remove_entries(path)
-            os.rmdir(path)
-        except FileNotFoundError:
+        trees.remove_tree(path)
+        if not os.path.lexists(path):
             return
-        except OSError as error:
-            reason = error
-        else:
-            return
-    sys.stderr.write(f"left behind: {reason}\n")
-
-
-def _remove_entries(path: str) -> None:
-    with os.scandir(path) as listed:
-        entries = list(listed)
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            remove_tree(entry.path)
-        else:
-            try:
-                os.unlink(entry.path)
-            except FileNotFoundError:  # somebody else is removing it, too
-                continue
+    sys.stderr.write(f"left behind: {path}\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import select
 import signal
 import socket
 import time
@@ -13,6 +12,7 @@ from typing import Final, Self
 import msgspec
 
 from tunemq_shared.claimed_process import is_hidden
+from tunemq_shared.processes import is_readable, stat_of
 
 #: A process that is killed is gone within milliseconds, unless the disk holds it up.
 _GONE_WITHIN_S: Final = 5.0
@@ -80,7 +80,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         try:
             if _born(self.pid) == self.born:  # else the number is another's by now
                 signal.pidfd_send_signal(process, signal.SIGKILL)
-                return bool(select.select([process], [], [], _GONE_WITHIN_S)[0])
+                return is_readable(process, _GONE_WITHIN_S)
         except ProcessLookupError:
             return True
         finally:
@@ -105,9 +105,5 @@ def _place() -> str:
 
 def _born(pid: int) -> int | None:
     """When a process began; None if there is none, or nothing but its exit code."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
+    stat = stat_of(pid)
+    return None if not stat or stat[0] in {b"Z", b"X"} else int(stat[19])

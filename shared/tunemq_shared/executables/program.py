@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Final
 
 from tunemq_shared.errors import ExecutableFailed, TrainableError
+from tunemq_shared.processes import all_pids, is_readable, signal_group, signal_name, stat_of
 
 #: How much of the end of stderr an error shows.
 _TAIL_BYTES: Final = 4096
@@ -55,15 +54,15 @@ class Program:
         If it has ended by itself, what is left of its group is killed. A signal's exit code is its
         number, negative.
         """
-        if not self._has_ended_within(0.0):
-            self._signal(signal.SIGTERM)
+        if not is_readable(self.ended, 0.0):
+            signal_group(self._process.pid, signal.SIGTERM)
             # A shell may be gone at once while what it runs still saves.
             deadline = time.monotonic() + grace_s
-            self._has_ended_within(grace_s)
+            is_readable(self.ended, grace_s)
             while time.monotonic() < deadline and _runs_any(self._process.pid):
                 time.sleep(_LOOK_S)
         # Its pid, and so its group's, is nobody else's until it was waited for.
-        self._signal(signal.SIGKILL)
+        signal_group(self._process.pid, signal.SIGKILL)
         return self._process.wait()
 
     def close(self) -> None:
@@ -81,15 +80,6 @@ class Program:
         code = self._process.returncode
         if code != 0:
             raise ExecutableFailed(f"{self._name} {_ending(code)}{self._last_words()}")
-
-    def _has_ended_within(self, time_s: float) -> bool:
-        poll = select.poll()
-        poll.register(self.ended, select.POLLIN)
-        return bool(poll.poll(time_s * 1000))
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # nobody of them is left, or ours
-            os.killpg(self._process.pid, number)
 
     def _last_words(self) -> str:
         """What it printed last on stderr, where that is a file."""
@@ -109,18 +99,8 @@ class Program:
 
 def _runs_any(group: int) -> bool:
     """Whether a process of the group runs; those that have ended and wait for a parent do not."""
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # The name, in parentheses, may hold anything.
-                state, _, found = file.read().rpartition(b")")[2].split()[:3]
-        except OSError:  # it has just ended
-            continue
-        if int(found) == group and state not in {b"Z", b"X"}:
-            return True
-    return False
+    stats = filter(None, map(stat_of, all_pids()))
+    return any(int(stat[2]) == group and stat[0] not in {b"Z", b"X"} for stat in stats)
 
 
 def _size_of_stderr() -> int:
@@ -133,10 +113,7 @@ def _size_of_stderr() -> int:
 def _ending(code: int) -> str:
     if code > 0:
         return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
+    name = signal_name(-code)
     if -code == signal.SIGKILL:
         return f"was killed by {name} (by somebody, or by the kernel for memory)"
     return f"was killed by {name}"

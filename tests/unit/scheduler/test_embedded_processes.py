@@ -18,7 +18,9 @@ WITHIN_S = 0.8
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What is killed; so that no test kills anybody."""
     killed: list[tuple[int, int]] = []
-    kernel = SimpleNamespace(kill=lambda pid, number: killed.append((pid, number)))
+    kernel = SimpleNamespace(
+        kill=lambda pid, number: killed.append((pid, number)), getpid=lambda: 1
+    )
     monkeypatch.setattr(processes, "os", kernel)
     return killed
 
@@ -34,7 +36,7 @@ def test_a_machine_that_stands_still_is_no_reason_to_give_up(monkeypatch, killed
     # The parent has not had a processor to die on; what it leaves is ours only then.
     there = iter([{PARENT}, {PARENT}, {ORPHAN}, {ORPHAN}])
     ended = iter([[], [(PARENT, 9)], [], [(ORPHAN, 9)]])
-    monkeypatch.setattr(processes, "children", lambda: next(there, set()))
+    monkeypatch.setattr(processes, "children_of", lambda _: next(there, set()))
     monkeypatch.setattr(processes, "reap", lambda: next(ended, []))
 
     told: list[int] = []
@@ -46,7 +48,7 @@ def test_a_machine_that_stands_still_is_no_reason_to_give_up(monkeypatch, killed
 
 def test_what_cannot_be_killed_is_given_up_in_time(monkeypatch, killed):
     looks_are_apart(monkeypatch, 0.01)
-    monkeypatch.setattr(processes, "children", lambda: {PARENT})
+    monkeypatch.setattr(processes, "children_of", lambda _: {PARENT})
     monkeypatch.setattr(processes, "reap", list)
 
     processes.kill_children((), WITHIN_S)

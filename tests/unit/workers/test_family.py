@@ -13,8 +13,9 @@ import pytest
 
 from tests.support import eventually
 from tunemq_shared import prctl
+from tunemq_shared.processes import children_of
 from tunemq_workers import family
-from tunemq_workers.family import Families, children_of
+from tunemq_workers.family import Families
 from tunemq_workers.forkserver_messages import FamilyGone, HostExited
 
 

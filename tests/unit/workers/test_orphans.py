@@ -11,8 +11,8 @@ import pytest
 
 from tests.support import eventually
 from tests.unit.workers.fakes import Clock
+from tunemq_shared.processes import children_of
 from tunemq_workers import orphans
-from tunemq_workers.family import children_of
 from tunemq_workers.orphans import Orphans
 
 SLEEPS = (sys.executable, "-c", "input()")

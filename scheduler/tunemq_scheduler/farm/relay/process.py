@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import time
@@ -32,6 +31,7 @@ from tunemq_shared.claimed_process import (
     has_hung_up,
     open_claimed,
 )
+from tunemq_shared.processes import is_readable, signal_group
 from tunemq_shared.undecodable import UNDECODABLE
 
 #: What an experiment prints, below the folder that is given.
@@ -103,7 +103,7 @@ class ExperimentProcess:
         elif not self._is_over:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            self._kill_session(self.pid)
+            signal_group(self.pid, signal.SIGKILL)
 
     def abort(self) -> None:
         """Have it print where its threads are, and end, if its code lets it."""
@@ -129,12 +129,12 @@ class ExperimentProcess:
             return ""
 
     def _has_ended(self, pidfd: int) -> bool:
-        if not self._is_over and _is_readable(pidfd):
+        if not self._is_over and is_readable(pidfd):
             self._is_over, self._answer_by = True, time.monotonic() + _ANSWER_S
             # Before it is reaped: the number is its own. Where the forkserver has died and somebody
             # else was faster, it is the session's as long as anything of that is there.
             if self.pid is not None:
-                self._kill_session(self.pid)
+                signal_group(self.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):  # it is gone, which `_listen` finds out
                 self._channel.send(REAP)
         return self._is_over
@@ -187,14 +187,3 @@ class ExperimentProcess:
         """Whatever becomes of it: the forkserver kills what it has no channel to."""
         self._channel.shutdown(socket.SHUT_RDWR)
         self._returncode, self._why = returncode, why
-
-    @staticmethod
-    def _kill_session(pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
-
-
-def _is_readable(descriptor: int) -> bool:
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(0))

@@ -1,0 +1,82 @@
+"""What the kernel tells of processes: whose children they are, whether and how they ended.
+
+Imports little: the keeper of an embedded farm, in every script's path to its first result, uses it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+
+
+def children_of(pid: int, proc: str = "/proc") -> list[int]:
+    """The children of a process, zombies included.
+
+    The kernel's own list (CONFIG_PROC_CHILDREN) may lack some while others are ending: look again
+    after every end of a child. Where the kernel has none every process is looked at. Of a process
+    that /proc hides none are known.
+    """
+    if not _has_lists(proc):
+        return [child for child in all_pids(proc) if parent_of(child, proc) == pid]
+    children: list[int] = []
+    with suppress(FileNotFoundError, PermissionError, ProcessLookupError):  # ended, or hidden
+        for thread in os.listdir(f"{proc}/{pid}/task"):
+            with (
+                suppress(FileNotFoundError, ProcessLookupError),  # this thread has
+                open(f"{proc}/{pid}/task/{thread}/children", "rb") as file,
+            ):
+                children += map(int, file.read().split())
+    return children
+
+
+@cache
+def _has_lists(proc: str) -> bool:
+    """Whether the kernel lists the children of each thread: it does so of this one, then."""
+    return os.path.exists(f"{proc}/thread-self/children")
+
+
+def all_pids(proc: str = "/proc") -> Iterator[int]:
+    """The processes that /proc shows."""
+    return (int(name) for name in os.listdir(proc) if name.isdigit())
+
+
+def parent_of(pid: int, proc: str = "/proc") -> int | None:
+    """The parent of a process; None if it is not there."""
+    stat = stat_of(pid, proc)
+    return int(stat[1]) if stat else None
+
+
+def stat_of(pid: int, proc: str = "/proc") -> list[bytes]:
+    """The fields of ``/proc/PID/stat`` from the state on; empty if it cannot be read."""
+    try:
+        with open(f"{proc}/{pid}/stat", "rb") as file:
+            # The name, in parentheses, may hold anything.
+            return file.read().rpartition(b")")[2].split()
+    except OSError:  # it has just ended
+        return []
+
+
+def is_readable(descriptor: int, within_s: float = 0.0) -> bool:
+    """Whether a descriptor is readable within this time: a pidfd is when its process has ended."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(max(0.0, 1000 * within_s)))
+
+
+def signal_group(group: int, number: int) -> None:
+    """Send a signal to every member of a process group that is there and ours."""
+    # No such group: its members have ended. Not permitted: no member is ours.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as SIGKILL; ``signal 40`` where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
