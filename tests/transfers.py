@@ -19,9 +19,9 @@ class Waiting:
         self.failed: list[tuple[str, bool]] = []
         self.troubles: list[str] = []
 
-    def on_done(self, *uploaded: object) -> None:
-        """Note what was uploaded; an empty tuple of a download."""
-        self.done += uploaded or [()]
+    def on_done(self, uploaded: object) -> None:
+        """Note what was uploaded; None of a download."""
+        self.done.append(uploaded)
 
     def on_failed(self, reason: str, is_corrupt: bool) -> None:
         """Note why it failed."""
@@ -33,7 +33,7 @@ class Waiting:
 
     @property
     def callbacks(self) -> tuple[Callable[..., None], ...]:
-        """What `Transfers.upload` and `Transfers.download` take."""
+        """What `Transfers.start` takes."""
         return self.on_done, self.on_failed, self.on_trouble
 
     @property

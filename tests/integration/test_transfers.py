@@ -73,14 +73,14 @@ class Node:
             order = msgspec.structs.replace(
                 order, base=str(committed), base_sha256=base_sha256 or sha256
             )
-        it.number = self.transfers.upload(order, *it.callbacks)
+        it.number = self.transfers.start(order, *it.callbacks)
         return it
 
     def download(self, sha256: str, folder: Path, key: str = KEY, **changes) -> Waiting:
         it = Waiting()
         timeout_s = changes.get("timeout_s", 200)
         order = Download(self.store, key, sha256, str(folder), timeout_s)
-        it.number = self.transfers.download(order, *it.callbacks)
+        it.number = self.transfers.start(order, *it.callbacks)
         return it
 
     def finish(self, it: Waiting, within: float = 60.0):
@@ -146,14 +146,14 @@ def test_transfer_of_files_whose_names_are_no_utf8_answers_and_sends_the_others(
         Path(os.fsdecode(bytes(folder) + b"/" + name)).write_text("x")
     sent, refused = Waiting(), Waiting()
     order = SendFiles(node.store, "trial", str(folder), 1, 60)
-    node.transfers.send_files(order, *sent.callbacks)
+    node.transfers.start(order, *sent.callbacks)
     reason, _ = node.fail(sent)
     assert "2 files were not sent, such as \\udcff\\udcfe" in reason
     assert {name.rpartition("/")[2] for name in objects(minio, bucket)} == {"plain", "zzz"}
     (tmp_path / "other" / "journal").mkdir(parents=True)
     Path(os.fsdecode(bytes(tmp_path) + b"/other/journal/\xff")).write_text("x")
     order = SendFiles(node.store, "other", str(tmp_path / "other"), 1, 20)
-    node.transfers.send_files(order, *refused.callbacks)
+    node.transfers.start(order, *refused.callbacks)
     reason, _ = node.fail(refused)
     assert "such as journal/\\udcff" in reason
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from tunemq_shared.store_traffic import StoreTraffic
 from tunemq_workers.host_contracts import Host
 from tunemq_workers.reactor import Timer
-from tunemq_workers.transfers.messages import Download, FetchBlob, SendFiles, Upload, Uploaded
+from tunemq_workers.transfers.messages import Transfer, Uploaded
 
 _T = TypeVar("_T")
 
@@ -68,44 +68,14 @@ class Transfers(Protocol):
         """What was asked of stores since the node began."""
         ...
 
-    def upload(
+    def start(
         self,
-        upload: Upload,
-        on_done: Callable[[Uploaded], None],
+        transfer: Transfer,
+        on_done: Callable[[Uploaded | None], None],
         on_failed: Callable[[str, bool], None],
         on_trouble: Callable[[str], None],
     ) -> int:
-        """Begin an upload; a number for `cancel`."""
-        ...
-
-    def download(
-        self,
-        download: Download,
-        on_done: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
-        on_trouble: Callable[[str], None],
-    ) -> int:
-        """Begin a download, or wait for the same one; a number for `cancel`."""
-        ...
-
-    def fetch_blob(
-        self,
-        fetch: FetchBlob,
-        on_done: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
-        on_trouble: Callable[[str], None],
-    ) -> int:
-        """Begin to fetch a blob, or wait for the same one; a number for `cancel`."""
-        ...
-
-    def send_files(
-        self,
-        send: SendFiles,
-        on_done: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
-        on_trouble: Callable[[str], None],
-    ) -> int:
-        """Begin to send a trial's files; a number for `cancel`."""
+        """Begin a transfer, or wait for one that fetches the same; a number for `cancel`."""
         ...
 
     def cancel(self, number: int) -> None:

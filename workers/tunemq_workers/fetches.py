@@ -131,14 +131,14 @@ class Fetches:
         # Each host waits for itself, with its own patience; the transfers do the same thing once.
         start, ref = question.host.start, question.ref
         folder = os.path.join(question.root, ref.key)
-        question.transfer = self._transfers.download(
+        question.transfer = self._transfers.start(
             Download(start.store, ref.key, question.sha256, folder, start.sync_timeout_s),
             partial(self._arrived, question),
             partial(self._failed, question),
             partial(self._has_trouble, question),
         )
 
-    def _arrived(self, question: _Question) -> None:
+    def _arrived(self, question: _Question, _uploaded: object) -> None:
         root, ref = question.root, question.ref
         self._settle(question)
         cached = self._cache.find(root, ref.key)

@@ -115,7 +115,7 @@ class Luggage:
         missing = [need for need in _needs(start) if not _is_there(self._path(need), need)]
         arrival = self._arrivals[key] = _Arrival({self._path(need) for need in missing})
 
-        def there(need: _Need) -> None:
+        def there(need: _Need, _uploaded: object) -> None:
             path = self._path(need)
             arrival.missing.discard(path)
             self._arrived(path)
@@ -131,7 +131,7 @@ class Luggage:
             folder = os.path.dirname(self._path(need))
             fetch = FetchBlob(need.ref, folder, need.is_bundle, start.sync_timeout_s)
             _log.info("blob.wanted blob=%s store=%s", need.ref.sha256, need.ref.store)
-            number = self._transfers.fetch_blob(
+            number = self._transfers.start(
                 fetch, partial(there, need), partial(failed, need), on_trouble
             )
             arrival.transfers.append(number)

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final
 
 from tunemq_shared.messages import HostStart, NodeWarned, encode
+from tunemq_shared.retrying import ignore
 from tunemq_shared.store_address import is_remote
 from tunemq_shared.trees import remove_tree
 from tunemq_workers.account import own_files
@@ -93,12 +94,7 @@ class TrialFiles:
             return
         self._sending[key] = start.events_key
         send = SendFiles(start.store, os.path.basename(folder), folder, epoch, _PATIENCE_S)
-        self._transfers.send_files(
-            send, partial(self._sent, key), partial(self._failed, key), _say_nothing
-        )
-
-    def _sent(self, key: tuple[str, int]) -> None:
-        self._settle(key)
+        self._transfers.start(send, lambda _: self._settle(key), partial(self._failed, key), ignore)
 
     def _failed(self, key: tuple[str, int], reason: str, _is_corrupt: bool) -> None:
         folder, _ = key
@@ -147,7 +143,3 @@ def _remove(trash: str) -> None:
 
 def _ignore(_: None) -> None:
     """It is gone."""
-
-
-def _say_nothing(_trouble: str) -> None:
-    """The trial is over, and nobody waits for its files."""

@@ -154,14 +154,15 @@ class UploadQueues:
             start.sync_timeout_s,
             "" if base is None else base.sha256,
         )
-        queue.transfer = self._transfers.upload(
+        queue.transfer = self._transfers.start(
             upload,
             partial(self._committed, queue, base),
             partial(self._given_up, queue, base),
             partial(self._has_trouble, queue),
         )
 
-    def _committed(self, queue: _Queue, base: Cached | None, uploaded: Uploaded) -> None:
+    def _committed(self, queue: _Queue, base: Cached | None, uploaded: Uploaded | None) -> None:
+        assert uploaded is not None  # the process says so of every upload
         written = self._end(queue, base)
         said = written.said
         failpoint("node.before_commit_event")

@@ -120,17 +120,17 @@ class FakeTransfers:
         self.on_death = None
         self._ids = itertools.count(1)
 
-    def upload(self, upload, on_done, on_failed, on_trouble):
-        assert os.path.exists(os.path.join(upload.folder, MANIFEST)), "it is on the disk"
-        assert not upload.base or os.path.exists(upload.base)
-        self.uploads.append(upload)
-        return self._begin(upload, on_done, on_failed, on_trouble)
-
-    def download(self, download, on_done, on_failed, on_trouble):
-        if download not in self.waited_for:
-            assert not os.path.lexists(download.folder), "nothing is in its place"
-            self.downloads.append(download)
-        return self._begin(download, on_done, on_failed, on_trouble)
+    def start(self, transfer, *callbacks):
+        if isinstance(transfer, Upload):
+            assert os.path.exists(os.path.join(transfer.folder, MANIFEST)), "it is on the disk"
+            assert not transfer.base or os.path.exists(transfer.base)
+            self.uploads.append(transfer)
+        elif transfer not in self.waited_for:
+            assert not os.path.lexists(transfer.folder), "nothing is in its place"
+            self.downloads.append(transfer)
+        number = next(self._ids)
+        self.under_way[number] = (transfer, *callbacks)
+        return number
 
     def cancel(self, number):
         self.under_way.pop(number, None)
@@ -152,7 +152,7 @@ class FakeTransfers:
                 on_done(self._uploaded(transfer))
             else:
                 self._downloaded(transfer)
-                on_done()
+                on_done(None)
 
     def fail(self, key, reason="the store is away", *, is_corrupt=False):
         for _, _, on_failed, _ in self._end(key):
@@ -162,11 +162,6 @@ class FakeTransfers:
         for transfer, _, _, on_trouble in list(self.under_way.values()):
             if transfer.key == key:
                 on_trouble(reason)
-
-    def _begin(self, transfer, *callbacks):
-        number = next(self._ids)
-        self.under_way[number] = (transfer, *callbacks)
-        return number
 
     def _end(self, key):
         found = [number for number, (one, *_) in self.under_way.items() if one.key == key]

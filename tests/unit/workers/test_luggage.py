@@ -30,7 +30,7 @@ class FakeFetcher:
         self.asked = []
         self.under_way = {}
 
-    def fetch_blob(self, fetch, on_done, on_failed, on_trouble):
+    def start(self, fetch, on_done, on_failed, on_trouble):
         self.asked.append(fetch)
         self.under_way[len(self.asked)] = (fetch, on_done, on_failed, on_trouble)
         return len(self.asked)
@@ -48,7 +48,7 @@ class FakeFetcher:
                 os.makedirs(fetch.folder, exist_ok=True)
                 with open(path, "wb") as file:
                     file.write(bytes(fetch.blob.size))
-            on_done()
+            on_done(None)
 
     def fail(self, sha256, reason, *, is_corrupt=False):
         for number in self._of(sha256):

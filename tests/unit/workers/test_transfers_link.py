@@ -140,7 +140,7 @@ def test_no_process_is_there_before_the_first_transfer(transfers, processes, rea
 
 def test_an_upload_is_told_what_was_committed(transfers, reactor, children):
     it = Waiting()
-    transfers.upload(upload("good"), *it.callbacks)
+    transfers.start(upload("good"), *it.callbacks)
     assert len(transfers) == 1
     run_until(reactor, lambda: it.is_over)
     assert it.done == [Uploaded("sha", 7, ("t/c/a",), 3)]
@@ -150,8 +150,8 @@ def test_an_upload_is_told_what_was_committed(transfers, reactor, children):
 
 def test_a_failure_says_why_and_whether_anything_is_damaged(transfers, reactor):
     bad, damaged = Waiting(), Waiting()
-    transfers.download(download("bad"), *bad.callbacks)
-    transfers.download(download("damaged"), *damaged.callbacks)
+    transfers.start(download("bad"), *bad.callbacks)
+    transfers.start(download("damaged"), *damaged.callbacks)
     run_until(reactor, lambda: bad.is_over and damaged.is_over)
     assert bad.failed == [("the disk is full", False)]
     assert damaged.failed == [("the hash is wrong", True)]
@@ -160,14 +160,14 @@ def test_a_failure_says_why_and_whether_anything_is_damaged(transfers, reactor):
 def test_one_process_does_all_transfers(transfers, processes, reactor):
     waiting = [Waiting() for _ in range(20)]
     for it in waiting:
-        transfers.upload(upload("good"), *it.callbacks)
+        transfers.start(upload("good"), *it.callbacks)
     run_until(reactor, lambda: all(it.is_over for it in waiting))
     assert len(processes.started) == 1
 
 
 def test_trouble_is_told_and_its_end_too(transfers, reactor):
     it = Waiting()
-    transfers.download(download("goes-on"), *it.callbacks)
+    transfers.start(download("goes-on"), *it.callbacks)
     run_until(reactor, lambda: it.is_over)
     assert it.troubles == ["no answer", ""]
     assert it.done
@@ -176,7 +176,7 @@ def test_trouble_is_told_and_its_end_too(transfers, reactor):
 def test_ten_who_want_the_same_checkpoint_have_it_fetched_once(transfers, processes, reactor):
     waiting = [Waiting() for _ in range(10)]
     for it in waiting:
-        transfers.download(download("fetched"), *it.callbacks)
+        transfers.start(download("fetched"), *it.callbacks)
     assert len(transfers) == 1
     run_until(reactor, lambda: all(it.is_over for it in waiting))
     assert all(it.done for it in waiting)
@@ -185,16 +185,16 @@ def test_ten_who_want_the_same_checkpoint_have_it_fetched_once(transfers, proces
 
 def test_who_comes_later_hears_of_the_trouble(transfers, reactor):
     first, second = Waiting(), Waiting()
-    transfers.download(download("troubled"), *first.callbacks)
+    transfers.start(download("troubled"), *first.callbacks)
     run_until(reactor, lambda: first.troubles)
-    transfers.download(download("troubled"), *second.callbacks)
+    transfers.start(download("troubled"), *second.callbacks)
     assert not second.troubles
     run_until(reactor, lambda: second.troubles == ["no answer"])
 
 
 def test_a_transfer_is_left_when_nobody_waits_any_more(transfers, processes, reactor):
     first, second = Waiting(), Waiting()
-    numbers = [transfers.download(download("slow"), *it.callbacks) for it in (first, second)]
+    numbers = [transfers.start(download("slow"), *it.callbacks) for it in (first, second)]
     run_until(reactor, lambda: processes.told() == ["t/slow"])
     transfers.cancel(numbers[0])
     assert len(transfers) == 1
@@ -208,10 +208,10 @@ def test_a_transfer_is_left_when_nobody_waits_any_more(transfers, processes, rea
 
 def test_who_comes_while_it_is_being_left_has_it_begun_anew(transfers, processes, reactor):
     first, second = Waiting(), Waiting()
-    number = transfers.download(download("slow"), *first.callbacks)
+    number = transfers.start(download("slow"), *first.callbacks)
     run_until(reactor, processes.told)
     transfers.cancel(number)
-    number = transfers.download(download("slow"), *second.callbacks)
+    number = transfers.start(download("slow"), *second.callbacks)
     run_until(reactor, lambda: processes.told() == ["t/slow", "abandon", "t/slow"])
     assert not second.is_over
     transfers.cancel(number)
@@ -222,10 +222,10 @@ def test_who_comes_after_it_was_left_does_not_get_what_was_made_before(
 ):
     processes.arguments = ["quick"]
     first, second = Waiting(), Waiting()
-    number = transfers.download(download("slow"), *first.callbacks)
+    number = transfers.start(download("slow"), *first.callbacks)
     run_until(reactor, processes.told)
     transfers.cancel(number)
-    number = transfers.download(download("slow"), *second.callbacks)
+    number = transfers.start(download("slow"), *second.callbacks)
     run_until(reactor, lambda: processes.told() == ["t/slow", "abandon", "t/slow"])
     assert not second.is_over
     transfers.cancel(number)
@@ -234,7 +234,7 @@ def test_who_comes_after_it_was_left_does_not_get_what_was_made_before(
 def test_what_is_done_just_after_its_time_is_done(transfers, processes, reactor):
     processes.arguments = ["quick"]
     it = Waiting()
-    transfers.upload(upload("slow", timeout_s=0.3), *it.callbacks)
+    transfers.start(upload("slow", timeout_s=0.3), *it.callbacks)
     run_until(reactor, lambda: it.is_over)
     assert it.done
 
@@ -243,7 +243,7 @@ def test_a_transfer_that_takes_too_long_is_left_and_fails_with_the_last_trouble(
     transfers, processes, reactor, time_ends
 ):
     it = Waiting()
-    transfers.upload(upload("troubled", SHORT_S), *it.callbacks)
+    transfers.start(upload("troubled", SHORT_S), *it.callbacks)
     run_until(reactor, lambda: it.troubles)
     time_ends()
     run_until(reactor, lambda: it.is_over)
@@ -255,8 +255,8 @@ def test_a_transfer_that_takes_too_long_is_left_and_fails_with_the_last_trouble(
 
 def test_each_waits_as_long_as_it_said(transfers, processes, reactor, time_ends):
     short, long = Waiting(), Waiting()
-    transfers.download(download("slow", SHORT_S), *short.callbacks)
-    number = transfers.download(download("slow", timeout_s=300), *long.callbacks)
+    transfers.start(download("slow", SHORT_S), *short.callbacks)
+    number = transfers.start(download("slow", timeout_s=300), *long.callbacks)
     run_until(reactor, processes.told)
     time_ends()
     run_until(reactor, lambda: short.is_over)
@@ -272,9 +272,9 @@ def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
     deaths: list[str] = []
     transfers.on_death = deaths.append
     slow, done, fetched = Waiting(), Waiting(), Waiting()
-    transfers.upload(upload("slow"), *slow.callbacks)
-    transfers.upload(upload("good"), *done.callbacks)
-    transfers.download(download("slow"), *fetched.callbacks)
+    transfers.start(upload("slow"), *slow.callbacks)
+    transfers.start(upload("good"), *done.callbacks)
+    transfers.start(download("slow"), *fetched.callbacks)
     run_until(reactor, lambda: len(processes.told()) == 3 and done.is_over)
     os.kill(transfers.pid, signal.SIGKILL)
     run_until(reactor, lambda: len(processes.told()) == 5)
@@ -291,7 +291,7 @@ def test_transfers_process_that_is_stopped_is_replaced_long_before_its_transfers
     transfers, processes, reactor
 ):
     it = Waiting()
-    transfers.upload(upload("slow"), *it.callbacks)
+    transfers.start(upload("slow"), *it.callbacks)
     run_until(reactor, processes.told)
     os.kill(transfers.pid, signal.SIGSTOP)
     run_until(reactor, lambda: processes.told() == ["t/slow", "t/slow"])
@@ -300,8 +300,8 @@ def test_transfers_process_that_is_stopped_is_replaced_long_before_its_transfers
 
 def test_what_nobody_waits_for_is_not_begun_anew(transfers, processes, reactor):
     it = Waiting()
-    number = transfers.upload(upload("slow"), *Waiting().callbacks)
-    transfers.upload(upload("slower"), *it.callbacks)
+    number = transfers.start(upload("slow"), *Waiting().callbacks)
+    transfers.start(upload("slower"), *it.callbacks)
     run_until(reactor, lambda: len(processes.told()) == 2)
     os.kill(transfers.pid, signal.SIGKILL)
     transfers.cancel(number)
@@ -312,7 +312,7 @@ def test_a_process_that_always_dies_does_not_keep_anybody_waiting_for_ever(
     transfers, processes, reactor, time_ends
 ):
     it = Waiting()
-    transfers.upload(upload("deadly", SHORT_S), *it.callbacks)
+    transfers.start(upload("deadly", SHORT_S), *it.callbacks)
     run_until(reactor, lambda: len(processes.started) == 3)
     time_ends()
     run_until(reactor, lambda: it.is_over)
@@ -324,7 +324,7 @@ def test_a_process_that_always_dies_does_not_keep_anybody_waiting_for_ever(
 def test_a_process_that_cannot_be_started_is_tried_again(transfers, processes, reactor):
     processes.refusals = 2
     it = Waiting()
-    transfers.upload(upload("good"), *it.callbacks)
+    transfers.start(upload("good"), *it.callbacks)
     run_until(reactor, lambda: it.is_over)
     assert it.done
     assert "no more processes" in it.troubles[0]
@@ -336,8 +336,8 @@ def test_a_process_that_does_not_leave_a_transfer_is_killed(
     monkeypatch.setattr(link, "_LEAVING_S", 0.2)
     processes.arguments = ["stuck"]
     late, other = Waiting(), Waiting()
-    transfers.upload(upload("slow", SHORT_S), *late.callbacks)
-    transfers.upload(upload("slower"), *other.callbacks)
+    transfers.start(upload("slow", SHORT_S), *late.callbacks)
+    transfers.start(upload("slower"), *other.callbacks)
     run_until(reactor, lambda: processes.told() == ["t/slow", "t/slower"])
     time_ends()
     run_until(reactor, lambda: late.is_over)
@@ -352,10 +352,10 @@ def test_a_process_without_work_is_let_go_and_another_comes_with_work(
 ):
     monkeypatch.setattr(link, "_IDLE_S", 0.05)
     first, second = Waiting(), Waiting()
-    transfers.upload(upload("good"), *first.callbacks)
+    transfers.start(upload("good"), *first.callbacks)
     run_until(reactor, lambda: first.is_over and not children)
     assert transfers.pid is None
-    transfers.upload(upload("good"), *second.callbacks)
+    transfers.start(upload("good"), *second.callbacks)
     run_until(reactor, lambda: second.is_over)
     assert second.troubles == []
     assert len(processes.started) == 2
@@ -363,10 +363,10 @@ def test_a_process_without_work_is_let_go_and_another_comes_with_work(
 
 def test_work_may_come_while_a_process_is_let_go(transfers, reactor):
     first, second = Waiting(), Waiting()
-    transfers.upload(upload("good"), *first.callbacks)
+    transfers.start(upload("good"), *first.callbacks)
     run_until(reactor, lambda: first.is_over)
     transfers._rest()
-    transfers.upload(upload("good"), *second.callbacks)
+    transfers.start(upload("good"), *second.callbacks)
     run_until(reactor, lambda: second.is_over)
     assert second.troubles == []
 
@@ -377,11 +377,11 @@ def test_whoever_is_told_may_order_and_cancel(transfers, processes, reactor):
 
     def told(*_):
         transfers.cancel(numbers[1])
-        transfers.download(download("fetched"), *waiting[2].callbacks)
+        transfers.start(download("fetched"), *waiting[2].callbacks)
 
     callbacks = told, waiting[0].on_failed, waiting[0].on_trouble
-    numbers.append(transfers.download(download("fetched"), *callbacks))
-    numbers.append(transfers.download(download("fetched"), *waiting[1].callbacks))
+    numbers.append(transfers.start(download("fetched"), *callbacks))
+    numbers.append(transfers.start(download("fetched"), *waiting[1].callbacks))
     run_until(reactor, lambda: waiting[2].is_over)
     assert waiting[2].done
     assert not waiting[1].is_over
@@ -391,7 +391,7 @@ def test_nothing_is_left_after_the_end(processes, reactor):
     children: set[int] = set()
     transfers = Transfers(reactor, start=processes.start, children=children)
     it = Waiting()
-    transfers.upload(upload("slow"), *it.callbacks)
+    transfers.start(upload("slow"), *it.callbacks)
     run_until(reactor, processes.told)
     [pid] = children
     transfers.close()

@@ -22,7 +22,7 @@ class FakeSender:
     def __init__(self):
         self.asked = []
 
-    def send_files(self, send, on_done, on_failed, on_trouble):
+    def start(self, send, on_done, on_failed, on_trouble):
         self.asked.append((send, on_done, on_failed))
         return len(self.asked)
 
@@ -157,7 +157,7 @@ def test_files_go_to_the_store_when_a_host_has_left_and_then_from_the_node(world
         *(str(world.path("a")), 1),
     )
     assert world.files.unsettled() == {"events"}
-    on_done()
+    on_done(None)
     world.disk.settle()
     assert world.files.unsettled() == set()
     assert not (world.folder / "trials/exp").exists()
@@ -183,7 +183,7 @@ def test_a_folder_in_which_the_next_host_is_or_will_be_stays(world):
         world.host()
         world.leave()
         arrive()
-        world.sender.asked[0][1]()
+        world.sender.asked[0][1](None)
         assert world.path("a").exists()
         world.hosted.clear()
 
@@ -193,9 +193,9 @@ def test_a_host_that_leaves_while_files_of_the_one_before_are_sent_has_them_sent
         world.host(epoch=epoch)
         world.leave(epoch=epoch)
     assert [send.epoch for send, *_ in world.sender.asked] == [1, 2]
-    world.sender.asked[0][1]()
+    world.sender.asked[0][1](None)
     assert world.path("a").exists()
-    world.sender.asked[1][1]()
+    world.sender.asked[1][1](None)
     assert not world.path("a").exists()
 
 
@@ -229,7 +229,7 @@ def test_folder_deeper_than_any_path_is_removed(world, tmp_path, make_deep):  # 
     deep = make_deep(world.path("a"))
 
     world.leave()
-    world.sender.asked[0][1]()
+    world.sender.asked[0][1](None)
     world.disk.settle()
 
     assert not deep.exists()

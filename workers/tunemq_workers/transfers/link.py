@@ -85,9 +85,10 @@ class Transfers:
     To be used in the reactor's thread, which is the one whose end is the process's end. Of the
     callbacks exactly one of ``on_done`` and ``on_failed`` is called, once, and never before the
     call that ordered the transfer has returned; after that nothing of the transfer goes on, unless
-    others wait for it too. ``on_failed`` takes the reason and whether the checkpoint is damaged or
-    missing where it was to be read, so that trying again is of no use. ``on_trouble`` takes why the
-    transfer does not go on, for people to read, and an empty text when it does again.
+    others wait for it too. ``on_done`` takes what an upload came to, None for others. ``on_failed``
+    takes the reason and whether the checkpoint is damaged or missing where it was to be read, so
+    that trying again is of no use. ``on_trouble`` takes why the transfer does not go on, for people
+    to read, and an empty text when it does again.
 
     Args:
         reactor: calls back.
@@ -132,52 +133,30 @@ class Transfers:
         """What was asked of stores since the node began."""
         return self._traffic_before.plus(self._traffic)
 
-    def upload(
+    def start(
         self,
-        upload: Upload,
-        on_done: Callable[[Uploaded], None],
+        transfer: Transfer,
+        on_done: Callable[[Uploaded | None], None],
         on_failed: Callable[[str, bool], None],
         on_trouble: Callable[[str], None],
     ) -> int:
-        """Begin an upload; a number for `cancel`."""
-
-        def done(uploaded: Uploaded | None) -> None:
-            assert uploaded is not None  # the process says so of every upload
-            on_done(uploaded)
-
-        job = self._add(upload)
-        return self._listen(job, upload.timeout_s, done, on_failed, on_trouble)
-
-    def download(
-        self,
-        download: Download,
-        on_done: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
-        on_trouble: Callable[[str], None],
-    ) -> int:
-        """Begin a download, or wait for the same one that is under way; a number for `cancel`."""
-        return self._fetch(download, on_done, on_failed, on_trouble)
-
-    def fetch_blob(
-        self,
-        fetch: FetchBlob,
-        on_done: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
-        on_trouble: Callable[[str], None],
-    ) -> int:
-        """Begin to fetch a blob, or wait for the same one; a number for `cancel`."""
-        return self._fetch(fetch, on_done, on_failed, on_trouble)
-
-    def send_files(
-        self,
-        send: SendFiles,
-        on_done: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
-        on_trouble: Callable[[str], None],
-    ) -> int:
-        """Begin to send a trial's files; a number for `cancel`."""
-        job = self._add(send)
-        return self._listen(job, send.timeout_s, lambda _: on_done(), on_failed, on_trouble)
+        """Begin a transfer, or wait for one that fetches the same; a number for `cancel`."""
+        target = _target(transfer)
+        job = self._fetched.get(target)
+        if job is None:
+            number = next(self._ids)
+            job = self._jobs[number] = _Job(number, transfer)
+            if target:
+                self._fetched[target] = job
+            self._begin(job)
+        number, timeout_s = next(self._ids), transfer.timeout_s
+        listener = _Listener(number, job, timeout_s, on_done, on_failed, on_trouble)
+        listener.timer = self._reactor.after(timeout_s, partial(self._time_is_over, listener))
+        self._listeners[number] = listener
+        job.listeners.append(listener)
+        if job.trouble:
+            self._reactor.after(0.0, lambda: self._tell([listener], job.trouble))
+        return number
 
     def cancel(self, number: int) -> None:
         """Wait no more; the callbacks are not called. One that is over is ignored."""
@@ -199,42 +178,6 @@ class Transfers:
         self._child.close()
 
     # --- what is to be done -------------------------------------------------------------------
-
-    def _fetch(
-        self,
-        transfer: Download | FetchBlob,
-        on_done: Callable[[], None],
-        on_failed: Callable[[str, bool], None],
-        on_trouble: Callable[[str], None],
-    ) -> int:
-        target = _target(transfer)
-        job = self._fetched.get(target)
-        if job is None:
-            job = self._fetched[target] = self._add(transfer)
-        return self._listen(job, transfer.timeout_s, lambda _: on_done(), on_failed, on_trouble)
-
-    def _add(self, transfer: Transfer) -> _Job:
-        number = next(self._ids)
-        self._jobs[number] = job = _Job(number, transfer)
-        self._begin(job)
-        return job
-
-    def _listen(
-        self,
-        job: _Job,
-        timeout_s: float,
-        on_done: Callable[[Uploaded | None], None],
-        on_failed: Callable[[str, bool], None],
-        on_trouble: Callable[[str], None],
-    ) -> int:
-        number = next(self._ids)
-        listener = _Listener(number, job, timeout_s, on_done, on_failed, on_trouble)
-        listener.timer = self._reactor.after(timeout_s, partial(self._time_is_over, listener))
-        self._listeners[number] = listener
-        job.listeners.append(listener)
-        if job.trouble:
-            self._reactor.after(0.0, lambda: self._tell([listener], job.trouble))
-        return number
 
     def _begin(self, job: _Job) -> None:
         """Have the process do it; if there is none, it will be told when it is there."""
@@ -261,8 +204,7 @@ class Transfers:
 
     def _forget(self, job: _Job) -> None:
         del self._jobs[job.id]
-        if isinstance(job.transfer, Download | FetchBlob):
-            del self._fetched[_target(job.transfer)]
+        self._fetched.pop(_target(job.transfer), None)
         if not self._jobs:
             if self._idle is not None:
                 self._idle.cancel()
@@ -368,10 +310,15 @@ def _nobody_is_told(_why: str) -> None:
     """Until somebody listens."""
 
 
-def _target(transfer: Download | FetchBlob) -> tuple[str, ...]:
-    if isinstance(transfer, FetchBlob):
-        return transfer.store, transfer.blob.sha256, transfer.folder
-    return transfer.store, transfer.key, transfer.sha256, transfer.folder
+def _target(transfer: Transfer) -> tuple[str, ...]:
+    """What it fetches and where to, which is done once for all; empty for what is sent."""
+    match transfer:
+        case FetchBlob():
+            return transfer.store, transfer.blob.sha256, transfer.folder
+        case Download():
+            return transfer.store, transfer.key, transfer.sha256, transfer.folder
+        case _:
+            return ()
 
 
 def _name(job: _Job) -> str:
