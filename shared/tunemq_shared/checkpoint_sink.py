@@ -5,27 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from tunemq_shared.manifest import CheckpointInfo
 from tunemq_shared.messages import CheckpointCommitted, CheckpointRef, CheckpointWritten
 
 
 class CheckpointSink(Protocol):
     """Keeps checkpoints; the session calls it between two steps and waits for it."""
 
-    def save(
-        self,
-        source: Path,
-        *,
-        epoch: int,
-        n: int,
-        step: int,
-        state: dict[str, Any],
-        metrics: dict[str, Any],
-    ) -> CheckpointWritten | CheckpointCommitted:
-        """Keep the files below ``source`` as the ``n``-th checkpoint of this epoch (from 1).
+    def save(self, source: Path, info: CheckpointInfo) -> CheckpointWritten | CheckpointCommitted:
+        """Keep the files below ``source`` as the checkpoint that ``info`` describes.
 
         When it returns, ``source`` may be changed or removed; the session sends what it returns.
-        ``state`` (plain values) is what `open` gives back; ``metrics`` is the result that the
-        checkpoint contains.
+        `open` gives back the ``state`` of ``info``.
 
         Raises:
             StoreError: they could not be kept.

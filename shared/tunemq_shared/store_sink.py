@@ -14,32 +14,19 @@ from tunemq_shared.store import Store
 class StoreSink:
     """The `CheckpointSink` of one trial; ``folder_name`` names its folder in the experiment's."""
 
-    def __init__(self, store: Store, trial_id: str, folder_name: str) -> None:
+    def __init__(self, store: Store, folder_name: str) -> None:
         self._store = store
-        self._trial_id = trial_id
         self._folder_name = folder_name
 
-    def save(
-        self,
-        source: Path,
-        *,
-        epoch: int,
-        n: int,
-        step: int,
-        state: dict[str, Any],
-        metrics: dict[str, Any],
-    ) -> CheckpointCommitted:
+    def save(self, source: Path, info: CheckpointInfo) -> CheckpointCommitted:
         """Keep the files below ``source``; they are committed at once."""
-        info = CheckpointInfo(
-            trial=self._trial_id, epoch=epoch, n=n, step=step, metrics=metrics, state=state
-        )
-        key = checkpoint_key(self._folder_name, epoch, n)
+        key = checkpoint_key(self._folder_name, info.epoch, info.n)
         committed = self._store.put_checkpoint(key, source, info)
         return CheckpointCommitted(
-            trial=self._trial_id,
-            epoch=epoch,
-            n=n,
-            step=step,
+            trial=info.trial,
+            epoch=info.epoch,
+            n=info.n,
+            step=info.step,
             key=committed.key,
             sha256=committed.sha256,
             size=committed.size,

@@ -31,6 +31,7 @@ from tunemq_shared.checkpoint_sink import CheckpointSink
 from tunemq_shared.conditions import first_that_holds, lookup
 from tunemq_shared.context import Context
 from tunemq_shared.errors import BugError, CheckpointCorrupt, CheckpointError, TuneError
+from tunemq_shared.manifest import CheckpointInfo
 from tunemq_shared.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
@@ -191,9 +192,15 @@ class TrialSession:
         self._saved += 1
         step = self.progress.iteration
         state = self.progress.state() | form.state()
-        kept = self._checkpoints.save(
-            source, epoch=self.epoch, n=self._saved, step=step, state=state, metrics=self._result
+        info = CheckpointInfo(
+            trial=self.trial,
+            epoch=self.epoch,
+            n=self._saved,
+            step=step,
+            metrics=self._result,
+            state=state,
         )
+        kept = self._checkpoints.save(source, info)
         self._channel.send(kept)
         self.saved_step = step
         self._kept = Kept(_reference(kept), state, None)

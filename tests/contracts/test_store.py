@@ -25,7 +25,7 @@ from tunemq_shared import copying
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError, StoreError
 from tunemq_shared.local_store import LocalStore
-from tunemq_shared.manifest import make_manifest
+from tunemq_shared.manifest import CheckpointInfo, make_manifest
 from tunemq_shared.messages import CheckpointRef
 from tunemq_shared.remote_store import RemoteStore
 from tunemq_shared.store import Store
@@ -368,8 +368,11 @@ class StoreContract(ABC):
     def test_a_session_saves_and_restores_through_its_sink(
         self, store: Store, source: Path
     ) -> None:
-        sink = StoreSink(store, "t0", "train_0")
-        event = sink.save(source, epoch=2, n=3, step=7, state={"iteration": 7}, metrics={"a": 1.0})
+        sink = StoreSink(store, "train_0")
+        info = CheckpointInfo(
+            trial="t0", epoch=2, n=3, step=7, state={"iteration": 7}, metrics={"a": 1.0}
+        )
+        event = sink.save(source, info)
         assert event.key == "train_0/checkpoint_2-000003"
         assert (event.trial, event.epoch, event.n, event.step) == ("t0", 2, 3, 7)
         path, state = sink.open(CheckpointRef(key=event.key, sha256=event.sha256, step=7))
@@ -378,9 +381,10 @@ class StoreContract(ABC):
 
     @pytest.mark.parity(38, 44)
     def test_a_dict_checkpoint_survives_the_store(self, store: Store) -> None:
-        sink = StoreSink(store, "t0", "train_0")
+        sink = StoreSink(store, "train_0")
         with Checkpoint.from_dict({"weights": (1, 2)}).as_directory() as folder:
-            event = sink.save(Path(folder), epoch=1, n=1, step=1, state={}, metrics={})
+            info = CheckpointInfo(trial="t0", epoch=1, n=1, step=1, state={}, metrics={})
+            event = sink.save(Path(folder), info)
         path, _ = sink.open(CheckpointRef(key=event.key, sha256=event.sha256, step=1))
         assert Checkpoint.from_directory(path).to_dict() == {"weights": (1, 2)}
 

@@ -25,36 +25,24 @@ class CacheSink:
 
     Args:
         channel: The line to the node.
-        trial_id: The trial.
         folder_name: Names the trial's folder, in the cache as in the store.
     """
 
-    def __init__(self, channel: HostChannel, trial_id: str, folder_name: str) -> None:
+    def __init__(self, channel: HostChannel, folder_name: str) -> None:
         self._channel = channel
-        self._trial_id = trial_id
         self._folder_name = folder_name
         #: The key of the checkpoint that the next one continues.
         self._previous: str | None = None
 
-    def save(
-        self,
-        source: Path,
-        *,
-        epoch: int,
-        n: int,
-        step: int,
-        state: dict[str, Any],
-        metrics: dict[str, Any],
-    ) -> CheckpointWritten:
+    def save(self, source: Path, info: CheckpointInfo) -> CheckpointWritten:
         """Write the files below ``source`` once there is room; see `CheckpointSink.save`."""
-        info = CheckpointInfo(
-            trial=self._trial_id, epoch=epoch, n=n, step=step, metrics=metrics, state=state
-        )
-        key = checkpoint_key(self._folder_name, epoch, n)
+        key = checkpoint_key(self._folder_name, info.epoch, info.n)
         cache = _store(self._channel.ask_room())
         written = cache.put_checkpoint(key, source, info, base=self._previous)
         self._previous = key
-        return CheckpointWritten(self._trial_id, epoch, n, step, key, written.sha256, written.size)
+        return CheckpointWritten(
+            info.trial, info.epoch, info.n, info.step, key, written.sha256, written.size
+        )
 
     def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
         """A folder with the verified files of ``ref``, and its state; see `CheckpointSink.open`.

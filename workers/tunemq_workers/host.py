@@ -138,14 +138,14 @@ class _Host:
         except BaseException as error:  # noqa: BLE001 - any code runs here; it is sent
             self._fail(order, "fetch" if isinstance(error, StoreError) else "load", error)
             return None
-        return TrialSession(order, config, self._channel, self._sink(order.trial, start))
+        return TrialSession(order, config, self._channel, self._sink(start))
 
-    def _sink(self, trial: str, start: HostStart) -> CheckpointSink:
+    def _sink(self, start: HostStart) -> CheckpointSink:
         """Where the trial's checkpoints go: a folder is written here, the rest by the node."""
         folder_name = os.path.basename(start.folder)
         if is_remote(start.store):
-            return CacheSink(self._channel, trial, folder_name)
-        return StoreSink(LocalStore(start.store), trial, folder_name)
+            return CacheSink(self._channel, folder_name)
+        return StoreSink(LocalStore(start.store), folder_name)
 
     def _fail(self, order: HostOrder, kind: str, error: BaseException) -> None:
         text = traceback_text(error)

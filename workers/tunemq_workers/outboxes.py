@@ -12,9 +12,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from tunemq_shared.backoff import backoff_s
+from tunemq_workers.checkpoint_contracts import Timers
 from tunemq_workers.outbox import Outbox
 from tunemq_workers.outbox_room import Room
 from tunemq_workers.pump_messages import Append, Forget, Order
@@ -27,10 +28,6 @@ _PIPELINED: Final = 4
 _RETRY_S: Final = (0.05, 1.0)
 
 _log = logging.getLogger(__name__)
-
-
-class _Timers(Protocol):
-    def after(self, delay_s: float, call: Callable[[], None]) -> Timer: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +68,7 @@ class Outboxes:
     def __init__(
         self,
         room: Room,
-        timers: _Timers,
+        timers: Timers,
         *,
         order: Callable[[Order], None],
         header: Callable[[int], bytes],

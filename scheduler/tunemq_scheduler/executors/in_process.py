@@ -122,7 +122,7 @@ class InProcessExecutor(TrialExecutor):
         self._facts.put(started)
         channel = _Queues(self._facts, self._news)
         with closing(open_store(start.store)) as store:
-            sink = StoreSink(store, order.trial, os.path.basename(start.folder))
+            sink = StoreSink(store, os.path.basename(start.folder))
             session = TrialSession(order, unpack_config(start.config), channel, sink)
             run_trial(load(start.code), session)
         self._facts.put(m.HostFreed(order.trial, order.epoch))

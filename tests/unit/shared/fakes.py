@@ -85,16 +85,14 @@ class MemorySink:
         self.metrics: dict[str, dict] = {}
         self.error: Exception | None = None
 
-    def save(
-        self, source, *, epoch, n, step, state, metrics
-    ) -> CheckpointWritten | CheckpointCommitted:
+    def save(self, source, info) -> CheckpointWritten | CheckpointCommitted:
         if self.error is not None:
             raise self.error
-        key = f"trial/{epoch}-{n}"
+        key = f"trial/{info.epoch}-{info.n}"
         shutil.copytree(source, self.root / key)
-        self.states[key], self.metrics[key] = state, metrics
+        self.states[key], self.metrics[key] = info.state, info.metrics
         kind = CheckpointWritten if self.is_cache else CheckpointCommitted
-        return kind("t1", epoch, n, step, key, "sha", 1)
+        return kind("t1", info.epoch, info.n, info.step, key, "sha", 1)
 
     def open(self, ref: CheckpointRef):
         if self.error is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.checkpoints import contents, fill
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.manifest import CheckpointInfo
 from tunemq_shared.messages import CheckpointRef
 from tunemq_workers import checkpoint_messages, frames
 from tunemq_workers.cache_sink import CacheSink
@@ -72,7 +73,7 @@ def node(lines, tmp_path):
 
 @pytest.fixture
 def sink(lines, node):
-    return CacheSink(HostChannel(lines[0]), "t0", "train_0")
+    return CacheSink(HostChannel(lines[0]), "train_0")
 
 
 @pytest.fixture
@@ -81,7 +82,10 @@ def source(tmp_path):
 
 
 def save(sink, source, n=1, epoch=1):
-    return sink.save(source, epoch=epoch, n=n, step=n, state={"iteration": n}, metrics={"a": 1.0})
+    info = CheckpointInfo(
+        trial="t0", epoch=epoch, n=n, step=n, state={"iteration": n}, metrics={"a": 1.0}
+    )
+    return sink.save(source, info)
 
 
 def reference(written):
@@ -136,7 +140,7 @@ def test_files_are_linked_to_the_checkpoint_that_the_trial_was_restored_from(
     sink, lines, node, source
 ):
     first = save(sink, source)
-    resumed = CacheSink(HostChannel(lines[0]), "t1", "train_1")
+    resumed = CacheSink(HostChannel(lines[0]), "train_1")
     resumed.open(reference(first))
 
     second = save(resumed, source, epoch=2)
