@@ -49,6 +49,10 @@ _SILENT_S: Final = 5.0
 _RECORDS: Final = frozenset({RESULT_JSON, PARAMS_JSON, PARAMS_PICKLE, PROGRESS_CSV, ERROR_FILE})
 #: Of the experiment's folder only its own files and its journal: other folders are those of trials.
 _IN_FOLDERS: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
+#: What `SyncerCallback` begins anew in another process.
+_IN_FLIGHT: Final = frozenset(
+    "_bell _condemned _given_up _lanes _experiment _waiting _running _failures".split()  # noqa: SIM905
+)
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +83,6 @@ class SyncerCallback(LoggerCallback):
     Args:
         syncer: whose copies do the work, one for each folder.
         local_dir, remote_dir: the experiment's folder, and its address at the destination.
-        enabled: False does nothing at all.
     """
 
     def __init__(
@@ -93,9 +96,7 @@ class SyncerCallback(LoggerCallback):
         sync_artifacts: bool = True,
         sync_on_checkpoint: bool = True,
         carries_checkpoints: bool = False,
-        enabled: bool = True,
     ) -> None:
-        self.enabled = enabled
         self.local_dir = local_dir
         self.remote_dir = remote_dir
         self.carries_checkpoints = carries_checkpoints
@@ -125,14 +126,11 @@ class SyncerCallback(LoggerCallback):
 
     def log_trial_start(self, trial: TrialView) -> None:
         """Begin to keep account of the trial."""
-        if self.enabled:
-            self._lane(os.path.basename(trial.local_path))
+        self._lane(os.path.basename(trial.local_path))
 
     def log_trial_result(self, iteration: int, trial: TrialView, result: dict[str, Any]) -> None:
         """Its folder is due if it ran long enough and was last synced a period ago."""
         del iteration
-        if not self.enabled:
-            return
         lane = self._lane(os.path.basename(trial.local_path))
         # What a result does not say does not hold its trial back.
         lane.progress = (
@@ -152,8 +150,6 @@ class SyncerCallback(LoggerCallback):
     ) -> None:
         """Its folder is due: at once if checkpoints are carried or sync it, else if it is time."""
         del iteration, trials, info
-        if not self.enabled:
-            return
         folder, _, name = checkpoint.key.partition("/")
         lane = self._lane(os.path.basename(trial.local_path))
         if self.carries_checkpoints and os.path.basename(lane.local) == folder:
@@ -164,15 +160,12 @@ class SyncerCallback(LoggerCallback):
     def log_trial_end(self, trial: TrialView, failed: bool = False) -> None:
         """Its folder is due for the last time."""
         del failed
-        if self.enabled:
-            lane = self._lane(os.path.basename(trial.local_path))
-            lane.is_last = True
-            self._want(lane)
+        lane = self._lane(os.path.basename(trial.local_path))
+        lane.is_last = True
+        self._want(lane)
 
     def flush(self) -> None:
         """The end of a turn: look at what has ended, and launch what is due."""
-        if not self.enabled:
-            return
         own = self._experiment_lane()
         if not own.is_last and time.monotonic() - own.synced_at >= self._sync_period:
             self._want(own)
@@ -184,8 +177,6 @@ class SyncerCallback(LoggerCallback):
         What could not be synced is logged.
         """
         del trials, info
-        if not self.enabled:
-            return
         for lane in (self._experiment_lane(), *self._lanes.values()):
             lane.is_last = True
             self._want(lane)
@@ -204,14 +195,13 @@ class SyncerCallback(LoggerCallback):
         Args:
             key: ``<trial's folder>/<checkpoint>``.
         """
-        if self.enabled and self.carries_checkpoints:
+        if self.carries_checkpoints:
             self._condemned.append(key)
 
     def copy_again(self, folders: Iterable[str]) -> None:
         """Copy these folders of trials at the end, whether or not their trials continue."""
-        if self.enabled:
-            for folder in folders:
-                self._lane(os.path.basename(folder))
+        for folder in folders:
+            self._lane(os.path.basename(folder))
 
     def give_up(self) -> None:
         """Let `on_experiment_end` return now, with what has been synced."""
@@ -254,19 +244,7 @@ class SyncerCallback(LoggerCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Its settings; what is in flight stays with this process."""
-        state = self.__dict__.copy()
-        for name in (
-            "_bell",
-            "_condemned",
-            "_given_up",
-            "_lanes",
-            "_experiment",
-            "_waiting",
-            "_running",
-            "_failures",
-        ):
-            del state[name]
-        return state
+        return {name: value for name, value in vars(self).items() if name not in _IN_FLIGHT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

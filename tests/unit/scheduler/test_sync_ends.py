@@ -185,18 +185,6 @@ def test_the_end_can_be_told_not_to_wait(
     assert "it was not done in time, and was cancelled" in caplog.text
 
 
-def test_a_disabled_callback_does_nothing(
-    make: Callable[..., SyncerCallback], counter: Counter, folder: Path
-) -> None:
-    callback, trial = make(enabled=False), trial_in(folder)
-    tell(callback, "on_trial_start", trial)
-    tell(callback, "on_trial_result", trial, result=trial.result(5))
-    tell(callback, "on_checkpoint", trial, checkpoint=committed(trial))
-    tell(callback, "on_trial_complete", trial)
-    callback.on_experiment_end(trials=[trial])
-    assert counter.ups == []
-
-
 @pytest.mark.parity(168)
 def test_it_pickles_without_what_is_in_flight(
     make: Callable[..., SyncerCallback], counter: Counter, folder: Path
