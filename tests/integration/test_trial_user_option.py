@@ -21,7 +21,7 @@ from tunemq_shared import wire
 from tunemq_shared.errors import ConfigError
 from tunemq_workers import account_folders
 from tunemq_workers.account import Account
-from tunemq_workers.account_folders import FolderRights, claim_workdir, give_folders
+from tunemq_workers.account_folders import claim_workdir, give_folders, keep_rights
 
 __all__ = ["open_folder", "server"]
 
@@ -217,7 +217,7 @@ def test_what_cannot_be_emptied_is_refused_by_its_name(tmp_path):
 def test_folder_rights_that_a_trial_took_are_restored_within_a_second(tmp_path: Path) -> None:
     clock, folder = Clock(), tmp_path / "blobs"
     folder.mkdir(0o750)
-    FolderRights(clock, [str(tmp_path / "gone"), str(folder)]).start()
+    keep_rights(clock, [str(tmp_path / "gone"), str(folder)])
     folder.chmod(0o050)
     clock.advance(1.0)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o750

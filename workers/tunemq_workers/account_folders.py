@@ -6,8 +6,9 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
 from tunemq_shared.errors import ConfigError
@@ -109,19 +110,13 @@ def restore_rights(folders: Iterable[str]) -> None:
                     allow(folder, mode | stat.S_IRWXU)
 
 
-class FolderRights:
-    """Restores the rights to the folders that trials and the node share, once a second.
+def keep_rights(timers: Timers, folders: Collection[str]) -> None:
+    """Restore the rights to folders that trials and the node share, now and once a second.
 
     Else one trial that changes their modes would fail all later ones on the node.
     """
-
-    def __init__(self, timers: Timers, folders: Iterable[str]) -> None:
-        self._timers, self._folders = timers, tuple(folders)
-
-    def start(self) -> None:
-        """Restore them now, and from now on."""
-        restore_rights(self._folders)
-        self._timers.after(_RESTORED_EVERY_S, self.start)
+    restore_rights(folders)
+    timers.after(_RESTORED_EVERY_S, partial(keep_rights, timers, folders))
 
 
 @contextmanager

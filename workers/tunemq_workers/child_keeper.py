@@ -123,7 +123,6 @@ class ChildKeeper:
         self._link = HostLink(
             self._reactor,
             sock,
-            on_event=_is_no_host,
             on_other=lambda _, payload: self._on_answer(payload),
             on_end=self._drop,
         )
@@ -168,7 +167,3 @@ class ChildKeeper:
         self._children.discard(self._pid)
         self._pid = self._pidfd = -1
         return os.waitstatus_to_exitcode(status)
-
-
-def _is_no_host(_event: bytes) -> None:
-    """The process sends no events."""

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.backoff import backoff_s
-from tunemq_shared.errors import WireError
 from tunemq_shared.processes import is_readable
 from tunemq_workers.child_process import ChildProcess
 from tunemq_workers.ear_process import MAIL, READY, REFUSED, fork_ear
-from tunemq_workers.frames import FrameDecoder
+from tunemq_workers.frames import UNREADABLE
+from tunemq_workers.host_link import HostLink
 from tunemq_workers.orphans import Orphans
 from tunemq_workers.reactor import Reactor, Timer
 
@@ -26,7 +26,6 @@ _STEADY_S: Final = 5.0
 _BACK_OFF_S: Final = (0.1, 2.0)
 #: How long ear and forkserver may take to end when the node does.
 _CLOSE_S: Final = 1.0
-_RECEIVE_BYTES: Final = 256 * 2**10
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class EarLink:
         self._on_ready, self._on_mail, self._on_death = on_ready, on_mail, on_death
         self._on_refused = on_refused
         self._forkserver: ChildProcess | None = None
-        self._ear: socket.socket | None = None
+        self._ear: HostLink | None = None
         self._is_ready = self._is_redis_away = False
         self._ready_at = 0.0
         self._deaths_in_a_row = 0
@@ -175,46 +174,33 @@ class EarLink:
         self._orphans.sweep(_nobody_waits)
 
     def _hear(self, ear: socket.socket) -> None:
-        self._ear, self._is_ready = ear, False
-        self._decoder = FrameDecoder()
-        ear.setblocking(False)
-        self._reactor.watch(ear, self._readable)
-        self._expect_ready(ear)
+        self._is_ready = False
+        self._ear = HostLink(self._reactor, ear, on_other=self._said, on_end=self._died)
+        self._expect_ready(self._ear)
         _log.info("ear.started")
 
-    def _expect_ready(self, ear: socket.socket) -> None:
+    def _expect_ready(self, ear: HostLink) -> None:
         if self._overdue is not None:
             self._overdue.cancel()
         self._overdue = self._reactor.after(_STARTING_S, lambda: self._is_overdue(ear))
 
-    def _is_overdue(self, ear: socket.socket) -> None:
+    def _is_overdue(self, ear: HostLink) -> None:
         # While Redis is away none can be ready, and one that is just starting would be late for it.
         if self._ear is ear and not self._is_ready and not self._is_redis_away:
             self._drop_forkserver()  # it may be what is stuck
             self.restart(f"not ready after {_STARTING_S:.0f} s")
 
-    def _readable(self, _events: int) -> None:
-        assert self._ear is not None  # it is watched only while it is there
-        try:
-            data = self._ear.recv(_RECEIVE_BYTES)
-            frames = self._decoder.feed(data)
-        except BlockingIOError:
-            return
-        except (OSError, WireError) as problem:
-            _log.warning("ear.unreadable problem=%r", str(problem))
-            data, frames = b"", []
-        if not data:
-            self._died()
-            return
-        for kind, payload in frames:
-            if kind == MAIL:
-                self._on_mail(payload)
-            elif kind == REFUSED:
-                self._on_refused(payload.decode())
-            elif kind == READY:
-                self._is_ready = True
-                self._ready_at = time.monotonic()
-                self._on_ready()
+    def _said(self, kind: int, payload: bytes) -> None:
+        if kind == MAIL:
+            self._on_mail(payload)
+        elif kind == REFUSED:
+            self._on_refused(payload.decode())
+        elif kind == READY:
+            self._is_ready = True
+            self._ready_at = time.monotonic()
+            self._on_ready()
+        elif kind == UNREADABLE:
+            _log.warning("ear.unreadable problem=%r", payload.decode())
 
     def _died(self) -> None:
         _log.warning("ear.died log=ear.log")
@@ -230,10 +216,8 @@ class EarLink:
             self._overdue.cancel()
         if self._ear is None:
             return
-        ear, self._ear = self._ear, None
-        self._is_ready = False
-        self._reactor.unwatch(ear)
-        ear.close()
+        self._ear.close()
+        self._ear, self._is_ready = None, False
 
 
 def _nobody_waits() -> None:

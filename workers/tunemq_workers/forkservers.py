@@ -135,7 +135,6 @@ class ForkserverPool:
         return HostLink(
             self._reactor,
             link,
-            on_event=_nobody_listens,
             on_other=partial(listener.said, host),
             on_end=partial(listener.closed, host),
             most_unsent=_MOST_UNSENT,
@@ -283,7 +282,3 @@ class ForkserverPool:
 
 def _nobody_is_told(_events_key: str, _text: str) -> None:
     """Until the node's loop has said whom to tell."""
-
-
-def _nobody_listens(_event: bytes) -> None:
-    """Until `Hosts` has the link; the reactor cannot call before."""

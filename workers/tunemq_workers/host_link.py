@@ -15,13 +15,17 @@ from tunemq_workers.reactor import READ, WRITE, Reactor
 _RECEIVE_BYTES: Final = 256 * 2**10
 
 
+def _nobody_listens(_event: bytes) -> None:
+    """Until somebody does; the reactor cannot call before."""
+
+
 class HostLink:
     """Reads a host's frames and sends it orders, never waiting.
 
     Args:
         reactor: calls back.
         sock: the socket; owned from now on.
-        on_event: takes each event, undecoded.
+        on_event: takes each event, undecoded; whoever sends none needs none.
         on_other: takes the kind and payload of every other frame, and of what is none.
         on_end: the host closed its end, or sent what no frame is.
         most_unsent: bytes that may wait for a process that does not read; then `UNREAD` comes.
@@ -32,7 +36,7 @@ class HostLink:
         reactor: Reactor,
         sock: socket.socket,
         *,
-        on_event: Callable[[bytes], object],
+        on_event: Callable[[bytes], object] = _nobody_listens,
         on_other: Callable[[int, bytes], None],
         on_end: Callable[[], None],
         most_unsent: float = math.inf,

@@ -30,7 +30,7 @@ from tunemq_shared.undecodable import UNDECODABLE
 from tunemq_shared.vitals import GpuVitals, NodeAbout
 from tunemq_workers import interpreters, machine, workdir
 from tunemq_workers.account import Account, act_for
-from tunemq_workers.account_folders import FolderRights
+from tunemq_workers.account_folders import keep_rights
 from tunemq_workers.cache_disk import CacheDisk
 from tunemq_workers.cache_limits import CacheLimits
 from tunemq_workers.checkpoint_contracts import Emit
@@ -283,7 +283,7 @@ def _look_after_workdir(
     LogCaps(reactor, disk, folder).start()
     if cache_of_others is not None:
         shared = {os.path.join(folder, name) for name in workdir.OF_TRIALS}
-        FolderRights(reactor, shared | {cache_of_others}).start()
+        keep_rights(reactor, shared | {cache_of_others})
 
 
 def _open_log(folder: str) -> None:
