@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import signal
 import socket
+from typing import Final
 
 from tunemq_shared.prctl import die_with_parent, set_name
 from tunemq_shared.unpickling import never_unpickle
 from tunemq_workers.account import act_for, find_account
 from tunemq_workers.credentials import take_keys
+
+_RECEIVE_BYTES: Final = 256 * 2**10
 
 
 def begin(module: str, name: str) -> socket.socket:
@@ -35,3 +38,11 @@ def begin(module: str, name: str) -> socket.socket:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     return node
+
+
+def receive(node: socket.socket) -> bytes:
+    """What the node has sent next; empty once it has closed its end."""
+    try:
+        return node.recv(_RECEIVE_BYTES)
+    except ConnectionResetError:  # with answers unread
+        return b""

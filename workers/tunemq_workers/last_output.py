@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from tunemq_workers.log_lines import opened
+from tunemq_workers.log_lines import end_of
 from tunemq_workers.outputs import STDERR, STDOUT
 
 #: How many lines of each file are shown, and at most how many bytes of them; beside them, how many
@@ -36,24 +36,13 @@ def read_last(
 ) -> dict[str, bytes]:
     """The end of ``stdout`` and ``stderr`` in a trial's folder; what cannot be read is empty.
 
-    ``offsets``: what lies before them was printed by an earlier incarnation. A file that is shorter
-    was shortened since.
+    ``offsets``: what lies before them was printed by an earlier incarnation.
     """
     names = (STDOUT, STDERR)
     return {
-        name: _end_of(os.path.join(folder, name), offset, most_bytes)
+        name: end_of(os.path.join(folder, name), offset, most_bytes)
         for name, offset in zip(names, offsets, strict=True)
     }
-
-
-def _end_of(path: str, offset: int, most_bytes: int) -> bytes:
-    try:
-        with opened(path) as file:
-            size = os.fstat(file).st_size
-            begin = max(offset if offset <= size else 0, size - most_bytes)
-            return os.pread(file, most_bytes, begin)
-    except OSError:  # nothing was printed, somebody has cleaned up, or it is not what it should be
-        return b""
 
 
 def as_text(read: Mapping[str, bytes]) -> str:

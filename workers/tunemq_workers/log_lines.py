@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
+
+from tunemq_shared.plain_files import open_to_read
 
 #: So much of a file is read at once; of more that has come since, the newest.
 LOOK_BYTES: Final = 256 * 2**10
 #: So much of a line counts.
 LINE_BYTES: Final = 4096
 
-_OPEN: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: What `tunemq_workers.outputs.cap` writes as the first line of a file that it has shortened.
 _DROPPED: Final = re.compile(rb"\[(\d{1,18}) bytes of older output dropped\]\n")
 _FIRST_BYTES: Final = 64
@@ -47,7 +45,8 @@ class LogFile:
 
     def _read(self) -> bytes:
         try:
-            with opened(self._path) as file:
+            with open_to_read(self._path) as opened:
+                file = opened.fileno()
                 size = os.fstat(file).st_size
                 if size < self._offset:
                     self._offset, self._rest = _offset_after_cut(file, self._offset), b""
@@ -61,32 +60,20 @@ class LogFile:
         return data
 
 
-def end_of(path: str, offset: int, most_bytes: int) -> str:
-    """The end of a file, at most so much, and nothing that was there before ``offset``."""
+def end_of(path: str, offset: int, most_bytes: int) -> bytes:
+    """The end of a file, at most so much, and nothing that was there before ``offset``.
+
+    Empty where nothing was printed, or something else has taken the file's place.
+    """
     try:
-        with opened(path) as file:
+        with open_to_read(path) as opened:
+            file = opened.fileno()
             size = os.fstat(file).st_size
             begin = offset if offset <= size else _offset_after_cut(file, offset)
             begin = max(begin, size - most_bytes)
-            return os.pread(file, most_bytes, begin).decode(errors="replace")
+            return os.pread(file, most_bytes, begin)
     except OSError:
-        return ""
-
-
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A descriptor of a file of a trial's, to read from.
-
-    Raises:
-        OSError: it is not there, or no file.
-    """
-    file = os.open(path, _OPEN)
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise OSError(f"{path} is no file")
-        yield file
-    finally:
-        os.close(file)
+        return b""
 
 
 def _offset_after_cut(file: int, offset: int) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.memory_errors import says_cuda_memory
-from tunemq_workers.child_beginning import begin
+from tunemq_workers.child_beginning import begin, receive
 from tunemq_workers.frames import FrameDecoder, frame
 from tunemq_workers.log_lines import LogFile, end_of
 from tunemq_workers.log_matching import PatternLeftOut, Patterns
@@ -42,7 +42,6 @@ PERIOD_S: Final = 1.0
 #: So much of the end of each file may say that a GPU's memory ran out. torchrun prints dozens of
 #: lines behind what its rank has said; what a trial has lived through is farther away.
 _END_BYTES: Final = 16 * 2**10
-_RECEIVE_BYTES: Final = 256 * 2**10
 
 
 class _Followed:
@@ -105,7 +104,9 @@ class Scanner:
 def _is_cuda_memory(output: Output) -> bool:
     names = zip((STDOUT, STDERR), output.printed, strict=True)
     return any(
-        says_cuda_memory(end_of(os.path.join(output.folder, name), at, _END_BYTES))
+        says_cuda_memory(
+            end_of(os.path.join(output.folder, name), at, _END_BYTES).decode(errors="replace")
+        )
         for name, at in names
     )
 
@@ -121,7 +122,7 @@ def _serve(node: socket.socket) -> None:
     due = time.monotonic() + PERIOD_S
     while True:
         if select.select([node], [], [], max(0.0, due - time.monotonic()))[0]:
-            data = _receive(node)
+            data = receive(node)
             if not data:
                 return
             for _, payload in decoder.feed(data):
@@ -129,13 +130,6 @@ def _serve(node: socket.socket) -> None:
         if time.monotonic() >= due:
             scanner.look()
             due = time.monotonic() + PERIOD_S
-
-
-def _receive(node: socket.socket) -> bytes:
-    try:
-        return node.recv(_RECEIVE_BYTES)
-    except ConnectionResetError:  # it closed with answers unread
-        return b""
 
 
 if __name__ == "__main__":

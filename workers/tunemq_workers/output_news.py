@@ -13,8 +13,8 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tunemq_shared.output_pieces import OutputPiece, encode
+from tunemq_shared.plain_files import open_to_read
 from tunemq_workers.checkpoint_contracts import Disk, Timers
-from tunemq_workers.log_lines import opened
 from tunemq_workers.outputs import STDERR, STDOUT
 from tunemq_workers.pump_messages import SendOutput
 
@@ -124,11 +124,11 @@ def _read(
 def _news_of(path: str, read: _Place) -> tuple[_Place, bytes]:
     turn, offset = read
     try:
-        with opened(path) as file:
-            size = os.fstat(file).st_size
+        with open_to_read(path) as file:
+            size = os.fstat(file.fileno()).st_size
             if size < offset:  # it was shortened
                 turn, offset = turn + 1, 0
             offset = max(offset, size - PIECE_BYTES)
-            return _Place(turn, offset), os.pread(file, PIECE_BYTES, offset)
+            return _Place(turn, offset), os.pread(file.fileno(), PIECE_BYTES, offset)
     except OSError:  # nothing was printed yet, or it is not what it should be
         return read, b""

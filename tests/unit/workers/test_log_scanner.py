@@ -69,7 +69,7 @@ def test_what_was_there_before_is_not_read(path: Path) -> None:
     file = LogFile(str(path), path.stat().st_size)
     add(path, "mine\n")
     assert file.lines() == ["mine"]
-    assert end_of(str(path), len("of the incarnation before\n"), 1000) == "mine\n"
+    assert end_of(str(path), len("of the incarnation before\n"), 1000) == b"mine\n"
 
 
 def test_of_a_long_line_the_beginning_counts_however_it_comes(path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_file_that_was_shortened_is_read_on_where_it_was(path: Path) -> None:
     before = path.stat().st_size
     add(path, "and more\n")
     assert file.lines() == ["and more"]
-    assert end_of(str(path), length, 1000) == "behind it\nand more\n"
+    assert end_of(str(path), length, 1000) == b"behind it\nand more\n"
     path.write_text("emptied\n")
     assert path.stat().st_size < before
     assert file.lines() == ["emptied"]
@@ -120,7 +120,7 @@ def test_nothing_is_opened_that_is_no_file_of_the_trial(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("link", "fifo", "folder", "missing"):
         assert LogFile(str(tmp_path / name), 0).lines(is_last=True) == []
-        assert end_of(str(tmp_path / name), 0, 1000) == ""
+        assert end_of(str(tmp_path / name), 0, 1000) == b""
 
 
 # --- patterns -------------------------------------------------------------------------------------

@@ -19,14 +19,13 @@ from collections.abc import Callable
 from typing import Final
 
 from tunemq_shared.store_traffic import TRAFFIC, StoreTraffic
-from tunemq_workers.child_beginning import begin
+from tunemq_workers.child_beginning import begin, receive
 from tunemq_workers.frames import FrameDecoder, frame
 from tunemq_workers.transfers.messages import ANSWER, Answer, Counted, decode_order, encode
 from tunemq_workers.transfers.performer import Performer
 
 #: Added to the node's own: training comes first.
 _NICENESS: Final = 10
-_RECEIVE_BYTES: Final = 256 * 2**10
 #: How often the node is told what was asked of stores, where that has changed.
 _COUNT_EVERY_S: Final = 2.0
 #: The process is broken (EX_SOFTWARE).
@@ -63,7 +62,7 @@ def _serve(node: socket.socket) -> None:
 
     threading.Thread(target=_count, args=(answer,), name="counts", daemon=True).start()
     performer, decoder = Performer(answer), FrameDecoder()
-    while data := _receive(node):
+    while data := receive(node):
         for _, payload in decoder.feed(data):
             performer.obey(decode_order(payload))
 
@@ -77,13 +76,6 @@ def _count(answer: Callable[[Answer], None]) -> None:
                 told = traffic
                 answer(Counted(traffic))
             time.sleep(_COUNT_EVERY_S)
-
-
-def _receive(node: socket.socket) -> bytes:
-    try:
-        return node.recv(_RECEIVE_BYTES)
-    except ConnectionResetError:  # it closed with answers unread
-        return b""
 
 
 if __name__ == "__main__":
