@@ -24,6 +24,7 @@ from tunemq_shared.errors import (
     UserError,
     WireUnavailable,
 )
+from tunemq_shared.processes import signal_name
 
 #: The search could not go on; what it had is saved.
 EXIT_FAILED: Final = 1
@@ -83,9 +84,9 @@ def _refusals(problem: BaseException) -> Iterator[OSError]:
         cause = cause.__cause__
 
 
-def named_signal(number: int) -> str:
-    """A signal as people know it: ``SIGSEGV (Segmentation fault)``."""
-    try:
-        return f"{signal.Signals(number).name} ({signal.strsignal(number)})"
-    except ValueError:
-        return f"signal {number}"
+def how_it_ended(returncode: int) -> str:
+    """How a process ended: ``was killed by SIGSEGV (Segmentation fault)``, for example."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    told = signal.strsignal(-returncode)
+    return f"was killed by {signal_name(-returncode)}" + (f" ({told})" if told else "")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_OTHER_VERSION, EXIT_USE, named_signal
+from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_OTHER_VERSION, EXIT_USE, how_it_ended
 from tunemq_scheduler.farm.relay.forking import START
 
 #: Variables of the supervisor's environment that are the farm's own, and no experiment's.
@@ -109,11 +109,7 @@ class Forkserver:
             if now > self._gone_by:
                 self.kill("closed its sockets")
             return None
-        how = self._why or (
-            f"was killed by {named_signal(-returncode)}"
-            if returncode < 0
-            else f"ended with exit code {returncode}"
-        )
+        how = self._why or how_it_ended(returncode)
         if self.has_forked:
             return EXIT_AGAIN, f"the process that it was forked from {how}"
         said = tail(self._said) or "it said nothing"

@@ -26,7 +26,7 @@ from tunemq_scheduler.farm.exits import (
     EXIT_SUPERSEDED,
     EXIT_UNAVAILABLE,
     EXIT_USE,
-    named_signal,
+    how_it_ended,
 )
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.carrying_out import carry_out
@@ -476,11 +476,7 @@ class ExperimentLink:
         if returncode in {EXIT_FAILED, EXIT_USE}:
             silent = f"its process ended with exit code {returncode} and did not say why"
             return Ending(Outcome.FAILED, returncode, words or silent)
-        how = (
-            f"was killed by {named_signal(-returncode)}"
-            if returncode < 0
-            else f"ended with exit code {returncode}"
-        )
+        how = how_it_ended(returncode)
         if returncode == 0:
             how += " without saying that the search is over"
         said = f"; the last that it wrote:\n{words}" if words else ""
