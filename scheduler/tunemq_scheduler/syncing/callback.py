@@ -50,9 +50,10 @@ _RECORDS: Final = frozenset({RESULT_JSON, PARAMS_JSON, PARAMS_PICKLE, PROGRESS_C
 #: Of the experiment's folder only its own files and its journal: other folders are those of trials.
 _IN_FOLDERS: Final = (*in_folders_but(JOURNAL), f"{JOURNAL}/{LOCK}", f"{JOURNAL}/*{PART_SUFFIX}")
 #: What `SyncerCallback` begins anew in another process.
-_IN_FLIGHT: Final = frozenset(
-    "_bell _condemned _given_up _lanes _experiment _waiting _running _failures".split()  # noqa: SIM905
-)
+_IN_FLIGHT: Final = {
+    *("_bell", "_condemned", "_given_up", "_lanes"),
+    *("_experiment", "_waiting", "_running", "_failures"),
+}
 
 _log = logging.getLogger(__name__)
 
