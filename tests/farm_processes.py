@@ -1,4 +1,4 @@
-"""A farm as people run it: a redis-server over TCP, `tunemq worker` and `tunemq scheduler`."""
+"""Redis and workers as people run them: a redis-server over TCP, and `tunemq worker`."""
 
 from __future__ import annotations
 
@@ -133,14 +133,13 @@ class Command:
 
 
 class Farm:
-    """Redis, workers and schedulers below a folder, ended with the test."""
+    """Redis and workers below a folder, ended with the test."""
 
     def __init__(self, folder: Path, redis: Sequence[str] = ()) -> None:
         self.folder = folder
         self.results = folder / "results"
         self.redis = TcpRedis(folder, options=redis)
         self.workers: dict[str, Command] = {}
-        self.schedulers: list[Command] = []
         self._started: list[Command] = []
         self.journal = JournalTail(self.results / "search" / "journal")
 
@@ -151,36 +150,6 @@ class Farm:
         self.workers[name] = Command(*line, log=self.folder / f"{name}.log")
         self._started.append(self.workers[name])
         return self.workers[name]
-
-    def scheduler(
-        self,
-        *more: str,
-        variables: Mapping[str, str] | None = None,
-        results: Path | None = None,
-        **options: Any,
-    ) -> Command:
-        """Start a scheduler of the search in ``tests/faults/scripts/farm_search.py``.
-
-        Args:
-            more: further parts of the command line.
-            variables: for its environment.
-            results: another folder for results, as on another machine.
-            options: of the search; those of the first scheduler unless some are given. With
-                ``gate`` trials wait behind that step until `open_gate`.
-        """
-        if "gate" in options:
-            self.open_gate(options["gate"])
-            options["gate"] = str(self.folder / "gate")
-        if options:
-            (self.folder / "options.json").write_text(
-                json.dumps({"executed": str(self.folder / "executed"), **options})
-            )
-            (self.folder / "executed").mkdir(exist_ok=True)
-        given = {"FARM_TEST_OPTIONS": str(self.folder / "options.json"), **(variables or {})}
-        line = ["scheduler", "--redis", self.redis.url, "--results", str(results or self.results)]
-        log = self.folder / f"scheduler-{len(self.schedulers)}.log"
-        self.schedulers.append(Command(*line, str(SCRIPT), *more, log=log, variables=given))
-        return self.schedulers[-1]
 
     def open_gate(self, up_to: int) -> None:
         """Let trials do the steps up to this one."""
@@ -227,8 +196,7 @@ class Farm:
             assert lines[-1][1] == expected({"own": number}, steps), f"trial {number}"
 
     def __str__(self) -> str:
-        logs = [*self.schedulers, *self.workers.values()]
-        said = [f"--- {one.log.name}\n{one.said[-3000:]}" for one in logs]
+        said = [f"--- {one.log.name}\n{one.said[-3000:]}" for one in self.workers.values()]
         nodes = [
             f"--- {path}\n{path.read_text()[-1500:]}"
             for path in self.folder.glob("worker-*/node.log")
@@ -237,7 +205,7 @@ class Farm:
 
     def close(self) -> None:
         """End all of it, whatever became of it."""
-        for one in [*self.schedulers, *self._started]:
+        for one in self._started:
             if one.process.poll() is None:
                 children = psutil.Process(one.process.pid).children(recursive=True)
                 one.send(signal.SIGCONT)

@@ -30,15 +30,18 @@ from tests.chain import executed, expected, open_gate
 from tests.farm_processes import TcpRedis, whole_lines
 from tests.hosts import Hosts
 from tests.integration.farm_support import family_of, is_alive
+from tests.search_support import JournalTail
 from tests.support import eventually
 from tests.warm_commands import WarmCommands
 from tunemq_scheduler.client.requests import FarmClient
 from tunemq_scheduler.embedded.redis_server import find_redis_server
 from tunemq_shared import answers as a
+from tunemq_shared import messages as m
 from tunemq_shared import requests as r
 from tunemq_shared.errors import NoScheduler, TuneError, WireUnavailable
 
 _A = TypeVar("_A", bound=a.Answer)
+_E = TypeVar("_E", bound=m.Event)
 #: A scheduler that runs answers after so long, on a machine that stood still, too.
 _ANSWERS_WITHIN_S: Final = 30.0
 #: The exit codes of a command that found no Redis, and no scheduler.
@@ -171,6 +174,8 @@ class FarmService:
         self, folder: Path, url: str, head: Machine | None = None, laptop: Machine | None = None
     ) -> None:
         self.folder, self.url = folder, url
+        #: Where it is a process of this machine.
+        self.redis: TcpRedis | None = None
         self.head, self.laptop = head or Here(), laptop or Here()
         self.results = folder / "head" / "tunemq_results"
         #: How often to look: from another machine it costs a process each time.
@@ -185,6 +190,7 @@ class FarmService:
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self._machines = [self.head, self.laptop]
         self._searches: dict[str, Search] = {}
+        self._journals: dict[Path, JournalTail] = {}
         for name in ("head", "laptop"):
             (folder / name).mkdir()
 
@@ -408,6 +414,12 @@ class FarmService:
             wanted = list(range(1, self._searches[name].steps + 1))
             assert steps == wanted, f"{name} {number}: {steps}{self}"
 
+    def events(self, name: str, kind: type[_E]) -> list[_E]:
+        """All events of a kind in a search's journal."""
+        journal = self.results / name / "journal"
+        tail = self._journals.setdefault(journal, JournalTail(journal))
+        return [seen.event for seen in tail.read() if isinstance(seen.event, kind)]
+
     def said(self) -> str:
         """What the scheduler has said."""
         return (self.folder / "head" / "scheduler.log").read_text(errors="replace")
@@ -433,14 +445,17 @@ def farm_service(
     head: Machine | None = None,
     settings: str = "",
     starts: bool = True,
+    redis_options: Sequence[str] = (),
 ) -> Iterator[FarmService]:
     """A farm on this machine, with its scheduler, unless it is to be started later, and no worker.
 
     Args:
         settings: the text of the scheduler's file.
+        redis_options: more of redis-server's command line.
     """
-    redis = TcpRedis(folder, password)
+    redis = TcpRedis(folder, password, redis_options)
     farm = FarmService(folder, redis.url, head)
+    farm.redis = redis
     try:
         if settings:
             (folder / "head" / "farm.toml").write_text(settings)

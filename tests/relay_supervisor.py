@@ -34,7 +34,7 @@ class RelaySupervisor:
     """
 
     def __init__(self, url: str, earlier: str = "") -> None:
-        self.lease = SchedulerLease(url, Holder.this_process("farm"))
+        self.lease = SchedulerLease(url, Holder.this_process())
         self.lease.claim(1, lambda _text: None)
         self.wire = NodeWire(
             url, term=self.lease.term, guard=self.lease, absent=[earlier] if earlier else []

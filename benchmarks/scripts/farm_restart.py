@@ -2,21 +2,17 @@
 
     python farm_restart.py KILLS
 
-Two workers run four trials that report every 10 ms, so that the figure is that of the scheduler.
+Four trials report every 10 ms, so that the figure is that of the scheduler.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from measured import tell
-
-from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
+from served_farm import served_farm
 
 SEARCH = """
 import time
@@ -30,7 +26,7 @@ def train(config):
 tuner = tune.Tuner(
     train,
     param_space={"n": tune.grid_search([1, 2, 3, 4])},
-    run_config=tune.RunConfig(name="search", verbose=0),
+    run_config=tune.RunConfig(verbose=0),
 )
 """
 _PATIENCE_S = 60.0
@@ -53,47 +49,19 @@ def wait_for_more(results: Path, than: int) -> None:
 def main() -> None:
     """Measure."""
     kills = int(sys.argv[1])
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        folder, url = Path(name), f"unix://{name}/redis"
-        results = folder / "results"
-        (folder / "search.py").write_text(SEARCH)
-        running: list[subprocess.Popen[bytes]] = []
-
-        def start(*command: str) -> subprocess.Popen[bytes]:
-            running.append(
-                subprocess.Popen(
-                    command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-                )
-            )
-            return running[-1]
-
-        def schedule() -> subprocess.Popen[bytes]:
-            line = ("scheduler", "--redis", url, "--results", str(results), "search.py")
-            return start(sys.executable, "-m", "tunemq", *line)
-
-        try:
-            start(*redis_command(find_redis_server(), f"{name}/redis"))
-            for worker in ("one", "two"):
-                line = ("worker", "--redis", url, "--name", worker, "--cpus", "2")
-                start(
-                    sys.executable, "-m", "tunemq", *line, "--workdir", os.path.join(name, worker)
-                )
-            scheduler = schedule()
-            wait_for_more(results, 10_000)
-            times = []
-            for _ in range(kills):
-                scheduler.kill()
-                scheduler.wait()
-                before, began = recorded(results), time.monotonic()
-                scheduler = schedule()
-                wait_for_more(results, before)
-                times.append(time.monotonic() - began)
-                wait_for_more(results, recorded(results) + 10_000)
-            tell({"restart_s": sorted(times)[len(times) // 2]})
-        finally:
-            for process in reversed(running):
-                process.kill()
-                process.wait()
+    with served_farm() as farm:
+        farm.start(cpus=4)
+        farm.submit("search", farm.code("search", SEARCH))
+        wait_for_more(farm.results, 10_000)
+        times = []
+        for _ in range(kills):
+            farm.kill_scheduler()
+            before, began = recorded(farm.results), time.monotonic()
+            farm.start_scheduler()
+            wait_for_more(farm.results, before)
+            times.append(time.monotonic() - began)
+            wait_for_more(farm.results, recorded(farm.results) + 10_000)
+        tell({"restart_s": sorted(times)[len(times) // 2]})
 
 
 if __name__ == "__main__":

@@ -15,16 +15,12 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from measured import tell
+from served_farm import ServedFarm, served_farm, wait_until
 
-from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
 from tunemq_workers.gpu_drivers import devices, open_driver
 
 SEARCH = """
@@ -83,7 +79,7 @@ def train(config):
 tuner = tune.Tuner(
     tune.with_resources(train, {{"cpu": 1, "gpu": SHARE}}),
     param_space={{"n": tune.grid_search(list(range(len(KINDS))))}},
-    run_config=tune.RunConfig(name={name!r}, preload=["torch"], verbose=1),
+    run_config=tune.RunConfig(preload=["torch"], verbose=1),
 )
 """
 FRESH = (
@@ -111,45 +107,24 @@ def fresh_interpreter() -> float:
     return float(said.stdout) - began
 
 
-def search(folder: Path, url: str, name: str, kinds: tuple[str, ...], share: float) -> list[Any]:
+def search(farm: ServedFarm, name: str, kinds: tuple[str, ...], share: float) -> list[Any]:
     """Run a search to its end; what its trials said, in their order."""
-    told = folder / name
+    told = farm.folder / f"told-{name}"
     told.mkdir()
-    script = folder / f"{name}.py"
-    script.write_text(SEARCH.format(folder=str(told), kinds=kinds, share=share, name=name))
-    results = str(folder / "results")
-    line = [sys.executable, "-m", "tunemq", "scheduler", "--redis", url, "--results", results]
-    # One of its trials fails, as it should: the exit code says so.
-    done = subprocess.run(
-        [*line, str(script)], timeout=_PATIENCE_S, capture_output=True, text=True, check=False
-    )
+    code = farm.code(name, SEARCH.format(folder=str(told), kinds=kinds, share=share))
+    farm.submit(name, code)
+    wait_until(lambda: farm.rows()[name].state.is_over, _PATIENCE_S)
     found = [json.loads(path.read_text()) for path in sorted(told.glob("trial_*"))]
     if len(found) != len(kinds):
-        raise RuntimeError(f"{len(found)} of {len(kinds)} trials began: {done.stdout}{done.stderr}")
+        raise RuntimeError(f"{len(found)} of {len(kinds)} trials began: {farm.said()}")
     return found
 
 
-@contextmanager
-def running(line: list[str], **how: Any) -> Iterator[None]:
-    with subprocess.Popen(line, **how) as process:
-        try:
-            yield
-        finally:
-            process.terminate()
-
-
-def measure(folder: Path) -> dict[str, Any]:
-    url = f"unix://{folder}/redis"
-    worker = ("worker", "--redis", url, "--name", "one", "--cpus", "4", "--gpus", "1")
-    redis = redis_command(find_redis_server(), f"{folder}/redis")
-    node = [sys.executable, "-m", "tunemq", *worker, "--workdir", str(folder / "one")]
-    with (
-        (folder / "log").open("wb") as log,
-        running(redis, stdout=log, stderr=log),
-        running(node, stdout=log, stderr=log),
-    ):
-        wholes = search(folder, url, "wholes", KINDS, 1.0)
-        halves = search(folder, url, "halves", ("half", "half"), 0.5)
+def measure() -> dict[str, Any]:
+    with served_farm() as farm:
+        farm.start(4, worker=("--gpus", "1"))
+        wholes = search(farm, "wholes", KINDS, 1.0)
+        halves = search(farm, "halves", ("half", "half"), 0.5)
     first = wholes[0]["left"]
     return {
         "cuda_s": statistics.median(one["cuda_s"] for one in wholes[1:]),
@@ -165,5 +140,4 @@ if __name__ == "__main__":
     if reason:
         tell({"why_not": reason})
     else:
-        with tempfile.TemporaryDirectory(prefix="bench-") as name:
-            tell(measure(Path(name)))
+        tell(measure())

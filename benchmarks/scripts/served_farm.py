@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,14 +32,28 @@ class ServedFarm:
         self.running: list[subprocess.Popen[bytes]] = []
         self._start(*redis_command(find_redis_server(), str(folder / "redis")))
 
-    def start(self, cpus: int, settings: str = "") -> None:
-        """Start the scheduler and a worker, and wait until they know each other."""
-        options = self.folder / "farm.toml"
-        options.write_text(settings)
-        self._tunemq("scheduler", "--results", str(self.results), "--settings", str(options))
+    def start(self, cpus: int, settings: str = "", worker: Sequence[str] = ()) -> None:
+        """Start the scheduler and a worker, and wait until they know each other.
+
+        Args:
+            worker: more of the worker's options.
+        """
+        (self.folder / "farm.toml").write_text(settings)
+        self.start_scheduler()
         workdir = ("--workdir", str(self.folder / "worker"))
-        self._tunemq("worker", "--name", "one", "--cpus", str(cpus), *workdir)
+        self._tunemq("worker", "--name", "one", "--cpus", str(cpus), *workdir, *worker)
         wait_until(lambda: [row.node for row in self._nodes()] == ["one"])
+
+    def start_scheduler(self) -> None:
+        """Start the scheduler."""
+        settings = str(self.folder / "farm.toml")
+        self._tunemq("scheduler", "--results", str(self.results), "--settings", settings)
+        self._scheduler = self.running[-1]
+
+    def kill_scheduler(self) -> None:
+        """`kill -9` it."""
+        self._scheduler.kill()
+        self._scheduler.wait()
 
     def code(self, name: str, text: str) -> r.ScriptCode:
         """A script that the farm has."""
@@ -102,9 +116,9 @@ def served_farm() -> Iterator[ServedFarm]:
             farm.end()
 
 
-def wait_until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object], within: float = _PATIENCE_S) -> None:
     """Return when it is true."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("it does not come true")

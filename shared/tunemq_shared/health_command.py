@@ -15,7 +15,7 @@ from collections.abc import Sequence
 _USAGE = """\
 usage: tunemq health [--ready] [--within SECONDS] [FILE]
 
-Says whether the `tunemq scheduler` (without a SCRIPT) or `tunemq worker` that was started with
+Says whether the `tunemq scheduler` or `tunemq worker` that was started with
 TUNEMQ_HEALTH=FILE is well; without FILE, whose $TUNEMQ_HEALTH is the same as this command's. To be
 run on the same machine, or in the same container, as the same user or as root.
 

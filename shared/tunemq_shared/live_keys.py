@@ -7,8 +7,6 @@ import time
 from enum import Enum
 from typing import Final, NamedTuple, Self
 
-import msgspec
-
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.key_files import (
     EVENTS,
@@ -64,7 +62,6 @@ class LiveKeys:
         self._seen = _seen(path)
         self._changing: _Seen | None = None
         self._looked_at = time.monotonic()
-        self._has_submitters = True
         self._file = _read(path, role) if path else KeyFile()
         self.orders, self.events = self._file.seal_of_orders(), self._file.seal_of_events()
 
@@ -98,11 +95,6 @@ class LiveKeys:
         """
         return self._file.seal_of_submitter(name)
 
-    def forget_submitters(self) -> None:
-        """Keep no keys of submitters, whom this process answers nothing; nor read them again."""
-        self._has_submitters = False
-        self._file = msgspec.structs.replace(self._file, submitters={})
-
     def look(self) -> str:
         """Read the file again if it changed; a line for people about that, else nothing.
 
@@ -124,8 +116,6 @@ class LiveKeys:
             found = _read(self.path, self._role)
         except ConfigError as problem:
             return f"{problem} The keys that were read before stay in use."
-        if not self._has_submitters:
-            found = msgspec.structs.replace(found, submitters={})
         if found == self._file:
             return ""
         self._file = found

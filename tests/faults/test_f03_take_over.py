@@ -6,13 +6,14 @@ import os
 import pickle
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.farm_processes import Farm, farms
+from tests.farm_service import FarmService, Search, farm_service
 from tests.keys import key_folder
 from tests.object_servers import ObjectServer
 from tests.support import eventually
@@ -28,8 +29,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 
 @pytest.fixture
-def farm(tmp_path: Path) -> Iterator[Farm]:
-    yield from farms(tmp_path)
+def farm(tmp_path: Path, minio: ObjectServer) -> Iterator[FarmService]:
+    with farm_service(tmp_path, starts=False) as farm:
+        farm.of_home = dict.fromkeys(("head", "laptop", "one", "two"), minio.environ)
+        yield farm
 
 
 @pytest.fixture
@@ -37,41 +40,72 @@ def storage(minio: ObjectServer, bucket: str) -> str:
     return f"s3://{bucket}/searches"
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    """The results folder of another machine."""
-    return tmp_path / "elsewhere"
-
-
 def files_of(folder: Path) -> dict[str, bytes]:
     found = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
-@pytest.mark.parametrize("release", ["store", pytest.param("local", marks=pytest.mark.soak)])
-def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(
-    farm, storage, elsewhere, release
-):
-    farm.worker("one")
-    farm.worker("two")
-    options = {"trials": 6, "steps": 60, "save_every": 5, "step_s": 0.1, "storage": storage}
-    # The gate: none of the first four ends before, and none of the others is just being started.
-    first = farm.scheduler("--journal-release", release, **options, gate=40)
-    farm.wait_for_steps(4, 25, within=90)
-    first.kill()
-    # With its machine its disk is gone; trials that go on may write into what is being removed.
+def lose_the_machine(farm: FarmService) -> None:
+    """Kill the scheduler, and remove what its disk has."""
+    farm.kill_scheduler()
+    # Trials that go on may write into what is being removed.
     farm.results.rename(farm.folder / "gone")
     shutil.rmtree(farm.folder / "gone", ignore_errors=True)
-    farm.open_gate(60)
-    # The workers read the code from a folder that both machines share.
-    second = farm.scheduler(
-        "--take-over", f"{storage}/search", "--journal-release", release, results=elsewhere
-    )
-    assert second.ends(150) == 0, farm
-    farm.nothing_is_missing_or_doubled(6, 60, results=elsewhere)
-    repeated = [len(done) - len(set(done)) for done in farm.steps().values()]
+
+
+def start_elsewhere(farm: FarmService, *options: str) -> subprocess.Popen[bytes]:
+    """Start a scheduler with another results folder, as on another machine."""
+    farm.results = farm.folder / f"elsewhere-{len(list(farm.folder.glob('elsewhere-*')))}"
+    farm.results.mkdir()
+    return farm.start_scheduler("--results", str(farm.results), *options)
+
+
+def submit_again(farm: FarmService, name: str) -> None:
+    script = farm.folder / "laptop" / name / "search.py"
+    farm.tunemq("submit", str(script), "--name", name, "--detach")
+
+
+@pytest.mark.parametrize("release", ["store", pytest.param("local", marks=pytest.mark.soak)])
+def test_f03_another_machine_takes_over_and_no_reported_result_is_lost(farm, storage, release):
+    options = ("--store", storage, "--journal-release", release)
+    farm.start_scheduler(*options)
+    farm.add_worker("one")
+    farm.add_worker("two")
+    # The gate: none of the first four ends before, and none of the others is just being started.
+    search = {"trials": 6, "steps": 60, "save_every": 5, "step_s": 0.1, "has_gate": True}
+    farm.submit(Search(name="search", failures=0, **search))
+    farm.open_gate("search", 40)
+    farm.wait_for_steps("search", 4, 25)
+    lose_the_machine(farm)
+    farm.open_gate("search", 60)
+    start_elsewhere(farm, *options, "--take-over", f"{storage}/search")
+    submit_again(farm, "search")
+    farm.wait_for("search", "FINISHED", within=150)
+    farm.check_results("search")
+    repeated = [len(done) - len(set(done)) for done in farm.steps("search").values()]
     if release == "store":  # what was not copied was still with the workers
         assert repeated == [0] * 6, farm
+
+
+def test_f03_a_lost_search_keeps_its_trials_and_the_queue_until_it_is_submitted(farm, storage):
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one")
+    farm.submit(Search(name="lost", trials=2, steps=40, save_every=5, has_gate=True))
+    farm.open_gate("lost", 20)
+    farm.wait_for_steps("lost", 2, 20)
+    lose_the_machine(farm)
+    start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/lost")
+    farm.submit(Search(name="other", trials=2, steps=3))
+    farm.wait_for("other", "RUNNING")
+    farm.open_gate("lost", 30)
+    farm.wait_for_steps("lost", 2, 30)
+    eventually(lambda: "lost" in farm.tunemq("why", "other"), within=30, message=lambda: str(farm))
+    assert not farm.steps("other")
+    submit_again(farm, "lost")
+    farm.open_gate("lost", 40)
+    for name in ("lost", "other"):
+        farm.wait_for(name, "FINISHED")
+        farm.check_results(name)
 
 
 class MakesFolder:
@@ -84,17 +118,19 @@ class MakesFolder:
         return os.mkdir, (str(self.path),)
 
 
-def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(
-    farm, storage, elsewhere, minio, bucket
-):
+def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(farm, storage, minio, bucket):
     keys = key_folder(farm.folder / "keys").path
-    with_keys = ("--keys", str(keys / "scheduler.toml"))
-    farm.worker("one", 2, "--keys", str(keys / "worker.toml"))
-    first = farm.scheduler(*with_keys, trials=2, steps=120, step_s=0.05, storage=storage)
-    farm.wait_for_steps(2, 20, within=90)
-    first.kill()
-    farm.results.rename(farm.folder / "gone")
-    trace, take_over = farm.folder / "trace", ("--take-over", f"{storage}/search", *with_keys)
+    files = {"head": "scheduler", "laptop": "ann", "one": "worker"}
+    farm.of_home = {
+        home: {**minio.environ, "TUNEMQ_KEYS": str(keys / f"{file}.toml")}
+        for home, file in files.items()
+    }
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one")
+    farm.submit(Search(name="search", trials=2, steps=120, step_s=0.05))
+    farm.wait_for_steps("search", 2, 20)
+    lose_the_machine(farm)
+    trace, take_over = farm.folder / "trace", ("--take-over", f"{storage}/search")
     with minio.objects(bucket, "searches/search") as objects:
         honest = {
             one.key: objects.get_bytes(one.key, limit=2**24)
@@ -106,9 +142,14 @@ def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(
         with Journal.create(farm.folder / "journal", HEADER) as journal:
             journal.append([m.Entry(m.ConfigSuggested(0, "abc_00000", packed, "", {"cpu": 1.0}))])
             assert JournalCopy(journal, objects, journal_seal()).close(60)
-        refused = farm.scheduler(*take_over, results=elsewhere)
-        assert refused.ends() == 1, farm
-        assert "not to be trusted" in refused.said
+        start_elsewhere(farm, "--store", storage, *take_over)
+        submit_again(farm, "search")
+        eventually(
+            lambda: "not to be trusted" in farm.run("show", "search").stdout,
+            within=60,
+            message=lambda: str(farm),
+        )
+        farm.kill_scheduler()
         # Beside the scheduler's own copy a planted Tuner changes nothing.
         objects.delete([one.key for one in objects.list("journal/")])
         for key, content in honest.items():
@@ -116,82 +157,91 @@ def test_s07_take_over_with_keys_runs_nothing_of_a_forged_journal(
         planted = msgspec.msgpack.decode(honest["tuner.pkl"])
         planted["param_space"] = [pickle.dumps(MakesFolder(trace)), ""]
         objects.put_bytes("tuner.pkl", msgspec.msgpack.encode(planted))
-    second = farm.scheduler(*take_over, results=farm.folder / "third")
-    assert second.ends(120) == 0, farm
-    farm.nothing_is_missing_or_doubled(2, 120, results=farm.folder / "third")
+    start_elsewhere(farm, "--store", storage, *take_over)
+    submit_again(farm, "search")
+    eventually(
+        lambda: "FINISHED" in farm.run("show", "search").stdout,
+        within=120,
+        message=lambda: str(farm),
+    )
+    farm.check_results("search")
     assert not trace.exists()
 
 
 @pytest.mark.soak
-def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage, elsewhere):
-    farm.worker("one")
-    first = farm.scheduler(trials=2, steps=150, step_s=0.05, storage=storage)
-    farm.wait_for_steps(2, 5, within=60)
-    refused = farm.scheduler("--take-over", f"{storage}/search", results=elsewhere)
-    assert refused.ends() == 75, farm
-    assert f"process {first.process.pid}" in refused.said
-    assert not elsewhere.exists()
-    assert first.ends(60) == 0, farm
-    farm.nothing_is_missing_or_doubled(2, 150)
+def test_f03_a_take_over_is_refused_while_the_lease_is_alive(farm, storage):
+    first = farm.start_scheduler("--store", storage)
+    farm.add_worker("one")
+    farm.submit(Search(name="search", trials=2, steps=150, step_s=0.05))
+    farm.wait_for_steps("search", 2, 5)
+    results = farm.results
+    refused = start_elsewhere(farm, "--store", storage, "--take-over", f"{storage}/search")
+    assert refused.wait(60) == 75, farm
+    assert f"process {first.pid}" in farm.said()
+    farm.scheduler, farm.results = first, results
+    farm.wait_for("search", "FINISHED")
+    farm.check_results("search")
 
 
 @pytest.mark.soak
-def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothing(
-    farm, storage, elsewhere
-):
-    """It was stopped, not dead; its machine, its folder and its lock are its own still."""
-    farm.worker("one")
-    farm.worker("two")
-    options = {"trials": 6, "steps": 250, "save_every": 10, "step_s": 0.1, "storage": storage}
-    zombie = farm.scheduler("--journal-release", "store", **options)
-    farm.wait_for_steps(4, 15, within=90)
-    zombie.send(signal.SIGSTOP)
-    before = files_of(farm.results)
-    successor = farm.scheduler(
-        "--take-over", f"{storage}/search", "--journal-release", "store", results=elsewhere
-    )
-    eventually(lambda: list(elsewhere.glob("search/*/result.json")), within=60)
-    count = {number: len(done) for number, done in farm.steps().items()}
-    zombie.send(signal.SIGCONT)
-    assert zombie.ends() == 75, farm
-    assert "another one took its place" in zombie.said
-    assert f"process {successor.process.pid}" in zombie.said
-    after = files_of(farm.results)
+def test_f03_a_scheduler_that_wakes_after_its_successor_has_begun_changes_nothing(farm, storage):
+    """It was stopped, not dead; its machine and its folder are its own still."""
+    options = ("--store", storage, "--journal-release", "store")
+    zombie = farm.start_scheduler(*options)
+    farm.add_worker("one")
+    farm.add_worker("two")
+    search = {"trials": 6, "steps": 250, "save_every": 10, "step_s": 0.1}
+    farm.submit(Search(name="search", failures=0, **search))
+    farm.wait_for_steps("search", 4, 15)
+    zombie.send_signal(signal.SIGSTOP)
+    results = farm.results
+    successor = start_elsewhere(farm, *options, "--take-over", f"{storage}/search")
+    submit_again(farm, "search")
+    eventually(lambda: list(farm.results.glob("search/*/result.json")), within=90)
+    before = files_of(results)
+    count = {number: len(done) for number, done in farm.steps("search").items()}
+    zombie.send_signal(signal.SIGCONT)
+    assert zombie.wait(60) == 75, farm
+    assert "another one took its place" in farm.said()
+    assert f"process {successor.pid}" in farm.said()
+    after = files_of(results)
     changed = {name for name in before.keys() | after if before.get(name) != after.get(name)}
     assert not {name for name in changed if "journal" in name}, changed
-    farm.wait_for_steps(4, max(count.values()) + 5, within=60)  # trials go on undisturbed
-    again = farm.scheduler("--journal-release", "store")  # on the zombie's machine
-    assert again.ends() == 75, farm
-    assert successor.ends(150) == 0, farm
-    farm.nothing_is_missing_or_doubled(6, 250, results=elsewhere)
-    assert farm.steps() == {number: list(range(1, 251)) for number in range(6)}
+    farm.wait_for_steps("search", 4, max(count.values()) + 5)  # trials go on undisturbed
+    farm.wait_for("search", "FINISHED", within=150)
+    farm.check_results("search")
+    farm.check_steps("search")
     # The folder that was left behind is not the newest any more, and says so.
-    behind = farm.scheduler("--journal-release", "store")
-    assert behind.ends() == 75, farm
-    assert "went on elsewhere" in behind.said
-    assert farm.redis.client.get(wire.SCHEDULER) is None
+    farm.kill_scheduler()
+    farm.results = results
+    farm.start_scheduler(*options)
+    eventually(lambda: "went on elsewhere" in farm.said(), within=60, message=lambda: str(farm))
 
 
 def test_a_journal_release_that_needs_a_store_is_refused_without_one(farm):
-    refused = farm.scheduler("--journal-release", "store", trials=1)
-    assert refused.ends() == 64
-    assert "storage_path='s3://" in refused.said
+    assert farm.start_scheduler("--journal-release", "store").wait(60) == 64
+    assert "--store s3://" in farm.said()
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [("/somewhere", "s3://bucket/prefix/name"), ("{}/nothing", "no farm ran a search there")],
+)
+def test_a_take_over_of_what_is_not_there_says_so(farm, storage, address, said):
+    refused = farm.start_scheduler("--store", storage, "--take-over", address.format(storage))
+    assert refused.wait(60) == 64, farm
+    assert said in farm.said()
+    assert farm.redis.client.get(wire.SCHEDULER) is None
 
 
 @pytest.mark.soak
-def test_a_take_over_of_what_is_not_there_says_so(farm, storage, elsewhere):
-    refused = farm.scheduler(
-        "--take-over", f"{storage}/nothing", results=elsewhere, trials=1, storage=storage
-    )
-    assert refused.ends() == 64, farm
-    assert "is no experiment" in refused.said
-
-
-@pytest.mark.soak
-def test_an_experiment_that_is_only_in_the_store_is_not_begun_anew(farm, storage, elsewhere):
-    farm.worker("one")
-    assert farm.scheduler(trials=1, steps=3, step_s=0.01, storage=storage).ends(60) == 0, farm
-    assert not farm.all_of(m.NodeLost)
-    refused = farm.scheduler(results=elsewhere)
-    assert refused.ends() == 64, farm
-    assert f"--take-over {storage}/search" in refused.said
+def test_an_experiment_that_is_only_in_the_store_is_not_begun_anew(farm, storage):
+    farm.start_scheduler("--store", storage)
+    farm.add_worker("one")
+    farm.submit(Search(name="search", trials=1, steps=3))
+    farm.wait_for("search", "FINISHED")
+    lose_the_machine(farm)
+    start_elsewhere(farm, "--store", storage)
+    submit_again(farm, "search")
+    row = farm.wait_for("search", "FAILED")
+    assert f"--take-over {storage}/search" in row.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_processes import Farm, farms
+from tests.farm_service import FarmService, Search, farm_service
 from tests.support import eventually
+from tunemq_scheduler.farm.record import read_record
 from tunemq_shared import messages as m
 from tunemq_shared import wire
 
@@ -20,80 +22,92 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
 AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
 #: A new command runs on every node so soon after Redis *and* a scheduler are there; on a machine
-#: that does other things, at last.
-BACK_WITHIN_S, BACK_AT_LAST_S = 2.0, 60.0
+#: that does other things, at last. The search's process has to start, too.
+BACK_WITHIN_S, BACK_AT_LAST_S = 5.0, 60.0
+#: What is asked at every result has every step wait for a command.
+LOCK_STEP = "def stops_nothing(trial_id, result):\n    return False\n"
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Farm]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., FarmService]]:
     """Starts a farm of so many workers, each with a trial that waits for a command at each step.
 
     Trials wait behind step 6 until the test opens their gate, when what disturbs them is there.
     """
-    made: list[Iterator[Farm]] = []
+    with contextlib.ExitStack() as farms:
 
-    def make(workers: int, steps: int, redis: tuple[str, ...] = ()) -> Farm:
-        made.append(farms(tmp_path, redis))
-        farm = next(made[-1])
-        for number in range(workers):
-            farm.worker(f"w{number}", 1)
-        farm.scheduler(trials=workers, steps=steps, step_s=0.05, lock_step=True, gate=6)
-        farm.wait_for_steps(workers, 3, within=60)
-        return farm
+        def make(workers: int, steps: int, redis: tuple[str, ...] = ()) -> FarmService:
+            farm = farms.enter_context(farm_service(tmp_path, redis_options=redis))
+            for number in range(workers):
+                farm.add_worker(f"w{number}", 1)
+            farm.submit(
+                Search(
+                    name="search",
+                    trials=workers,
+                    steps=steps,
+                    step_s=0.05,
+                    save_every=1000,
+                    failures=0,
+                    has_gate=True,
+                    code=LOCK_STEP,
+                    run="stop=stops_nothing,",
+                )
+            )
+            farm.open_gate("search", 6)
+            farm.wait_for_steps("search", workers, 3)
+            return farm
 
-    yield make
-    for one in made:
-        next(one, None)
+        yield make
 
 
-def holds_the_farm(farm: Farm) -> bool:
+def holds_the_farm(farm: FarmService) -> bool:
     """Whether a scheduler has the lease that was not killed."""
     about = farm.redis.client.get(wire.SCHEDULER) or b""
     return about.startswith(b"%s:" % (farm.redis.client.get(wire.TERM) or b"none")) and (
-        f'"pid":{farm.schedulers[-1].process.pid}'.encode() in about.replace(b" ", b"")
+        f'"pid":{farm.scheduler.pid}'.encode() in about.replace(b" ", b"")
     )
 
 
-def goes_on(farm: Farm) -> float:
+def goes_on(farm: FarmService) -> float:
     """Start a scheduler; returns how long a command takes to run on every node from then on.
 
     That is, from when it has the farm: before that its interpreter loads our modules. The gate is
     to hold the trials before their end: a search that is over is seen with no farm.
     """
-    before = {number: len(done) for number, done in farm.steps().items()}
-    farm.scheduler()
+    before = {number: len(done) for number, done in farm.steps("search").items()}
+    farm.start_scheduler()
     eventually(lambda: holds_the_farm(farm), within=60, message=lambda: str(farm))
     since = time.monotonic()
     eventually(
         # One that was ordered before may have been under way.
-        lambda: all(len(done) >= before[number] + 2 for number, done in farm.steps().items()),
+        lambda: all(len(done) >= before[one] + 2 for one, done in farm.steps("search").items()),
         within=BACK_AT_LAST_S,
-        message=lambda: f"{before} {farm.steps()}{farm}",
+        message=lambda: f"{before} {farm.steps('search')}{farm}",
     )
     return time.monotonic() - since
 
 
-def wait_for_silence(farm: Farm, quiet_s: float = 0.5) -> None:
+def wait_for_silence(farm: FarmService, quiet_s: float = 0.5) -> None:
     """Wait until no trial has executed a step for so long."""
-    last, since = farm.steps(), time.monotonic()
+    last, since = farm.steps("search"), time.monotonic()
 
     def is_silent() -> bool:
         nonlocal last, since
-        if (now := farm.steps()) != last:
+        if (now := farm.steps("search")) != last:
             last, since = now, time.monotonic()
         return time.monotonic() > since + quiet_s
 
     eventually(is_silent, message=lambda: str(farm))
 
 
-def kill(farm: Farm) -> None:
+def kill(farm: FarmService) -> None:
     """Kill Redis."""
     farm.redis.client.close()
     farm.redis.process.kill()
     farm.redis.process.wait()
 
 
-def fail(farm: Farm, how: str, away_s: float) -> None:
+def fail(farm: FarmService, how: str, away_s: float) -> None:
     """Have Redis be away for so long."""
     redis = farm.redis
     if how == "wiped":
@@ -110,41 +124,40 @@ def fail(farm: Farm, how: str, away_s: float) -> None:
         redis.start()
 
 
-def ends_well(farm: Farm, workers: int, steps: int, within: float = 60.0) -> None:
+def ends_well(farm: FarmService, within: float = 60.0) -> None:
     """Wait for the end, and check that nothing is missing, doubled or repeated."""
-    assert farm.schedulers[-1].ends(within) == 0, farm
-    farm.nothing_is_missing_or_doubled(workers, steps)
-    for number, done in farm.steps().items():
-        assert done == list(range(1, steps + 1)), f"a step of {number} was repeated: {done}"
-    strange = farm.all_of(m.HostDied) + farm.all_of(m.NodeLost)
+    farm.wait_for("search", "FINISHED", within)
+    farm.check_results("search")
+    farm.check_steps("search")
+    strange = farm.events("search", m.HostDied) + farm.events("search", m.NodeLost)
     assert not strange, f"{strange}{farm}"
 
 
 def test_f05_a_redis_that_is_killed_while_there_is_no_scheduler_loses_nothing(start):
     farm = start(workers=2, steps=30)
-    farm.schedulers[0].kill()
-    farm.open_gate(12)
+    farm.kill_scheduler()
+    farm.open_gate("search", 12)
     fail(farm, "data lost", 0.5)
     print(f"a command ran after {goes_on(farm):.2f} s")
-    farm.open_gate(30)
-    ends_well(farm, 2, 30)
+    farm.open_gate("search", 30)
+    ends_well(farm)
 
 
 def test_f05_a_redis_that_lost_its_last_second_while_there_is_no_scheduler_is_noticed(start):
     farm = start(workers=1, steps=25, redis=AOF)
-    (stream,) = farm.redis.client.keys(wire.events("*"))
-    farm.schedulers[0].send(signal.SIGSTOP)
-    farm.open_gate(12)
+    stream = read_record(str(farm.results / "search")).events_key
+    farm.scheduler.send_signal(signal.SIGSTOP)
+    farm.open_gate("search", 12)
     wait_for_silence(farm)  # the last step is reported to nobody, and no other one is ordered
     eventually(lambda: farm.redis.client.xlen(stream), message=lambda: str(farm))
-    farm.schedulers[0].kill()
+    farm.kill_scheduler()
     kill(farm)
     kept = farm.folder / "appendonly.aof"
     os.truncate(kept, kept.read_bytes().rindex(b"XADD"))
     farm.redis.start()
     goes_on(farm)
-    farm.open_gate(25)
-    ends_well(farm, 1, 25)
+    farm.open_gate("search", 25)
+    ends_well(farm)
 
 
 @pytest.mark.soak
@@ -157,13 +170,13 @@ def test_f05_ten_outages_without_a_scheduler_lose_nothing(start, how, away_s):
     took = []
     for _ in range(10):
         time.sleep(chance.uniform(0, 0.5))  # the moment of the fault is what is random
-        farm.schedulers[-1].kill()
+        farm.kill_scheduler()
         # So many at most in each round: after ten there are some left, however slow the test is.
-        farm.open_gate(max(map(len, farm.steps().values())) + 35)
+        farm.open_gate("search", max(map(len, farm.steps("search").values())) + 35)
         time.sleep(chance.uniform(0, 0.5))
         fail(farm, how, away_s)
         took.append(goes_on(farm))
-    farm.open_gate(400)
+    farm.open_gate("search", 400)
     print(f"{how}, away for {away_s} s: a command ran after {sorted(took)}")
-    ends_well(farm, 3, 400, within=300)
+    ends_well(farm, 300)
     assert max(took) < BACK_WITHIN_S, sorted(took)

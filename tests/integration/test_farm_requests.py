@@ -254,10 +254,10 @@ def test_a_farm_without_a_scheduler_is_told_with_what_starts_one(server, client)
     assert server.client.xlen(wire.REQUESTS) == 0
 
 
-def test_a_scheduler_that_runs_a_script_takes_no_requests(server, client, tmp_path):
+def test_a_scheduler_that_has_not_announced_itself_takes_no_requests(server, client, tmp_path):
     server.client.set(wire.SCHEDULER, "8:token:0:{}")
     server.client.execute_command(*announcing(7))
-    with pytest.raises(NoScheduler, match="runs a script's search"):
+    with pytest.raises(NoScheduler, match="no scheduler runs"):
         client.farm()
 
 

@@ -131,7 +131,7 @@ import msgspec
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_shared.prctl import keep_memory_private
 keep_memory_private()
-print(msgspec.json.encode(Holder.this_process("search")).decode(), flush=True)
+print(msgspec.json.encode(Holder.this_process()).decode(), flush=True)
 input()
 """
 _LOOKS = """

@@ -24,6 +24,9 @@ from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.link import Outcome
 from tunemq_scheduler.farm.relay.process import ERRORS, OUTPUT
 from tunemq_shared.answers import Done, ExperimentDetail, Refusal
+from tunemq_shared.blob_store import open_blobs
+from tunemq_shared.bundles import bundle
+from tunemq_shared.requests import ScriptCode
 
 pytestmark = pytest.mark.integration
 _REPOSITORY = Path(__file__).parents[2]
@@ -52,7 +55,17 @@ def job(farm: Farm, code: str = str(SCRIPT), **options: object) -> r.Job:
     (farm.folder / "options.json").write_text(
         json.dumps({"executed": str(farm.folder / "executed"), **options})
     )
-    return r.Job(name="search", results=str(farm.results), code=code, term=0, prefix="ab12c")
+    farm.results.mkdir(exist_ok=True)
+    with open_blobs(str(farm.results)) as blobs:
+        packed = ScriptCode(bundle=bundle(Path(code), blobs), script=Path(code).name)
+    return r.Job(
+        name="search",
+        results=str(farm.results),
+        code=packed,
+        term=0,
+        prefix="ab12c",
+        folder_for_code=str(farm.folder / "code"),
+    )
 
 
 def script(farm: Farm, body: str) -> str:

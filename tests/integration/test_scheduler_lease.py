@@ -35,8 +35,6 @@ def redis(tmp_path: Path) -> Iterator[TcpRedis]:
 
 #: However busy a machine is, nobody takes so long to renew a lease.
 LONG_S = 30.0
-#: And a look is believed for so long.
-FRESH_S = 0.5
 
 
 @pytest.fixture
@@ -44,12 +42,10 @@ def claim(redis, monkeypatch):
     """Claims the lease for this process, or for one that `holder` describes."""
     monkeypatch.setattr(lease_module, "TTL_S", LONG_S)
     monkeypatch.setattr(lease_module, "PERIOD_S", 0.1)
-    monkeypatch.setattr(lease_module, "_FRESH_S", FRESH_S)
-    monkeypatch.setattr(lease_module, "_LOOK_WITHIN_S", LONG_S)
     leases = []
 
     def claim(at_least: int = 1, holder: Holder | None = None) -> SchedulerLease:
-        lease = SchedulerLease(redis.url, holder or Holder.this_process("search"))
+        lease = SchedulerLease(redis.url, holder or Holder.this_process())
         leases.append(lease)
         lease.claim(at_least, lambda _text: None)
         return lease
@@ -97,15 +93,15 @@ def test_a_wiped_redis_makes_no_term_go_back(claim, redis):
 
 
 def test_a_living_holder_is_named_to_whoever_wants_its_place(claim):
-    claim(holder=elsewhere(Holder.this_process("search")))
-    with pytest.raises(SchedulerSuperseded, match=rf"process {os.getpid()} on elsewhere.*search"):
+    claim(holder=elsewhere(Holder.this_process()))
+    with pytest.raises(SchedulerSuperseded, match=rf"process {os.getpid()} on elsewhere"):
         claim()
 
 
 def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redis):
     dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     born = int(Path(f"/proc/{dead.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    holder = msgspec.structs.replace(Holder.this_process("x"), pid=dead.pid, born=born)
+    holder = msgspec.structs.replace(Holder.this_process(), pid=dead.pid, born=born)
     lease = SchedulerLease(redis.url, holder)
     lease.claim(1, lambda _text: None)
     assert not holder.is_gone
@@ -113,7 +109,7 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redi
     dead.communicate()
     assert holder.is_gone
     # It renews no more, as it would not if it were that process.
-    lease._is_closed = True
+    lease._closed.set()
     lease._thread.join()
     monotonic = time.monotonic()
     assert claim().term > lease.term
@@ -124,29 +120,30 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_free_at_once(claim, redi
 def test_the_lease_of_a_silent_process_elsewhere_is_free_when_it_has_run_out(
     claim, redis, monkeypatch
 ):
-    silent = claim(holder=elsewhere(Holder.this_process("search")))
+    silent = claim(holder=elsewhere(Holder.this_process()))
     assert 0 < redis.client.pttl(wire.SCHEDULER) <= 1000 * LONG_S
     freeze(silent, monkeypatch)
     successor = claim()
     assert successor.term > silent.term
 
 
-def test_whoever_was_replaced_notices_before_it_acts(claim, monkeypatch):
-    zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
-    zombie.check()
+def test_whoever_was_replaced_knows_it_at_its_next_look(claim, monkeypatch):
+    zombie = claim(holder=elsewhere(Holder.this_process(), "zombie"))
     look = zombie._look
     freeze(zombie, monkeypatch)
-    successor = claim(holder=elsewhere(Holder.this_process("search"), "successor"))
-    monkeypatch.setattr(zombie, "_look", look)
-    # A lease does not run out before the last look at it is too old to be believed.
-    eventually(lambda: time.monotonic() - zombie._looked_at > FRESH_S)
+    successor = claim(holder=elsewhere(Holder.this_process(), "successor"))
+    zombie.check_known()
+    proven_at = zombie.proven_at
+    look()
+    assert zombie.proven_at == proven_at
     with pytest.raises(SchedulerSuperseded, match="on successor"):
-        zombie.check()
-    successor.check()
+        zombie.check_known()
+    zombie._thread.join()  # nobody looks any more
+    successor.check_known()
 
 
 def test_what_a_replaced_one_writes_to_redis_is_not_done(claim, redis, monkeypatch):
-    zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
+    zombie = claim(holder=elsewhere(Holder.this_process(), "zombie"))
     line = RedisLine(redis.url)
     line.connect()
     commands = [("HSET", "reply", "f", 1), ("EXPIRE", b"reply", "60")]
@@ -160,24 +157,6 @@ def test_what_a_replaced_one_writes_to_redis_is_not_done(claim, redis, monkeypat
     assert line.ask([successor.guarded([("DEL", "reply")])]) == [1]
     assert not redis.client.exists("reply")
     line.close()
-
-
-def test_what_is_known_of_a_successor_is_said_without_a_look(claim, monkeypatch):
-    zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
-    look = zombie._look
-    freeze(zombie, monkeypatch)
-    claim(holder=elsewhere(Holder.this_process("search"), "successor"))
-    zombie.check_known()
-    look()
-    with pytest.raises(SchedulerSuperseded, match="on successor"):
-        zombie.check_known()
-    # Nobody looks any more, and nobody waits for a look.
-    zombie._thread.join()
-    eventually(lambda: time.monotonic() - zombie._looked_at > FRESH_S)
-    began = time.monotonic()
-    with pytest.raises(SchedulerSuperseded, match="on successor"):
-        zombie.check()
-    assert time.monotonic() - began < LONG_S / 2
 
 
 def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(claim, redis):
@@ -217,37 +196,38 @@ def test_of_several_streams_those_that_are_not_the_next_ones_own_are_deleted(cla
 
 
 def test_a_wiped_redis_does_not_bring_a_replaced_one_back(claim, redis, monkeypatch):
-    zombie = claim(holder=elsewhere(Holder.this_process("search"), "zombie"))
+    zombie = claim(holder=elsewhere(Holder.this_process(), "zombie"))
     look = zombie._look
     freeze(zombie, monkeypatch)
-    successor = claim(holder=elsewhere(Holder.this_process("search"), "successor"))
+    successor = claim(holder=elsewhere(Holder.this_process(), "successor"))
     redis.client.flushall()
     monkeypatch.setattr(zombie, "_look", look)
     eventually(lambda: redis.client.get(wire.TERM) == str(successor.term).encode())
     eventually(lambda: zombie._successor is not None)
     with pytest.raises(SchedulerSuperseded):
-        zombie.check()
-    successor.check()
+        zombie.check_known()
+    successor.check_known()
 
 
 def test_a_redis_that_is_away_stops_nobody(claim, redis):
     lease = claim()
     redis.process.kill()
     redis.process.wait()
-    eventually(lambda: time.monotonic() - lease._looked_at > FRESH_S + 0.1)
-    lease.check()
+    away_at = time.monotonic()
+    eventually(lambda: lease.proven_at > away_at)
+    lease.check_known()
 
 
 def test_without_redis_there_is_no_lease(redis):
     redis.end()
-    lease = SchedulerLease(redis.url, Holder.this_process("search"))
+    lease = SchedulerLease(redis.url, Holder.this_process())
     with pytest.raises(WireUnavailable):
         lease.claim(1, lambda _text: None)
     lease.close()
 
 
 def test_a_lease_that_was_given_back_is_free_at_once(claim, redis):
-    lease = claim(holder=elsewhere(Holder.this_process("search")))
+    lease = claim(holder=elsewhere(Holder.this_process()))
     lease.close()
     assert redis.client.get(wire.SCHEDULER) is None
     started = time.monotonic()

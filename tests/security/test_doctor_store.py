@@ -6,12 +6,10 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from tests import store_roles
 from tests.examined_farm import ExaminedFarm, farm
@@ -22,7 +20,6 @@ from tunemq_scheduler.security.doctor import examination
 from tunemq_scheduler.security.doctor.examination import Patient
 from tunemq_scheduler.security.findings import Level
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
-from tunemq_shared import wire
 
 __all__ = ["farm"]
 
@@ -216,18 +213,6 @@ def test_doctor_with_a_store_that_never_ends_its_answer_reports_it_in_time(
     (finding,) = examination.check_store(f"s3://tunemq/farm?endpoint=http://127.0.0.1:{mute}", farm)
     assert (finding.check, finding.level) == ("store", Level.PROBLEM)
     assert "store unreachable" in finding.what
-
-
-def test_doctor_beside_the_scheduler_of_a_script_warns(farm: ExaminedFarm):
-    """It lives, and cannot be asked."""
-    url = f"{farm.redis.url[:-1]}6"
-    with closing(redis.Redis.from_url(url)) as client:
-        client.set(wire.SCHEDULER, "1:somebody", ex=60)
-        found = farm.examined("--redis", url, "--store", farm.store)
-        client.flushdb()
-    (scheduler,) = found.of("scheduler")
-    assert scheduler.level is Level.WARNING
-    assert "runs a script's search" in scheduler.what
 
 
 def test_doctor_with_a_silent_node_reports_it(farm: ExaminedFarm):

@@ -241,7 +241,7 @@ def test_s07_tuner_comes_from_the_signed_copy_and_not_from_beside_it(
 def test_s07_forged_record_of_the_last_run_is_refused(
     objects: ObjectStore, tmp_path: Path, seal: Seal
 ):
-    record = RunRecord(holder=Holder.this_process("digits"), term=1, run=1, is_warm=False)
+    record = RunRecord(holder=Holder.this_process(), term=1, run=1, is_warm=False)
     store_record(objects, record, seal)
     assert stored_record(objects, seal) == record
     for forger in (journal_seal(), journal_seal([a_key()])):

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from tests.keys import key_folder, of_scheduler
-from tunemq_scheduler.farm.service import Wanted
 from tunemq_scheduler.farm.serving import Service
 from tunemq_scheduler.farm.supervisor import Farm
 from tunemq_scheduler.security.doctor.examination import Patient
@@ -37,7 +36,6 @@ class _Folder:
 
 
 HOLDERS: dict[str, Any] = {
-    "Wanted": Wanted(url=URL, script="search.py"),
     "Service": Service(url=URL),
     "handler.Service": handler.Service(_Folder(), None, None, SECRET, None),  # type: ignore[arg-type]
     "Farm": Farm(url=URL, address="rediss://10.0.0.1:6379/0", results="/r", store="/r"),

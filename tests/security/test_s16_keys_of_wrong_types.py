@@ -142,7 +142,7 @@ def test_s16_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp
 def test_s16_farm_whose_keys_had_other_types_gets_its_scheduler(server, key, kind):
     put(server.client, key, kind)
     refuse_unsigned(server.url, LiveKeys.none(), is_insecure=False, tell=print)
-    lease = SchedulerLease(server.url, Holder.this_process("farm"))
+    lease = SchedulerLease(server.url, Holder.this_process())
     try:
         lease.claim(5, print)
         put(server.client, key, kind)

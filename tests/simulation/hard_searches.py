@@ -28,7 +28,6 @@ from tunemq_scheduler.core.settings import ALONE, EXCLUDE_NODE, LogRule, RunnerS
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
-from tunemq_scheduler.farm.executor import _waiting
 from tunemq_scheduler.farm.relay.teller import Teller
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.resuming import Retelling
@@ -460,8 +459,18 @@ class HardSearch:
         elif not runner.nodes:
             yield "There is no worker"
         else:
-            yield from _waiting(runner)
+            for trial in runner.live.values():
+                if trial.status in {PENDING, PAUSED}:
+                    yield from self._obstacles(trial)
         yield from self.view.notes
+
+    def _obstacles(self, trial: Trial) -> Iterator[str]:
+        """Why no node can hold a trial."""
+        runner = self.loop.runner
+        if why := runner.placement.why_never(trial.resources):
+            yield f"{trial.trial_id} waits for a bigger node: {why}"
+        elif runner.shuns_all(trial):
+            yield f"{trial.trial_id} waits for another node than {trial.excluded}"
 
     def _check_trial(self, trial: Trial, said: list[str]) -> None:
         farm, runner = self.farm, self.loop.runner

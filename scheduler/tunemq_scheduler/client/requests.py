@@ -63,10 +63,6 @@ class _Announced(msgspec.Struct):
     term: int
 
 
-class ScriptScheduler(NoScheduler):
-    """The farm's scheduler runs the search of a script, and takes no requests."""
-
-
 class FarmClient:
     """Somebody who uses a farm.
 
@@ -204,7 +200,7 @@ class FarmClient:
         """What the farm's scheduler announces.
 
         Raises:
-            NoScheduler: it has none, or one that runs a script's search and takes no requests.
+            NoScheduler: it has none.
             WireUnavailable: Redis cannot be reached.
         """
         deadline = time.monotonic() + _SEEN_WITHIN_S
@@ -215,15 +211,9 @@ class FarmClient:
             if time.monotonic() > deadline:
                 break
             time.sleep(_RETRY_S)
-        at = f"the farm at {self._line.address}"
-        if lease is None:
-            raise NoScheduler(
-                f"no scheduler runs on {at}. Start one on the farm's head: tunemq scheduler"
-                " --redis URL"
-            )
-        raise ScriptScheduler(
-            f"the scheduler of {at} runs a script's search and takes no requests. When that is"
-            " over, start one without a script: tunemq scheduler --redis URL"
+        raise NoScheduler(
+            f"no scheduler runs on the farm at {self._line.address}. Start one on the farm's head:"
+            " tunemq scheduler --redis URL"
         )
 
     def _own_name(self) -> str:

@@ -8,7 +8,7 @@ from tunemq_scheduler.executors.mailbox import Orders
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.node_wire import NodeWire
-from tunemq_scheduler.executors.redis_link import Backing, Guard
+from tunemq_scheduler.executors.redis_link import Backing
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.errors import BugError, WireError
@@ -20,7 +20,7 @@ class CeleryTrialExecutor(MailedOrders):
     """The backend of real experiments: a `NodeWire` of its own.
 
     Args:
-        url, term, guard, backing, connect_within, keys: see `NodeWire`.
+        url, term, backing, connect_within, keys: see `NodeWire`.
     """
 
     def __init__(
@@ -28,14 +28,13 @@ class CeleryTrialExecutor(MailedOrders):
         url: str,
         *,
         term: int,
-        guard: Guard | None = None,
         backing: Backing | None = None,
         connect_within: float = 10.0,
         keys: LiveKeys | None = None,
     ) -> None:
         super().__init__()
         self._wire = NodeWire(
-            url, term=term, guard=guard, backing=backing, connect_within=connect_within, keys=keys
+            url, term=term, backing=backing, connect_within=connect_within, keys=keys
         )
         self._client: WireClient | None = None
 

@@ -372,11 +372,6 @@ class NodeWire:
         """Whether nobody can be told anything."""
         return self._redis.is_away
 
-    @property
-    def has_nodes(self) -> bool:
-        """Whether any node is there."""
-        return any(node.is_joined and node.is_heard for node in self._roster.nodes.values())
-
     def hosted(self, incarnation: str) -> int:
         """How many trials a node is to host, of all experiments."""
         node = self._roster.nodes.get(incarnation)

@@ -1,9 +1,10 @@
-"""``tunemq scheduler``: serves a farm, or runs one script's search on it in the foreground."""
+"""``tunemq scheduler``: serves a farm."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from typing import NoReturn
 
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.key_files import KEYS_VARIABLE
@@ -19,22 +20,13 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         description="Serves a farm until it is told to stop: takes searches from `tunemq submit`,"
         " keeps them in a queue, and runs as many as there is room for, each in a process of its"
         " own, on all workers of the same Redis. Ctrl-C, SIGTERM or any other end: trials run on,"
-        " and the same command takes them over."
-        " With a SCRIPT it runs that search alone, in the foreground (the part of the script under"
-        ' `if __name__ == "__main__"` does not run), and the same command goes on with it; then'
-        " Ctrl-C or SIGTERM stop every trial and save everything.",
-        epilog="Exit codes: 0 it was told to stop, or the search is over; 1 it could not go on;"
-        " 64 something given is of no use; 69 Redis cannot be reached; 75 another scheduler runs on"
-        " this farm, has this search, or took it over. With a SCRIPT: 130 Ctrl-C; 143 SIGTERM."
-        " Without --store, code and checkpoints lie in --results, and workers must be able to read"
-        " that folder under the same path: all on one machine, or on a shared file system.",
+        " and the same command takes them over.",
+        epilog="Exit codes: 0 it was told to stop; 1 it could not go on; 64 something given is of"
+        " no use; 69 Redis cannot be reached; 75 another scheduler runs on this farm, or took it"
+        " over. Without --store, code and checkpoints lie in --results, and workers must be able to"
+        " read that folder under the same path: all on one machine, or on a shared file system.",
     )
-    parser.add_argument(
-        "script",
-        metavar="SCRIPT[:NAME]",
-        nargs="?",
-        help="run only this search; NAME of its Tuner, default: tuner",
-    )
+    parser.add_argument("SCRIPT", nargs="?", type=_refuse_script, help=argparse.SUPPRESS)
     parser.add_argument(
         "--redis",
         metavar="URL",
@@ -50,8 +42,7 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--results",
         metavar="DIR",
-        help="the folder of all experiments; default: what the script says, else $TUNEMQ_RESULTS,"
-        " else ~/tunemq_results",
+        help="the folder of all experiments; default: $TUNEMQ_RESULTS, else ~/tunemq_results",
     )
     parser.add_argument(
         "--store",
@@ -80,10 +71,6 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         " again. Addresses, localhost and this machine's own name are answered in any case",
     )
     parser.add_argument(
-        "--name",
-        help="with a SCRIPT: of the experiment, and of its folder; default: its RunConfig.name",
-    )
-    parser.add_argument(
         "--insecure",
         action="store_true",
         help="start although Redis or the store lets others in, or could lose what is in it; what"
@@ -94,24 +81,23 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         choices=("local", "store"),
         default="local",
         help="when workers may forget what they reported: when it is on this machine's disk, or"
-        " when the copy in the search's store has it, too, so that the loss of this machine loses"
-        " nothing",
+        " when the copy in the store has it, too, so that the loss of this machine loses nothing",
     )
     parser.add_argument(
         "--take-over",
-        nargs="?",
-        const="",
         metavar="ADDRESS",
-        help="with a SCRIPT: go on with a search whose scheduler cannot: with the ADDRESS of its"
-        " experiment in a store, such as s3://bucket/prefix/name, from the copy there; without"
-        " one, from this machine's folder although a process that does not answer holds it: that"
-        " is killed. Refused while the scheduler's lease is alive",
+        action="append",
+        default=[],
+        help="continue a search whose scheduler's machine is lost, from the copy at the ADDRESS of"
+        " its experiment in a store, such as s3://bucket/prefix/name, when it is submitted again"
+        " under that name; no other search starts before that, if its trials still run. May be"
+        " given again",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the search.
+    """Serve the farm.
 
     Raises:
         UserError: something given is of no use; says what to do.
@@ -126,30 +112,6 @@ def run(options: argparse.Namespace) -> int:
             "tunemq scheduler: whoever lists this machine's processes sees the password in"
             f" --redis; give the address in ${REDIS_VARIABLE} instead."
         )
-    if options.script is None:
-        return _serve(options, url)
-    _refuse(
-        options,
-        ("store", "settings", "metrics", "metrics_host"),
-        "a farm's service only; leave out SCRIPT, or that",
-    )
-    from tunemq_scheduler.farm.service import Wanted, run_service
-
-    wanted = Wanted(
-        url=url,
-        keys=options.keys,
-        script=options.script,
-        results=options.results,
-        name=options.name,
-        journal_release=options.journal_release,
-        insecure=options.insecure,
-        take_over=options.take_over,
-    )
-    return run_service(wanted)
-
-
-def _serve(options: argparse.Namespace, url: str) -> int:
-    _refuse(options, ("name", "take_over"), "one search only; add its SCRIPT")
     from tunemq_scheduler.farm.serving import Service, serve_farm
 
     service = Service(
@@ -162,12 +124,12 @@ def _serve(options: argparse.Namespace, url: str) -> int:
         insecure=options.insecure,
         metrics=options.metrics,
         metrics_hosts=tuple(options.metrics_host or ()),
+        take_over=tuple(options.take_over),
     )
     return serve_farm(service)
 
 
-def _refuse(options: argparse.Namespace, names: tuple[str, ...], why: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} {value} is for {why}.")
+def _refuse_script(given: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(
+        f"the scheduler takes no script: start it without one and run `tunemq submit {given}`"
+    )

@@ -1,17 +1,16 @@
-"""`WaitsForCopy`: what an executor of a farm holds back until the journal's copy has the reason."""
+"""`WaitsForCopy`: what a farm's executor holds back until the journal's copy has the reason."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
-from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.journal import Journal
 from tunemq_scheduler.journal.copy import JournalCopy
 
 
-class WaitsForCopy(TrialExecutor):
+class WaitsForCopy(ABC):
     """Waits with what cannot be taken back, where the experiment's journal has a copy."""
 
     def __init__(self) -> None:

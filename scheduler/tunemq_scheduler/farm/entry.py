@@ -11,6 +11,8 @@ from tunemq_shared.answers import ExperimentState as State
 from tunemq_shared.requests import Code, Settings
 
 ENTRY_VERSION: Final = 1
+#: How long `Entry.id` is.
+ID_DIGITS: Final = 5
 #: `Entry.retry` for all trials that are in ERROR.
 RETRY_ALL: Final = "*"
 

@@ -8,7 +8,7 @@ events, the same incarnations of trials, nothing started again that runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +18,9 @@ from tunemq_scheduler.carrying import Carriage
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.experiment import Experiment
 from tunemq_scheduler.experiment_view import ExperimentView
-from tunemq_scheduler.farm.backend import Farm, FarmBackend
 from tunemq_scheduler.farm.record import RunRecord, store_record, write_record
+from tunemq_scheduler.farm.relay.executor import RelayedExecutor
+from tunemq_scheduler.farm.relay.farm import RelayedFarm
 from tunemq_scheduler.journal.copy import JournalCopy
 from tunemq_scheduler.opening import (
     EPOCHS_BEYOND,
@@ -54,7 +55,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         release_when_copied: nodes keep what they said until the journal's copy has it.
-        may_kill: a process that holds the experiment and has no right to it is killed.
         options: what becomes of trials of an earlier run.
         prefix: what the ids of trials of a new experiment begin with.
         code_store: the address of the store through which code goes to nodes; by default its own.
@@ -67,7 +67,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     release_when_copied: bool = False
-    may_kill: bool = False
     options: ResumeOptions = ResumeOptions()
     prefix: str = ""
     code_store: str = ""
@@ -82,7 +81,7 @@ class FarmExperiment(Experiment):
 
     Args:
         prepared, storage, resume, keep: see `Experiment`.
-        on: the farm; closed with the run.
+        on: the farm.
         how: how it is run this time.
         is_copy: the journal came from its copy, which may lack the last turns.
         record: of the run before, if there was one in a farm.
@@ -95,7 +94,7 @@ class FarmExperiment(Experiment):
         resume: ResumeOptions | None,
         *,
         keep: Callable[[], None],
-        on: Farm,
+        on: RelayedFarm,
         how: Run,
         is_copy: bool,
         record: RunRecord | None,
@@ -137,10 +136,11 @@ class FarmExperiment(Experiment):
             executor = farm.executor()
             with self._copied(opened, executor):
                 search = self._search(plan, executor, opened)
+                search.when_copied = executor.when_copied
                 self._run(search, executor, opened)
             return search.results()
 
-    def _run(self, search: SearchRun, executor: FarmBackend, opened: Opened) -> None:
+    def _run(self, search: SearchRun, executor: RelayedExecutor, opened: Opened) -> None:
         loop = search.loop
         loop.interrupt_grace_s = INTERRUPT_GRACE_S
         executor.watch(search, ExperimentView(loop, search.records, self.prepared, opened.elapsed))
@@ -150,7 +150,7 @@ class FarmExperiment(Experiment):
             executor.wake()
 
         signals = StopSignals(search.interrupt, stop_now)
-        with signals, closing(self._farm), search.shown(lambda: signals.received is not None):
+        with signals, search.shown(lambda: signals.received is not None):
             try:
                 executor.open(loop.plan)
                 self._begin(search)
@@ -204,7 +204,7 @@ class FarmExperiment(Experiment):
         if self._record is not None:
             self._is_warm = self._record.is_next_warm(before)
             key = self._stream(opened)
-            if self._is_warm and self._farm.is_forgotten(key, is_copy=self._is_copy):
+            if key != self._farm.events_key:  # nodes know nothing of it any more
                 self._is_warm = False
             before = max(before, self._record.run)
         event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
@@ -227,12 +227,9 @@ class FarmExperiment(Experiment):
         opened: Opened,
         max_trials: int | None = None,
     ) -> SearchRun:
-        search = SearchRun(
+        return SearchRun(
             self.prepared, plan, executor, opened, max_trials=max_trials, nodes_may_come=True
         )
-        if isinstance(executor, FarmBackend):
-            search.when_copied = executor.when_copied
-        return search
 
     def _note(self, *, is_over: bool) -> None:
         """Keep who runs this experiment; others find out by that.
@@ -254,9 +251,9 @@ class FarmExperiment(Experiment):
             with open_objects(self._store_address) as objects:
                 store_record(objects, record, journal_seal(self._how.journal_keys))
 
-    def _says_goodbye(self, executor: FarmBackend) -> bool:
+    def _says_goodbye(self, executor: RelayedExecutor) -> bool:
         """Whether nodes are told to forget all of it: only if the next scheduler knows of that."""
-        if executor.is_left or executor.is_away or not self._has_begun:
+        if executor.is_left or not self._has_begun:
             return False
         try:
             self._farm.check()
@@ -276,8 +273,9 @@ class FarmExperiment(Experiment):
         runner, farm = opened.runner, self._farm
         executor = farm.executor()
         search = self._search(self._outlined, executor, opened)
+        search.when_copied = executor.when_copied
         view = ExperimentView(search.loop, search.records, self.prepared, opened.elapsed)
-        with closing(farm), self._copied(opened, executor):
+        with self._copied(opened, executor):
             try:
                 executor.watch(search, view)
                 executor.open(self._outlined)
@@ -294,7 +292,7 @@ class FarmExperiment(Experiment):
                     executor.leave()
 
     @contextmanager
-    def _copied(self, opened: Opened, executor: FarmBackend) -> Iterator[None]:
+    def _copied(self, opened: Opened, executor: RelayedExecutor) -> Iterator[None]:
         """Keep a copy of the journal in the experiment's store, if it has one."""
         if not self._store_address:
             yield

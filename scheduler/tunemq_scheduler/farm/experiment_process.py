@@ -102,38 +102,34 @@ def _run(line: SupervisorLine) -> None:
     set_name(job.name)
     sys.argv[:] = [job.name]  # until there is a script
     parts, how = _loaded(job)
-    farm = RelayedFarm(line, Holder.this_process(job.name), job.term, job.events_key)
+    farm = RelayedFarm(line, Holder.this_process(), job.term, job.events_key)
     place = place_of(
         parts,
         results=job.results,
         store=job.store if is_remote(job.store) else "",
-        take_over=job.store if job.is_lost else "",
+        take_over=job.take_over,
     )
     run_on_farm(parts, place, farm, how, tell)
 
 
 def _loaded(job: Job) -> tuple[TunerParts, Run]:
     """The experiment's Tuner, which runs its script, and how it is run."""
-    code, bundle, script = job.code, None, ""
+    code, script = job.code, ""
     if isinstance(code, ScriptCode):
-        bundle, script = code.bundle, code.script
-        path = unpacked(bundle, job.folder_for_code) / script
-        parts = load_tuner(f"{path}:{code.tuner}").parts
-    elif isinstance(code, PickledCode):
-        bundle = code.bundle
-        if bundle is not None:
-            sys.path.insert(0, str(unpacked(bundle, job.folder_for_code)))
-        parts = _unpickled(code, job)
+        script = code.script
+        path = unpacked(code.bundle, job.folder_for_code) / script
+        parts = load_tuner(path, code.tuner).parts
     else:
-        parts = load_tuner(code).parts
+        if code.bundle is not None:
+            sys.path.insert(0, str(unpacked(code.bundle, job.folder_for_code)))
+        parts = _unpickled(code, job)
     retried = () if job.retry in {"", _ALL} else (job.retry,)
     how = Run(
         release_when_copied=job.journal_release == "store",
-        may_kill=True,  # whoever holds it belongs to a supervisor that this one replaced
         options=ResumeOptions(errored="resume" if job.retry == _ALL else "", also=retried),
         prefix=job.prefix,
         code_store=job.code_store,
-        bundle=bundle,
+        bundle=code.bundle,
         script=script,
         journal_keys=job.journal_keys,
         variables=dict(job.variables),

@@ -132,6 +132,8 @@ class Experiments:
         self._folders, self._max_running, self._news = folders, max_running, news
         self._streams = Streams(folder / STREAMS)
         self._running: dict[str, _Running] = {}
+        #: Those of a lost machine that were not submitted yet.
+        self._lost: set[str] = set()
         #: Those that are over, and whose hosts may be there until then.
         self._leaving: dict[str, float] = {}
         self._details = Details(folder / "details")
@@ -196,18 +198,32 @@ class Experiments:
     def take_up(self) -> None:
         """Go on with what ran when the supervisor before this one ended."""
         for entry in self._queue.in_state(State.RUNNING, State.STOPPING):
-            self._start(entry, is_known=True)
+            self._start(entry)
         for name, key in list(self._streams.keys.items()):
             known = self._queue.get(name)
             if known is not None and known.state is State.PAUSED:
-                self._start(known, is_known=True)  # its trials have still to save
+                self._start(known)  # its trials have still to save
                 self._end(self._running[name], State.PAUSED, known.reason)
-            elif name not in self._running:
+            elif name not in self._running and name not in self._lost:
                 self._end_hosts(key)
                 self._streams.drop(name)
-                self._allotter.experiment_added(name, "", 0, 0)
-                self._allotter.expect(name)  # nobody gets a place before these hosts are gone
+                self._await_hosts(name)
                 self._leaving[name] = time.monotonic() + _FREED_AFTER_S
+
+    def expect(self, name: str, events_key: str) -> None:
+        """Have nodes keep what they host of a lost search until it is submitted; before `take_up`.
+
+        No other search gets a slot before it says what it holds.
+        """
+        if self._queue.get(name) is None:
+            self._streams.put(name, events_key)
+            self._lost.add(name)
+            self._await_hosts(name)
+
+    def _await_hosts(self, name: str) -> None:
+        """Have no search get a place before it is known which slots this one's hosts hold."""
+        self._allotter.experiment_added(name, "", 0, 0)
+        self._allotter.expect(name)
 
     def links(self) -> Iterator[ExperimentLink]:
         """The processes there are."""
@@ -315,10 +331,13 @@ class Experiments:
         self._end(self._running[last.name], State.QUEUED, "made way for a higher priority")
         return True
 
-    def _start(self, entry: Entry, *, is_known: bool = False) -> None:
+    def _start(self, entry: Entry) -> None:
         one = self._running[entry.name] = _Running(entry.name)
+        if entry.name in self._lost:
+            self._lost.remove(entry.name)
+            self._allotter.experiment_gone(entry.name)  # until now it had no owner
         self._allotter.experiment_added(entry.name, entry.owner, entry.priority, entry.number)
-        if is_known and entry.name in self._streams.keys:
+        if entry.name in self._streams.keys:
             self._allotter.expect(entry.name)
         self._begin(one)
 

@@ -27,7 +27,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         place: the kernel's boot and the pid namespace in which the numbers mean something.
         pid, born: the process and when it began, in the kernel's ticks: pids are used again.
         since: Unix time at which it became the holder, for people.
-        experiment: the name of what it runs.
         term: see `tunemq_scheduler.farm.lease`.
     """
 
@@ -37,11 +36,10 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     born: int
     since: float
-    experiment: str
     term: int = 0
 
     @classmethod
-    def this_process(cls, experiment: str) -> Self:
+    def this_process(cls) -> Self:
         """This one."""
         pid = os.getpid()
         return cls(
@@ -51,7 +49,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
             pid=pid,
             born=_born(pid) or 0,
             since=time.time(),
-            experiment=experiment,
         )
 
     @property
@@ -89,10 +86,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         since = dt.datetime.fromtimestamp(self.since).astimezone()
-        return (
-            f"process {self.pid} on {self.host}, since {since.isoformat(' ', 'seconds')}, with the"
-            f" search {self.experiment}"
-        )
+        return f"process {self.pid} on {self.host}, since {since.isoformat(' ', 'seconds')}"
 
 
 def _place() -> str:

@@ -10,8 +10,7 @@ until it runs out, unless the holder is certainly dead: a process of the same ma
 
 A lease alone would prove nothing: a process may be stopped between its look at the lease and what
 it then does. So what is written to Redis is written by a script that looks at the term there
-(`guarded`), and what is written elsewhere is written after a look at the lease that is fresh
-(`check`).
+(`guarded`), and what is written elsewhere is written soon after a look at the lease (`proven_at`).
 """
 
 from __future__ import annotations
@@ -33,10 +32,6 @@ from tunemq_shared.undecodable import UNDECODABLE
 #: How often it is renewed, and how long it is good for without that.
 PERIOD_S: Final = 1.0
 TTL_S: Final = 10.0
-#: A look at the lease is fresh for so long: less than a successor has to wait.
-_FRESH_S: Final = TTL_S / 2
-#: How long `check` waits for a look, where Redis does not answer.
-_LOOK_WITHIN_S: Final = 3.0
 _RETRY_S: Final = 0.1
 
 _CLAIM: Final = (
@@ -115,10 +110,8 @@ class SchedulerLease:
         self._url = url
         self._line = RedisLine(url)
         self._thread: threading.Thread | None = None
-        self._turn = threading.Condition()
+        self._closed = threading.Event()
         self._looked_at = self._failed_at = float("-inf")
-        self._looks_wanted = False
-        self._is_closed = False
         self._beat = 0
         #: Who took our place, in words; None while nobody did.
         self._successor: str | None = None
@@ -172,9 +165,7 @@ class SchedulerLease:
 
     def close(self) -> None:
         """Give it back: a successor need not wait."""
-        with self._turn:
-            self._is_closed = True
-            self._turn.notify_all()
+        self._closed.set()
         if self._thread is not None:
             self._thread.join()
         try:
@@ -188,36 +179,12 @@ class SchedulerLease:
 
     # --- before acting ----------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Return if we may act: a fresh look showed that the lease is ours, or Redis is away.
+    @property
+    def proven_at(self) -> float:
+        """When, by the monotonic clock, we might act: a look showed it, or Redis did not answer.
 
         While it is away nobody can have become our successor on its own; what a successor on the
         other side of a cut net does, it does with a copy of the journal.
-
-        Raises:
-            SchedulerSuperseded: somebody took our place; says who.
-        """
-        if not self._is_lost and time.monotonic() - self._looked_at > _FRESH_S:
-            with self._turn:
-                before = self._looked_at
-                self._looks_wanted = True
-                self._turn.notify_all()
-                self._turn.wait_for(
-                    lambda: self._looked_at > before or not self._looks_wanted or self._is_lost,
-                    _LOOK_WITHIN_S,
-                )
-        self.check_known()
-
-    @property
-    def _is_lost(self) -> bool:
-        """Whether nobody looks any more, and why is known."""
-        return self._successor is not None or self._broke is not None
-
-    @property
-    def proven_at(self) -> float:
-        """When, by the monotonic clock, we might act, for those who cannot `check` themselves.
-
-        A look showed it then, or Redis could not be looked at.
         """
         return max(self._looked_at, self._failed_at)
 
@@ -249,19 +216,10 @@ class SchedulerLease:
 
     def _run(self) -> None:
         try:
-            while self._successor is None and self._waits():
+            while self._successor is None and not self._closed.wait(PERIOD_S):
                 self._look()
-        except BaseException as error:  # noqa: BLE001  kept; the loop's thread raises and tells it (`check`)
+        except BaseException as error:  # noqa: BLE001  kept; the loop's thread raises and tells it (`check_known`)
             self._broke = error
-        with self._turn:
-            self._looks_wanted = False
-            self._turn.notify_all()
-
-    def _waits(self) -> bool:
-        """Wait until it is time to look; False when no look follows."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._is_closed or self._looks_wanted, PERIOD_S)
-            return not self._is_closed
 
     def _look(self) -> None:
         self._beat += 1
@@ -272,13 +230,10 @@ class SchedulerLease:
             self._line.close()
             answer = None  # nobody can look now, neither can a successor
             self._failed_at = time.monotonic()
-        with self._turn:
-            if isinstance(answer, bytes):
-                self._successor = str(_holder(answer) or "one that has ended since")
-            elif answer is not None:
-                self._looked_at = time.monotonic()
-            self._looks_wanted = False
-            self._turn.notify_all()
+        if isinstance(answer, bytes):
+            self._successor = str(_holder(answer) or "one that has ended since")
+        elif answer is not None:
+            self._looked_at = time.monotonic()
 
     def _ask(self, script: str, *arguments: str) -> Any:
         return self._line.ask([("EVAL", script, *_KEYS, *arguments)])[0]

@@ -1,4 +1,4 @@
-"""Finding an experiment's place and state, and running it on a farm, whoever has that."""
+"""Finding an experiment's place and state, and running it on a farm."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.farm.backend import Farm
 from tunemq_scheduler.farm.experiment import FarmExperiment, Run
 from tunemq_scheduler.farm.record import RunRecord, check_newest, read_record, stored_record
+from tunemq_scheduler.farm.relay.farm import RelayedFarm
 from tunemq_scheduler.folders import make_experiment_folder, safe_name
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_scheduler.prepare import Prepared, prepare
@@ -45,9 +45,9 @@ class Place(NamedTuple):
 
 
 def run_on_farm(
-    parts: TunerParts, place: Place, farm: Farm, how: Run, tell: Callable[[str], None]
+    parts: TunerParts, place: Place, farm: RelayedFarm, how: Run, tell: Callable[[str], None]
 ) -> None:
-    """Run the search; the farm is closed with it.
+    """Run the search.
 
     Args:
         tell: shows a line to whoever started it.
@@ -56,7 +56,7 @@ def run_on_farm(
         TuneError: it cannot be run, or could not go on.
     """
     seal = journal_seal(how.journal_keys)
-    record = newest_record(place, seal)
+    record = _newest_record(place, seal)
     if place.copy:
         tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
         bring_experiment(place.copy, place.folder, seal)
@@ -71,7 +71,7 @@ def run_on_farm(
         is_copy=bool(place.copy),
         record=record,
     )
-    _free_journal(place, record, tell, may_kill=how.may_kill)
+    _free_journal(place, record, tell)
     experiment.run()
 
 
@@ -83,27 +83,22 @@ def named(parts: TunerParts, name: str) -> TunerParts:
     return parts._replace(run=replace(parts.run, name=safe_name(name, "experiment")))
 
 
-def place_of(
-    parts: TunerParts, *, results: str | None, store: str = "", take_over: str = ""
-) -> Place:
+def place_of(parts: TunerParts, *, results: str, store: str = "", take_over: str = "") -> Place:
     """Where an experiment, which has a name, is; its folder is made.
 
     Args:
-        results: the folder of all experiments; None leaves it to the search's own settings.
-        store: its own, where those name none.
+        results: the folder of all experiments.
+        store: its own, where its settings name none.
         take_over: the address of its copy, if it may have to be brought from there.
 
     Raises:
         ConfigError: it cannot be there; says what to do.
         StoreError: its store cannot be used.
     """
-    among = storage_of(parts.run)
-    if results is not None:
-        among = Storage(results, among.store)
     name = parts.run.name or ""
-    folder = os.path.join(among.folder, name)
-    if among.store:
-        store = join(among.store, name)
+    folder = os.path.join(results, name)
+    if among := storage_of(parts.run).store:
+        store = join(among, name)
     is_there = _has_journal(folder)
     copy = ""
     if take_over:
@@ -112,7 +107,7 @@ def place_of(
     elif store and not is_there:
         _check_free(store)
     if not (is_there or copy):
-        make_experiment_folder(among.folder, name, is_new=False)
+        make_experiment_folder(results, name, is_new=False)
     return Place(folder, store, copy, is_there or bool(copy))
 
 
@@ -127,8 +122,9 @@ def _check_free(store: str) -> None:
         objects.probe()
         if next(iter(objects.list(f"{FILE_NAME}/")), None) is not None:
             raise ConfigError(
-                f"there is an experiment at {store}, and nothing of it on this machine: go on with"
-                f" it by --take-over {store}, or give this one another --name."
+                f"there is an experiment at {store}, and nothing of it on this machine: start the"
+                f" farm's scheduler with --take-over {store}, or submit this one under another"
+                " --name."
             )
 
 
@@ -140,7 +136,7 @@ def _has_journal(folder: str) -> bool:
     return True
 
 
-def newest_record(place: Place, seal: Seal) -> RunRecord | None:
+def _newest_record(place: Place, seal: Seal) -> RunRecord | None:
     """Who ran the experiment last.
 
     Args:
@@ -188,27 +184,21 @@ def _prepared(
     return prepared, found, keep
 
 
-def _free_journal(
-    place: Place, record: RunRecord | None, tell: Callable[[str], None], *, may_kill: bool
-) -> None:
+def _free_journal(place: Place, record: RunRecord | None, tell: Callable[[str], None]) -> None:
     """See to it that nobody of this machine holds the journal, whose lease we have.
 
-    A process that lost its lease and still holds the journal was stopped, or is stuck. Once it went
-    on it would write into the journal's middle; so it is not enough to take the lock from it.
+    A process of a supervisor that lost its lease was stopped, or is stuck, if it still holds the
+    journal. Once it went on it would write into the journal's middle; so it is not enough to take
+    the lock from it.
 
     Raises:
-        JournalLocked: somebody holds it, and may not be killed.
+        JournalLocked: somebody holds it, and cannot be killed.
     """
     holder = record.holder if record is not None else None
     if place.copy or holder is None or not holder.is_here or holder.is_gone:
         return  # what was brought from the store is held by nobody
     if holder.is_hidden:
         return  # if it is that one, and runs, it has the journal's lock
-    if not may_kill:
-        raise JournalLocked(
-            f"{place.folder} is held by a scheduler that does not renew its lease ({holder}): it"
-            " was stopped, or hangs. End it, or have it killed with --take-over."
-        )
     tell(f"Killing the scheduler that held this search: {holder}.")
     deadline = time.monotonic() + _LOCK_WITHIN_S
     while not holder.kill():

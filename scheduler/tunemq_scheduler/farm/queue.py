@@ -13,14 +13,15 @@ from __future__ import annotations
 import bisect
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from tunemq_scheduler.farm.entry import ENTRY_VERSION, LEGAL, Entry
+from tunemq_scheduler.farm.entry import ENTRY_VERSION, ID_DIGITS, LEGAL, Entry
 from tunemq_scheduler.farm.small_files import make_folder, refused, write_beside
 from tunemq_scheduler.folders import safe_name
 from tunemq_shared.answers import ExperimentState as State
@@ -41,14 +42,20 @@ class ExperimentQueue:
     Args:
         folder: of the files; made if need be.
         now: the Unix time.
+        ids: `Entry.id` by name, for experiments that have one before they are submitted.
 
     Raises:
         JournalError: the folder cannot be used, or a later TuneMQ wrote a file in it.
     """
 
-    def __init__(self, folder: Path | str, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        now: Callable[[], float] = time.time,
+        ids: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._folder = Path(folder)
-        self._now = now
+        self._now, self._ids = now, ids
         self._entries: dict[str, Entry] = {}
         self._by_state: dict[State, dict[str, Entry]] = {state: {} for state in State}
         #: The keys of those that wait, in their order, and whose they are.
@@ -121,7 +128,7 @@ class ExperimentQueue:
             raise ConfigError(f"there is an experiment {name}; give this one another name.")
         entry = Entry(
             name=name,
-            id=self._new_id(),
+            id=self._ids.get(name) or self._new_id(),
             owner=owner,
             priority=priority,
             number=self._number + 1,
@@ -250,7 +257,7 @@ class ExperimentQueue:
 
     def _new_id(self) -> str:
         taken = {entry.id for entry in self._entries.values()}
-        while (made := os.urandom(3).hex()[:5]) in taken:
+        while (made := os.urandom(3).hex()[:ID_DIGITS]) in taken:
             pass
         return made
 

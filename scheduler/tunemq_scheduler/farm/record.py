@@ -141,7 +141,7 @@ def check_newest(local: RunRecord | None, stored: RunRecord | None, folder: str)
         raise SchedulerSuperseded(
             f"{folder} is not the newest state of this experiment: it went on elsewhere"
             f" ({stored.holder}). Go on there; or, if that machine is lost, move this folder away"
-            " and go on from the copy in the store with --take-over ADDRESS."
+            " and start the scheduler with --take-over ADDRESS to go on from the store's copy."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -11,13 +10,11 @@ from typing import Any, Final
 from tunemq_scheduler.tuner import Tuner
 from tunemq_shared.errors import ConfigError
 
-#: The name that a script's Tuner has unless another one is said.
-DEFAULT_NAME: Final = "tuner"
 #: What the script's module is called; not ``__main__``, so that its main part does not run.
 _MODULE: Final = "__tunemq_script__"
 
 
-def load_tuner(given: str) -> Tuner:
+def load_tuner(path: Path, name: str) -> Tuner:
     """Run a script and return its Tuner.
 
     The script sees itself as if it was started with ``python``: its folder is where modules are
@@ -25,16 +22,16 @@ def load_tuner(given: str) -> Tuner:
     them, since nobody can import it there.
 
     Args:
-        given: ``SCRIPT`` or ``SCRIPT:NAME``.
+        path: of the script.
+        name: of its Tuner.
 
     Raises:
-        ConfigError: there is no such script, or it defines no such Tuner; says what it defines.
+        ConfigError: it is no script, or it defines no such Tuner; says what it defines.
     """
-    path, name = _parts(given)
-    folder = os.path.dirname(os.path.abspath(path))
-    sys.argv[:] = [path]
+    folder = str(path.parent)
+    sys.argv[:] = [str(path)]
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
-    spec = importlib.util.spec_from_file_location(_MODULE, os.path.abspath(path))
+    spec = importlib.util.spec_from_file_location(_MODULE, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is no Python script; its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
@@ -43,18 +40,7 @@ def load_tuner(given: str) -> Tuner:
     return _tuner_of(vars(module), path, name)
 
 
-def _parts(given: str) -> tuple[str, str]:
-    path, colon, name = given.rpartition(":")
-    if not colon or os.path.exists(given):
-        path, name = given, DEFAULT_NAME
-    if not Path(path).is_file():
-        raise ConfigError(f"there is no script {path}.")
-    if not name.isidentifier():
-        raise ConfigError(f"{given!r} is not usable: write SCRIPT:NAME, with the name of a Tuner.")
-    return path, name
-
-
-def _tuner_of(defined: dict[str, Any], path: str, name: str) -> Tuner:
+def _tuner_of(defined: dict[str, Any], path: Path, name: str) -> Tuner:
     found = defined.get(name)
     if isinstance(found, Tuner):
         return found
@@ -66,6 +52,6 @@ def _tuner_of(defined: dict[str, Any], path: str, name: str) -> Tuner:
     fix = (
         f"write {path}:{others[0]}"
         if others
-        else f"write `{DEFAULT_NAME} = tune.Tuner(...)` in it, and leave `.fit()` to this command"
+        else f"write `{name} = tune.Tuner(...)` in it, and leave `.fit()` to the farm"
     )
     raise ConfigError(f"{what}; {fix}.")

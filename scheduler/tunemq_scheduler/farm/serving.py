@@ -1,4 +1,4 @@
-"""What `tunemq scheduler` does without a script: gets the farm and serves it until it is ended."""
+"""What `tunemq scheduler` does: gets the farm and serves it until it is ended."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Service(msgspec.Struct, frozen=True, kw_only=True):
-    """The command line of ``tunemq scheduler`` without a script; see there."""
+    """The command line of ``tunemq scheduler``; see there."""
 
     url: str
     keys: str | None = None
@@ -45,6 +45,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     metrics: str | None = None
     metrics_hosts: tuple[str, ...] = ()
     insecure: bool = False
+    take_over: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Without its address, in which a password may stand."""
@@ -94,12 +95,14 @@ def _serve(service: Service, health: Health) -> None:
         )
     with installed_packages_first("celery", "kombu", "redis"):
         from tunemq_scheduler.farm.lease import SchedulerLease
+        from tunemq_scheduler.farm.lost_searches import find_lost_searches
         from tunemq_scheduler.farm.supervisor import Farm, Supervisor
         from tunemq_scheduler.security.redis_probes import refuse_dangers
         from tunemq_scheduler.security.unsigned_start import refuse_unsigned
 
     refuse_dangers(service.url, is_insecure=service.insecure, tell=_tell)
     refuse_unsigned(service.url, keys, is_insecure=service.insecure, tell=_tell)
+    lost = find_lost_searches(service.take_over, keys)
     farm = Farm(
         url=service.url,
         keys=keys,
@@ -108,13 +111,14 @@ def _serve(service: Service, health: Health) -> None:
         store=store,
         journal_release=service.journal_release,
         settings=settings,
+        lost=lost,
     )
     metrics = None if service.metrics is None else _metrics(service.metrics, service.metrics_hosts)
     head: HeadWatch | None = None
-    me = Holder.this_process("")
+    me = Holder.this_process()
     lease = SchedulerLease(service.url, me)
     try:
-        lease.claim(1, _tell)
+        lease.claim(max((one.term + 1 for one in lost.values()), default=1), _tell)
         if metrics is not None:
             own = Path(results, OWN_FOLDER)
             head = HeadWatch(service.url, results, store, own, os.environ)

@@ -26,6 +26,7 @@ from tunemq_scheduler.farm.entry import Entry
 from tunemq_scheduler.farm.experiments import Experiments
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.lease import SchedulerLease
+from tunemq_scheduler.farm.lost_searches import LostSearch, is_hosted
 from tunemq_scheduler.farm.nodes import Nodes
 from tunemq_scheduler.farm.output_reader import OutputReader
 from tunemq_scheduler.farm.queue import ExperimentQueue
@@ -60,6 +61,8 @@ class Farm(msgspec.Struct, frozen=True, kw_only=True):
         store: of code and checkpoints, which all nodes reach.
         journal_release: when nodes may forget what they said; see `tunemq_scheduler.farm.command`.
         keys: by which it knows nodes and submitters, and they it.
+        lost: searches of a lost machine, by name, which continue from their copies when they are
+            submitted again.
     """
 
     url: str
@@ -69,6 +72,7 @@ class Farm(msgspec.Struct, frozen=True, kw_only=True):
     journal_release: str = "local"
     settings: FarmSettings = FarmSettings()
     keys: LiveKeys = msgspec.field(default_factory=LiveKeys.none)
+    lost: dict[str, LostSearch] = {}
 
     def __repr__(self) -> str:
         """Without the password."""
@@ -103,7 +107,8 @@ class Supervisor:
         folder = Path(farm.results, OWN_FOLDER)
         make_folder(folder)
         self._folder = folder
-        self._queue = ExperimentQueue(folder / "experiments")
+        ids = {one.name: one.id for one in farm.lost.values()}
+        self._queue = ExperimentQueue(folder / "experiments", ids=ids)
         for line in self._queue.damaged:
             tell(line)
         self._allotter = Allotter(farm.settings.for_allotter())
@@ -120,6 +125,9 @@ class Supervisor:
             unresponsive_after_s=farm.settings.unresponsive_after_s,
             news=tell,
         )
+        for one in farm.lost.values():
+            if is_hosted(farm.url, one):
+                self._experiments.expect(one.name, one.events_key)
         self._wire = NodeWire(
             farm.url,
             term=lease.term,
@@ -267,6 +275,7 @@ class Supervisor:
 
     def _start_link(self, entry: Entry, events_key: str) -> ExperimentLink:
         farm, settings = self._farm, entry.settings
+        lost = farm.lost.get(entry.name)
         job = r.Job(
             name=entry.name,
             results=farm.results,
@@ -281,6 +290,7 @@ class Supervisor:
             preload=settings.preload,
             events_key=events_key,
             retry=entry.retry,
+            take_over=lost.address if lost is not None and lost.id == entry.id else "",
             journal_release=farm.journal_release,
             journal_keys=farm.keys.journal_keys(entry.name),
             stores=farm.store_rules(entry.owner),

@@ -12,7 +12,6 @@ from tests.plans import PLAN
 from tests.unit.scheduler.stories import Story
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.experiment_view import ExperimentView, UploadNews
-from tunemq_scheduler.farm.executor import _waiting
 from tunemq_shared import messages as m
 
 
@@ -140,15 +139,3 @@ def test_f23_paused_trial_that_waits_for_a_device_that_is_set_aside_is_a_note(se
     story.free("a")
     story.tell(m.DevicesWithheld("n.1", {"GPU-a": "XID 79"}))
     assert search.view.notes[1:] == ["trials wait, for GPU GPU-a of node n is set aside: XID 79"]
-
-
-def test_paused_trial_that_no_node_can_hold_any_more_is_a_note():
-    story = Story(cpus=2.0)
-    story.start("a")
-    story.pause("a", 1)
-    story.paused("a")
-    story.free("a")
-    story.lose()
-    story.join("small.1", cpus=0.5)
-    (told,) = _waiting(story.runner)
-    assert told.startswith("Trial a waits for a bigger worker: a trial asks for cpu=1")

@@ -108,16 +108,6 @@ def test_a_change_of_keys_reaches_seals_that_are_in_use(folder):
     assert looked(keys) == ""
 
 
-def test_keys_of_submitters_that_a_process_does_not_need_stay_away(folder):
-    keys = LiveKeys(path_of(folder, Role.SCHEDULER), Role.SCHEDULER)
-    keys.forget_submitters()
-    assert keys.submitters == ()
-    folder.rotate()
-    assert "was read again" in looked(keys)
-    assert keys.submitters == ()
-    assert keys.is_signed
-
-
 def test_a_file_that_is_being_written_is_not_read(folder, tmp_path):
     path = Path(path_of(folder, Role.SCHEDULER))
     keys = LiveKeys(str(path), Role.SCHEDULER)

@@ -13,7 +13,7 @@ from tunemq_scheduler.core.commands import DropNode
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.executors.node_batches import NodeBatch, events_of
 from tunemq_scheduler.experiment_view import ExperimentView
-from tunemq_scheduler.farm.backend import FarmBackend
+from tunemq_scheduler.farm.copied import WaitsForCopy
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.line import SupervisorLine
 from tunemq_scheduler.farm.relay.orders import NodeOrders
@@ -28,7 +28,7 @@ from tunemq_shared.store_traffic import TRAFFIC, StoreTraffic
 _STATUS_EVERY_S: Final = 0.5
 
 
-class RelayedExecutor(FarmBackend, MailedOrders):
+class RelayedExecutor(WaitsForCopy, MailedOrders):
     """Sends orders to the supervisor, which has the wire, and gets facts from there.
 
     Args:
@@ -36,7 +36,7 @@ class RelayedExecutor(FarmBackend, MailedOrders):
     """
 
     def __init__(self, line: SupervisorLine) -> None:
-        FarmBackend.__init__(self)
+        WaitsForCopy.__init__(self)
         MailedOrders.__init__(self)
         self._line = line
         self._is_attached = False
@@ -60,11 +60,6 @@ class RelayedExecutor(FarmBackend, MailedOrders):
         self._store_use = r.StoreUse()
         #: Whether nodes were left to themselves, for another run.
         self.is_left = False
-
-    @property
-    def is_away(self) -> bool:
-        """Whether nobody can be told anything: the supervisor takes a goodbye at any time."""
-        return False
 
     def watch(self, search: SearchRun, view: ExperimentView) -> None:
         """Tell the supervisor of this search, and answer for it."""

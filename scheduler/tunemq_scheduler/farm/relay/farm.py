@@ -8,7 +8,7 @@ from tunemq_scheduler.farm.relay.line import SupervisorLine
 
 
 class RelayedFarm:
-    """See `tunemq_scheduler.farm.backend.Farm`.
+    """The supervisor's farm; this process may act on it as long as `check` returns.
 
     Args:
         line: to the supervisor.
@@ -19,20 +19,17 @@ class RelayedFarm:
 
     def __init__(self, line: SupervisorLine, me: Holder, term: int, events_key: str) -> None:
         self.me, self.term = me, term
-        self._line, self._events_key = line, events_key
+        self.events_key = events_key
+        self._line = line
 
     def check(self) -> None:
-        """Return if we may act; see `SupervisorLine.check`."""
+        """Return if we may act; see `SupervisorLine.check`.
+
+        Raises:
+            SchedulerSuperseded: another scheduler may have taken the supervisor's place.
+        """
         self._line.check()
 
     def executor(self) -> RelayedExecutor:
         """A backend for one run."""
         return RelayedExecutor(self._line)
-
-    def is_forgotten(self, events_key: str, *, is_copy: bool) -> bool:
-        """Whether nodes know no more of what the run before had them host."""
-        del is_copy
-        return events_key != self._events_key
-
-    def close(self) -> None:
-        """Nothing: the process closes the line when it has said how it ends."""

@@ -16,7 +16,7 @@ from tunemq_shared.answers import Refusal
 from tunemq_shared.conditions import Horizon
 from tunemq_shared.message_limits import Amount, Count
 from tunemq_shared.messages import HostStart, NodeJoined, NodeOffered
-from tunemq_shared.requests import PickledCode, ScriptCode
+from tunemq_shared.requests import Code
 from tunemq_shared.seals import Key
 from tunemq_shared.store_rules import StoreRules
 from tunemq_shared.store_traffic import StoreTraffic
@@ -44,21 +44,22 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
     """The first thing that an experiment's process hears: what it is to run.
 
     ``name`` is the experiment's, ``results`` the folder in which its own is, ``prefix`` what the
-    ids of its trials begin with. ``code`` says what its Tuner is (a text: a script of this
-    machine); what of it is in a store is brought to ``folder_for_code``. ``store`` is the address
+    ids of its trials begin with. ``code`` says what its Tuner is; what of it is in a store is
+    brought to ``folder_for_code``. ``store`` is the address
     of the experiment's own store, where its RunConfig names none; a folder is no such address.
     ``code_store`` is that of the store through which code gets to nodes. ``preload``, ``python``
     and ``variables`` replace what the RunConfig says. ``term`` is the supervisor's. ``events_key``
     is the stream of the run before, where nodes still keep what they host and have to say of it;
     where they may not, or nobody knows, it is empty. ``retry``: trials in ERROR that go on: ``*``
-    for all, else the id of one. ``is_lost`` has it begin from the copy in its store: nothing of it
-    is on this machine. ``journal_keys`` sign the copy of its journal, and of no other's.
+    for all, else the id of one. ``take_over`` is the address of its copy in a store, from which it
+    continues if nothing of it is on this machine. ``journal_keys`` sign the copy of its journal,
+    and of no other's.
     ``stores`` says which stores it may use, and with which credentials.
     """
 
     name: str
     results: str
-    code: ScriptCode | PickledCode | str
+    code: Code
     term: int
     prefix: str = ""
     store: str = ""
@@ -70,7 +71,7 @@ class Job(Message, frozen=True, kw_only=True, tag="job"):
     events_key: str = ""
     retry: str = ""
     journal_release: str = "local"
-    is_lost: bool = False
+    take_over: str = ""
     journal_keys: tuple[Key, ...] = ()
     stores: StoreRules | None = None
 

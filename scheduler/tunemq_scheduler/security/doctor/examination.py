@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.client.requests import FarmClient, ScriptScheduler
+from tunemq_scheduler.client.requests import FarmClient
 from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_scheduler.folders import BACKUP_NOTE, OWN_FOLDER
 from tunemq_scheduler.security.doctor.arguments import (
@@ -156,14 +156,11 @@ def _ask_scheduler(
             description = client.farm()
             listed = client.ask(ListNodes(), NodeList)
             active = client.ask(ListExperiments(is_all=False), ExperimentList).experiments
-    except ScriptScheduler as error:
-        asked = warning("scheduler", str(error), "tunemq doctor --store ADDRESS")
-        return None, ("the script's",), [asked]
     except NoScheduler as error:
         return None, (), [problem("scheduler", str(error), _START_SCHEDULER)]
     except TuneError as error:
         return None, (), [problem("scheduler", str(error), _AS_SCHEDULER)]
-    alive = ok("scheduler", description.scheduler.partition(", with")[0])
+    alive = ok("scheduler", description.scheduler)
     searches = tuple(f"{row.name} ({row.state})" for row in active if row.state in _NEED_NODES)
     told = [alive, *check_searches(active), *check_scheduler_reports(listed)]
     return description, searches, told

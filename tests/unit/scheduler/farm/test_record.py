@@ -9,7 +9,7 @@ from tunemq_scheduler.farm.holder import Holder
 from tunemq_scheduler.farm.record import RunRecord, check_newest, read_record, write_record
 from tunemq_shared.errors import JournalError, SchedulerSuperseded
 
-ME = Holder.this_process("search")
+ME = Holder.this_process()
 
 
 def record(term: int = 7, run: int = 2, **more: bool) -> RunRecord:

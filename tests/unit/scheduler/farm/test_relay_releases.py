@@ -1,9 +1,10 @@
-"""What an experiment tells its supervisor of how far nodes' events are kept."""
+"""What an experiment tells its supervisor of how far nodes' events are kept, and when."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -33,6 +34,14 @@ class Ends:
         self.supervisor.put(r.encode(r.Facts([NodeBatch(one, m.encode([said])) for one in reads])))
         self.supervisor.flush()
         assert self.executor.poll(5.0) == [fact for one in reads for fact in (one, said)]
+
+    def told(self) -> list[dict[str, int] | None]:
+        """What the supervisor heard of this since the last call."""
+        return [
+            said.accepted
+            for said in map(r.decode_for_supervisor, self.supervisor.receive())
+            if isinstance(said, r.Journalled)
+        ]
 
     def released(self, accepted: dict[str, int]) -> dict[str, int] | None:
         """What the supervisor hears of this."""
@@ -75,3 +84,39 @@ def test_a_node_that_is_dead_is_told_of_no_more(ends: Ends) -> None:
     ends.read(("a", 4))
     assert ends.released({"b": 5}) == {}
     assert ends.released({"b": 5}) == {}
+
+
+@dataclass
+class Place:
+    """How far a journal is, or the copy of one."""
+
+    turn: int = 0
+
+
+def test_however_long_the_store_is_away_two_releases_are_held_and_the_newest_is_one(
+    ends: Ends,
+) -> None:
+    executor, journal, copy = ends.executor, Place(), Place()
+    executor.follow(journal, copy, releases=True)
+    ends.told()
+    for turn in range(1, 1001):
+        journal.turn = turn
+        executor.release({"inc1": 10 * turn})
+    assert [turn for turn, _ in executor._releases] == [1, 1000]
+    executor.do_copied()
+    assert ends.told() == []
+    # One that is a few turns behind for ever must not wait for a turn that moves on.
+    copy.turn = 1
+    executor.do_copied()
+    assert ends.told() == [{"inc1": 10}]
+    journal.turn = 1001
+    ends.read(("inc1", 10_020))
+    executor.release({"inc1": 10_010})
+    executor.release({"inc1": 10_020})
+    copy.turn = 1000
+    executor.do_copied()
+    assert ends.told()[-1] == {"inc1": 10_000}
+    copy.turn = 1001
+    executor.do_copied()
+    assert ends.told() == [{"inc1": 10_020}]
+    assert not executor._releases
