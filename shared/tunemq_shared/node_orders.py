@@ -122,6 +122,11 @@ class HostOrder(Order, frozen=True):
     kill: bool = False
     at_checkpoint: bool = False
 
+    def paused(self, *, at_checkpoint: bool = False) -> HostOrder:
+        """The order, and to pause; ``at_checkpoint``: if need be, not before it has saved."""
+        may_run_on = at_checkpoint and (self.at_checkpoint or not self.pause)
+        return msgspec.structs.replace(self, pause=True, at_checkpoint=may_run_on)
+
 
 class Assignment(Order, frozen=True):
     """A node's mail: all that it is to host; the newest (term, version) counts.

@@ -48,7 +48,7 @@ class Experiment:
             if isinstance(fact, m.BatchRead):
                 self.accepted[fact.incarnation] = fact.last
             if isinstance(fact, m.NodeReturned):
-                self.start_again(fact.incarnation)
+                self.start(fact.incarnation)
         self.client.settle()
         self.client.release(self.accepted)
 
@@ -69,12 +69,9 @@ class Experiment:
         return [fact.pid for fact in self.told(m.TrialStarted)]
 
     def start(self, incarnation: str) -> None:
-        self.client.orders(incarnation).start(self.name, 1, TO_THE_END, self.how)
-
-    def start_again(self, incarnation: str) -> None:
-        """Say that it goes on with its trial there."""
-        orders = self.client.orders(incarnation)
-        orders.reattach(self.name, 1, TO_THE_END, self.how, pause=False, stop=False)
+        """Have its trial hosted there, if it is not."""
+        order = m.HostOrder(self.name, 1, TO_THE_END, start=self.how)
+        self.client.orders(incarnation).put(order)
 
 
 def turn(wire: NodeWire, *experiments: Experiment) -> None:
@@ -193,14 +190,14 @@ def test_a_node_that_is_back_hosts_what_each_has_said_and_what_one_has_not_spoke
 def test_hosts_of_one_that_is_away_for_a_while_go_on_until_it_is_back(both, wire, node):
     one, two = both
     one.client.leave()
-    two.client.orders(node.incarnation).stop("two", 1)
+    two.client.orders(node.incarnation).put(m.HostOrder("two", 1, TO_THE_END, stop=True))
     turn_until(lambda: two.told(m.HostFreed), wire, two)
     assert is_alive(one.pids[0])
 
     one.begin_on(wire)
     joined = one.told(m.NodeJoined)
     one.client.reattach(joined, [], one.accepted)
-    one.start_again(node.incarnation)
+    one.start(node.incarnation)
     goes_on(one, wire, two)
     assert [fact.first for fact in one.told(m.BatchRead)][:1] == [1]
 
@@ -216,7 +213,7 @@ def test_the_next_scheduler_touches_no_host_of_an_experiment_that_it_has_not_hea
         successor.open()
         two.begin_on(successor)
         two.client.reattach(two.told(m.NodeJoined), [], two.accepted)
-        two.start_again(node.incarnation)
+        two.start(node.incarnation)
         goes_on(two, successor)
         mailbox = successor._roster.nodes[node.incarnation].mailbox
         turn_until(lambda: mailbox.version and mailbox.is_confirmed, successor, two)

@@ -22,7 +22,9 @@ from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
@@ -104,6 +106,27 @@ class Node:
         self.said += events
 
 
+class Mailed(CeleryTrialExecutor):
+    """Puts orders into the mailboxes of these nodes; others send them."""
+
+    def __init__(self, nodes: list[Node]) -> None:
+        MailedOrders.__init__(self)
+        self._plan, self._nodes = PLAN, nodes
+
+    def on_step_end(self) -> None:
+        """Whoever has the mailboxes sends what is in them."""
+
+    def _put(self, incarnation: str, order: m.HostOrder) -> None:
+        for node in self._nodes:
+            if node.incarnation == incarnation:
+                node.mailbox.orders(PLAN.events_key).put(order)
+
+    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+        for node in self._nodes:
+            if node.incarnation == incarnation:
+                node.mailbox.orders(PLAN.events_key).release(trial, epoch)
+
+
 class Drawn(RuleBasedStateMachine):
     @initialize(
         max_failures=st.sampled_from([-1, 1]), losses=st.sampled_from([-1, 1]), keep=st.booleans()
@@ -118,6 +141,7 @@ class Drawn(RuleBasedStateMachine):
         self.auditor = Auditor(self.settings, said=self.stated)
         self.entries: list[m.Entry] = []
         self.nodes: list[Node] = []
+        self.mailed = Mailed(self.nodes)
         self.every: dict[str, Node] = {}
         self.term, self.lives, self.clock = 1, 0, 0.0
         for number in range(NODES):
@@ -136,37 +160,7 @@ class Drawn(RuleBasedStateMachine):
         self.perform(self.auditor.event(event, answers))
 
     def perform(self, commands: Sequence[c.Command]) -> None:
-        boxes = {node.incarnation: node.mailbox.orders(PLAN.events_key) for node in self.nodes}
-        for order in commands:
-            start = order.start if isinstance(order, c.ReattachTrial) else order
-            box = boxes.get(getattr(start, "incarnation", ""))
-            if box is None:
-                continue
-            match order:
-                case c.StartTrial():
-                    box.start(order.trial, order.epoch, order.run_until, PLAN.host_start(order))
-                case c.ContinueTrial():
-                    box.move_horizon(order.trial, order.epoch, order.run_until)
-                case c.StopTrial():
-                    box.stop(order.trial, order.epoch)
-                case c.PauseTrial():
-                    box.pause(order.trial, order.epoch, at_checkpoint=order.at_checkpoint)
-                case c.ReleaseTrial():
-                    box.release(order.trial, order.epoch)
-                case c.ReattachTrial(is_wanted=False):
-                    box.kill(start.trial, start.epoch, PLAN.host_start(start))
-                case c.ReattachTrial():
-                    box.reattach(
-                        start.trial,
-                        start.epoch,
-                        start.run_until,
-                        PLAN.host_start(start),
-                        pause=order.pause,
-                        stop=order.stop,
-                        at_checkpoint=order.at_checkpoint,
-                    )
-                case _:
-                    pass
+        self.mailed.perform([one for one in commands if isinstance(one, c.ExecutorCommand)])
         self.post()
 
     def post(self) -> None:
@@ -224,6 +218,7 @@ class Drawn(RuleBasedStateMachine):
             again = replay(self.settings, self.entries)
         self.auditor.same_as(again)
         self.term += 1
+        self.mailed = Mailed(self.nodes)
         if cold:
             self.nodes.clear()
         for node in self.nodes:

@@ -16,7 +16,7 @@ import msgspec
 
 from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq_scheduler.core.commands import DropNode, ExecutorCommand
-from tunemq_scheduler.executors.mailbox import Mailbox, Orders
+from tunemq_scheduler.executors.mailbox import Mailbox
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared import messages as m
@@ -112,6 +112,7 @@ class FaultyTrialExecutor(MailedOrders):
 
     def drop_node(self, order: DropNode) -> None:
         """Forget a dead node."""
+        super().drop_node(order)
         self._nodes.pop(order.incarnation, None)
         self._dead.add(order.incarnation)
 
@@ -128,11 +129,13 @@ class FaultyTrialExecutor(MailedOrders):
             watched.mailbox.orders(self._opened_plan.events_key).settle()
         self._newcomers.clear()
 
-    def _orders(self, incarnation: str) -> Orders | None:
-        watched = self._nodes.get(incarnation)
-        if watched is None:
-            return None
-        return watched.mailbox.orders(self._opened_plan.events_key)
+    def _put(self, incarnation: str, order: m.HostOrder) -> None:
+        if (watched := self._nodes.get(incarnation)) is not None:
+            watched.mailbox.orders(self._opened_plan.events_key).put(order)
+
+    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+        if (watched := self._nodes.get(incarnation)) is not None:
+            watched.mailbox.orders(self._opened_plan.events_key).release(trial, epoch)
 
     # --- facts ------------------------------------------------------------------------------------
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-import msgspec
-
 from tunemq_shared.conditions import Horizon
 from tunemq_shared.errors import WireError
 from tunemq_shared.messages import HostOrder, HostStart
@@ -181,9 +179,3 @@ class Host:
 def how_far(order: HostOrder) -> tuple[Horizon, bool, bool]:
     """What of an order a host that runs has to be told of."""
     return order.run_until, order.pause, order.at_checkpoint
-
-
-def leaving(order: HostOrder, *, at_checkpoint: bool = False) -> HostOrder:
-    """The order, and to pause; ``at_checkpoint``: if need be, not before it has saved."""
-    may_run_on = at_checkpoint and (order.at_checkpoint or not order.pause)
-    return msgspec.structs.replace(order, pause=True, at_checkpoint=may_run_on)

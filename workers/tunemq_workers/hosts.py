@@ -42,7 +42,7 @@ from tunemq_workers.frames import (
 )
 from tunemq_workers.gpu_keeper import GpuKeeper
 from tunemq_workers.gpu_meter import GpuMeter
-from tunemq_workers.host_contracts import Forkservers, Host, Key, how_far, leaving
+from tunemq_workers.host_contracts import Forkservers, Host, Key, how_far
 from tunemq_workers.host_limits import Excess, HostLimits
 from tunemq_workers.host_news import HostNews
 from tunemq_workers.luggage import Luggage
@@ -174,20 +174,20 @@ class Hosts:
             self._news.freed(key, events_key)
 
     def leave(self, *, at_checkpoint: bool = False) -> None:
-        """Have every host save and end as if its trial were to pause (`leaving`); start no more.
+        """Have every host save and end as if its trial were to pause; start no more.
 
         The scheduler did not ask for that, so to it the trial waits for another slot.
         """
         self._is_closed = True
         for host in list(self._hosting.values()):
-            self._tell(host, leaving(host.order, at_checkpoint=at_checkpoint))
+            self._tell(host, host.order.paused(at_checkpoint=at_checkpoint))
         self._dismiss_parked()
 
     def give_up(self) -> None:
         """Nobody is heard any more: have every host save and end, and start none until `go_on`."""
         self._has_given_up = True
         for host in list(self._hosting.values()):
-            self._tell(host, leaving(host.order))
+            self._tell(host, host.order.paused())
         self._dismiss_parked()
 
     def go_on(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tunemq_scheduler.executors.mailbox import Orders
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.executors.node_batches import events_of
 from tunemq_scheduler.executors.node_wire import NodeWire
@@ -13,7 +12,7 @@ from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_shared.errors import BugError, WireError
 from tunemq_shared.live_keys import LiveKeys
-from tunemq_shared.messages import Event, NodeJoined
+from tunemq_shared.messages import Event, HostOrder, NodeJoined
 
 
 class CeleryTrialExecutor(MailedOrders):
@@ -97,8 +96,13 @@ class CeleryTrialExecutor(MailedOrders):
         finally:
             self._wire.close(now=now)
 
-    def _orders(self, incarnation: str) -> Orders | None:
-        return self._opened.orders(incarnation)
+    def _put(self, incarnation: str, order: HostOrder) -> None:
+        if (orders := self._opened.orders(incarnation)) is not None:
+            orders.put(order)
+
+    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+        if (orders := self._opened.orders(incarnation)) is not None:
+            orders.release(trial, epoch)
 
     @property
     def _opened(self) -> WireClient:

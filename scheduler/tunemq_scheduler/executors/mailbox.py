@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tunemq_shared.conditions import TO_THE_END, Horizon
+import msgspec
+
 from tunemq_shared.messages import PROTOCOL_VERSION, Assignment, HostOrder, HostStart
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """One trial that the node is to host; ``start_version`` first told it how to start."""
+class _Known:
+    """An order about one trial, and how to start that; ``start_version`` first told it the node."""
 
-    epoch: int
-    run_until: Horizon
+    order: HostOrder
     start: HostStart
-    stop: bool = False
-    pause: bool = False
-    at_checkpoint: bool = False
     start_version: int | None = None
+
+    def told(self, version: int, confirmed: int) -> HostOrder:
+        """It as part of an assignment: says how to start until the node has confirmed that."""
+        if self.start_version is None:
+            self.start_version = version
+        start = None if confirmed >= self.start_version else self.start
+        return msgspec.structs.replace(self.order, start=start)
 
 
 class Mailbox:
@@ -147,9 +151,9 @@ class Orders:
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, _Known] = {}
         #: What it may host of which nothing is to be left, by trial and epoch.
-        self._unwanted: dict[tuple[str, int], _Wanted] = {}
+        self._unwanted: dict[tuple[str, int], _Known] = {}
         #: Whether the node may host what we have not said, until the experiment has said all.
         self.waits = False
 
@@ -163,52 +167,22 @@ class Orders:
         """Whether the node is to host nothing."""
         return not (self._wanted or self._unwanted)
 
-    def start(self, trial: str, epoch: int, run_until: Horizon, start: HostStart) -> None:
-        """Host a trial; replaces an older incarnation of it."""
-        self._wanted[trial] = _Wanted(epoch, run_until, start)
+    def put(self, order: HostOrder) -> None:
+        """Have the node do this about a trial; with ``start``, whatever it was told before.
+
+        Without it the order changes one that is known; about another incarnation it is ignored.
+        What is to be killed stands beside the trial's next incarnation.
+        """
+        if order.start is not None:
+            if order.kill:
+                self._unwanted[order.trial, order.epoch] = _Known(order, order.start)
+            else:
+                self._wanted[order.trial] = _Known(order, order.start)
+        elif (known := self._find(order.trial, order.epoch)) is not None:
+            known.order = order
+        else:
+            return
         self._mailbox.is_changed = True
-
-    def reattach(
-        self,
-        trial: str,
-        epoch: int,
-        run_until: Horizon,
-        start: HostStart,
-        *,
-        pause: bool,
-        stop: bool,
-        at_checkpoint: bool = False,
-    ) -> None:
-        """Host a trial that the node may host already: all that it was ever told of it."""
-        self._wanted[trial] = _Wanted(epoch, run_until, start, stop, pause, at_checkpoint)
-        self._mailbox.is_changed = True
-
-    def kill(self, trial: str, epoch: int, start: HostStart) -> None:
-        """Have an incarnation killed; the node says that it is gone even if it never was there."""
-        self._unwanted[trial, epoch] = _Wanted(epoch, TO_THE_END, start)
-        self._mailbox.is_changed = True
-
-    def move_horizon(self, trial: str, epoch: int, run_until: Horizon) -> None:
-        """Let a trial run further."""
-        wanted = self._find(trial, epoch)
-        if wanted is not None:
-            wanted.run_until = run_until
-            self._mailbox.is_changed = True
-
-    def stop(self, trial: str, epoch: int) -> None:
-        """Have a trial ended."""
-        wanted = self._find(trial, epoch)
-        if wanted is not None:
-            wanted.stop = True
-            self._mailbox.is_changed = True
-
-    def pause(self, trial: str, epoch: int, *, at_checkpoint: bool = False) -> None:
-        """Have a trial saved and ended, to go on later."""
-        wanted = self._find(trial, epoch)
-        if wanted is not None:
-            wanted.at_checkpoint = at_checkpoint and (wanted.at_checkpoint or not wanted.pause)
-            wanted.pause = True
-            self._mailbox.is_changed = True
 
     def release(self, trial: str, epoch: int) -> None:
         """Forget a trial that is over; the node may hear of it with the next change."""
@@ -232,28 +206,9 @@ class Orders:
 
     def listed(self, version: int, confirmed: int) -> Iterator[HostOrder]:
         """All of them, for an assignment; ``confirmed`` is the version that the node has."""
-        for trial, wanted in self._wanted.items():
-            yield _order(trial, wanted, version, confirmed)
-        for (trial, _), unwanted in self._unwanted.items():
-            yield _order(trial, unwanted, version, confirmed, kill=True)
+        for known in (*self._wanted.values(), *self._unwanted.values()):
+            yield known.told(version, confirmed)
 
-    def _find(self, trial: str, epoch: int) -> _Wanted | None:
-        wanted = self._wanted.get(trial)
-        return wanted if wanted is not None and wanted.epoch == epoch else None
-
-
-def _order(
-    trial: str, wanted: _Wanted, version: int, confirmed: int, *, kill: bool = False
-) -> HostOrder:
-    if wanted.start_version is None:
-        wanted.start_version = version
-    return HostOrder(
-        trial,
-        wanted.epoch,
-        wanted.run_until,
-        wanted.stop,
-        start=None if confirmed >= wanted.start_version else wanted.start,
-        pause=wanted.pause,
-        kill=kill,
-        at_checkpoint=wanted.at_checkpoint,
-    )
+    def _find(self, trial: str, epoch: int) -> _Known | None:
+        known = self._wanted.get(trial)
+        return known if known is not None and known.order.epoch == epoch else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from typing import Protocol
 
 import msgspec
 
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
+    DropNode,
     PauseTrial,
     ReattachTrial,
     ReleaseTrial,
@@ -18,110 +18,83 @@ from tunemq_scheduler.core.commands import (
 )
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_shared.conditions import Horizon
 from tunemq_shared.errors import BugError, ConfigError
-from tunemq_shared.messages import HostStart
+from tunemq_shared.messages import HostOrder, HostStart
 
-
-class OrdersToNode(Protocol):
-    """An experiment's orders to one node; see `tunemq_scheduler.executors.mailbox.Orders`."""
-
-    def start(self, trial: str, epoch: int, run_until: Horizon, start: HostStart) -> None:
-        """Host a trial."""
-
-    def reattach(
-        self,
-        trial: str,
-        epoch: int,
-        run_until: Horizon,
-        start: HostStart,
-        *,
-        pause: bool,
-        stop: bool,
-        at_checkpoint: bool = False,
-    ) -> None:
-        """Host a trial that the node may host already."""
-
-    def kill(self, trial: str, epoch: int, start: HostStart) -> None:
-        """Have an incarnation killed."""
-
-    def move_horizon(self, trial: str, epoch: int, run_until: Horizon) -> None:
-        """Let a trial run further."""
-
-    def stop(self, trial: str, epoch: int) -> None:
-        """Have a trial ended."""
-
-    def pause(self, trial: str, epoch: int, *, at_checkpoint: bool = False) -> None:
-        """Have a trial saved and ended."""
-
-    def release(self, trial: str, epoch: int) -> None:
-        """Forget a trial whose host is gone."""
+_AboutHosted = ContinueTrial | StopTrial | PauseTrial | ReleaseTrial
 
 
 class MailedOrders(TrialExecutor):
-    """Puts each order into the mailbox of its node; whoever is derived from it sends them.
+    """Turns each order into what its node is to do about the trial; those derived send that.
 
-    Those that are derived know the nodes (`_orders`) and forget them (`drop_node`), set ``_plan``
-    when they are opened, and send what has changed at the end of a turn (`on_step_end`).
+    They implement `_put` and `_release`, set ``_plan`` when they are opened, and send what has
+    changed at the end of a turn (`on_step_end`).
     """
 
     def __init__(self) -> None:
         self._plan: ExperimentPlan | None = None
+        #: The orders that stand, by node and trial; without how to start.
+        self._standing: dict[str, dict[str, HostOrder]] = {}
 
     def start_trial(self, order: StartTrial) -> None:
         """Have a node host a trial."""
-        orders = self._orders(order.incarnation)
-        if orders is not None:
-            start = self._host_start(order)
-            orders.start(order.trial, order.epoch, order.run_until, start)
+        start = self._host_start(order)
+        self._host(order, HostOrder(order.trial, order.epoch, order.run_until, start=start))
 
     def continue_training(self, order: ContinueTrial) -> None:
         """Let a hosted trial run on."""
-        orders = self._orders(order.incarnation)
-        if orders is not None:
-            orders.move_horizon(order.trial, order.epoch, order.run_until)
+        if (standing := self._find(order)) is not None:
+            self._host(order, msgspec.structs.replace(standing, run_until=order.run_until))
 
     def stop_trial(self, order: StopTrial) -> None:
         """Have a hosted trial ended."""
-        orders = self._orders(order.incarnation)
-        if orders is not None:
-            orders.stop(order.trial, order.epoch)
+        if (standing := self._find(order)) is not None:
+            self._host(order, msgspec.structs.replace(standing, stop=True))
 
     def pause_trial(self, order: PauseTrial) -> None:
         """Have a hosted trial saved and ended, to go on later."""
-        orders = self._orders(order.incarnation)
-        if orders is not None:
-            orders.pause(order.trial, order.epoch, at_checkpoint=order.at_checkpoint)
+        if (standing := self._find(order)) is not None:
+            self._host(order, standing.paused(at_checkpoint=order.at_checkpoint))
 
     def release_trial(self, order: ReleaseTrial) -> None:
         """Forget a trial whose host is gone; the node hears of it with its next orders."""
-        orders = self._orders(order.incarnation)
-        if orders is not None:
-            orders.release(order.trial, order.epoch)
+        if self._find(order) is not None:
+            del self._standing[order.incarnation][order.trial]
+        self._release(order.incarnation, order.trial, order.epoch)
 
     def reattach_trial(self, order: ReattachTrial) -> None:
         """Have a node that is heard again host what it hosted, or end it."""
         start = order.start
-        orders = self._orders(start.incarnation)
-        if orders is None:
-            return
-        how = self._host_start(start)
+        how = HostOrder(start.trial, start.epoch, start.run_until, start=self._host_start(start))
         if not order.is_wanted:
-            orders.kill(start.trial, start.epoch, how)
+            self._put(start.incarnation, msgspec.structs.replace(how, kill=True))
             return
-        orders.reattach(
-            start.trial,
-            start.epoch,
-            start.run_until,
-            how,
-            pause=order.pause,
-            stop=order.stop,
-            at_checkpoint=order.at_checkpoint,
+        pause, at_checkpoint = order.pause, order.at_checkpoint
+        self._host(
+            start,
+            msgspec.structs.replace(how, stop=order.stop, pause=pause, at_checkpoint=at_checkpoint),
         )
 
+    def drop_node(self, order: DropNode) -> None:
+        """Forget a node that is dead."""
+        self._standing.pop(order.incarnation, None)
+
     @abstractmethod
-    def _orders(self, incarnation: str) -> OrdersToNode | None:
-        """Ours for a node; None when it was lost since, which the runner is about to read."""
+    def _put(self, incarnation: str, order: HostOrder) -> None:
+        """Have a node do this; nothing if it was lost since, which the runner is about to read."""
+
+    @abstractmethod
+    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+        """Have a node forget a trial; likewise."""
+
+    def _find(self, order: _AboutHosted) -> HostOrder | None:
+        standing = self._standing.get(order.incarnation, {}).get(order.trial)
+        return standing if standing is not None and standing.epoch == order.epoch else None
+
+    def _host(self, about: StartTrial | _AboutHosted, order: HostOrder) -> None:
+        standing = msgspec.structs.replace(order, start=None)
+        self._standing.setdefault(about.incarnation, {})[order.trial] = standing
+        self._put(about.incarnation, order)
 
     def _host_start(self, order: StartTrial) -> HostStart:
         """Return what the node needs to start the trial, as the node will read it.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tunemq_scheduler.executors.mailbox import Mailbox, Orders
 from tunemq_shared.conditions import TO_THE_END, next_result
-from tunemq_shared.messages import Assignment, BlobRef, Environment, HostStart
+from tunemq_shared.messages import Assignment, BlobRef, Environment, HostOrder, HostStart
 
 START = HostStart(
     experiment="e",
@@ -21,7 +21,7 @@ START = HostStart(
 def mailbox_with_one_trial() -> tuple[Mailbox, Orders]:
     mailbox = Mailbox("inc", term=3)
     orders = mailbox.orders("k")
-    orders.start("t1", 1, next_result(0), START)
+    orders.put(HostOrder("t1", 1, next_result(0), start=START))
     return mailbox, orders
 
 
@@ -32,7 +32,7 @@ def started(assignment: Assignment) -> list[str]:
 def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
     mailbox, orders = mailbox_with_one_trial()
     first = mailbox.next_assignment()
-    orders.move_horizon("t1", 1, next_result(1))
+    orders.put(HostOrder("t1", 1, next_result(1)))
     second = mailbox.next_assignment()
     mailbox.confirm(3, first.version)
     third = mailbox.next_assignment()
@@ -46,7 +46,7 @@ def test_an_order_says_how_to_start_until_a_version_that_said_so_is_confirmed():
 def test_a_trial_that_came_later_is_started_though_older_versions_are_confirmed():
     mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
-    orders.start("t2", 1, TO_THE_END, START)
+    orders.put(HostOrder("t2", 1, TO_THE_END, start=START))
 
     assert started(mailbox.next_assignment()) == ["t2"]
 
@@ -69,12 +69,11 @@ def test_versions_go_on_from_the_one_that_the_node_took_from_an_earlier_schedule
 
 def test_orders_about_an_older_incarnation_of_a_trial_change_nothing():
     mailbox, orders = mailbox_with_one_trial()
-    orders.start("t1", 2, TO_THE_END, START)
+    orders.put(HostOrder("t1", 2, TO_THE_END, start=START))
     mailbox.next_assignment()
-    orders.stop("t1", 1)
-    orders.move_horizon("t1", 1, next_result(7))
+    orders.put(HostOrder("t1", 1, next_result(7), stop=True))
     orders.release("t1", 1)
-    orders.stop("t2", 1)
+    orders.put(HostOrder("t2", 1, TO_THE_END, stop=True))
 
     assert not mailbox.is_changed
     assert not mailbox.is_outdated
@@ -114,9 +113,9 @@ def test_sending_the_same_again_keeps_the_version_and_starts_the_count_anew():
 def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
     mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
-    orders.pause("t1", 2)
+    orders.put(HostOrder("t1", 2, next_result(0), pause=True))
     assert not mailbox.is_changed, "of another incarnation"
-    orders.pause("t1", 1)
+    orders.put(HostOrder("t1", 1, next_result(0), pause=True))
 
     assert mailbox.is_changed
     (order,) = mailbox.next_assignment().orders
@@ -126,13 +125,9 @@ def test_a_trial_that_is_to_pause_is_told_so_until_it_is_released():
 
 
 def test_a_trial_that_gives_way_may_run_on_to_its_next_checkpoint_until_it_is_to_pause_at_once():
-    mailbox, orders = mailbox_with_one_trial()
-    orders.pause("t1", 1, at_checkpoint=True)
-    (order,) = mailbox.next_assignment().orders
+    order = HostOrder("t1", 1, TO_THE_END).paused(at_checkpoint=True)
     assert (order.pause, order.at_checkpoint) == (True, True)
-    orders.pause("t1", 1)
-    orders.pause("t1", 1, at_checkpoint=True)
-    (order,) = mailbox.next_assignment().orders
+    order = order.paused().paused(at_checkpoint=True)
     assert (order.pause, order.at_checkpoint) == (True, False)
 
 
@@ -140,7 +135,7 @@ def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on()
     mailbox, orders = mailbox_with_one_trial()
     mailbox.confirm(3, mailbox.next_assignment().version)
     mailbox.start_over()
-    orders.reattach("t1", 1, next_result(4), START, pause=True, stop=False)
+    orders.put(HostOrder("t1", 1, next_result(4), start=START, pause=True))
     orders.settle()
 
     assignment = mailbox.next_assignment()
@@ -156,8 +151,8 @@ def test_a_node_that_is_heard_again_is_told_everything_anew_and_versions_go_on()
 
 def test_a_trial_to_be_killed_is_listed_beside_its_next_incarnation_until_it_is_released():
     mailbox, orders = mailbox_with_one_trial()
-    orders.kill("t1", 1, START)
-    orders.start("t1", 3, TO_THE_END, START)
+    orders.put(HostOrder("t1", 1, TO_THE_END, start=START, kill=True))
+    orders.put(HostOrder("t1", 3, TO_THE_END, start=START))
     listed = mailbox.next_assignment().orders
     assert [(order.epoch, order.kill) for order in listed] == [(3, False), (1, True)]
     assert not mailbox.is_empty
@@ -170,7 +165,7 @@ def test_a_trial_to_be_killed_is_listed_beside_its_next_incarnation_until_it_is_
 def test_trials_of_two_experiments_are_two_whatever_their_names():
     mailbox, orders = mailbox_with_one_trial()
     another = mailbox.orders("another")
-    another.start("t1", 1, TO_THE_END, START)
+    another.put(HostOrder("t1", 1, TO_THE_END, start=START))
     another.release("t1", 1)
 
     assert not orders.is_empty

@@ -33,12 +33,16 @@ def roster() -> Roster:
     roster.read_leases(0.0, [b"1:0:0"])
     for key, tenant in roster.tenants.items():
         assert tenant.take() == [JOINED]
-        tenant.stakes["inc1"].orders.start(trial_of(key), 1, TO_THE_END, START)
+        tenant.stakes["inc1"].orders.put(order_of(key))
     return roster
 
 
 def trial_of(key: str) -> str:
     return key.rpartition(":")[2]
+
+
+def order_of(key: str) -> m.HostOrder:
+    return m.HostOrder(trial_of(key), 1, TO_THE_END, start=START)
 
 
 def mailbox(roster: Roster) -> Mailbox:
@@ -75,7 +79,7 @@ def again(roster: Roster, key: str) -> None:
     """An experiment says all that it wants of the node, which it had before."""
     tenant = roster.tenants[key]
     orders = tenant.stakes["inc1"].orders
-    orders.reattach(trial_of(key), 1, TO_THE_END, START, pause=False, stop=False)
+    orders.put(order_of(key))
     tenant.settle(tenant.stated)
 
 

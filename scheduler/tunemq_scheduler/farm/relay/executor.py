@@ -9,14 +9,12 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.commands import DropNode
 from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_scheduler.executors.node_batches import NodeBatch, events_of
 from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.copied import WaitsForCopy
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.line import SupervisorLine
-from tunemq_scheduler.farm.relay.orders import NodeOrders
 from tunemq_scheduler.farm.relay.teller import Teller
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search_run import SearchRun
@@ -41,7 +39,6 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
         self._line = line
         self._is_attached = False
         self._turn: list[r.Order] = []
-        self._boxes: dict[str, NodeOrders] = {}
         #: How many facts of the wire the loop was given, and how many of those are handled as far
         #: as the supervisor knows.
         self._given, self._handled = 0, -1
@@ -83,21 +80,18 @@ class RelayedExecutor(WaitsForCopy, MailedOrders):
         key = self._opened_plan.events_key
         self._line.send(r.Attach(key, tuple(nodes), tuple(away), dict(accepted)))
 
-    def drop_node(self, order: DropNode) -> None:
-        """Forget a node that is dead; the wire knows by itself."""
-        self._boxes.pop(order.incarnation, None)
-
     def on_step_end(self) -> None:
         """Send the turn's orders."""
-        if self._turn:
-            self._line.send(r.Orders(tuple(self._turn)))
-            self._turn.clear()
-
-    def _orders(self, incarnation: str) -> NodeOrders | None:
         # Before it is attached there is nobody whom an order could be about.
-        if not self._is_attached:
-            return None
-        return self._boxes.setdefault(incarnation, NodeOrders(incarnation, self._turn.append))
+        if self._turn and self._is_attached:
+            self._line.send(r.Orders(tuple(self._turn)))
+        self._turn.clear()
+
+    def _put(self, incarnation: str, order: m.HostOrder) -> None:
+        self._turn.append(r.Host(incarnation, order))
+
+    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+        self._turn.append(r.Release(incarnation, trial, epoch))
 
     def release_now(self, accepted: dict[str, int]) -> None:
         """Have nodes told how far their events are kept."""

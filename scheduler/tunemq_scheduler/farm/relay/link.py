@@ -29,7 +29,6 @@ from tunemq_scheduler.farm.exits import (
     how_it_ended,
 )
 from tunemq_scheduler.farm.relay import messages as r
-from tunemq_scheduler.farm.relay.carrying_out import carry_out
 from tunemq_scheduler.farm.relay.frames import FrameSocket
 from tunemq_shared import messages as m
 from tunemq_shared import wire
@@ -394,17 +393,22 @@ class ExperimentLink:
         self._known.update(one.incarnation for one in (*message.nodes, *message.away))
 
     def _order(self, message: r.Orders) -> None:
-        for order in message.orders:
-            if isinstance(order, r.Start | r.Reattach | r.Kill) and (
-                order.how.events_key != self.events_key
-            ):
-                self._trespassed(f"it gave an order for the events of {order.how.events_key}")
+        for one in message.orders:
+            start = one.order.start if isinstance(one, r.Host) else None
+            if start is not None and start.events_key != self.events_key:
+                self._trespassed(f"it gave an order for the events of {start.events_key}")
                 return
-            if self._client is not None:
-                rules = self.job.stores
-                if rules is not None and isinstance(order, r.Start | r.Reattach | r.Kill):
-                    rules.check_order(order.how)
-                carry_out(order, self._client)
+            if self._client is None:
+                continue
+            if start is not None and self.job.stores is not None:
+                self.job.stores.check_order(start)
+            orders = self._client.orders(one.incarnation)
+            if orders is None:  # the node was lost meanwhile
+                continue
+            if isinstance(one, r.Host):
+                orders.put(one.order)
+            else:
+                orders.release(one.trial, one.epoch)
 
     def _answer(self, message: r.Answered) -> None:
         kind = self._kinds.pop(message.id, Done)

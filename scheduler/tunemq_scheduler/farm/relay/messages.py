@@ -13,9 +13,8 @@ import msgspec
 from tunemq_scheduler.executors.node_batches import Fact
 from tunemq_shared.allotments import Usage
 from tunemq_shared.answers import Refusal
-from tunemq_shared.conditions import Horizon
 from tunemq_shared.message_limits import Amount, Count
-from tunemq_shared.messages import HostStart, NodeJoined, NodeOffered
+from tunemq_shared.messages import HostOrder, NodeJoined, NodeOffered
 from tunemq_shared.requests import Code
 from tunemq_shared.seals import Key
 from tunemq_shared.store_rules import StoreRules
@@ -166,62 +165,11 @@ class Attach(Message, frozen=True, tag="attach"):
     accepted: dict[str, Count] = {}
 
 
-class Start(Message, frozen=True, tag="start"):
-    """See `tunemq_scheduler.executors.mailbox`, for this and all other orders."""
+class Host(Message, frozen=True, tag="host"):
+    """What a node is to do about a trial; see `tunemq_scheduler.executors.mailbox.Orders.put`."""
 
     incarnation: str
-    trial: str
-    epoch: int
-    run_until: Horizon
-    how: HostStart
-
-
-class Reattach(Message, frozen=True, tag="reattach"):
-    """Host a trial that the node may host already."""
-
-    incarnation: str
-    trial: str
-    epoch: int
-    run_until: Horizon
-    how: HostStart
-    pause: bool
-    stop: bool
-    at_checkpoint: bool = False
-
-
-class Kill(Message, frozen=True, tag="kill"):
-    """Leave nothing of this incarnation of a trial."""
-
-    incarnation: str
-    trial: str
-    epoch: int
-    how: HostStart
-
-
-class MoveHorizon(Message, frozen=True, tag="horizon"):
-    """Let a trial run further."""
-
-    incarnation: str
-    trial: str
-    epoch: int
-    run_until: Horizon
-
-
-class Stop(Message, frozen=True, tag="stop"):
-    """Have a trial ended."""
-
-    incarnation: str
-    trial: str
-    epoch: int
-
-
-class Pause(Message, frozen=True, tag="pause"):
-    """Have a trial saved and ended; ``at_checkpoint`` as in `HostOrder`."""
-
-    incarnation: str
-    trial: str
-    epoch: int
-    at_checkpoint: bool = False
+    order: HostOrder
 
 
 class Release(Message, frozen=True, tag="release"):
@@ -232,7 +180,7 @@ class Release(Message, frozen=True, tag="release"):
     epoch: int
 
 
-Order = Start | Reattach | Kill | MoveHorizon | Stop | Pause | Release
+Order = Host | Release
 
 
 class Orders(Message, frozen=True, tag="orders"):

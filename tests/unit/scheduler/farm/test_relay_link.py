@@ -19,6 +19,7 @@ from tunemq_scheduler.farm.relay import link as link_module
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.frames import FrameSocket
 from tunemq_scheduler.farm.relay.link import Ending, ExperimentLink, Outcome, Reply
+from tunemq_shared import messages as m
 from tunemq_shared import wire
 from tunemq_shared.allotments import Amounts, Usage, Wanted
 from tunemq_shared.answers import Refusal
@@ -41,8 +42,8 @@ class Nodes:
     def orders(self, _node: str) -> Nodes:
         return self
 
-    def start(self, trial: str, *_order: object) -> None:
-        self.started.append(trial)
+    def put(self, order: m.HostOrder) -> None:
+        self.started.append(order.trial)
 
     def take(self) -> list[object]:
         return []
@@ -170,7 +171,7 @@ def test_s14_order_to_a_node_that_names_another_store_ends_its_search_and_is_not
     experiment.attach()
     for number, store in enumerate(("http://store:7380/farm/x", "http://evil:7380/farm/x")):
         how = msgspec.structs.replace(START, events_key=wire.events("x1"), store=store)
-        start = r.Start("node", f"t{number}", 1, (), how)
+        start = r.Host("node", m.HostOrder(f"t{number}", 1, (), start=how))
         experiment.say(r.encode(r.Orders((start,))))
     ending = experiment.ends(-9)
     assert ending.outcome is Outcome.FAILED
