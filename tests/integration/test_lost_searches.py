@@ -1,0 +1,40 @@
+"""Whether the nodes of a lost scheduler may still host trials of its search, on a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.farm_processes import TcpRedis
+from tunemq_scheduler.farm.lost_searches import LostSearch, is_hosted
+from tunemq_shared import wire
+
+pytestmark = pytest.mark.integration
+
+LOST = LostSearch(name="lost", address="s3://b/lost", events_key=wire.events("ab12c3f4.2"), term=7)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[TcpRedis]:
+    redis = TcpRedis(tmp_path)
+    yield redis
+    redis.end()
+
+
+def test_the_id_of_a_lost_search_is_that_of_its_trials():
+    assert LOST.id == "ab12c"
+
+
+def test_nodes_keep_a_search_until_another_farm_was_there_or_it_said_goodbye(redis):
+    client = redis.client
+    assert is_hosted(redis.url, LOST), "Redis was wiped, and nodes were not"
+    client.set(wire.STREAMS, wire.listed([wire.events("farm"), LOST.events_key]))
+    client.xadd(LOST.events_key, {"h": "x"})
+    assert is_hosted(redis.url, LOST)
+    client.expire(LOST.events_key, 60)
+    assert not is_hosted(redis.url, LOST), "its scheduler said goodbye"
+    client.persist(LOST.events_key)
+    client.set(wire.STREAMS, wire.listed([wire.events("farm")]))
+    assert not is_hosted(redis.url, LOST), "another scheduler had the farm"
