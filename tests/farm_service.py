@@ -47,6 +47,8 @@ _ANSWERS_WITHIN_S: Final = 30.0
 #: The exit codes of a command that found no Redis, and no scheduler.
 _NOBODY_ANSWERS: Final = frozenset({69, 75})
 _ROOT: Final = Path(__file__).parents[1]
+#: What a scheduler says that was replaced: its lease tells it, or the next look for requests.
+SUPERSEDED: Final = "another one took its place|has a newer scheduler"
 _SEARCH: Final = """
 import tunemq as tune
 import work

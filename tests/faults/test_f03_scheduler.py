@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
+from tests.farm_service import SUPERSEDED, FarmService, Search, farm_service
 from tests.integration.farm_support import is_alive
 from tests.support import eventually
 from tunemq_scheduler.farm.record import read_record
@@ -158,7 +159,7 @@ def test_f03_an_idle_scheduler_that_was_replaced_ends(farm):
     # What a successor does that found the lease run out.
     farm.redis.client.incrby(wire.TERM, 10)
     assert farm.scheduler.wait(60) == 75, farm
-    assert "another one took its place" in farm.said()
+    assert re.search(SUPERSEDED, farm.said()), farm
 
 
 def test_f03_a_search_that_ended_in_front_of_its_goodbye_says_it_later(farm):

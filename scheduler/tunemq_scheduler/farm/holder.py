@@ -27,7 +27,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         place: the kernel's boot and the pid namespace in which the numbers mean something.
         pid, born: the process and when it began, in the kernel's ticks: pids are used again.
         since: Unix time at which it became the holder, for people.
-        term: see `tunemq_scheduler.farm.lease`.
     """
 
     token: str
@@ -36,7 +35,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     born: int
     since: float
-    term: int = 0
 
     @classmethod
     def this_process(cls) -> Self:
