@@ -67,9 +67,9 @@ def _configs(farm: SoakFarm, entries: list[m.Entry]) -> dict[str, dict[str, Any]
         event = entry.event
         if isinstance(event, m.ConfigSuggested):
             config = unpack_config(event.config)
-            again = prepared.search.next_config(event.n, event.trial)
+            again = prepared.search.suggest(event.n, event.trial)
             assert again.config == config, (event.trial, again.config, config)
-            prepared.search.told_complete(event.trial, None)
+            prepared.search.on_trial_complete(event.trial)
             configs[event.trial] = config
     assert len(configs) == farm.trials
     return configs

@@ -9,16 +9,12 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from tunemq_scheduler.core.commands import RecordEnd
 from tunemq_scheduler.core.trial import PAUSED
 from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
-from tunemq_scheduler.search.search_algorithm import (
-    NoSuggestion,
-    SearchAlgorithm,
-    Suggestion,
-)
+from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import innermost
 from tunemq_scheduler.states import HasState, pack_state, state_of, unpack_state
 from tunemq_scheduler.stopper import Stopper
@@ -68,7 +64,7 @@ class Algorithms:
     def __init__(
         self,
         *,
-        search: SearchAlgorithm,
+        search: SearchGenerator,
         scheduler: TrialScheduler,
         stopper: Stopper | None = None,
         metric: str | None = None,
@@ -88,14 +84,13 @@ class Algorithms:
     @property
     def search_name(self) -> str:
         """The class of the search algorithm inside of all wrappers, for people."""
-        search: Any = self.search
-        return type(innermost(getattr(search, "searcher", search))).__name__
+        return type(innermost(self.search.searcher)).__name__
 
     # --- suggestions ------------------------------------------------------------------------------
 
-    def suggest(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
-        """The ``n``-th configuration; `WAIT` or `EXHAUSTED` where there is none."""
-        return self._ask("search algorithm", self.search.next_config, n, trial_id)
+    def suggest(self, n: int, trial_id: str) -> Suggestion | Literal["FINISHED"] | None:
+        """See `SearchGenerator.suggest`."""
+        return self._ask("search algorithm", self.search.suggest, n, trial_id)
 
     def added(self, trial: TrialView) -> list[Answer]:
         """A new trial is there; returns up to where it may run unasked."""
@@ -104,8 +99,8 @@ class Algorithms:
 
     def taken_up(self, trial: TrialView) -> list[Answer]:
         """A trial of an earlier run is there, or lives again; as `added`."""
-        told = self.search.told_suggested
-        self._ask("search algorithm", told, trial.number, trial.trial_id, trial.config)
+        tell = self.search.on_trial_restored
+        self._ask("search algorithm", tell, trial.number, trial.trial_id, trial.config)
         return self.added(trial)
 
     def choose(self, waiting: Sequence[TrialView]) -> TrialView | None:
@@ -135,7 +130,7 @@ class Algorithms:
         is_last = any(isinstance(one, Decided) and one.decision == STOP for one in answers)
         if self.search.wants_results and not is_last:
             shown = self._shown(trial.full_result(event))
-            self._ask("search algorithm", self.search.told_result, trial.trial_id, shown)
+            self._ask("search algorithm", self.search.on_trial_result, trial.trial_id, shown)
 
     def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[Answer]:
         """What is to become of a trial whose result reached the horizon.
@@ -190,9 +185,8 @@ class Algorithms:
             self._ask(
                 "trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {}
             )
-        self._ask(
-            "search algorithm", self.search.told_complete, trial.trial_id, result, error, early
-        )
+        tell = self.search.on_trial_complete
+        self._ask("search algorithm", tell, trial.trial_id, result, error, early)
 
     def over(self, trial: TrialView, end: RecordEnd) -> None:
         """A trial is over; its view still is as it was before."""

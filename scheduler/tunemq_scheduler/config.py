@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tunemq_scheduler.callback import Callback
     from tunemq_scheduler.report.reporter import ProgressReporter
     from tunemq_scheduler.schedulers import TrialScheduler
-    from tunemq_scheduler.search import SearchAlgorithm, Searcher
+    from tunemq_scheduler.search import Searcher
     from tunemq_scheduler.stopper import Stopper
 
 Mode = Literal["min", "max"]
@@ -52,7 +52,7 @@ class TuneConfig:
 
     metric: str | None = None
     mode: Mode | None = None
-    search_alg: Searcher | SearchAlgorithm | str | None = None
+    search_alg: Searcher | str | None = None
     scheduler: TrialScheduler | str | None = None
     num_samples: int = 1
     max_concurrent_trials: int | None = None

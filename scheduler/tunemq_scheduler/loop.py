@@ -30,7 +30,7 @@ from tunemq_scheduler.report.news import (
     told_of_superseded,
 )
 from tunemq_scheduler.resuming import revive
-from tunemq_scheduler.search.search_algorithm import NoSuggestion, Suggestion
+from tunemq_scheduler.search.search_generator import Suggestion
 from tunemq_scheduler.store_keeper import Removal
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
@@ -413,10 +413,10 @@ class ExperimentLoop:
             n = self.runner.suggested
             trial_id = f"{self._trial_prefix}_{n:05d}"
             suggestion = self.algorithms.suggest(n, trial_id)
-            if suggestion is NoSuggestion.WAIT:
+            if suggestion is None:
                 self._check_patience()
                 break
-            if isinstance(suggestion, NoSuggestion):
+            if isinstance(suggestion, str):
                 self._take(m.SearchExhausted())
                 break
             self._add_trial(n, trial_id, suggestion)

@@ -15,7 +15,7 @@ from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.settings import LogRule, RunnerSettings
 from tunemq_scheduler.folders import safe_name
 from tunemq_scheduler.schedulers import TrialScheduler, make_scheduler
-from tunemq_scheduler.search import SearchAlgorithm, SearchSetup, make_search_algorithm
+from tunemq_scheduler.search import SearchGenerator, make_searcher
 from tunemq_scheduler.search.objective import metric_names
 from tunemq_scheduler.search.space import check_depth, parameter_names, read_space
 from tunemq_scheduler.stopper import Stopper, make_stopping
@@ -47,7 +47,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     pickled: Pickled
     tune: TuneConfig
     run: RunConfig
-    search: SearchAlgorithm
+    search: SearchGenerator
     scheduler: TrialScheduler
     stopper: Stopper | None
     stop: tuple[Condition, ...]
@@ -87,8 +87,8 @@ def prepare(
     run.sync_config.validate_upload_dir()
     seed = tune.seed if tune.seed is not None else random.SystemRandom().getrandbits(32)
     metric, mode = tune.metric, tune.direction
-    setup = SearchSetup(_space(param_space), tune.num_samples, metric, mode, seed)
-    search = make_search_algorithm(tune.search_alg, setup, tune.max_concurrent_trials)
+    searcher, max_concurrent = make_searcher(tune.search_alg, tune.max_concurrent_trials)
+    search = SearchGenerator(searcher, _space(param_space), tune.num_samples, metric, mode, seed)
     scheduler = make_scheduler(tune.scheduler, metric, mode, seed)
     stop, stopper = make_stopping(run.stop)
     needed = (*metric_names(metric), *metric_names(scheduler.metric), *search.required_metrics)
@@ -104,7 +104,7 @@ def prepare(
         stopper=stopper,
         stop=stop,
         settings=RunnerSettings(
-            max_concurrent=tune.max_concurrent_trials or 0,
+            max_concurrent=max_concurrent,
             max_failures=run.failure_config.max_failures,
             fail_fast=bool(run.failure_config.fail_fast),
             max_storage_failures=run.failure_config.max_storage_failures,

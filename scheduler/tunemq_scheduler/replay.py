@@ -23,7 +23,7 @@ from tunemq_scheduler.journal import Recovered
 from tunemq_scheduler.journal.examining import Replayed
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.resuming import revive
-from tunemq_scheduler.search.search_algorithm import NoSuggestion
+from tunemq_scheduler.search.search_generator import Suggestion
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 from tunemq_shared.errors import BugError, InvariantBroken, TuneError
@@ -225,7 +225,7 @@ def compare(live: Outcome, again: Outcome) -> None:
 
 def _suggested_again(algorithms: Algorithms, event: m.ConfigSuggested) -> bytes:
     suggestion = algorithms.suggest(event.n, event.trial)
-    return b"" if isinstance(suggestion, NoSuggestion) else pack_config(suggestion.config)
+    return pack_config(suggestion.config) if isinstance(suggestion, Suggestion) else b""
 
 
 def _asked_again(

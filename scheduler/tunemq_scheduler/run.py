@@ -20,7 +20,7 @@ from tunemq_scheduler.experiment_analysis import ExperimentAnalysis
 from tunemq_scheduler.limits import TrialLimits
 from tunemq_scheduler.report.reporter import ProgressReporter
 from tunemq_scheduler.schedulers import TrialScheduler
-from tunemq_scheduler.search import SearchAlgorithm, Searcher
+from tunemq_scheduler.search import Searcher
 from tunemq_scheduler.stopper import Stopper
 from tunemq_scheduler.syncing.config import SyncConfig
 from tunemq_scheduler.tuner import Tuner
@@ -45,7 +45,7 @@ def run(
     num_samples: int = 1,
     storage_path: str | os.PathLike[str] | None = None,
     local_dir: str | os.PathLike[str] | None = None,
-    search_alg: Searcher | SearchAlgorithm | str | None = None,
+    search_alg: Searcher | str | None = None,
     scheduler: TrialScheduler | str | None = None,
     checkpoint_config: CheckpointConfig | None = None,
     keep_checkpoints_num: int | None = None,

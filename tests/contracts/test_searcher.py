@@ -1,4 +1,4 @@
-"""What every search algorithm promises the experiment's loop."""
+"""What every searcher promises the experiment's loop."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ from typing import Any
 import pytest
 
 from tunemq_scheduler.search import (
-    EXHAUSTED,
-    WAIT,
     BasicVariantGenerator,
     ConcurrencyLimiter,
-    SearchAlgorithm,
     Searcher,
     SearchGenerator,
-    SearchSetup,
     Suggestion,
     choice,
-    make_search_algorithm,
     sample_from,
     uniform,
 )
 from tunemq_scheduler.search.domain_types import Domain
 from tunemq_scheduler.search.optuna_search import OptunaSearch
+from tunemq_scheduler.search.searcher import innermost
 from tunemq_scheduler.search.space import children
 from tunemq_shared.errors import SearchFailed, SearchSpaceError
 
@@ -77,23 +73,25 @@ MAKERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.fixture(params=MAKERS)
-def make(request: pytest.FixtureRequest) -> Callable[..., SearchAlgorithm]:
-    def made(num_samples: int = 12, max_concurrent: int | None = None) -> SearchAlgorithm:
-        setup = SearchSetup(SPACE, num_samples, metric="loss", mode="min", seed=5)
-        return make_search_algorithm(MAKERS[request.param](), setup, max_concurrent)
+def make(request: pytest.FixtureRequest) -> Callable[..., SearchGenerator]:
+    def made(num_samples: int = 12, limit: int = 0) -> SearchGenerator:
+        searcher = MAKERS[request.param]()
+        if limit:
+            searcher = ConcurrencyLimiter(searcher, limit)
+        return SearchGenerator(searcher, SPACE, num_samples, metric="loss", mode="min", seed=5)
 
     return made
 
 
-def play(algorithm: SearchAlgorithm, first: int = 0, limit: int = 50) -> list[Suggestion]:
+def play(algorithm: SearchGenerator, first: int = 0, limit: int = 50) -> list[Suggestion]:
     """One trial at a time until the search ends."""
     found = []
     for n in range(first, first + limit):
-        answer = algorithm.next_config(n, f"t{n}")
-        if answer is EXHAUSTED:
+        answer = algorithm.suggest(n, f"t{n}")
+        if answer is Searcher.FINISHED:
             break
         assert isinstance(answer, Suggestion)
-        algorithm.told_complete(f"t{n}", {"loss": answer.config["x"]})
+        algorithm.on_trial_complete(f"t{n}", {"loss": answer.config["x"]})
         found.append(answer)
     return found
 
@@ -104,24 +102,22 @@ def domains_in(node: Any) -> bool:
 
 @pytest.mark.parity(173)
 def test_it_gives_num_samples_configurations_and_then_says_so(
-    make: Callable[..., SearchAlgorithm],
+    make: Callable[..., SearchGenerator],
 ) -> None:
     algorithm = make(12)
-    assert not algorithm.is_finished
     assert algorithm.total == 12
     assert len(play(algorithm)) == 12
-    assert algorithm.is_finished
-    assert algorithm.next_config(12, "t12") is EXHAUSTED
+    assert algorithm.suggest(12, "t12") is Searcher.FINISHED
 
 
-def test_an_endless_search_goes_on(make: Callable[..., SearchAlgorithm]) -> None:
+def test_an_endless_search_goes_on(make: Callable[..., SearchGenerator]) -> None:
     algorithm = make(-1)
     assert algorithm.total is None
     assert len(play(algorithm, limit=30)) == 30
 
 
 def test_configurations_are_complete_and_belong_to_the_receiver(
-    make: Callable[..., SearchAlgorithm],
+    make: Callable[..., SearchGenerator],
 ) -> None:
     algorithm = make()
     space = copy.deepcopy(SPACE["opt"])
@@ -137,7 +133,7 @@ def test_configurations_are_complete_and_belong_to_the_receiver(
 
 
 def test_tags_begin_with_the_number_and_values_have_flat_names(
-    make: Callable[..., SearchAlgorithm],
+    make: Callable[..., SearchGenerator],
 ) -> None:
     for n, suggestion in enumerate(play(make())):
         assert suggestion.tag.startswith(f"{n}_")
@@ -145,57 +141,51 @@ def test_tags_begin_with_the_number_and_values_have_flat_names(
 
 
 def test_the_same_seed_and_story_give_the_same_configurations(
-    make: Callable[..., SearchAlgorithm],
+    make: Callable[..., SearchGenerator],
 ) -> None:
     assert play(make()) == play(make())
 
 
-def test_a_resumed_search_gives_only_what_is_left(make: Callable[..., SearchAlgorithm]) -> None:
+def test_a_resumed_search_gives_only_what_is_left(make: Callable[..., SearchGenerator]) -> None:
     whole = play(make())
     resumed = make()
     for n, suggestion in enumerate(whole[:5]):
-        resumed.told_suggested(n, f"t{n}", suggestion.config)
-        resumed.told_complete(f"t{n}", {"loss": suggestion.config["x"]})
+        resumed.on_trial_restored(n, f"t{n}", suggestion.config)
+        resumed.on_trial_complete(f"t{n}", {"loss": suggestion.config["x"]})
     rest = play(resumed, first=5)
     assert len(rest) == 7
-    assert resumed.is_finished
-    if not isinstance(getattr(resumed, "searcher", None), PlainSearcher | ConcurrencyLimiter):
+    if not isinstance(innermost(resumed.searcher), PlainSearcher):
         assert rest == whole[5:]
 
 
-def test_live_trials_are_limited(make: Callable[..., SearchAlgorithm]) -> None:
-    algorithm = make(max_concurrent=3)
+def test_live_trials_are_limited(make: Callable[..., SearchGenerator]) -> None:
+    algorithm = make(limit=3)
     for n in range(3):
-        assert isinstance(algorithm.next_config(n, f"t{n}"), Suggestion)
-    assert algorithm.next_config(3, "t3") is WAIT
-    assert not algorithm.is_finished
+        assert isinstance(algorithm.suggest(n, f"t{n}"), Suggestion)
+    assert algorithm.suggest(3, "t3") is None
     for n in range(3):
-        algorithm.told_complete(f"t{n}", None, error=True)
-    assert isinstance(algorithm.next_config(3, "t3"), Suggestion)
+        algorithm.on_trial_complete(f"t{n}", None, error=True)
+    assert isinstance(algorithm.suggest(3, "t3"), Suggestion)
 
 
 @pytest.mark.parity(173)
-def test_ends_of_every_sort_and_of_strangers_are_taken(
-    make: Callable[..., SearchAlgorithm],
-) -> None:
+def test_ends_of_every_sort_are_taken(make: Callable[..., SearchGenerator]) -> None:
     algorithm = make()
     for n in range(3):
-        algorithm.next_config(n, f"t{n}")
+        algorithm.suggest(n, f"t{n}")
     if algorithm.wants_results:
-        algorithm.told_result("t0", {"loss": 3, "training_iteration": 1})
-    algorithm.told_complete("t0", {"loss": 3}, early_terminated=True)
-    algorithm.told_complete("t1", None, error=True)
-    algorithm.told_complete("t2", {"loss": float("nan")})
-    algorithm.told_complete("t2", {"loss": 1})
-    algorithm.told_complete("stranger", {"loss": 1})
-    assert isinstance(algorithm.next_config(3, "t3"), Suggestion)
+        algorithm.on_trial_result("t0", {"loss": 3, "training_iteration": 1})
+    algorithm.on_trial_complete("t0", {"loss": 3}, stopped_early=True)
+    algorithm.on_trial_complete("t1", None, error=True)
+    algorithm.on_trial_complete("t2", {"loss": float("nan")})
+    assert isinstance(algorithm.suggest(3, "t3"), Suggestion)
 
 
 def test_only_algorithms_that_look_at_results_ask_for_a_metric(
-    make: Callable[..., SearchAlgorithm],
+    make: Callable[..., SearchGenerator],
 ) -> None:
     algorithm = make()
-    is_told_of_it = isinstance(algorithm, SearchGenerator)
+    is_told_of_it = not isinstance(algorithm.searcher, BasicVariantGenerator)
     assert algorithm.required_metrics == (("loss",) if is_told_of_it else ())
 
 
@@ -206,14 +196,13 @@ def test_a_searcher_that_cannot_restore_is_given_finished_trials_as_points(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     searcher = PlainSearcher()
-    algorithm = SearchGenerator(searcher)
-    algorithm.set_up(SearchSetup({"x": uniform(0, 1)}, 9))
+    algorithm = SearchGenerator(searcher, {"x": uniform(0, 1)}, 9)
     for n in range(3):
-        algorithm.told_suggested(n, f"t{n}", {"x": n})
-    algorithm.told_result("t0", {"loss": 1})
-    algorithm.told_complete("t0", {"loss": 4.0})
-    algorithm.told_complete("t1", {"loss": 4.0}, error=True)
-    algorithm.told_complete("t2", None)
+        algorithm.on_trial_restored(n, f"t{n}", {"x": n})
+    algorithm.on_trial_result("t0", {"loss": 1})
+    algorithm.on_trial_complete("t0", {"loss": 4.0})
+    algorithm.on_trial_complete("t1", {"loss": 4.0}, error=True)
+    algorithm.on_trial_complete("t2", None)
     assert searcher.points == [({"x": 0}, 4.0)]
     assert searcher.results == searcher.ends == []
     assert caplog.text.count("PlainSearcher cannot take up trials") == 1
@@ -222,30 +211,26 @@ def test_a_searcher_that_cannot_restore_is_given_finished_trials_as_points(
 @pytest.mark.parity(66, 173)
 def test_results_and_ends_reach_the_searcher_once() -> None:
     searcher = PlainSearcher()
-    algorithm = SearchGenerator(ConcurrencyLimiter(searcher, 2))
-    algorithm.set_up(SearchSetup({}, 9))
+    algorithm = SearchGenerator(ConcurrencyLimiter(searcher, 2), {}, 9)
     assert algorithm.wants_results
-    algorithm.next_config(0, "t0")
-    algorithm.told_result("t0", {"loss": 1})
-    for _ in range(2):
-        algorithm.told_complete("t0", {"loss": 1}, error=True)
-    algorithm.told_result("t0", {"loss": 1})
+    algorithm.suggest(0, "t0")
+    algorithm.on_trial_result("t0", {"loss": 1})
+    algorithm.on_trial_complete("t0", {"loss": 1}, error=True)
     assert searcher.results == ["t0"]
     assert searcher.ends == [("t0", {"loss": 1}, True)]
 
 
 def test_a_batch_is_told_when_all_of_it_has_ended() -> None:
     searcher = PlainSearcher()
-    algorithm = SearchGenerator(ConcurrencyLimiter(searcher, 2, batch=True))
-    algorithm.set_up(SearchSetup({}, 9))
+    algorithm = SearchGenerator(ConcurrencyLimiter(searcher, 2, batch=True), {}, 9)
     for n in range(2):
-        algorithm.next_config(n, f"t{n}")
-    algorithm.told_complete("t1", {"loss": 1})
+        algorithm.suggest(n, f"t{n}")
+    algorithm.on_trial_complete("t1", {"loss": 1})
     assert searcher.ends == []
-    assert algorithm.next_config(2, "t2") is WAIT
-    algorithm.told_complete("t0", {"loss": 0})
+    assert algorithm.suggest(2, "t2") is None
+    algorithm.on_trial_complete("t0", {"loss": 0})
     assert [trial for trial, _, _ in searcher.ends] == ["t1", "t0"]
-    assert isinstance(algorithm.next_config(2, "t2"), Suggestion)
+    assert isinstance(algorithm.suggest(2, "t2"), Suggestion)
 
 
 @pytest.mark.parametrize("answer", [3, "done", ["x"]])
@@ -254,10 +239,9 @@ def test_a_suggestion_that_is_none_is_an_error_that_names_the_searcher(answer: A
         def suggest(self, trial_id: str) -> Any:
             return answer
 
-    algorithm = SearchGenerator(Wrong())
-    algorithm.set_up(SearchSetup({}, 9))
+    algorithm = SearchGenerator(Wrong(), {}, 9)
     with pytest.raises(SearchFailed, match=r"Wrong\.suggest\(\) gave"):
-        algorithm.next_config(0, "t0")
+        algorithm.suggest(0, "t0")
 
 
 @pytest.mark.parity(63)
@@ -268,15 +252,13 @@ def test_a_searcher_may_wait_and_may_finish() -> None:
         def suggest(self, trial_id: str) -> Any:
             return answers.pop(0)
 
-    algorithm = SearchGenerator(Story())
-    algorithm.set_up(SearchSetup({"c": 2}, -1))
-    assert algorithm.next_config(0, "t0") is WAIT
-    suggestion = algorithm.next_config(0, "t0")
+    algorithm = SearchGenerator(Story(), {"c": 2}, -1)
+    assert algorithm.suggest(0, "t0") is None
+    suggestion = algorithm.suggest(0, "t0")
     assert isinstance(suggestion, Suggestion)
     assert suggestion.config == {"c": 2, "x": 1}
     assert suggestion.evaluated_params == {"x": 1}
-    assert algorithm.next_config(1, "t1") is EXHAUSTED
-    assert algorithm.next_config(1, "t1") is EXHAUSTED
+    assert algorithm.suggest(1, "t1") is Searcher.FINISHED
     assert answers == []
 
 
@@ -286,5 +268,5 @@ def test_a_searcher_without_a_space_refuses_domains_that_nobody_would_search() -
             return False
 
     with pytest.raises(SearchSpaceError, match="varies 'x', but Own"):
-        SearchGenerator(Own()).set_up(SearchSetup({"x": uniform(0, 1)}))
-    SearchGenerator(Own()).set_up(SearchSetup({"x": sample_from(lambda: 3)}))
+        SearchGenerator(Own(), {"x": uniform(0, 1)})
+    SearchGenerator(Own(), {"x": sample_from(lambda: 3)})

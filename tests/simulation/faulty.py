@@ -306,7 +306,7 @@ class FaultySearch:
         search = self.problem.algorithms().search
         found: dict[tuple[bytes, int], dict[str, Any]] = {}
         for n in range(self._trials):
-            suggestion = search.next_config(n, f"t_{n:05d}")
+            suggestion = search.suggest(n, f"t_{n:05d}")
             config = pack_config(suggestion.config)
             summary = self._runner.summary(f"t_{n:05d}")
             last = summary.last_result.step if found_all_damaged(summary) else self._max_t

@@ -10,13 +10,8 @@ from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialSched
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
-    SearchAlgorithm,
     Searcher,
-    SearchSetup,
-    Suggestion,
 )
-from tunemq_scheduler.search.search_algorithm import EXHAUSTED, WAIT, NoSuggestion
-from tunemq_scheduler.search.search_generator import SearchGenerator
 from tunemq_scheduler.stopper import Stopper
 
 MAX_T: Final = 6
@@ -99,38 +94,28 @@ class Open(BasicVariantGenerator):
     which one failed is waited for for ever where ``is_stubborn`` is true.
     """
 
-    def __init__(self, most: int, then: NoSuggestion, batch: int = 0, is_stubborn: bool = False):
+    def __init__(self, most: int, then: str | None, batch: int = 0, is_stubborn: bool = False):
         super().__init__()
         self._most, self._then, self._batch, self._is_stubborn = most, then, batch, is_stubborn
         self._alive: set[str] = set()
         self._has_failed = False
 
-    @property
-    def total(self) -> int | None:
-        return None
-
-    def set_up(self, setup: SearchSetup) -> None:
-        super().set_up(SearchSetup(setup.space, -1, setup.metric, setup.mode, setup.seed))
-
-    def next_config(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
-        if n >= self._most:
+    def suggest(self, trial_id: str) -> Any:
+        if self._count >= self._most:
             return self._then
         waits = self._alive or (self._has_failed and self._is_stubborn)
-        if self._batch and n % self._batch == 0 and waits:
-            return WAIT
+        if self._batch and self._count % self._batch == 0 and waits:
+            return None
         self._alive.add(trial_id)
-        return super().next_config(n, trial_id)
+        return super().suggest(trial_id)
 
-    def told_suggested(self, n: int, trial_id: str, config: dict[str, Any]) -> None:
+    def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:
         self._alive.add(trial_id)
-        super().told_suggested(n, trial_id, config)
+        return super().on_trial_restored(trial_id, config, **spec)
 
-    def told_complete(
-        self, trial_id: str, result: Any, error: bool = False, early_terminated: bool = False
-    ) -> None:
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
         self._alive.discard(trial_id)
         self._has_failed |= error
-        super().told_complete(trial_id, result, error, early_terminated)
 
     def get_state(self) -> None:
         return None
@@ -160,22 +145,20 @@ class Drawing(Searcher):
         pass
 
 
-def draw_search(rng: random.Random, trials: int, seed: int) -> Callable[[], SearchAlgorithm]:
+def draw_search(rng: random.Random, trials: int, seed: int) -> Callable[[], Searcher]:
     """Some search algorithm of so many trials."""
     limit, batch = rng.choice([1, 2, 3]), rng.random() < 0.3
     finished = Searcher.FINISHED if rng.random() < 0.6 else None
-    then = EXHAUSTED if rng.random() < 0.6 else WAIT
+    then = Searcher.FINISHED if rng.random() < 0.6 else None
     stubborn = rng.random() < 0.5
-    makes: tuple[Callable[[], SearchAlgorithm], ...] = (
+    makes: tuple[Callable[[], Searcher], ...] = (
         BasicVariantGenerator,
         BasicVariantGenerator,
-        lambda: BasicVariantGenerator(max_concurrent=limit),
+        lambda: ConcurrencyLimiter(BasicVariantGenerator(), limit),
         lambda: Open(trials, then),
         lambda: Open(trials, then, limit, stubborn),
         lambda: Open(0, then),
-        lambda: SearchGenerator(Drawing(trials, finished, seed)),
-        lambda: SearchGenerator(
-            ConcurrencyLimiter(Drawing(trials, finished, seed), limit, batch=batch)
-        ),
+        lambda: Drawing(trials, finished, seed),
+        lambda: ConcurrencyLimiter(Drawing(trials, finished, seed), limit, batch=batch),
     )
     return rng.choice(makes)

@@ -14,8 +14,8 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
-    SearchAlgorithm,
-    SearchSetup,
+    Searcher,
+    SearchGenerator,
     loguniform,
 )
 from tunemq_scheduler.stopper import Stopper
@@ -44,7 +44,7 @@ class Problem:
         seed: int,
         trials: int,
         max_t: int,
-        make_search: Callable[[], SearchAlgorithm] = BasicVariantGenerator,
+        make_search: Callable[[], Searcher] = BasicVariantGenerator,
         make_stopper: Callable[[], Stopper | None] = lambda: None,
     ) -> None:
         stop = (Condition("training_iteration", max_t),)
@@ -56,8 +56,9 @@ class Problem:
 
     def algorithms(self, *, lock_step: bool = False) -> Algorithms:
         """Fresh ones, which have decided nothing yet."""
-        search = self._make_search()
-        search.set_up(SearchSetup(SPACE, self._trials, "loss", "min", self._seed))
+        search = SearchGenerator(
+            self._make_search(), SPACE, self._trials, "loss", "min", self._seed
+        )
         scheduler = self._make_scheduler()
         scheduler.set_search_properties("loss", "min", seed=self._seed)
         return Algorithms(

@@ -22,11 +22,9 @@ from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialSched
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
-    SearchAlgorithm,
     Searcher,
 )
 from tunemq_scheduler.search.optuna_search import OptunaSearch
-from tunemq_scheduler.search.search_generator import SearchGenerator
 from tunemq_scheduler.stopper import CombinedStopper, FunctionStopper, NoopStopper, Stopper
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
@@ -97,14 +95,14 @@ def asha(**options) -> TrialScheduler:
 
 
 POINTS = [{"lr": 0.5}, {"lr": 0.01}]
-SEARCHES: dict[str, Callable[[], SearchAlgorithm]] = {
+SEARCHES: dict[str, Callable[[], Searcher]] = {
     "random": BasicVariantGenerator,
-    "random_limited": lambda: BasicVariantGenerator(POINTS, max_concurrent=2),
-    "optuna": lambda: SearchGenerator(OptunaSearch(points_to_evaluate=POINTS)),
-    "optuna_limited": lambda: SearchGenerator(ConcurrencyLimiter(OptunaSearch(), 2)),
-    "optuna_batches": lambda: SearchGenerator(ConcurrencyLimiter(OptunaSearch(), 3, batch=True)),
-    "users_own": lambda: SearchGenerator(Greedy()),
-    "users_own_with_state": lambda: SearchGenerator(Greedy(offers_state=True)),
+    "random_limited": lambda: ConcurrencyLimiter(BasicVariantGenerator(POINTS), 2),
+    "optuna": lambda: OptunaSearch(points_to_evaluate=POINTS),
+    "optuna_limited": lambda: ConcurrencyLimiter(OptunaSearch(), 2),
+    "optuna_batches": lambda: ConcurrencyLimiter(OptunaSearch(), 3, batch=True),
+    "users_own": Greedy,
+    "users_own_with_state": lambda: Greedy(offers_state=True),
 }
 SCHEDULERS: dict[str, Callable[[], TrialScheduler]] = {
     "fifo": FIFOScheduler,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
-    SearchAlgorithm,
     Searcher,
     create_searcher,
 )
+
+#: Ray Tune's base class of searchers and of grid search; here `Searcher` is both.
+SearchAlgorithm = Searcher
 
 __all__ = [
     "BasicVariantGenerator",

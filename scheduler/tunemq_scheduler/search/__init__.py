@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunemq_scheduler.search.basic_variant import BasicVariantGenerator
 from tunemq_scheduler.search.concurrency import ConcurrencyLimiter
-from tunemq_scheduler.search.create import create_searcher, make_search_algorithm
+from tunemq_scheduler.search.create import create_searcher, make_searcher
 from tunemq_scheduler.search.domains import (
     choice,
     grid_search,
@@ -25,28 +25,17 @@ from tunemq_scheduler.search.domains import (
     sample_from,
     uniform,
 )
-from tunemq_scheduler.search.search_algorithm import (
-    EXHAUSTED,
-    WAIT,
-    SearchAlgorithm,
-    SearchSetup,
-    Suggestion,
-)
-from tunemq_scheduler.search.search_generator import SearchGenerator
+from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import Searcher
 
 if TYPE_CHECKING:
     from tunemq_scheduler.search.optuna_search import OptunaSearch
 
 __all__ = [
-    "EXHAUSTED",
-    "WAIT",
     "BasicVariantGenerator",
     "ConcurrencyLimiter",
     "OptunaSearch",
-    "SearchAlgorithm",
     "SearchGenerator",
-    "SearchSetup",
     "Searcher",
     "Suggestion",
     "choice",
@@ -54,7 +43,7 @@ __all__ = [
     "grid_search",
     "lograndint",
     "loguniform",
-    "make_search_algorithm",
+    "make_searcher",
     "qlograndint",
     "qloguniform",
     "qrandint",

@@ -7,32 +7,14 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunemq_scheduler.search.objective import is_whole
-from tunemq_scheduler.search.search_algorithm import (
-    ENDLESS,
-    EXHAUSTED,
-    WAIT,
-    NoSuggestion,
-    SearchAlgorithm,
-    SearchSetup,
-    Suggestion,
-    check_max_concurrent,
-)
-from tunemq_scheduler.search.space import (
-    Grid,
-    Path,
-    find,
-    format_tag,
-    merge,
-    path_name,
-    read_space,
-    variables,
-)
+from tunemq_scheduler.search.objective import Metric, Mode, is_whole
+from tunemq_scheduler.search.searcher import Searcher
+from tunemq_scheduler.search.space import Grid, Path, merge, path_name, read_space
 from tunemq_scheduler.search.variants import generators, resolve
 from tunemq_shared.errors import ConfigError, SearchSpaceError
 
 
-class BasicVariantGenerator(SearchAlgorithm):
+class BasicVariantGenerator(Searcher):
     """Goes through all combinations of the grids ``num_samples`` times; draws the rest at random.
 
     Configuration n depends only on the seed and n, so nothing is generated ahead and a resumed
@@ -48,6 +30,8 @@ class BasicVariantGenerator(SearchAlgorithm):
             the standard library or numpy) from which one is drawn.
     """
 
+    goes_through_grids = True
+
     def __init__(
         self,
         points_to_evaluate: Sequence[dict[str, Any]] | None = None,
@@ -55,107 +39,77 @@ class BasicVariantGenerator(SearchAlgorithm):
         constant_grid_search: bool = False,
         random_state: Any = None,
     ) -> None:
-        self.max_concurrent = check_max_concurrent(
-            "BasicVariantGenerator(max_concurrent)", max_concurrent
-        )
+        super().__init__()
+        if not is_whole(max_concurrent) or max_concurrent < 0:
+            raise ConfigError(
+                f"BasicVariantGenerator(max_concurrent={max_concurrent!r}) is invalid: give a "
+                "whole number from 1, or 0 for no limit."
+            )
+        self.max_concurrent = max_concurrent
         self._points = list(points_to_evaluate or [])
         self._constant_grid_search = constant_grid_search
         self._own_seed = _read_seed(random_state)
         self._seed: object = None
-        self._live: set[str] = set()
-        self._exhausted = False
+        self._count = 0
         self._stretches: list[_Stretch] = []
         self._ends: list[int] = []
-        self._endless = False
-        self._searched: list[Path] = []
 
-    def set_up(self, setup: SearchSetup) -> None:
+    def set_search_properties(
+        self,
+        metric: Metric,  # noqa: ARG002  it looks at no results
+        mode: Mode,  # noqa: ARG002
+        config: dict[str, Any],
+        **spec: Any,
+    ) -> bool:
         """Read the space and lay out the points and samples.
 
         Raises:
             SearchSpaceError: the space or a point is not usable.
         """
-        setup = setup.checked()
-        self._seed = setup.seed if self._own_seed is None else self._own_seed
-        self._searched = [path for path, _ in variables(setup.space)]
+        self._seed = spec["seed"] if self._own_seed is None else self._own_seed
         self._stretches = [
-            _Stretch(merge(setup.space, _read_point(index, point, setup.space)))
+            _Stretch(merge(config, _read_point(index, point, config)))
             for index, point in enumerate(self._points)
         ]
-        self._endless = setup.num_samples == ENDLESS
-        rest = max(0, setup.num_samples - len(self._points))
-        if rest or self._endless:
-            self._stretches.append(_Stretch(setup.space, rest))
-        sizes = (stretch.size for stretch in self._stretches)
-        self._ends = list(itertools.accumulate(sizes))
+        endless = spec["num_samples"] < 0
+        rest = max(0, spec["num_samples"] - len(self._points))
+        if rest or endless:
+            self._stretches.append(_Stretch(config, rest))
+        self._ends = list(itertools.accumulate(stretch.size for stretch in self._stretches))
+        self.total_samples = None if endless else self._ends[-1]
+        return True
 
-    @property
-    def total(self) -> int | None:
-        """How many configurations there are; None if there is no end."""
-        return None if self._endless else self._ends[-1]
+    def suggest(self, trial_id: str) -> dict[str, Any]:  # noqa: ARG002  its number counts
+        """The next configuration."""
+        self._count += 1
+        return self.config(self._count - 1)
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether all have been given."""
-        return self._exhausted
-
-    def next_config(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
-        """The ``n``-th configuration; WAIT while ``max_concurrent`` trials are live."""
-        if not self._endless and n >= self._ends[-1]:
-            self._exhausted = True
-            return EXHAUSTED
-        if self.max_concurrent is not None and len(self._live) >= self.max_concurrent:
-            return WAIT
-        suggestion = self.suggestion(n)
-        self._live.add(trial_id)
-        return suggestion
-
-    def suggestion(self, n: int) -> Suggestion:
-        """The ``n``-th configuration, whether or not it is due; ``n`` below `total`."""
+    def config(self, n: int) -> dict[str, Any]:
+        """The ``n``-th configuration, whether or not it is due; ``n`` below `total_samples`."""
         # An endless search stays in the last stretch, whose number of samples does not count.
         which = min(bisect.bisect_right(self._ends, n), len(self._stretches) - 1)
         stretch = self._stretches[which]
         sample, cell = divmod(n - (self._ends[which - 1] if which else 0), stretch.grid.size)
         drawn_for = ("sample", which, sample) if self._constant_grid_search else (n,)
-        config, evaluated = resolve(
-            stretch.space, stretch.grid.pick(cell), generators(self._seed, *drawn_for)
-        )
-        if which < len(self._points):
-            evaluated = self._with_preset(config, evaluated)
-        names = {path_name(path): value for path, value in evaluated.items()}
-        return Suggestion(config, format_tag(n, evaluated), names)
+        return resolve(stretch.space, stretch.grid.pick(cell), generators(self._seed, *drawn_for))
 
-    def _with_preset(self, config: dict[Any, Any], evaluated: dict[Path, Any]) -> dict[Path, Any]:
-        """With the values that a point gave to what the space would have varied."""
-        for path in self._searched:
-            if not any(other[: len(path)] == path for other in evaluated):
-                try:
-                    evaluated[path] = find(config, path)
-                except LookupError:
-                    continue  # the point replaced a whole part of the space
-        return evaluated
-
-    def told_suggested(self, n: int, trial_id: str, config: dict[str, Any]) -> None:  # noqa: ARG002
-        """Count a trial of an earlier run as live."""
-        self._live.add(trial_id)
-
-    def told_complete(
-        self,
-        trial_id: str,
-        result: dict[str, Any] | None,  # noqa: ARG002  it does not look at results
-        error: bool = False,  # noqa: ARG002
-        early_terminated: bool = False,  # noqa: ARG002
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Count the trial as live no more."""
-        self._live.discard(trial_id)
+        """Learn nothing."""
+
+    def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:  # noqa: ARG002
+        """Count the trial."""
+        self._count = max(self._count, spec.get("number", self._count) + 1)
+        return True
 
     def get_state(self) -> dict[str, Any]:
-        """Which trials are live; all else follows from the seed."""
-        return {"live": sorted(self._live)}
+        """How many configurations were given; all else follows from the seed."""
+        return {"count": self._count}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Take what `get_state` gave."""
-        self._live = set(state["live"])
+        self._count = state["count"]
 
 
 class _Stretch:
@@ -191,7 +145,7 @@ def _unknown_key(point: Mapping[Any, Any], space: Any, path: Path) -> Path | Non
 
 
 def _read_seed(state: Any) -> int | None:
-    if state is None or (is_whole(state)):
+    if state is None or is_whole(state):
         return None if state is None else int(state)
     for draw, argument in (("getrandbits", 63), ("integers", 2**63 - 1), ("randint", 2**31 - 1)):
         if hasattr(state, draw):  # random.Random, numpy's Generator, numpy's RandomState

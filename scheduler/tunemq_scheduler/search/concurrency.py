@@ -22,10 +22,7 @@ class ConcurrencyLimiter(Searcher):
 
     def __init__(self, searcher: Searcher, max_concurrent: int, batch: bool = False) -> None:
         if not isinstance(searcher, Searcher):
-            raise ConfigError(
-                f"ConcurrencyLimiter({searcher!r}): a Searcher is needed; "
-                "BasicVariantGenerator has max_concurrent of its own."
-            )
+            raise ConfigError(f"ConcurrencyLimiter({searcher!r}): a Searcher is needed.")
         _check_limit(max_concurrent)
         self.searcher = searcher
         self.max_concurrent = max_concurrent
@@ -74,17 +71,13 @@ class ConcurrencyLimiter(Searcher):
             self._live.add(trial_id)
         return answer
 
-    def on_trial_restored(self, trial_id: str, config: dict[str, Any]) -> bool:
-        """Count the trial as live and tell the searcher."""
-        known = self.searcher.on_trial_restored(trial_id, config)
-        self._live.add(trial_id)
+    def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:
+        """Tell the searcher, and count the trial as live if the searcher knows it now."""
+        tell = self.searcher.on_trial_restored
+        known = tell(trial_id, config, **accepted(tell, spec))
+        if known:
+            self._live.add(trial_id)
         return known
-
-    def forget(self, trial_id: str) -> None:
-        """Count a trial as live no more that the searcher never knew."""
-        self._live.discard(trial_id)
-        if isinstance(self.searcher, ConcurrencyLimiter):
-            self.searcher.forget(trial_id)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """Tell the searcher."""

@@ -80,8 +80,6 @@ class OptunaSearch(Searcher):
         self._read_own_space(space)
         self._study: Study | None = None
         self._calls = 0
-        #: For whom they were; who failed and lives again is told once more, and takes no other.
-        self._called: set[str] = set()
         self._numbers: dict[str, int] = {}
 
     def _read_own_space(self, space: Any) -> None:
@@ -165,7 +163,6 @@ class OptunaSearch(Searcher):
             if self._calls < len(self._points):
                 study.enqueue_trial(self._points[self._calls])
             self._calls += 1
-            self._called.add(trial_id)
             trial = study.ask(self._distributions)
             config = self._values(trial)
         self._numbers[trial_id] = trial.number
@@ -210,11 +207,10 @@ class OptunaSearch(Searcher):
             else:
                 self._begun().tell(number, [value for value in values if value is not None])
 
-    def on_trial_restored(self, trial_id: str, config: dict[str, Any]) -> bool:
+    def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:
         """Give Optuna a running trial with the parameters of this configuration."""
         study = self._begun()
-        self._calls += trial_id not in self._called
-        self._called.add(trial_id)
+        self._calls = max(self._calls, spec.get("number", self._calls) + 1)
         try:
             values, distributions = self._inverse(config)
             running = self._optuna.trial.create_trial(
@@ -297,7 +293,6 @@ class OptunaSearch(Searcher):
             return None
         return {
             "calls": self._calls,
-            "called": sorted(self._called),
             "numbers": dict(self._numbers),
             "trials": trials,
         }
@@ -311,8 +306,7 @@ class OptunaSearch(Searcher):
         with self._quiet():
             for trial in state["trials"]:
                 study.add_trial(load_trial(trial))
-        self._calls, self._called = state["calls"], set(state["called"])
-        self._numbers = dict(state["numbers"])
+        self._calls, self._numbers = state["calls"], dict(state["numbers"])
 
     # --- Optuna's manners -------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Literal
 
 from tunemq_scheduler.search.objective import Metric, Mode, check_objective
 
@@ -40,7 +40,11 @@ class Searcher(ABC):
         mode: ``min`` or ``max``, or one for each metric.
     """
 
-    FINISHED = "FINISHED"
+    FINISHED: Literal["FINISHED"] = "FINISHED"
+    #: Whether it goes through the values of ``grid_search``; a space for others has none.
+    goes_through_grids: bool = False
+    #: How many configurations it has; None where ``num_samples`` says so.
+    total_samples: int | None = None
 
     # Here and not only in __init__: a subclass that forgets super().__init__() works, too.
     _metric: Metric = None
@@ -109,8 +113,15 @@ class Searcher(ABC):
             error: whether it failed.
         """
 
-    def on_trial_restored(self, trial_id: str, config: dict[str, Any]) -> bool:  # noqa: ARG002
+    def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:  # noqa: ARG002
         """An earlier run of the experiment had this trial; what is told about it follows.
+
+        A trial that ended and continues is told once more.
+
+        Args:
+            trial_id: which.
+            config: what it runs with.
+            **spec: ``number``, its place in the search, from 0; more may follow.
 
         Returns:
             Whether the searcher knows the trial now; by default it does not.

@@ -226,6 +226,22 @@ def find(config: Any, path: Path) -> Any:
     return config
 
 
+def searched(space: Any, config: Any, path: Path = ()) -> dict[Path, Any]:
+    """The values of a configuration that its space does not fix, by path."""
+    if not any(isinstance(space, one) and isinstance(config, one) for one in (dict, list, tuple)):
+        return _leaves(config, path) if any(variables(space)) else {}
+    known = dict(children(space))
+    found: dict[Path, Any] = {}
+    for key, value in children(config):
+        where = (*path, key)
+        found |= searched(known[key], value, where) if key in known else _leaves(value, where)
+    return found
+
+
+def _leaves(value: Any, path: Path) -> dict[Path, Any]:
+    return flatten(value, path) if isinstance(value, dict) and value else {path: value}
+
+
 def format_tag(number: int, evaluated: Mapping[Path, Any]) -> str:
     """What distinguishes a trial, fit for a file name: ``3_lr=0.0100,width=32``."""
     shown = [

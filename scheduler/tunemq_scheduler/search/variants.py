@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tunemq_scheduler.search.domain_types import Domain, Function, GridSearch
-from tunemq_scheduler.search.space import Path, check_depth, flatten, path_name, rebuild
+from tunemq_scheduler.search.space import Path, check_depth, path_name, rebuild
 from tunemq_shared.errors import SearchSpaceError
 from tunemq_shared.failures import one_line
 
@@ -28,8 +28,8 @@ def generators(*seed: object) -> Generators:
 
 def resolve(
     space: dict[Any, Any], picked: Mapping[Path, Any], rng_for: Generators
-) -> tuple[dict[Any, Any], dict[Path, Any]]:
-    """A configuration, and the values in it that were drawn or picked, by path.
+) -> dict[Any, Any]:
+    """A configuration of a space.
 
     Args:
         space: as `space.read_space` gives it.
@@ -41,12 +41,8 @@ def resolve(
     """
     resolver = _Resolver(picked, rng_for)
     resolver.root = space
-    config = resolver.settle(space, ())
-    evaluated: dict[Path, Any] = {}
-    for path, value in resolver.evaluated.items():
-        # A dict that was chosen is shown by what is in it.
-        evaluated |= flatten(value, path) if isinstance(value, dict) and value else {path: value}
-    return config, evaluated
+    config: dict[Any, Any] = resolver.settle(space, ())
+    return config
 
 
 class _Resolver:
@@ -54,7 +50,7 @@ class _Resolver:
 
     def __init__(self, picked: Mapping[Path, Any], rng_for: Generators) -> None:
         self.root: dict[Any, Any] = {}
-        self.evaluated: dict[Path, Any] = {}
+        self._drawn: dict[Path, Any] = {}
         self._picked = picked
         self._rng_for = rng_for
         self._underway: list[Path] = []
@@ -62,9 +58,9 @@ class _Resolver:
     def settle(self, node: Any, path: Path) -> Any:
         """The value that stands at ``path`` in the configuration."""
         if isinstance(node, Domain):
-            if path not in self.evaluated:
-                self.evaluated[path] = self._draw(node, path)
-            return self.evaluated[path]
+            if path not in self._drawn:
+                self._drawn[path] = self._draw(node, path)
+            return self._drawn[path]
         if isinstance(node, SpecView):
             return node.plain()
         return rebuild(node, path, self.settle)

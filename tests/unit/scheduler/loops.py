@@ -15,8 +15,8 @@ from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
-    SearchAlgorithm,
-    SearchSetup,
+    Searcher,
+    SearchGenerator,
 )
 from tunemq_shared import messages as m
 from tunemq_shared.errors import JournalError
@@ -92,7 +92,7 @@ class Loop:
     def __init__(
         self,
         *,
-        search: SearchAlgorithm | None = None,
+        search: Searcher | None = None,
         scheduler: TrialScheduler | None = None,
         resources: dict[str, float] | None = None,
         trials: int = 2,
@@ -100,15 +100,17 @@ class Loop:
     ) -> None:
         self.log: list[tuple[Any, ...]] = []
         self.now = 0.0
-        search = search or BasicVariantGenerator()
-        search.set_up(SearchSetup({"x": 1}, trials))
+        searcher = search or BasicVariantGenerator()
         self.executor = ScriptedExecutor(self.log)
         self.journal = LoggedJournal(self.log)
         self.runner = TrialRunner(RunnerSettings(request=resources or {"cpu": 1.0}))
         self.loop = ExperimentLoop(
             runner=self.runner,
             plan=PLAN,
-            algorithms=Algorithms(search=search, scheduler=scheduler or FIFOScheduler()),
+            algorithms=Algorithms(
+                search=SearchGenerator(searcher, {"x": 1}, trials),
+                scheduler=scheduler or FIFOScheduler(),
+            ),
             executor=self.executor,
             journal=self.journal,
             records=LoggedRecords(self.log),

@@ -13,15 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunemq_scheduler.search import (
-    EXHAUSTED,
-    WAIT,
     BasicVariantGenerator,
-    SearchSetup,
+    ConcurrencyLimiter,
+    Searcher,
+    SearchGenerator,
     Suggestion,
-    choice,
     create_searcher,
     grid_search,
-    make_search_algorithm,
+    make_searcher,
     randint,
     uniform,
 )
@@ -31,15 +30,13 @@ SPACE = {"a": grid_search([1, 2, 3]), "b": grid_search(["x", "y"]), "r": uniform
 
 
 def generator(space: dict[str, Any], num_samples: int = 1, seed: int = 0, **options: Any) -> Any:
-    algorithm = BasicVariantGenerator(**options)
-    algorithm.set_up(SearchSetup(space, num_samples, seed=seed))
-    return algorithm
+    return SearchGenerator(BasicVariantGenerator(**options), space, num_samples, seed=seed)
 
 
-def all_of(algorithm: BasicVariantGenerator, limit: int = 1000) -> list[dict[str, Any]]:
+def all_of(algorithm: SearchGenerator, limit: int = 1000) -> list[dict[str, Any]]:
     found = []
     for n in range(limit):
-        answer = algorithm.next_config(n, str(n))
+        answer = algorithm.suggest(n, str(n))
         if not isinstance(answer, Suggestion):
             break
         found.append(answer.config)
@@ -52,8 +49,7 @@ def test_a_grid_of_six_with_two_samples_makes_twelve_trials() -> None:
     assert len(found) == algorithm.total == 12
     assert [(c["a"], c["b"]) for c in found[:6]] == [(c["a"], c["b"]) for c in found[6:]]
     assert len({c["r"] for c in found}) == 12
-    assert algorithm.is_finished
-    assert algorithm.next_config(12, "12") is EXHAUSTED
+    assert algorithm.suggest(12, "12") is Searcher.FINISHED
 
 
 def test_constant_grid_search_draws_once_for_all_combinations_of_a_sample() -> None:
@@ -69,25 +65,24 @@ def test_a_space_of_constants_gives_num_samples_trials() -> None:
 def test_an_endless_search_does_not_end() -> None:
     algorithm = generator({"a": grid_search([1, 2])}, -1)
     assert algorithm.total is None
-    assert [algorithm.suggestion(n).config["a"] for n in (0, 1, 2, 10**6 + 1)] == [1, 2, 1, 2]
+    assert [algorithm.searcher.config(n)["a"] for n in (0, 1, 2, 10**6 + 1)] == [1, 2, 1, 2]
 
 
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 500), max_size=8))
 def test_a_configuration_depends_on_nothing_but_seed_and_number(
     seed: int, order: list[int]
 ) -> None:
-    one, other = generator(SPACE, 100, seed), generator(SPACE, 100, seed)
-    asked = {n: one.suggestion(n) for n in order}
-    assert asked == {n: other.suggestion(n) for n in sorted(order)}
+    one, other = (generator(SPACE, 100, seed).searcher for _ in range(2))
+    asked = {n: one.config(n) for n in order}
+    assert asked == {n: other.config(n) for n in sorted(order)}
 
 
 def test_another_process_draws_the_same() -> None:
     code = (
         "from tunemq_scheduler.search import *\n"
-        "search = BasicVariantGenerator()\n"
         "space = {'x': uniform(0, 1), 'y': choice(['p', 'q', 'r'])}\n"
-        "search.set_up(SearchSetup(space, 9, seed=5))\n"
-        "print([search.suggestion(n) for n in range(9)])"
+        "search = SearchGenerator(BasicVariantGenerator(), space, 9, seed=5)\n"
+        "print([search.suggest(n, str(n)) for n in range(9)])"
     )
     runs = {
         subprocess.run(
@@ -133,7 +128,7 @@ def test_points_come_first_and_each_takes_the_place_of_a_sample() -> None:
 def test_the_values_of_a_point_stand_in_its_tag() -> None:
     space = {"a": grid_search([1, 2]), "net": {"lr": uniform(0, 1), "k": 3}}
     algorithm = generator(space, points_to_evaluate=[{"a": 2, "net": {"lr": 0.5}}])
-    suggestion = algorithm.suggestion(0)
+    suggestion = algorithm.suggest(0, "t0")
     assert suggestion.tag == "0_a=2,lr=0.5000"
     assert suggestion.evaluated_params == {"a": 2, "net/lr": 0.5}
     assert suggestion.config == {"a": 2, "net": {"lr": 0.5, "k": 3}}
@@ -145,24 +140,15 @@ def test_more_points_than_samples_are_all_tried() -> None:
 
 def test_points_before_an_endless_search() -> None:
     algorithm = generator({"a": grid_search([1, 2])}, -1, points_to_evaluate=[{"a": 7}])
-    assert [algorithm.suggestion(n).config["a"] for n in range(5)] == [7, 1, 2, 1, 2]
+    assert [algorithm.searcher.config(n)["a"] for n in range(5)] == [7, 1, 2, 1, 2]
 
 
-def test_no_more_than_max_concurrent_trials_are_live() -> None:
-    algorithm = generator({"a": uniform(0, 1)}, 3, max_concurrent=2)
-    first = algorithm.next_config(0, "t0")
-    algorithm.next_config(1, "t1")
-    assert isinstance(first, Suggestion)
-    assert algorithm.next_config(2, "t2") is WAIT
-    assert not algorithm.is_finished
-    algorithm.told_complete("t0", None, error=True)
-    assert isinstance(algorithm.next_config(2, "t2"), Suggestion)
-
-
-def test_trials_of_an_earlier_run_count_as_live() -> None:
-    algorithm = generator({"a": uniform(0, 1)}, 3, max_concurrent=1)
-    algorithm.told_suggested(0, "t0", {"a": 0.5})
-    assert algorithm.next_config(1, "t1") is WAIT
+def test_a_trial_that_is_told_of_twice_takes_the_place_of_one_configuration() -> None:
+    whole, resumed = generator(SPACE, 2), generator(SPACE, 2)
+    first = [whole.suggest(n, f"t{n}") for n in range(3)]
+    for n in (0, 1, 0):
+        resumed.on_trial_restored(n, f"t{n}", first[n].config)
+    assert resumed.suggest(2, "t2") == first[2]
 
 
 def test_it_needs_no_metric() -> None:
@@ -174,10 +160,7 @@ def test_it_needs_no_metric() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (lambda: generator({}, 0), ConfigError, "num_samples is 0"),
-        (lambda: generator({}, True), ConfigError, "num_samples is True"),
-        (lambda: generator({}, 2.5), ConfigError, "num_samples is 2.5"),
-        (lambda: generator({}, max_concurrent=-1), ConfigError, "max_concurrent.*-1"),
+        (lambda: generator({}, max_concurrent=-1), ConfigError, "max_concurrent=-1"),
         (lambda: generator({}, random_state="x"), ConfigError, "random_state='x'"),
         (
             lambda: generator({"a": {"x": 1}}, points_to_evaluate=[{"a": {"y": 1}}]),
@@ -190,16 +173,14 @@ def test_it_needs_no_metric() -> None:
             ConfigError,
             "'magic'.*random, variant_generator, optuna",
         ),
-        (lambda: make_search_algorithm(5, SearchSetup({})), ConfigError, "search_alg is 5"),
+        (lambda: make_searcher(5), ConfigError, "search_alg is 5"),
         (
-            lambda: make_search_algorithm(BasicVariantGenerator, SearchSetup({})),
+            lambda: make_searcher(BasicVariantGenerator),
             ConfigError,
             r"make one: BasicVariantGenerator\(\)",
         ),
         (
-            lambda: make_search_algorithm(
-                BasicVariantGenerator(max_concurrent=2), SearchSetup({}), 3
-            ),
+            lambda: make_searcher(BasicVariantGenerator(max_concurrent=2), 3),
             ConfigError,
             "max_concurrent_trials is 3.*is 2",
         ),
@@ -210,12 +191,33 @@ def test_bad_input_is_named(make: Any, error: type[Exception], words: str) -> No
         make()
 
 
-def test_names_and_limits_reach_the_algorithm() -> None:
+def test_limit_counts_from_wherever_it_was_given() -> None:
     for name in ("random", "variant_generator", None):
-        algorithm = make_search_algorithm(name, SearchSetup({"a": choice([1])}), 1)
-        algorithm.next_config(0, "t0")
-        assert algorithm.total == 1
-        assert algorithm.next_config(0, "t1") is WAIT
+        searcher, limit = make_searcher(name, 1)
+        assert isinstance(searcher, BasicVariantGenerator)
+        assert limit == 1
+    assert make_searcher("random")[1] == 0
+    assert make_searcher(BasicVariantGenerator(max_concurrent=2))[1] == 2
+    assert make_searcher(ConcurrencyLimiter(BasicVariantGenerator(), 2), 2)[1] == 2
+
+
+def test_searcher_of_the_user_is_told_of_the_limit() -> None:
+    class Told(Searcher):
+        limit = 0
+
+        def set_max_concurrency(self, max_concurrent: int) -> bool:
+            self.limit = max_concurrent
+            return True
+
+        def suggest(self, trial_id: str) -> None:
+            return None
+
+        def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+            pass
+
+    searcher = Told()
+    assert make_searcher(searcher, 3) == (searcher, 3)
+    assert searcher.limit == 3
 
 
 def test_importing_search_and_schedulers_stays_light() -> None:

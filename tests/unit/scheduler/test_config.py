@@ -55,6 +55,13 @@ def test_the_checkpoint_to_begin_from_is_a_folder_that_is_there(tmp_path):
         RunConfig(resume_from_checkpoint=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("given", [0, -2, True, 2.5, None])
+def test_number_of_samples_is_whole_and_above_zero_or_endless(given):
+    assert TuneConfig(num_samples=-1).num_samples == -1
+    with pytest.raises(ConfigError, match=r"TuneConfig\(num_samples="):
+        TuneConfig(num_samples=given)
+
+
 def test_settings_of_the_wrong_kind_are_refused_by_name():
     with pytest.raises(ConfigError, match=r"sync_config=5\) is not usable: give a SyncConfig"):
         RunConfig(sync_config=5)  # type: ignore[arg-type]

@@ -18,12 +18,7 @@ from tests.unit.scheduler.loops import (
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
-from tunemq_scheduler.search import (
-    WAIT,
-    BasicVariantGenerator,
-    SearchSetup,
-    Suggestion,
-)
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.stopper import Stopper
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
@@ -209,8 +204,8 @@ class Reluctant(BasicVariantGenerator):
 
     is_ready = False
 
-    def next_config(self, n: int, trial_id: str) -> Any:
-        return super().next_config(n, trial_id) if self.is_ready else WAIT
+    def suggest(self, trial_id: str) -> Any:
+        return super().suggest(trial_id) if self.is_ready else None
 
 
 @pytest.mark.parity(63)
@@ -234,7 +229,7 @@ def test_a_search_algorithm_that_waits_for_nothing_is_given_up() -> None:
 
 
 class Raising(BasicVariantGenerator):
-    def next_config(self, n: int, trial_id: str) -> Suggestion:
+    def suggest(self, trial_id: str) -> Any:
         raise ZeroDivisionError("in my searcher")
 
 
@@ -344,14 +339,10 @@ class Curious(BasicVariantGenerator):
         super().__init__()
         self.told: list[tuple[str, int]] = []
 
-    @property
-    def wants_results(self) -> bool:
-        return True
-
-    def told_result(self, trial_id, result):
+    def on_trial_result(self, trial_id, result):
         self.told.append(("result", result["training_iteration"]))
 
-    def told_complete(self, trial_id, result, error=False, early_terminated=False):
+    def on_trial_complete(self, trial_id, result=None, error=False):
         self.told.append(("complete", result["training_iteration"]))
 
 
@@ -377,8 +368,7 @@ def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> Non
             shown.append(lookup(result, "val/loss"))
             return self.CONTINUE
 
-    search = BasicVariantGenerator()
-    search.set_up(SearchSetup({}, 1))
+    search = SearchGenerator(BasicVariantGenerator(), {}, 1)
     algorithms = Algorithms(
         search=search,
         scheduler=Looks(),

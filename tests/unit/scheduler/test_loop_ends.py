@@ -14,10 +14,7 @@ from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
     Searcher,
-    Suggestion,
 )
-from tunemq_scheduler.search.search_algorithm import NoSuggestion
-from tunemq_scheduler.search.search_generator import SearchGenerator
 from tunemq_shared import messages as m
 from tunemq_shared.errors import SearchFailed
 
@@ -29,16 +26,12 @@ LOST = m.NodeLost("n.1", "its lease ran out")
 class OpenSearch(BasicVariantGenerator):
     """Does not say how many configurations it has: after the first it has what ``then`` says."""
 
-    def __init__(self, then: NoSuggestion) -> None:
+    def __init__(self, then: str | None) -> None:
         super().__init__()
         self.then = then
 
-    @property
-    def total(self) -> int | None:
-        return None
-
-    def next_config(self, n: int, trial_id: str) -> Suggestion | NoSuggestion:
-        return self.then if n else super().next_config(n, trial_id)
+    def suggest(self, trial_id: str) -> Any:
+        return super().suggest(trial_id) if trial_id == "t_00000" else self.then
 
 
 def farm_loop(**options: Any) -> Loop:
@@ -70,13 +63,13 @@ def test_f01_search_that_is_offered_nothing_any_more_ends() -> None:
 
 
 def test_f01_search_algorithm_without_an_end_is_asked_when_no_node_is_left() -> None:
-    loop = farm_loop(search=OpenSearch(NoSuggestion.EXHAUSTED))
+    loop = farm_loop(search=OpenSearch(Searcher.FINISHED), trials=-1)
     run_and_lose_the_only_trial(loop)
     assert loop.runner.is_finished
 
 
 def test_f01_search_algorithm_that_waits_for_nothing_fails_when_no_node_is_left() -> None:
-    loop = farm_loop(search=OpenSearch(NoSuggestion.WAIT))
+    loop = farm_loop(search=OpenSearch(None), trials=-1)
     run_and_lose_the_only_trial(loop)
     loop.now += SEARCH_PATIENCE_S + 1.0
     with pytest.raises(SearchFailed, match="OpenSearch suggested no configuration for 60 s"):
@@ -122,7 +115,7 @@ class Silent(Searcher):
 
 
 def silent_loop(most: int = 0) -> Loop:
-    return Loop(search=SearchGenerator(ConcurrencyLimiter(Silent(most), 2)), trials=4)
+    return Loop(search=ConcurrencyLimiter(Silent(most), 2), trials=4)
 
 
 def test_search_algorithm_that_suggests_nothing_is_told_of_and_then_fails_the_search() -> None:

@@ -17,7 +17,7 @@ from tunemq_scheduler.opening import Opened, ResumeOptions, has_work, resumption
 from tunemq_scheduler.replay import replay
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
-from tunemq_scheduler.search import BasicVariantGenerator, SearchSetup
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import SearchFailed
@@ -50,8 +50,7 @@ def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
     assert again.cursor == "1-0", "the batch is to be read once more"
     assert loop.log[-1] == ("release", {"n.1": step})
     # A scheduler that goes on takes the rest of the batch, and nothing twice.
-    search = BasicVariantGenerator()
-    search.set_up(SearchSetup({"x": 1}, 1))
+    search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     runner = TrialRunner(loop.runner.settings)
     retelling = Retelling(runner, Algorithms(search=search, scheduler=RaisesAt(0)), PLAN)
     retelling.tell([loop.journal.entries])
@@ -66,10 +65,10 @@ def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
 
 def test_a_batch_that_was_handled_stays_read_when_something_raises_behind_it() -> None:
     class Stops(BasicVariantGenerator):
-        def next_config(self, n, trial_id):
-            if n:
+        def suggest(self, trial_id):
+            if trial_id != "t_00000":
                 raise ValueError("no")
-            return super().next_config(n, trial_id)
+            return super().suggest(trial_id)
 
     loop = Loop(search=Stops(), trials=2)
     loop.turn(NODE)

@@ -19,7 +19,7 @@ from tunemq_scheduler.mending import Mending
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
-from tunemq_scheduler.search import BasicVariantGenerator, SearchSetup
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 
@@ -33,8 +33,7 @@ def mended(loop: Loop, folder: Path) -> Path:
 
 def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, Mending]:
     """Have a restart tell all that the journal holds; returns the plan and who made it good."""
-    search = BasicVariantGenerator()
-    search.set_up(SearchSetup({"x": 1}, 1))
+    search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     plan = msgspec.structs.replace(PLAN, folder=str(folder))
     algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)

@@ -11,16 +11,15 @@ import optuna
 import pytest
 
 from tunemq_scheduler.search import (
-    EXHAUSTED,
+    Searcher,
     SearchGenerator,
-    SearchSetup,
     Suggestion,
     choice,
     create_searcher,
     grid_search,
     lograndint,
     loguniform,
-    make_search_algorithm,
+    make_searcher,
     qlograndint,
     qloguniform,
     qrandint,
@@ -45,10 +44,8 @@ SPACE = {
 def search(param_space: Any = None, num_samples: int = 50, seed: int = 1, **options: Any) -> Any:
     """An OptunaSearch as the loop sees it."""
     options = {"metric": "loss", "mode": "min", **options}
-    algorithm = SearchGenerator(OptunaSearch(**options))
-    setup = SearchSetup(SPACE if param_space is None else param_space, num_samples, seed=seed)
-    algorithm.set_up(setup)
-    return algorithm
+    space = SPACE if param_space is None else param_space
+    return SearchGenerator(OptunaSearch(**options), space, num_samples, seed=seed)
 
 
 def study(algorithm: Any) -> optuna.Study:
@@ -64,9 +61,9 @@ def run(algorithm: Any, first: int, last: int) -> list[dict[str, Any]]:
     """Trials in pairs, as with two slots, each told before the next pair."""
     configs = []
     for n in range(first, last, 2):
-        pair = [algorithm.next_config(k, f"t{k}").config for k in (n, n + 1)]
+        pair = [algorithm.suggest(k, f"t{k}").config for k in (n, n + 1)]
         for k, config in reversed([*enumerate(pair, n)]):
-            algorithm.told_complete(f"t{k}", {"loss": loss(config), "training_iteration": 1})
+            algorithm.on_trial_complete(f"t{k}", {"loss": loss(config), "training_iteration": 1})
         configs += pair
     return configs
 
@@ -78,7 +75,7 @@ def test_it_finds_better_values_than_it_began_with() -> None:
 
 
 def test_suggestions_are_configurations_of_the_space_with_tag_and_values() -> None:
-    suggestion = search().next_config(0, "t0")
+    suggestion = search().suggest(0, "t0")
     assert suggestion.config.keys() == SPACE.keys()
     assert suggestion.config["fixed"] == 3
     assert 1e-4 <= suggestion.config["lr"] <= 1e-1
@@ -95,58 +92,57 @@ def test_the_same_seed_and_the_same_tells_give_the_same_suggestions() -> None:
 
 def test_a_seed_of_its_own_counts_more_than_the_experiments() -> None:
     own = [
-        [generator.next_config(n, str(n)) for n in range(3)]
+        [generator.suggest(n, str(n)) for n in range(3)]
         for generator in (_with_own_seed(1), _with_own_seed(2))
     ]
     assert own[0] == own[1]
 
 
 def _with_own_seed(experiment_seed: int) -> SearchGenerator:
-    algorithm = SearchGenerator(OptunaSearch(metric="loss", mode="min", seed=99))
-    algorithm.set_up(SearchSetup(SPACE, 9, seed=experiment_seed))
-    return algorithm
+    searcher = OptunaSearch(metric="loss", mode="min", seed=99)
+    return SearchGenerator(searcher, SPACE, 9, seed=experiment_seed)
 
 
 def test_a_resumed_search_goes_on_exactly() -> None:
     whole = search()
     configs = run(whole, 0, 20)
-    pending = [whole.next_config(n, f"t{n}").config for n in (20, 21)]
+    pending = [whole.suggest(n, f"t{n}").config for n in (20, 21)]
     resumed = search()
     for n in range(0, 20, 2):
         for k in (n, n + 1):
-            resumed.told_suggested(k, f"t{k}", configs[k])
+            resumed.on_trial_restored(k, f"t{k}", configs[k])
         for k in (n + 1, n):
-            resumed.told_complete(f"t{k}", {"loss": loss(configs[k])})
+            resumed.on_trial_complete(f"t{k}", {"loss": loss(configs[k])})
     for n, config in zip((20, 21), pending, strict=True):
-        resumed.told_suggested(n, f"t{n}", config)
+        resumed.on_trial_restored(n, f"t{n}", config)
     for algorithm in (whole, resumed):
-        algorithm.told_complete("t20", {"loss": 1.0})
-    assert [whole.next_config(n, f"t{n}") for n in range(22, 30)] == [
-        resumed.next_config(n, f"t{n}") for n in range(22, 30)
+        algorithm.on_trial_complete("t20", {"loss": 1.0})
+    assert [whole.suggest(n, f"t{n}") for n in range(22, 30)] == [
+        resumed.suggest(n, f"t{n}") for n in range(22, 30)
     ]
 
 
 def test_a_resumed_search_does_not_try_its_points_again() -> None:
     points = [{"lr": 0.01}, {"lr": 0.02}]
     whole, resumed = search(points_to_evaluate=points), search(points_to_evaluate=points)
-    first = whole.next_config(0, "t0").config
-    resumed.told_suggested(0, "t0", first)
+    first = whole.suggest(0, "t0").config
+    resumed.on_trial_restored(0, "t0", first)
     assert first["lr"] == 0.01
-    assert resumed.next_config(1, "t1") == whole.next_config(1, "t1")
+    assert resumed.suggest(1, "t1") == whole.suggest(1, "t1")
 
 
 @pytest.mark.parametrize("with_state", [False, True])
 def test_a_trial_that_failed_and_goes_on_takes_the_place_of_no_point(with_state: bool) -> None:
     points = [{"lr": 0.01}, {"lr": 0.02}]
     resumed = search(points_to_evaluate=points)
-    first = resumed.next_config(0, "t0").config
-    resumed.told_complete("t0", None, error=True)
+    first = resumed.suggest(0, "t0").config
+    resumed.on_trial_complete("t0", None, error=True)
     if with_state:
         state = resumed.get_state()
         resumed = search(points_to_evaluate=points)
         resumed.set_state(json.loads(json.dumps(state)))
-    resumed.told_suggested(0, "t0", first)
-    assert resumed.next_config(1, "t1").config["lr"] == 0.02
+    resumed.on_trial_restored(0, "t0", first)
+    assert resumed.suggest(1, "t1").config["lr"] == 0.02
 
 
 @pytest.mark.parametrize(
@@ -170,7 +166,7 @@ def test_a_trial_that_failed_and_goes_on_takes_the_place_of_no_point(with_state:
 def test_every_domain_is_kept_to_and_translated_back_exactly(domain: Any) -> None:
     algorithm = search({"x": {"y": domain}})
     for n in range(15):
-        config = algorithm.next_config(n, f"t{n}").config
+        config = algorithm.suggest(n, f"t{n}").config
         asked = study(algorithm).trials[n].params
         assert parameters({"x": {"y": domain}}, config) == asked
         if not hasattr(domain, "categories"):
@@ -179,7 +175,7 @@ def test_every_domain_is_kept_to_and_translated_back_exactly(domain: Any) -> Non
 
 def test_nested_names_are_joined_by_slashes() -> None:
     algorithm = search()
-    algorithm.next_config(0, "t0")
+    algorithm.suggest(0, "t0")
     names = set(study(algorithm).trials[0].params)
     assert {"lr", "net/width", "net/act", "opt"} <= names <= {
         "lr", "net/width", "net/act", "opt", "opt[0]/momentum",
@@ -188,49 +184,49 @@ def test_nested_names_are_joined_by_slashes() -> None:
 
 def test_functions_of_other_values_are_evaluated_after_optuna() -> None:
     space = {"a": uniform(0, 1), "b": sample_from(lambda config: config["a"] * 2)}
-    config = search(space).next_config(0, "t0").config
+    config = search(space).suggest(0, "t0").config
     assert config["b"] == config["a"] * 2
 
 
 def test_what_failed_or_has_no_finite_value_is_told_as_failed() -> None:
     algorithm = search()
     for n in range(5):
-        algorithm.next_config(n, f"t{n}")
-    algorithm.told_complete("t0", {"loss": 1.0})
-    algorithm.told_complete("t1", {"loss": 1.0}, error=True)
-    algorithm.told_complete("t2", {"loss": math.nan})
-    algorithm.told_complete("t3", None, error=True)
-    algorithm.told_complete("t4", {"other": 1.0})
+        algorithm.suggest(n, f"t{n}")
+    algorithm.on_trial_complete("t0", {"loss": 1.0})
+    algorithm.on_trial_complete("t1", {"loss": 1.0}, error=True)
+    algorithm.on_trial_complete("t2", {"loss": math.nan})
+    algorithm.on_trial_complete("t3", None, error=True)
+    algorithm.on_trial_complete("t4", {"other": 1.0})
     assert [trial.state.name for trial in study(algorithm).trials] == ["COMPLETE"] + ["FAIL"] * 4
 
 
 @pytest.mark.parity(66)
 def test_a_trial_that_was_stopped_early_counts_with_its_last_result() -> None:
     algorithm = search()
-    algorithm.next_config(0, "t0")
-    algorithm.told_complete("t0", {"loss": 0.5}, early_terminated=True)
+    algorithm.suggest(0, "t0")
+    algorithm.on_trial_complete("t0", {"loss": 0.5}, stopped_early=True)
     assert study(algorithm).trials[0].value == 0.5
 
 
 def test_an_end_that_is_told_twice_or_of_an_unknown_trial_does_no_harm() -> None:
     algorithm = search()
-    algorithm.next_config(0, "t0")
+    algorithm.suggest(0, "t0")
     for trial in ("t0", "t0", "t9"):
-        algorithm.told_complete(trial, {"loss": 0.5})
+        algorithm.on_trial_complete(trial, {"loss": 0.5})
     assert len(study(algorithm).trials) == 1
 
 
 def test_the_metric_may_be_nested_and_the_larger_may_be_the_better() -> None:
     algorithm = search(metric="eval/acc", mode="max")
-    algorithm.next_config(0, "t0")
-    algorithm.told_complete("t0", {"eval": {"acc": 0.9}})
+    algorithm.suggest(0, "t0")
+    algorithm.on_trial_complete("t0", {"eval": {"acc": 0.9}})
     assert study(algorithm).best_value == 0.9
     assert study(algorithm).direction == optuna.study.StudyDirection.MAXIMIZE
 
 
 def test_metric_and_mode_come_from_the_experiment_if_it_has_none() -> None:
-    setup = SearchSetup(SPACE, 3, metric="loss", mode="min")
-    algorithm = make_search_algorithm("optuna", setup)
+    searcher, _ = make_searcher("optuna")
+    algorithm = SearchGenerator(searcher, SPACE, 3, metric="loss", mode="min")
     assert algorithm.required_metrics == ("loss",)
     assert not algorithm.wants_results
     assert algorithm.total == 3
@@ -238,16 +234,15 @@ def test_metric_and_mode_come_from_the_experiment_if_it_has_none() -> None:
 
 def test_it_ends_after_num_samples() -> None:
     algorithm = search(num_samples=1)
-    assert isinstance(algorithm.next_config(0, "t0"), Suggestion)
-    assert algorithm.next_config(1, "t1") is EXHAUSTED
-    assert algorithm.is_finished
+    assert isinstance(algorithm.suggest(0, "t0"), Suggestion)
+    assert algorithm.suggest(1, "t1") is Searcher.FINISHED
 
 
 def test_several_metrics_are_optimised_together() -> None:
     algorithm = search({"a": uniform(0, 1)}, metric=["x", "y"], mode=["min", "max"])
     for n in range(14):
-        a = algorithm.next_config(n, f"t{n}").config["a"]
-        algorithm.told_complete(f"t{n}", {"x": a, "y": a * a})
+        a = algorithm.suggest(n, f"t{n}").config["a"]
+        algorithm.on_trial_complete(f"t{n}", {"x": a, "y": a * a})
     assert study(algorithm).trials[0].values is not None
     assert algorithm.required_metrics == ("x", "y")
 
@@ -258,7 +253,7 @@ def test_points_are_tried_first_complete_or_in_part() -> None:
         {"net/width": 6},
     ]
     algorithm = search(points_to_evaluate=points)
-    first, second = (algorithm.next_config(n, f"t{n}").config for n in range(2))
+    first, second = (algorithm.suggest(n, f"t{n}").config for n in range(2))
     assert first == {**points[0], "fixed": 3}
     assert second["net"]["width"] == 6
 
@@ -267,7 +262,7 @@ def test_points_with_known_values_are_not_tried_again() -> None:
     points = [{"a": 0.25}, {"a": 0.5}]
     algorithm = search({"a": uniform(0, 1)}, points_to_evaluate=points, evaluated_rewards=[3, 4])
     assert [trial.value for trial in study(algorithm).trials] == [3, 4]
-    assert algorithm.next_config(0, "t0").config["a"] not in (0.25, 0.5)
+    assert algorithm.suggest(0, "t0").config["a"] not in (0.25, 0.5)
 
 
 def test_a_space_in_optunas_own_words() -> None:
@@ -276,13 +271,13 @@ def test_a_space_in_optunas_own_words() -> None:
         "layers": optuna.distributions.IntDistribution(1, 3),
     }
     algorithm = search({"fixed": 1}, space=space, points_to_evaluate=[{"layers": 2}])
-    config = algorithm.next_config(0, "t0").config
+    config = algorithm.suggest(0, "t0").config
     assert config["layers"] == 2
     assert 1e-4 <= config["net"]["lr"] <= 1
     assert config["fixed"] == 1
     resumed = search({"fixed": 1}, space=space, points_to_evaluate=[{"layers": 2}])
-    resumed.told_suggested(0, "t0", config)
-    assert resumed.next_config(1, "t1") == algorithm.next_config(1, "t1")
+    resumed.on_trial_restored(0, "t0", config)
+    assert resumed.suggest(1, "t1") == algorithm.suggest(1, "t1")
 
 
 def test_a_space_as_a_function_of_the_trial() -> None:
@@ -293,21 +288,21 @@ def test_a_space_as_a_function_of_the_trial() -> None:
         return {"net/bias": True}
 
     algorithm, resumed = (search({"fixed": 1}, space=space) for _ in range(2))
-    configs = [algorithm.next_config(n, f"t{n}").config for n in range(12)]
+    configs = [algorithm.suggest(n, f"t{n}").config for n in range(12)]
     for n, config in enumerate(configs):
         assert ("layers" in config["net"]) == (config["kind"] == "deep")
         assert config["net"]["bias"] is True
-        resumed.told_suggested(n, f"t{n}", config)
+        resumed.on_trial_restored(n, f"t{n}", config)
     for each in (algorithm, resumed):
         for n in range(12):
-            each.told_complete(f"t{n}", {"loss": float(n)})
-    assert resumed.next_config(12, "t12") == algorithm.next_config(12, "t12")
+            each.on_trial_complete(f"t{n}", {"loss": float(n)})
+    assert resumed.suggest(12, "t12") == algorithm.suggest(12, "t12")
 
 
 def test_another_sampler_may_be_given() -> None:
     sampler = optuna.samplers.RandomSampler(seed=3)
     algorithm = search(sampler=sampler)
-    algorithm.next_config(0, "t0")
+    algorithm.suggest(0, "t0")
     assert study(algorithm).sampler is sampler
 
 
@@ -315,8 +310,8 @@ def test_a_trial_of_another_space_is_left_out_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     algorithm = search({"a": uniform(0, 1)})
-    algorithm.told_suggested(0, "t0", {"a": 7.0})
-    algorithm.told_complete("t0", None)
+    algorithm.on_trial_restored(0, "t0", {"a": 7.0})
+    algorithm.on_trial_complete("t0", None)
     assert "OptunaSearch cannot take up" in caplog.text
     assert study(algorithm).trials == []
 
@@ -372,7 +367,7 @@ def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyP
             "b is no distribution",
         ),
         (
-            lambda: search({}, space=lambda trial: 3).next_config(0, "t"),
+            lambda: search({}, space=lambda trial: 3).suggest(0, "t"),
             SearchSpaceError,
             "returned 3",
         ),

@@ -23,7 +23,7 @@ from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.result_rows import Steps, ends_with, read_rows
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
-from tunemq_scheduler.search import BasicVariantGenerator, SearchSetup
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.unrecorded import UnrecordedRows
 from tunemq_shared import messages as m
 
@@ -60,8 +60,7 @@ class Search:
 
     def restart(self) -> list[str]:
         """Have a restart bring the files to where the journal is; returns what it said."""
-        search = BasicVariantGenerator()
-        search.set_up(SearchSetup({"x": 1}, 1))
+        search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
         algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
         known, state = self.snapshot or (0, b"")
         before = self.loop.runner.settings

@@ -17,7 +17,7 @@ from tunemq_scheduler.mending import Mending
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
-from tunemq_scheduler.search import BasicVariantGenerator, SearchSetup
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.unrecorded import UnrecordedRows
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared import messages as m
@@ -27,8 +27,7 @@ FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
 
 def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[TrialRunner, Mending]:
     """Replay the first turns of a journal, and have the files follow."""
-    search = BasicVariantGenerator()
-    search.set_up(SearchSetup({"x": 1}, 2))
+    search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 2)
     algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
     mending = Mending(runner)

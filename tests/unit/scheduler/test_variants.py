@@ -23,6 +23,7 @@ from tunemq_scheduler.search.space import (
     merge,
     named_in_tag,
     read_space,
+    searched,
 )
 from tunemq_scheduler.search.variants import generators, resolve
 from tunemq_shared.errors import SearchSpaceError
@@ -32,7 +33,7 @@ def configs(space: dict[str, Any], seed: object = 1) -> list[dict[str, Any]]:
     """All combinations of a space's grid, the rest drawn."""
     read = read_space(space)
     grid = Grid(read)
-    return [resolve(read, grid.pick(n), generators(seed, n))[0] for n in range(grid.size)]
+    return [resolve(read, grid.pick(n), generators(seed, n)) for n in range(grid.size)]
 
 
 def one(space: dict[str, Any], seed: object = 1) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def test_a_huge_grid_is_counted_and_picked_without_being_laid_out() -> None:
     space = read_space({str(axis): grid_search(range(1000)) for axis in range(6)})
     grid = Grid(space)
     assert grid.size == 10**18
-    config, _ = resolve(space, grid.pick(10**18 - 1), generators(0))
+    config = resolve(space, grid.pick(10**18 - 1), generators(0))
     assert set(config.values()) == {999}
 
 
@@ -278,8 +279,12 @@ def test_values_that_were_drawn_are_listed_by_path() -> None:
             "opt": choice([{"kind": "x", "lr": choice([4])}]),
         }
     )
-    _, evaluated = resolve(space, {}, generators(0))
-    assert evaluated == {("a",): 1, ("c", 0): 3, ("opt", "kind"): "x", ("opt", "lr"): 4}
+    assert searched(space, resolve(space, {}, generators(0))) == {
+        ("a",): 1,
+        ("c", 0): 3,
+        ("opt", "kind"): "x",
+        ("opt", "lr"): 4,
+    }
 
 
 def test_a_tag_is_short_and_fit_for_a_file_name() -> None:
@@ -299,5 +304,5 @@ def test_merging_goes_into_dicts_and_replaces_the_rest() -> None:
 
 
 def test_a_constant_float_does_not_count_as_searched() -> None:
-    _, evaluated = resolve(read_space({"lr": loguniform(1, 2), "c": 0.5}), {}, generators(0))
-    assert list(evaluated) == [("lr",)]
+    space = read_space({"lr": loguniform(1, 2), "c": 0.5})
+    assert list(searched(space, resolve(space, {}, generators(0)))) == [("lr",)]
