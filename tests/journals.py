@@ -94,7 +94,7 @@ def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
         check_journal(
             Path(search.experiment.folder),
             search.loop.runner,
-            unwritten=search.loop._entries,
+            unwritten=search.loop.driver.entries,
             plan=search.loop.plan,
             make_algorithms=search.make_algorithms,
         )
@@ -107,7 +107,7 @@ def _fresh_algorithms(prepared: Prepared) -> MakeAlgorithms | None:
     answers depend on results alone.
     """
     exact = (
-        isinstance(prepared.search, BasicVariantGenerator)
+        isinstance(prepared.search.searcher, BasicVariantGenerator)
         and type(prepared.scheduler) in {FIFOScheduler, ASHAScheduler}
         and prepared.stopper is None
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from tunemq_scheduler.core.commands import RecordEnd
-from tunemq_scheduler.core.trial import PAUSED
+from tunemq_scheduler.core.trial import ERROR
 from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
 from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import innermost
@@ -164,35 +164,23 @@ class Algorithms:
             return f"{type(stopper).__name__} stopped the experiment"
         return ""
 
-    def ended(self, trial: TrialView, *, error: bool, early: bool, started: bool) -> None:
-        """A trial is over: everybody is told, once; a scheduler that decided it knows already.
-
-        Args:
-            error: it ended in ERROR.
-            early: an algorithm or a person stopped it.
-            started: False for a trial that never left the queue.
-        """
-        last = trial.last_result
-        result = self._shown(last) if last else None
+    def ended(self, trial: TrialView, end: RecordEnd) -> None:
+        """A trial is over: tell all, once; a trial scheduler that stopped it knows already."""
+        result = self._shown(trial.last_result) or None
         scheduler = self.scheduler
         if trial.trial_id in self._stopped_by_scheduler:
             self._stopped_by_scheduler.discard(trial.trial_id)
-        elif error:
+        elif end.status == ERROR:
             self._ask("trial scheduler", scheduler.on_trial_error, self.view, trial)
-        elif not started:
+        elif not end.had_run:
             self._ask("trial scheduler", scheduler.on_trial_remove, self.view, trial)
         else:
             self._ask(
                 "trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {}
             )
         tell = self.search.on_trial_complete
-        self._ask("search algorithm", tell, trial.trial_id, result, error, early)
-
-    def over(self, trial: TrialView, end: RecordEnd) -> None:
-        """A trial is over; its view still is as it was before."""
-        had_run = trial.epoch > 0 and trial.status != PAUSED
-        trial.status = end.status
-        self.ended(trial, error=end.status == "ERROR", early=end.early, started=had_run)
+        error = end.status == ERROR
+        self._ask("search algorithm", tell, trial.trial_id, result, error, end.early)
 
     def decided(self, trial: str, answers: Iterable[Answer]) -> None:
         """What counts is what stands in the journal, whatever was answered when asked again."""

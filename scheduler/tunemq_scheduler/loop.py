@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
+from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.loop_contracts import RecordKeeper, TurnLog
 from tunemq_scheduler.offered import Offered
@@ -29,10 +27,8 @@ from tunemq_scheduler.report.news import (
     told_of_node,
     told_of_superseded,
 )
-from tunemq_scheduler.resuming import revive
 from tunemq_scheduler.search.search_generator import Suggestion
 from tunemq_scheduler.store_keeper import Removal
-from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 from tunemq_shared.errors import ResourceError, SearchFailed, TuneError, WireError
 from tunemq_shared.packing import pack_config
@@ -52,7 +48,8 @@ class ExperimentLoop:
     """Runs one experiment: the shell around the pure `TrialRunner`.
 
     Args:
-        runner: the state; events are handed to nobody else.
+        driver: the state and the algorithms; both are told of events by nobody else.
+        plan: what nodes are told.
         resources_for: what a trial of a configuration asks for.
         trial_prefix: the first part of all trial ids.
         discard: has something removed from the store; must not wait for that.
@@ -61,16 +58,14 @@ class ExperimentLoop:
         max_trials: how many trials there are at most; None leaves it to the search algorithm.
         nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or
             is an error (embedded).
-        trials: the views of trials of an earlier run, of all that the runner has.
         after_turn: called when all of a turn is done.
     """
 
     def __init__(
         self,
         *,
-        runner: TrialRunner,
+        driver: EventDriver,
         plan: ExperimentPlan,
-        algorithms: Algorithms,
         executor: TrialExecutor,
         journal: TurnLog,
         records: RecordKeeper,
@@ -81,18 +76,16 @@ class ExperimentLoop:
         time_budget_s: float | None = None,
         max_trials: int | None = None,
         nodes_may_come: bool = False,
-        trials: dict[str, TrialView] | None = None,
         after_turn: Callable[[], None] = lambda: None,
     ) -> None:
-        self.runner = runner
-        self.plan = plan
-        self.algorithms = algorithms
-        self.executor = executor
+        self.driver = driver
+        self.runner, self.algorithms = driver.runner, driver.algorithms
         #: The trials that are not over, by id.
-        self.trials: dict[str, TrialView] = trials if trials is not None else {}
+        self.trials = driver.trials
+        self.plan = plan
+        self.executor = executor
         #: See `INTERRUPT_GRACE_S`.
         self.interrupt_grace_s = INTERRUPT_GRACE_S
-        algorithms.view.trials = self.trials.values
         self._journal = journal
         self._records = records
         self._resources_for = resources_for
@@ -108,8 +101,6 @@ class ExperimentLoop:
         self._after_turn = after_turn
         #: Where the stream was read to before the newest batch.
         self._cursor_before = ""
-        #: Trials that are over and whose hosts may not be gone yet.
-        self._leaving: set[str] = set(filter(runner.is_leaving, self.trials))
         self._requests: deque[m.Event] = deque()
         #: What nodes warned of in this turn, and what became of checkpoints.
         self._warnings: list[str] = []
@@ -121,13 +112,11 @@ class ExperimentLoop:
         self.has_leftovers = False
         #: The nodes that were set aside at the end of the last turn in the journal.
         self._aside = self._nodes_aside()
-        self._entries: list[m.Entry] = []
-        self._commands: list[c.Command] = []
 
     @property
     def is_journalled(self) -> bool:
         """Whether the journal has all that the runner knows; it may not once a turn has failed."""
-        return not self._entries
+        return not self.driver.entries
 
     @property
     def waits_for_search(self) -> str:
@@ -170,13 +159,8 @@ class ExperimentLoop:
             SearchFailed, JournalError: as `step`.
         """
         for fact in facts:
-            self._take(fact)
-        answers = revive(self.runner, event, self.algorithms, self.plan, self.trials)
-        self._take(event, answers)
-        self._leaving = set(filter(self.runner.is_leaving, self.trials))
-        for view in self.trials.values():
-            if (live := self.runner.live.get(view.trial_id)) is not None:
-                view.follow(live)
+            self.driver.handle(fact)
+        self.driver.handle(event)
         # The run before may have been cut off in the middle of anything.
         self.has_leftovers = True
         self._commit()
@@ -214,17 +198,18 @@ class ExperimentLoop:
         """
         self._records.turn_began()
         events = self.executor.poll(self._patience())
-        self._take(m.Tick(self._clock()))
+        self.driver.handle(m.Tick(self._clock()))
         try:
             self._handle_all(events)
             while self._requests:
-                self._take(self._requests.popleft())
+                self.driver.handle(self._requests.popleft())
             self._check_time_budget()
             self._ask_whether_enough()
             self._fill_slots()
         except TuneError:
             # The search ends here; what was reported before an algorithm raised is kept.
-            self._commands = [one for one in self._commands if isinstance(one, c.RecordCommand)]
+            records = [one for one in self.driver.commands if isinstance(one, c.RecordCommand)]
+            self.driver.commands[:] = records
             self._commit()
             raise
         self._commit()
@@ -243,10 +228,10 @@ class ExperimentLoop:
 
     def _commit(self) -> None:
         """Make the turn durable, and only then do what follows from it."""
-        entries = self._entries
+        entries = self.driver.entries
         # Time alone has consequences, too: what is waited for may be given up, and the order in
         # which nodes may be used again decides which of them is taken first.
-        is_changed = self._commands or self._nodes_aside() != self._aside
+        is_changed = self.driver.commands or self._nodes_aside() != self._aside
         if is_changed or any(type(one.event) is not m.Tick for one in entries):
             append_when_there_is_room(
                 self._journal.append,
@@ -255,10 +240,11 @@ class ExperimentLoop:
                 pause=self.executor.pause,
                 is_given_up=self._is_interrupted,
             )
-            self._entries, self._aside = [], self._nodes_aside()
+            self.driver.entries, self._aside = [], self._nodes_aside()
             self._perform()
             self.executor.release(self.runner.accepted)
-        self._entries, self._commands = [], []
+        else:
+            self.driver.end_turn()
 
     def _nodes_aside(self) -> set[str]:
         return {*self.runner.aside, *self.runner.alone}
@@ -289,27 +275,26 @@ class ExperimentLoop:
                 elif type(event) is m.ResultReported:
                     self._take_result(event)
                 else:
-                    self._take_other(event)
+                    self._take(event)
         except TuneError:
             self._shorten_batch()
             raise
 
     def _shorten_batch(self) -> None:
         """What was not handled of the newest batch was not read: it is read after a restart."""
-        for place in reversed(range(len(self._entries))):
-            batch = self._entries[place].event
+        entries = self.driver.entries
+        for place in reversed(range(len(entries))):
+            batch = entries[place].event
             if isinstance(batch, m.BatchRead):
-                last = batch.first + len(self._entries) - place - 2
+                last = batch.first + len(entries) - place - 2
                 if last < batch.last:
                     read = m.BatchRead(batch.incarnation, batch.first, last, self._cursor_before)
                     self.runner.handle(read)
-                    self._entries[place] = m.Entry(read)
+                    entries[place] = m.Entry(read)
                 return
 
-    def _take_other(self, event: m.Event) -> None:
+    def _take(self, event: m.Event) -> None:
         match event:
-            case m.TrialStarted() if self.runner.is_current(event.trial, event.epoch):
-                self.trials[event.trial].started(event)
             case m.NodeWarned():
                 self.has_leftovers |= event.has_leftovers
                 self._warnings.append(event.text)
@@ -324,21 +309,9 @@ class ExperimentLoop:
                     self._warnings.append(told_of_lost(event, keys))
             case _:
                 pass
-        self._take(event)
-        if type(event) is m.NodeReturned:
-            self._follow_reattached(event.incarnation)
-        if isinstance(event, m.TrialWaits | m.TrialPaused) and event.trial in self.runner.live:
-            self._followed(self.runner.live[event.trial])
-            if type(event) is m.TrialWaits:
-                self._store_waits[event.trial] = None
-
-    def _follow_reattached(self, incarnation: str) -> None:
-        """Algorithms look at the states of trials, some of which run again."""
-        if incarnation not in self.runner.nodes:
-            return
-        for trial in self.runner.slots.trials_on(incarnation):
-            if trial in self.runner.live:
-                self._followed(self.runner.live[trial])
+        self.driver.handle(event)
+        if type(event) is m.TrialWaits and event.trial in self.runner.live:
+            self._store_waits[event.trial] = None
 
     def _open_batch(self, batch: m.BatchRead) -> int:
         """Note a batch; returns how many of its first events are known, or of a dead node."""
@@ -353,47 +326,27 @@ class ExperimentLoop:
         if batch.last < expected:
             return batch.last - batch.first + 1
         self._cursor_before = self.runner.cursor
-        self._take(m.BatchRead(batch.incarnation, expected, batch.last, batch.cursor))
+        self.driver.handle(m.BatchRead(batch.incarnation, expected, batch.last, batch.cursor))
         return expected - batch.first
 
     def _take_result(self, event: m.ResultReported) -> None:
-        review = self.runner.review(event)
-        answers: Sequence[m.Answer] = ()
-        if review is Review.STALE and self.runner.is_superseded(event.trial, event.epoch):
+        stale = self.runner.stale
+        self.driver.handle(event)
+        if self.runner.stale > stale and self.runner.is_superseded(event.trial, event.epoch):
             self._superseded += 1
-        elif review is not Review.STALE and review is not Review.REPEATED:
-            trial = self.trials[event.trial]
-            trial.newest = event
-            if review is Review.DUE:
-                answers = self.algorithms.decide(trial, trial.full_result(event), event.step)
-            if review is not Review.FINAL:
-                self.algorithms.told(trial, event, answers)
-        self._take(event, answers)
-
-    def _take(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> None:
-        """Let the runner handle an event, and the algorithms know which trials that ended."""
-        self._entries.append(m.Entry(event, tuple(answers)))
-        for command in self.runner.handle(event, answers):
-            self._commands.append(command)
-            if isinstance(command, c.RecordEnd):
-                self._tell_end(command)
-
-    def _tell_end(self, end: c.RecordEnd) -> None:
-        self._leaving.add(end.trial)
-        self.algorithms.over(self.trials[end.trial], end)
 
     def _check_time_budget(self) -> None:
         budget = self._time_budget_s
         is_up = budget is not None and self.runner.elapsed >= budget
         if is_up and not (self.runner.stopping or self._only_uploads()):
-            self._take(m.StopRequested(None, f"the time budget of {budget:g} s is used up"))
+            self.driver.handle(m.StopRequested(None, f"the time budget of {budget:g} s is used up"))
 
     def _ask_whether_enough(self) -> None:
         ends = self.runner.stopping or self.runner.interrupted or self._only_uploads()
         if self.runner.suggested and not ends:  # also where an earlier run left none alive
             reason = self.algorithms.enough()
             if reason:
-                self._take(m.StopRequested(None, reason))
+                self.driver.handle(m.StopRequested(None, reason))
 
     def _only_uploads(self) -> bool:
         """Whether all trials are over, and the search waits for nothing but their checkpoints."""
@@ -417,7 +370,7 @@ class ExperimentLoop:
                 self._check_patience()
                 break
             if isinstance(suggestion, str):
-                self._take(m.SearchExhausted())
+                self.driver.handle(m.SearchExhausted())
                 break
             self._add_trial(n, trial_id, suggestion)
             self._note_exhausted()
@@ -434,7 +387,7 @@ class ExperimentLoop:
         if total is not None:
             most = total if most is None else min(most, total)
         if most is not None and runner.suggested >= most and not runner.ends:
-            self._take(m.SearchExhausted())
+            self.driver.handle(m.SearchExhausted())
 
     def _check_choice(self) -> None:
         """Where nothing runs, and one of the waiting trials has a place, one has to be chosen.
@@ -482,36 +435,24 @@ class ExperimentLoop:
                 "it."
             )
         config = pack_config(suggestion.config)
-        event = m.ConfigSuggested(n, trial_id, config, suggestion.tag, resources)
-        view = TrialView(event, self.plan)
-        view.evaluated_params = suggestion.evaluated_params
-        self.trials[trial_id] = view
-        self._take(event, self.algorithms.added(view))
+        self.driver.handle(m.ConfigSuggested(n, trial_id, config, suggestion.tag, resources))
+        self.trials[trial_id].evaluated_params = suggestion.evaluated_params
 
     def _place_waiting(self) -> None:
         while self.runner.has_waiting():
-            waiting = Offered(map(self._followed, self.runner.waiting()))
+            waiting = Offered(self.trials[one.trial_id] for one in self.runner.waiting())
             chosen = self.algorithms.choose(waiting) if waiting else None
             if chosen is None:
                 return
-            self._take(m.TrialChosen(chosen.trial_id))
-            chosen.follow(self.runner.live[chosen.trial_id])
-
-    def _followed(self, trial: Trial) -> TrialView:
-        view = self.trials[trial.trial_id]
-        view.follow(trial)  # algorithms look at its state, which a lost host changed
-        return view
+            self.driver.handle(m.TrialChosen(chosen.trial_id))
 
     # --- carrying out -----------------------------------------------------------------------------
 
     def _perform(self) -> None:
-        records: list[c.RecordCommand] = []
         orders: list[c.ExecutorCommand] = []
         removals: list[Removal] = []
-        for command in self._commands:
-            if isinstance(command, c.RecordCommand):
-                records.append(command)
-            elif isinstance(command, c.ExecutorCommand):
+        for command in self.driver.commands:
+            if isinstance(command, c.ExecutorCommand):
                 orders.append(command)
             elif isinstance(command, c.DeleteCheckpoint | c.DeleteObjects):
                 removals.append(command)
@@ -523,18 +464,6 @@ class ExperimentLoop:
         if orders:
             # First, so that hosts work while the records are written.
             self.executor.perform(orders)
-        for record in records:
-            self._record(record)
+        self.driver.end_turn(self._records.record)
         for removal in removals:
             self._discard(removal)
-        # A trial may end turns before its host is gone; facts about it come until then.
-        for trial in [one for one in self._leaving if one not in self.runner.live]:
-            self._leaving.discard(trial)
-            del self.trials[trial]
-
-    def _record(self, command: c.RecordCommand) -> None:
-        view = self.trials.get(command.trial)
-        if view is None:
-            return
-        view.learn(command, self.runner.live.get(command.trial))
-        self._records.record(command, view)

@@ -1,9 +1,9 @@
 """Making good what a crash kept from the files of trials: the journal has it, they lack it.
 
 Records come after the journal, so a file has the first rows of those that the journal has. A
-restart goes through the turns behind the last snapshot anyhow (`tunemq_scheduler.resuming`); the
-rows of them that a file lacks are appended, and none twice. What a trial's code wrote into the file
-is moved out of it before: see `tunemq_scheduler.result_rebuild`.
+restart goes through the turns behind the last snapshot anyhow (`EventDriver.replay`); the rows of
+them that a file lacks are appended, and none twice. What a trial's code wrote into the file is
+moved out of it before: see `tunemq_scheduler.result_rebuild`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tunemq_shared.plain_files import open_to_read
 
 
 class Mending:
-    """Brings the files of trials to where the journal ends; see `Retelling`.
+    """Brings the files of trials to where the journal ends; see `EventDriver.replay`.
 
     Attributes:
         unsynced: all that it was told about, for what a file has is not on the disk for that.

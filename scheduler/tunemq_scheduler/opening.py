@@ -15,16 +15,16 @@ from typing import Final, Literal
 
 import msgspec
 
-from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.core.trial import ERROR, TERMINATED
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.journal import FILE_NAME, Journal, JournalHeader, Snapshot
 from tunemq_scheduler.mending import Mending
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
-from tunemq_scheduler.resuming import Retelling
+from tunemq_scheduler.replay import begin
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_scheduler.unrecorded import UnrecordedRows
 from tunemq_scheduler.unsynced import UnsyncedFiles
@@ -66,18 +66,14 @@ class Opened:
 
     Attributes:
         journal: where its turns go; closed with the loop.
-        trials: the views of all trials that the runner has.
-        plan: where its files are; what its trials run may not be in it yet.
+        driver: its state, its algorithms, and its plan, in which what trials run may be missing.
         unsynced: the files of trials that have to be on the disk before a snapshot.
         was_exhausted: whether the run before came to the end of its search.
         unrecorded: compares trials' files with the journal; None for a new experiment.
     """
 
     journal: Journal
-    runner: TrialRunner
-    algorithms: Algorithms
-    plan: ExperimentPlan
-    trials: dict[str, TrialView] = field(default_factory=dict)
+    driver: EventDriver
     cut: int = 0
     was_exhausted: bool = False
     unsynced: UnsyncedFiles = field(default_factory=UnsyncedFiles)
@@ -85,6 +81,7 @@ class Opened:
 
     def __post_init__(self) -> None:
         """Start the clock; it goes on from where the run before was."""
+        self.runner, self.plan = self.driver.runner, self.driver.plan
         self._before = self.runner.elapsed
         self._began = time.monotonic()
         self._asked_again = 0
@@ -105,14 +102,14 @@ class Opened:
         if self.unsynced.is_held:
             return
         # Asked first, for many files are brought to the disk in vain where nobody has a state.
-        states = None if self.unsynced.is_settling else self.algorithms.get_state()
+        states = None if self.unsynced.is_settling else self.driver.algorithms.get_state()
         if states is None and not self.unsynced.is_settling:
             self._asked_again = self.journal.turn + _TURNS_UNTIL_ASKED_AGAIN
             self.unsynced.forget()
             return
         if not self.unsynced.settle():
             return
-        states = states or self.algorithms.get_state()
+        states = states or self.driver.algorithms.get_state()
         if states is None:
             return
         runner = self.runner
@@ -130,7 +127,8 @@ def open_new(
         JournalError: it cannot be written, or there is one.
     """
     journal = Journal.create(folder / FILE_NAME, header)
-    return Opened(journal, TrialRunner(header.settings), prepared.algorithms(), plan)
+    driver = EventDriver(TrialRunner(header.settings), prepared.algorithms(), plan)
+    return Opened(journal, driver)
 
 
 def take_up(
@@ -156,14 +154,12 @@ def take_up(
         when_locked()
         plan = make_plan(found.header)
         algorithms = prepared.algorithms()
-        if found.snapshot is None:
-            runner = TrialRunner(found.header.settings)
-        else:
-            runner = TrialRunner.load(found.header.settings, found.snapshot.state, found.finished)
+        if found.snapshot is not None:
             algorithms.set_state(found.snapshot.algorithms)
+        runner = begin(found)
         mending = Mending(runner)
-        retelling = Retelling(runner, algorithms, plan, mending.note)
-        retelling.tell(found.turns)
+        driver = EventDriver(runner, algorithms, plan)
+        driver.replay(found.turns, mending.note)
         mending.finish()
         unrecorded = UnrecordedRows(runner, plan, mending.unsynced, mending.rebuild)
         unrecorded.remove()
@@ -172,10 +168,7 @@ def take_up(
         raise
     return Opened(
         journal,
-        runner,
-        algorithms,
-        plan,
-        retelling.trials,
+        driver,
         cut=found.cut,
         was_exhausted=runner.exhausted,
         unsynced=mending.unsynced,
@@ -230,7 +223,7 @@ def has_work(opened: Opened, event: m.ExperimentResumed, prepared: Prepared) -> 
         return False
     # An algorithm without a number of trials said by itself that it had no more.
     is_over = opened.was_exhausted and total is None
-    return not is_over and not opened.algorithms.enough()
+    return not is_over and not opened.driver.algorithms.enough()
 
 
 def _tried_again(opened: Opened, trials: tuple[str, ...]) -> tuple[str, ...]:
@@ -251,7 +244,7 @@ def _may_go_further(opened: Opened, options: ResumeOptions) -> tuple[str, ...]:
             continue
         if summary.status != TERMINATED and not last.done:
             continue
-        result = TrialView.of(trial, summary, opened.plan).full_result(last)
+        result = TrialView(trial, summary, opened.plan).full_result(last)
         if first_that_holds(options.stopped_by, result) is None:
             continue
         if first_that_holds(options.stops_now, result) is None:

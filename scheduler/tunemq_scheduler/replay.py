@@ -15,16 +15,13 @@ import msgspec
 
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.trial import PAUSED
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.journal import Recovered
 from tunemq_scheduler.journal.examining import Replayed
 from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_scheduler.resuming import revive
 from tunemq_scheduler.search.search_generator import Suggestion
-from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 from tunemq_shared.errors import BugError, InvariantBroken, TuneError
 from tunemq_shared.packing import pack_config
@@ -48,6 +45,18 @@ def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
     return runner
 
 
+def begin(found: Recovered) -> TrialRunner:
+    """The state before the first of a journal's turns.
+
+    Raises:
+        JournalError: another version wrote the snapshot.
+    """
+    settings, snapshot = found.header.settings, found.snapshot
+    if snapshot is None:
+        return TrialRunner(settings)
+    return TrialRunner.load(settings, snapshot.state, found.finished)
+
+
 def replay_recovered(found: Recovered) -> TrialRunner:
     """The state that a journal comes to: that of its snapshot, and the turns behind it.
 
@@ -55,12 +64,7 @@ def replay_recovered(found: Recovered) -> TrialRunner:
         BugError: the turns cannot have come from that state.
         JournalError: another version wrote them.
     """
-    settings, snapshot = found.header.settings, found.snapshot
-    runner = (
-        TrialRunner(settings)
-        if snapshot is None
-        else TrialRunner.load(settings, snapshot.state, found.finished)
-    )
+    runner = begin(found)
     for turn in found.turns:
         for entry in turn:
             runner.handle(entry.event, entry.answers)
@@ -69,13 +73,9 @@ def replay_recovered(found: Recovered) -> TrialRunner:
 
 def replay_as_far_as_possible(found: Recovered) -> Replayed:
     """How many turns of a journal follow from its beginning, and which trials it lacks then."""
-    settings, snapshot, turns = found.header.settings, found.snapshot, -1
+    turns = -1
     try:
-        runner = (
-            TrialRunner(settings)
-            if snapshot is None
-            else TrialRunner.load(settings, snapshot.state, found.finished)
-        )
+        runner = begin(found)
         turns = found.snapshot_turn
         for turn in found.turns:
             for entry in turn:
@@ -160,43 +160,19 @@ def replay_lock_step(
     Raises:
         InvariantBroken: the events cannot have come from a run with these decisions.
     """
-    runner, seen = TrialRunner(settings), Outcome()
-    views: dict[str, TrialView] = {}
+    driver, seen = EventDriver(TrialRunner(settings), algorithms, plan), Outcome()
     for entry in entries:
-        event, answers = entry.event, entry.answers
+        event = entry.event
         if isinstance(event, m.ConfigSuggested):
-            view = views[event.trial] = TrialView(event, plan)
             seen.suggestions.append((event.trial, _suggested_again(algorithms, event)))
-            answers = tuple(algorithms.added(view))
-        elif isinstance(event, m.TrialStarted) and runner.is_current(event.trial, event.epoch):
-            views[event.trial].started(event)
-        elif isinstance(event, m.ResultReported):
-            answers = tuple(_asked_again(runner, algorithms, views, event))
-        elif isinstance(event, m.ExperimentResumed):
-            answers = tuple(revive(runner, event, algorithms, plan, views))
-        elif isinstance(event, m.StopRequested):
-            for trial in runner.live.keys() & views.keys():  # algorithms look at what they were
-                views[trial].follow(runner.live[trial])
         try:
-            commands = runner.handle(event, answers)
+            driver.handle(event)
         except BugError as error:
             raise InvariantBroken(
                 f"what happened does not fit what is decided in lock-step: {error}"
             ) from error
-        for command in commands:
-            if isinstance(command, c.RecordEnd):
-                ended = views.pop(command.trial)
-                had_run = ended.epoch > 0 and ended.status != PAUSED
-                ended.status = command.status
-                algorithms.ended(
-                    ended,
-                    error=command.status == "ERROR",
-                    early=command.early,
-                    started=had_run,
-                )
-        if isinstance(event, m.TrialChosen):
-            views[event.trial].follow(runner.live[event.trial])
-        seen.note(answers, commands)
+        seen.note(driver.entries[-1].answers, driver.commands)
+        driver.end_turn()
     return seen
 
 
@@ -226,23 +202,3 @@ def compare(live: Outcome, again: Outcome) -> None:
 def _suggested_again(algorithms: Algorithms, event: m.ConfigSuggested) -> bytes:
     suggestion = algorithms.suggest(event.n, event.trial)
     return pack_config(suggestion.config) if isinstance(suggestion, Suggestion) else b""
-
-
-def _asked_again(
-    runner: TrialRunner,
-    algorithms: Algorithms,
-    views: dict[str, TrialView],
-    event: m.ResultReported,
-) -> list[m.Answer]:
-    review = runner.review(event)
-    if review is Review.STALE or review is Review.REPEATED:
-        return []
-    view = views[event.trial]
-    view.newest = event
-    if review is Review.FINAL:
-        return []
-    # In lock-step all that count are due, but those of a trial that is being stopped or paused.
-    is_due = review is Review.DUE
-    answers = algorithms.decide(view, view.full_result(event), event.step) if is_due else []
-    algorithms.told(view, event, answers)
-    return answers

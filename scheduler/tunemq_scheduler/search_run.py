@@ -79,9 +79,8 @@ class SearchRun:
         self.store = open_store(plan.store_address)
         self.keeper = StoreKeeper(self.store)
         self.loop = ExperimentLoop(
-            runner=opened.runner,
+            driver=opened.driver,
             plan=plan,
-            algorithms=opened.algorithms,
             executor=executor,
             journal=opened.journal,
             records=self.records,
@@ -92,7 +91,6 @@ class SearchRun:
             time_budget_s=tune.budget_s,
             max_trials=max_trials,
             nodes_may_come=nodes_may_come,
-            trials=opened.trials,
             after_turn=self._turn_ended,
         )
         self.records.trials = self.loop.trials.values

@@ -49,7 +49,7 @@ class AllTrials(Sequence[TrialView]):
         return self._view(self._trials[index])
 
     def _view(self, trial: str) -> TrialView:
-        return TrialView.of(trial, self._runner.summary(trial), self._plan)
+        return TrialView(trial, self._runner.summary(trial), self._plan)
 
 
 class TrialResults(Sequence[Result]):
@@ -75,7 +75,7 @@ class TrialResults(Sequence[Result]):
 
     def _result(self, trial: str) -> Result:
         summary, plan = self._runner.summary(trial), self._plan
-        view = TrialView.of(trial, summary, plan)
+        view = TrialView(trial, summary, plan)
         kept = summary.checkpoints
         return Result(
             metrics=view.last_result,

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Self
+from typing import Any
 
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.trial import PENDING, Trial, TrialSummary
+from tunemq_scheduler.core.trial import FINISHED, NO_WAIT, Trial, TrialSummary
 from tunemq_scheduler.folders import ERROR_FILE
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.search.space import named_in_tag
 from tunemq_shared.errors import BugError
-from tunemq_shared.messages import (
-    CheckpointCommitted,
-    ConfigSuggested,
-    ResultReported,
-    TrialStarted,
-)
+from tunemq_shared.messages import ResultReported, TrialStarted
 from tunemq_shared.packing import unpack_config
 from tunemq_shared.results import ResultFrame, full_result
 
@@ -26,75 +21,36 @@ class TrialView:
 
     Attributes:
         trial_id: unique in the experiment.
-        number: the place of its configuration in the search, from 0.
+        state: what the core knows of it: the trial, or what is kept of one that is over.
         config: its configuration, unpacked.
         evaluated_params: the sampled values of it, flattened.
-        resources: what it asks for.
-        status: PENDING, RUNNING, PAUSED, TERMINATED or ERROR.
-        lineage: how often it was begun anew from nothing.
         newest: the newest recorded result, as it was reported.
         checkpoint: the newest kept checkpoint, if any.
         error_file: where its failures are written; None while it has none.
         hostname, node: where its newest incarnation runs or ran; the node is empty where that is
             not known any more.
-        waits: for what of the store it waits, ``save`` or ``restore``, and why; two empty texts
-            while it does not.
     """
 
-    def __init__(self, event: ConfigSuggested, plan: ExperimentPlan) -> None:
-        self.trial_id = event.trial
-        self.number = event.n
-        self.config: dict[str, Any] = unpack_config(event.config)
-        self.evaluated_params: dict[str, Any] = {}
-        self.experiment_tag = event.tag
-        self.resources = event.resources
+    def __init__(self, trial_id: str, state: Trial | TrialSummary, plan: ExperimentPlan) -> None:
+        self.trial_id = trial_id
+        self.state = state
+        summary = state.summary() if isinstance(state, Trial) else state
+        self.config: dict[str, Any] = unpack_config(summary.config)
+        self.evaluated_params = named_in_tag(summary.tag, self.config)
         self.trainable_name = plan.trainable_name
-        self.trial_name = plan.trial_name(event.trial)
-        self.local_path = plan.trial_folder(event.trial)
-        self.status = PENDING
-        self.epoch = 0
-        self.lineage = 0
-        self.num_failures = 0
-        self.newest: ResultReported | None = None
-        self.checkpoint: CheckpointCommitted | None = None
+        self.trial_name = plan.trial_name(trial_id)
+        self.local_path = plan.trial_folder(trial_id)
+        self.newest = summary.last_result
+        self.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
         self.error_file: str | None = None
+        if summary.num_failures:  # each was written when it happened, or when that was made good
+            self.error_file = os.path.join(self.local_path, ERROR_FILE)
         self.hostname = self.node = ""
-        self.waits = ("", "")
         self._experiment_id = plan.experiment_id
         self._frame: ResultFrame | None = None
         self._shown: tuple[ResultReported, dict[str, Any]] | None = None
-
-    @classmethod
-    def of(cls, trial: str, summary: TrialSummary, plan: ExperimentPlan) -> Self:
-        """The view of a trial of which no more than a summary is kept."""
-        event = ConfigSuggested(
-            summary.number, trial, summary.config, summary.tag, summary.resources
-        )
-        view = cls(event, plan)
-        view.evaluated_params = named_in_tag(summary.tag, view.config)
         if summary.started is not None:
-            view.started(summary.started)
-        view.status, view.epoch = summary.status, summary.epoch
-        view.lineage = summary.lineage
-        view.num_failures = summary.num_failures
-        if view.num_failures:  # each was written down when it happened, or when that was made good
-            view.error_file = os.path.join(view.local_path, ERROR_FILE)
-        view.newest = summary.last_result
-        view.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
-        return view
-
-    @classmethod
-    def alive(cls, trial: Trial, plan: ExperimentPlan) -> Self:
-        """The view of a trial of an earlier run that is not over."""
-        view = cls.of(trial.trial_id, trial.summary(), plan)
-        view.follow(trial)
-        return view
-
-    def begin_anew(self) -> None:
-        """Nothing of what it did counts any longer."""
-        self.lineage += 1
-        self.newest = self.checkpoint = None
-        self._frame = self._shown = None
+            self.started(summary.started)
 
     def __str__(self) -> str:
         return self.trial_name
@@ -103,9 +59,49 @@ class TrialView:
         return f"<trial {self.trial_name} {self.status}>"
 
     @property
+    def number(self) -> int:
+        """The place of its configuration in the search, from 0."""
+        return self.state.number
+
+    @property
+    def experiment_tag(self) -> str:
+        """What distinguishes it from other trials, as text."""
+        return self.state.tag
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What it asks for."""
+        return self.state.resources
+
+    @property
+    def status(self) -> str:
+        """PENDING, RUNNING, PAUSED, TERMINATED or ERROR."""
+        return self.state.status
+
+    @property
+    def epoch(self) -> int:
+        """Its newest incarnation; 0 before the first."""
+        return self.state.epoch
+
+    @property
+    def lineage(self) -> int:
+        """How often it was begun anew from nothing."""
+        return self.state.lineage
+
+    @property
+    def num_failures(self) -> int:
+        """How many failures it had."""
+        return self.state.num_failures
+
+    @property
+    def waits(self) -> tuple[str, str]:
+        """For what of the store it waits, ``save`` or ``restore``, and why; else empty texts."""
+        return self.state.waits if isinstance(self.state, Trial) else NO_WAIT
+
+    @property
     def is_finished(self) -> bool:
         """Whether it is TERMINATED or in ERROR."""
-        return self.status in ("TERMINATED", "ERROR")
+        return self.status in FINISHED
 
     @property
     def last_result(self) -> dict[str, Any]:
@@ -115,23 +111,8 @@ class TrialView:
         result = self.full_result(self.newest)
         return {**result, "done": True} if self.is_finished else result
 
-    def follow(self, trial: Trial) -> None:
-        """Take over what changed in the runner's trial."""
-        self.status = trial.status
-        self.epoch = trial.epoch
-        self.lineage = trial.lineage
-        self.num_failures = trial.num_failures
-        self.waits = trial.waits
-        self.resources = trial.resources
-
-    def learn(self, fact: c.RecordCommand, trial: Trial | None) -> None:
-        """Take over a fact.
-
-        Args:
-            trial: the runner's, at the end of the turn; None where it is forgotten already.
-        """
-        if trial is not None:
-            self.follow(trial)
+    def learn(self, fact: c.RecordCommand) -> None:
+        """Take over a fact."""
         match fact:
             case c.RecordResult():
                 self.newest = fact.result
@@ -139,8 +120,6 @@ class TrialView:
                 self.checkpoint = fact.checkpoint
             case c.RecordStart():
                 self.node = fact.node
-            case c.RecordFailure():
-                self.num_failures += trial is None
             case _:
                 pass
 

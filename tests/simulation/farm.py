@@ -12,6 +12,7 @@ from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.replay import Outcome, outcome, replay, replay_lock_step
 from tunemq_scheduler.schedulers import TrialScheduler
@@ -107,9 +108,8 @@ class Search:
         self.records = CountedRecords()
         self.algorithms = problem.algorithms(lock_step=lock_step)
         self.loop = ExperimentLoop(
-            runner=self.runner,
+            driver=EventDriver(self.runner, self.algorithms, problem.plan),
             plan=problem.plan,
-            algorithms=self.algorithms,
             executor=self.executor,
             journal=self.journal,
             records=self.records,

@@ -15,16 +15,15 @@ from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
-from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.core.trial import ERROR, TrialSummary
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.replay import Outcome, replay_lock_step
-from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_shared import messages as m
 from tunemq_shared.errors import InvariantBroken
@@ -152,7 +151,8 @@ class FaultySearch:
     def run(self) -> FaultySearch:
         self.farm.open(self.problem.plan)
         self.lives = 1
-        self._begin(TrialRunner(self.settings), self.problem.algorithms())
+        runner = TrialRunner(self.settings)
+        self._begin(EventDriver(runner, self.problem.algorithms(), self.problem.plan))
         while not self._live():
             self._take_up()
         self.auditor.same_as(self.loop.runner)
@@ -223,10 +223,10 @@ class FaultySearch:
             told, state, finished, states = self._snapshot
             runner = TrialRunner.load(self.settings, state, finished)
             algorithms.set_state(states)
-        retelling = Retelling(runner, algorithms, self.problem.plan)
-        retelling.tell(m.decode_entries(turn) for turn in self.turns[told:])
+        driver = EventDriver(runner, algorithms, self.problem.plan)
+        driver.replay(m.decode_entries(turn) for turn in self.turns[told:])
         self.auditor.same_as(runner)
-        self._begin(runner, algorithms, trials=retelling.trials)
+        self._begin(driver)
         self.loop.resume(
             m.ExperimentResumed(
                 self.lives, self.farm.time.now, errored=self._errored, is_cold=self._is_cold
@@ -235,13 +235,12 @@ class FaultySearch:
         if not self._is_cold:
             self.loop.reattach()
 
-    def _begin(self, runner: TrialRunner, algorithms: Algorithms, **options: Any) -> None:
+    def _begin(self, driver: EventDriver) -> None:
         self.executor = FaultyTrialExecutor(self.farm, self.lives)
-        began, before = self.farm.time.now + self._jumped_s, runner.elapsed
+        began, before = self.farm.time.now + self._jumped_s, driver.runner.elapsed
         self.loop = ExperimentLoop(
-            runner=runner,
+            driver=driver,
             plan=self.problem.plan,
-            algorithms=algorithms,
             executor=_Mortal(self),
             journal=self,
             records=self.records,
@@ -251,7 +250,6 @@ class FaultySearch:
             discard=self.farm.store.discard,
             after_turn=self._maybe_snapshot,
             nodes_may_come=True,
-            **options,
         )
         self.executor.open(self.problem.plan)
 
@@ -274,8 +272,8 @@ class FaultySearch:
         commands = self.auditor.turn(turn)
         self._outcome.note_turn(turn, commands)
         is_failing = sys.exc_info()[0] is not None  # then only records are kept of its commands
-        if commands != self.loop._commands and not is_failing:
-            raise InvariantBroken(f"I8: {commands} are ordered, not {self.loop._commands}")
+        if commands != self.loop.driver.commands and not is_failing:
+            raise InvariantBroken(f"I8: {commands} are ordered, not {self.loop.driver.commands}")
         self.die_at(AFTER_COMMIT)
 
     def close(self) -> None:

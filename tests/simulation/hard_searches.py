@@ -26,11 +26,11 @@ from tunemq_scheduler.core.placement import could_hold, holds_when_empty
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.experiment_view import ExperimentView
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
 from tunemq_scheduler.farm.relay.teller import Teller
 from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.resuming import Retelling
 from tunemq_shared import messages as m
 from tunemq_shared.allotments import WHOLE_NODE
 from tunemq_shared.errors import InvariantBroken, ResourceError, SearchFailed
@@ -306,7 +306,9 @@ class HardSearch:
     def run(self) -> str:
         """What it came to: ``ended``, ``failed: ...``, ``waits: ...``."""
         self.farm.open(self.problem.plan)
-        self._begin(TrialRunner(self.settings), self.problem.algorithms(), is_new=False)
+        runner = TrialRunner(self.settings)
+        driver = EventDriver(runner, self.problem.algorithms(), self.problem.plan)
+        self._begin(driver, is_new=False)
         while True:
             came_to = self._live()
             if came_to:
@@ -359,11 +361,11 @@ class HardSearch:
         self.lives += 1
         algorithms = self.problem.algorithms()
         runner = TrialRunner(self.settings)
-        retelling = Retelling(runner, algorithms, self.problem.plan)
-        retelling.tell(m.decode_entries(turn) for turn in self.turns)
+        driver = EventDriver(runner, algorithms, self.problem.plan)
+        driver.replay(m.decode_entries(turn) for turn in self.turns)
         errored = self.rng.choice(["", "", "resume", "restart"])
         is_new = self._is_cold or self.rng.random() < 0.5
-        self._begin(runner, algorithms, is_new=is_new, trials=retelling.trials)
+        self._begin(driver, is_new=is_new)
         self.loop.resume(
             m.ExperimentResumed(
                 self.lives, self.farm.time.now, errored=errored, is_cold=self._is_cold
@@ -372,15 +374,14 @@ class HardSearch:
         if not self._is_cold:
             self.loop.reattach()
 
-    def _begin(self, runner: TrialRunner, algorithms: Any, *, is_new: bool, **more: Any) -> None:
+    def _begin(self, driver: EventDriver, *, is_new: bool) -> None:
         kind = SharedExecutor if self.is_shared else FaultyTrialExecutor
         self.executor = kind(self.farm, self.lives)
         self.executor._dead |= self._left  # which are no longer registered
-        began, before = self.farm.time.now, runner.elapsed
+        began, before = self.farm.time.now, driver.runner.elapsed
         self.loop = ExperimentLoop(
-            runner=runner,
+            driver=driver,
             plan=self.problem.plan,
-            algorithms=algorithms,
             executor=self.executor,
             journal=self,
             records=self.records,
@@ -391,7 +392,6 @@ class HardSearch:
             time_budget_s=self._budget,
             max_trials=self._max_trials,
             nodes_may_come=not self.is_embedded,
-            **more,
         )
         quick, stride = self.loop._patience, _STRIDE_S
 
@@ -406,7 +406,7 @@ class HardSearch:
             tune=SimpleNamespace(metric="loss", direction="min"), trials=self.num_trials
         )
         records = SimpleNamespace(fatal={}, failures=None, best=None)
-        self.view = ExperimentView(self.loop, records, prepared, lambda: runner.elapsed)
+        self.view = ExperimentView(self.loop, records, prepared, lambda: self.loop.runner.elapsed)
         search = SimpleNamespace(loop=self.loop, records=records, is_killed=False)
         self.teller = Teller(search, self.view)
         if self.desk is not None:

@@ -16,6 +16,7 @@ from tests.simulation.farm import CountedRecords
 from tests.simulation.problem import Problem, noise
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.executor import RelayedExecutor
 from tunemq_scheduler.farm.relay.line import SupervisorLine
@@ -108,9 +109,8 @@ class Experiment:
         plan = plan_of(self.name)
         self.runner = TrialRunner(RunnerSettings(request=request, max_concurrent=at_most))
         self.loop = ExperimentLoop(
-            runner=self.runner,
+            driver=EventDriver(self.runner, problem.algorithms(), plan),
             plan=plan,
-            algorithms=problem.algorithms(),
             executor=executor,
             journal=self.journal,
             records=CountedRecords(),

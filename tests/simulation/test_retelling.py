@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from tests.simulation.farm import Search
 from tunemq.testing.simulated_executor import SimulationSettings
-from tunemq_scheduler.algorithms import Algorithms
-from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.plateau import ExperimentPlateauStopper, TrialPlateauStopper
-from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
@@ -26,7 +22,6 @@ from tunemq_scheduler.search import (
 )
 from tunemq_scheduler.search.optuna_search import OptunaSearch
 from tunemq_scheduler.stopper import CombinedStopper, FunctionStopper, NoopStopper, Stopper
-from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 from tunemq_shared.packing import pack_config
 
@@ -160,65 +155,40 @@ class Mixed(Search):
         )
 
 
-@dataclass
 class Asked:
     """Algorithms that are asked about what follows, as the loop does."""
 
-    search: Mixed
-    runner: TrialRunner
-    algorithms: Algorithms
-    views: dict[str, TrialView]
-    suggestions: int = 0
-    decisions: int = 0
+    def __init__(self, driver: EventDriver) -> None:
+        self.driver = driver
+        self.suggestions = self.decisions = 0
 
-    def ask(self, entry: m.Entry) -> None:
-        event, answers = entry.event, entry.answers
-        if isinstance(event, m.ConfigSuggested):
-            suggestion = self.algorithms.suggest(event.n, event.trial)
-            assert pack_config(suggestion.config) == event.config, event
-            view = self.views[event.trial] = TrialView(event, self.search.problem.plan)
-            assert tuple(self.algorithms.added(view)) == answers
-            self.suggestions += 1
-        elif isinstance(event, m.TrialStarted):
-            if self.runner.is_current(event.trial, event.epoch):
-                self.views[event.trial].started(event)
-        elif isinstance(event, m.ResultReported):
-            self._ask_about(event, answers)
-        for command in self.runner.handle(event, answers):
-            if isinstance(command, c.RecordEnd):
-                self.algorithms.over(self.views[command.trial], command)
-        for trial, live in self.runner.live.items():
-            self.views[trial].follow(live)
-
-    def _ask_about(self, event: m.ResultReported, answers) -> None:
-        review = self.runner.review(event)
-        if review in {Review.STALE, Review.REPEATED}:
-            return
-        view = self.views[event.trial]
-        view.newest = event
-        if review is Review.DUE:
-            asked = self.algorithms.decide(view, view.full_result(event), event.step)
-            assert tuple(asked) == answers, event
-            self.decisions += 1
-        if review is not Review.FINAL:
-            self.algorithms.told(view, event, answers)
+    def ask(self, turn: list[m.Entry]) -> None:
+        for entry in turn:
+            event = entry.event
+            if isinstance(event, m.ConfigSuggested):
+                suggestion = self.driver.algorithms.suggest(event.n, event.trial)
+                assert pack_config(suggestion.config) == event.config, event
+                self.suggestions += 1
+            self.driver.handle(event)
+            assert self.driver.entries[-1] == entry
+            self.decisions += isinstance(event, m.ResultReported) and bool(entry.answers)
+        self.driver.end_turn()
 
 
 def told(search: Mixed, cut: int, snapshot: int | None) -> Asked | None:
     """Algorithms told of the turns before ``cut``; those before ``snapshot`` by their state."""
     runner, algorithms, begin = TrialRunner(search.settings), search.problem.algorithms(), 0
     if snapshot is not None:
-        first = Retelling(runner, algorithms, search.problem.plan)
-        first.tell(search.journal.turns[:snapshot])
+        EventDriver(runner, algorithms, search.problem.plan).replay(search.journal.turns[:snapshot])
         states = algorithms.get_state()
         if states is None:
             return None
         runner = TrialRunner.load(search.settings, dump(runner), dict(runner.finished))
         algorithms, begin = search.problem.algorithms(), snapshot
         algorithms.set_state(states)
-    retelling = Retelling(runner, algorithms, search.problem.plan)
-    retelling.tell(search.journal.turns[begin:cut])
-    return Asked(search, runner, algorithms, retelling.trials)
+    driver = EventDriver(runner, algorithms, search.problem.plan)
+    driver.replay(search.journal.turns[begin:cut])
+    return Asked(driver)
 
 
 @pytest.mark.parity(172, 173, 180)
@@ -241,8 +211,7 @@ def test_what_is_suggested_and_decided_after_a_restart_is_what_would_have_been(
                 continue
             taken += 1
             for turn in turns[cut:]:
-                for entry in turn:
-                    asked.ask(entry)
+                asked.ask(turn)
             suggestions += asked.suggestions
             decisions += asked.decisions
     if with_snapshot and STATELESS & set(mix):
@@ -270,6 +239,6 @@ def test_a_result_that_was_decided_otherwise_counts_as_it_stands_in_the_journal(
     )
     algorithms.scheduler.on_trial_result = lambda *_: "STOP"  # whatever is true of it
     runner = TrialRunner(search.settings)
-    Retelling(runner, algorithms, search.problem.plan).tell(search.journal.turns)
+    EventDriver(runner, algorithms, search.problem.plan).replay(search.journal.turns)
     assert runner.snapshot() == search.runner.snapshot()
     assert set(ended) == set(runner.finished) - stopped

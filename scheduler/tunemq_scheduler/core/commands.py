@@ -168,13 +168,14 @@ class RecordFailure(Command, frozen=True):
 class RecordEnd(Command, frozen=True):
     """The trial is finished: ``status`` is TERMINATED or ERROR, ``reason`` says why.
 
-    ``early``: an algorithm or a person stopped it.
+    ``early``: an algorithm or a person stopped it; ``had_run``: it was neither paused nor new.
     """
 
     trial: str
     status: str
     reason: str
     early: bool = False
+    had_run: bool = True
 
 
 RecordCommand = (

@@ -398,9 +398,10 @@ class TrialRunner(RunnerState):
         early: bool = False,
     ) -> None:
         """The one place where a trial finishes; it cannot finish twice, the table forbids it."""
+        had_run = trial.epoch > 0 and trial.status != PAUSED
         self._move(trial, status)
         trial.reason = reason
-        commands.append(RecordEnd(trial.trial_id, status, reason, early))
+        commands.append(RecordEnd(trial.trial_id, status, reason, early, had_run))
         self._forget_if_over(trial, commands)
 
     def _forget_if_over(self, trial: Trial, commands: list[Command]) -> None:

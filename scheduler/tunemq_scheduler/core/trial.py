@@ -65,13 +65,13 @@ class TrialSummary(msgspec.Struct, frozen=True, array_like=True):
     config: bytes
     tag: str
     resources: dict[str, float]
-    status: str
-    reason: str
-    epoch: int
-    num_failures: int
-    started: TrialStarted | None
-    last_result: ResultReported | None
-    checkpoints: tuple[CheckpointCommitted, ...]
+    status: str = PENDING
+    reason: str = ""
+    epoch: int = 0
+    num_failures: int = 0
+    started: TrialStarted | None = None
+    last_result: ResultReported | None = None
+    checkpoints: tuple[CheckpointCommitted, ...] = ()
     #: Score and order of each of them, by which they are kept.
     ranks: tuple[tuple[float, int], ...] = ()
     lineage: int = 0

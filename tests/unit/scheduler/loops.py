@@ -10,6 +10,7 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
@@ -103,14 +104,14 @@ class Loop:
         searcher = search or BasicVariantGenerator()
         self.executor = ScriptedExecutor(self.log)
         self.journal = LoggedJournal(self.log)
+        algorithms = Algorithms(
+            search=SearchGenerator(searcher, {"x": 1}, trials),
+            scheduler=scheduler or FIFOScheduler(),
+        )
         self.runner = TrialRunner(RunnerSettings(request=resources or {"cpu": 1.0}))
         self.loop = ExperimentLoop(
-            runner=self.runner,
+            driver=EventDriver(self.runner, algorithms, PLAN),
             plan=PLAN,
-            algorithms=Algorithms(
-                search=SearchGenerator(searcher, {"x": 1}, trials),
-                scheduler=scheduler or FIFOScheduler(),
-            ),
             executor=self.executor,
             journal=self.journal,
             records=LoggedRecords(self.log),

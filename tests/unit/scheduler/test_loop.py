@@ -17,6 +17,7 @@ from tests.unit.scheduler.loops import (
 )
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.trial import TrialSummary
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.stopper import Stopper
@@ -318,7 +319,7 @@ def test_a_trial_that_pauses_while_its_search_is_interrupted_is_shown_as_paused(
     loop.batch(1, started())
     loop.loop.interrupt("Ctrl-C")
     assert ("stop", "t_00000") in loop.turn()
-    assert loop.loop.trials["t_00000"].status == "RUNNING"
+    assert loop.loop.trials["t_00000"].status == "PENDING"
     log = loop.batch(2, result(1))
     assert ("pause", "t_00000") not in log
     assert ("RecordResult", "t_00000") in log
@@ -376,8 +377,8 @@ def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> Non
         mode="min",
         worst_for_nonfinite=True,
     )
-    suggested = m.ConfigSuggested(0, "t", pack_config({}), "", {"cpu": 1.0})
-    algorithms.decide(TrialView(suggested, PLAN), {"val": {"loss": math.nan}}, 1)
+    trial = TrialView("t", TrialSummary(0, pack_config({}), "", {"cpu": 1.0}), PLAN)
+    algorithms.decide(trial, {"val": {"loss": math.nan}}, 1)
     assert shown == [math.inf]
 
 

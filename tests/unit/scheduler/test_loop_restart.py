@@ -13,9 +13,9 @@ from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.resuming import NOT_RESUMED
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.opening import Opened, ResumeOptions, has_work, resumption
 from tunemq_scheduler.replay import replay
-from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared import messages as m
@@ -52,12 +52,12 @@ def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
     # A scheduler that goes on takes the rest of the batch, and nothing twice.
     search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
     runner = TrialRunner(loop.runner.settings)
-    retelling = Retelling(runner, Algorithms(search=search, scheduler=RaisesAt(0)), PLAN)
-    retelling.tell([loop.journal.entries])
+    driver = EventDriver(runner, Algorithms(search=search, scheduler=RaisesAt(0)), PLAN)
+    driver.replay([loop.journal.entries])
     assert runner.accepted.get("n.1", 0) == step
     other = Loop(scheduler=RaisesAt(0), trials=1)
-    other.loop.runner = other.runner = runner
-    other.loop.trials.update(retelling.trials)
+    other.loop.driver, other.loop.runner, other.loop.trials = driver, runner, driver.trials
+    other.runner = runner
     other.batch(2, *events)
     assert runner.summary("t_00000").last_result == events[-1]
     assert runner.repeated == 0
@@ -169,7 +169,7 @@ def test_a_trial_whose_last_result_came_before_an_interruption_is_asked_about_ag
     loop.turn(NODE)
     loop.batch(1, started(), result(1), result(2, done=True))
     loop.turn(m.Interrupted("Ctrl-C"))
-    opened = Opened(loop.journal, loop.runner, loop.loop.algorithms, PLAN, loop.loop.trials)
+    opened = Opened(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
     event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
     assert event.also == ("t_00000",), "with other criteria it may go further"
@@ -189,7 +189,7 @@ def test_a_trial_that_had_just_ended_by_the_old_criteria_goes_on_to_the_new_ones
     loop.turn(m.StopRequested("t_00000", "enough"))
     loop.batch(4, m.TrialFinished("t_00000", 1))
     assert "t_00000" in loop.runner.live
-    opened = Opened(loop.journal, loop.runner, loop.loop.algorithms, PLAN, loop.loop.trials)
+    opened = Opened(loop.journal, loop.loop.driver)
     before = (Condition("training_iteration", 2),)
     event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
     assert event.also == ("t_00000",)
@@ -245,7 +245,7 @@ def test_a_trial_that_is_over_is_work_until_its_host_is_gone_and_its_uploads_are
     prepared: Any = SimpleNamespace(tune=tune, trials=1)
 
     def is_work() -> bool:
-        opened = Opened(loop.journal, loop.runner, loop.loop.algorithms, PLAN, loop.loop.trials)
+        opened = Opened(loop.journal, loop.loop.driver)
         event = resumption(opened, ResumeOptions(), loop.runner.settings)
         return has_work(opened, event, prepared)
 

@@ -15,9 +15,9 @@ from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.mending import Mending
 from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.trial_view import TrialView
@@ -38,10 +38,11 @@ def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, Mending]:
     algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
     runner = TrialRunner(loop.runner.settings)
     mending = Mending(runner)
-    retelling = Retelling(runner, algorithms, plan, mending.note)
+    driver = EventDriver(runner, algorithms, plan)
     entries = iter(loop.journal.entries)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
-    retelling.tell([list(itertools.islice(entries, length)) for length in lengths])
+    turns = [list(itertools.islice(entries, length)) for length in lengths]
+    driver.replay(turns, mending.note)
     mending.finish()
     return plan, mending
 
@@ -105,8 +106,8 @@ def test_a_trial_that_failed_knows_its_error_file_after_a_restart(
     plan = msgspec.structs.replace(PLAN, folder=str(tmp_path))
     again = TrialRunner.load(loop.runner.settings, dump(loop.runner), loop.runner.finished)
     assert again.summary("t_00000").status == ("ERROR" if is_over else "RUNNING")
-    views = Retelling(again, loop.loop.algorithms, plan).trials
-    failed = TrialView.of("t_00000", again.summary("t_00000"), plan)
+    views = EventDriver(again, loop.loop.algorithms, plan).trials
+    failed = TrialView("t_00000", again.summary("t_00000"), plan)
     assert failed.error_file == str(Path(plan.trial_folder("t_00000"), "error.txt"))
     assert is_over or views["t_00000"].error_file == failed.error_file
     assert not is_over or views["t_00001"].error_file is None

@@ -9,6 +9,7 @@ import pytest
 from tests.plans import PLAN
 from tunemq_scheduler.callback import Callback
 from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trial import TrialSummary
 from tunemq_scheduler.loggers import LoggerCallback
 from tunemq_scheduler.records import Records
 from tunemq_scheduler.report.display import Display
@@ -23,7 +24,7 @@ def records(*callbacks: Callback) -> Records:
 
 
 def reported(told: Records) -> None:
-    view = TrialView(m.ConfigSuggested(0, "t", pack_config({}), "", {"cpu": 1.0}), PLAN)
+    view = TrialView("t", TrialSummary(0, pack_config({}), "", {"cpu": 1.0}), PLAN)
     view.started(m.TrialStarted("t", 1, 1, "host", "127.0.0.1", 0.0))
     result = m.ResultReported("t", 1, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
     told.record(c.RecordResult("t", result, done=False), view)

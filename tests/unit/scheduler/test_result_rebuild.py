@@ -18,10 +18,10 @@ from tests.unit.scheduler.test_unrecorded import steps_in
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.mending import Mending
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.result_rows import Steps, ends_with, read_rows
-from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.unrecorded import UnrecordedRows
@@ -69,7 +69,7 @@ class Search:
         entries = iter(self.loop.journal.entries)
         lengths = [said[1] for said in self.loop.log if said[0] == "journal"]
         turns = [list(itertools.islice(entries, length)) for length in lengths]
-        Retelling(runner, algorithms, self.plan, mending.note).tell(turns[known:])
+        EventDriver(runner, algorithms, self.plan).replay(turns[known:], mending.note)
         mending.finish()
         unrecorded = UnrecordedRows(runner, self.plan, mending.unsynced, mending.rebuild)
         unrecorded.remove()

@@ -129,7 +129,7 @@ def test_a_stop_request_ends_a_paused_trial_and_one_that_pauses() -> None:
     story = pausing()
     story.paused("a")
     (end,) = story.tell(m.StopRequested("a", "enough"))
-    assert end == c.RecordEnd("a", "TERMINATED", "enough", early=True)
+    assert end == c.RecordEnd("a", "TERMINATED", "enough", early=True, had_run=False)
     other = pausing()
     assert kinds(other.tell(m.StopRequested(None, "enough"))) == ["StopTrial"]
     assert other.paused("a") == [c.RecordEnd("a", "TERMINATED", "enough", early=True)]

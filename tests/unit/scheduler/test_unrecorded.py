@@ -13,9 +13,9 @@ from tests.plans import PLAN
 from tests.unit.scheduler.loops import NODE, Loop, result, started
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.mending import Mending
 from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_scheduler.resuming import Retelling
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_scheduler.unrecorded import UnrecordedRows
@@ -34,7 +34,7 @@ def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[Trial
     entries = iter(loop.journal.entries)
     lengths = [said[1] for said in loop.log if said[0] == "journal"]
     all_turns = [list(itertools.islice(entries, length)) for length in lengths]
-    Retelling(runner, algorithms, plan, mending.note).tell(all_turns[:turns])
+    EventDriver(runner, algorithms, plan).replay(all_turns[:turns], mending.note)
     mending.finish()
     return runner, mending
 

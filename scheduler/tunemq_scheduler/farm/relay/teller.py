@@ -218,12 +218,7 @@ class Teller:
 
     def _of(self, trial: str) -> TrialView:
         known = self._loop.trials.get(trial)
-        runner = self._loop.runner
-        if known is None:
-            return TrialView.of(trial, runner.summary(trial), self._loop.plan)
-        if trial in runner.live:
-            known.follow(runner.live[trial])
-        return known
+        return known or TrialView(trial, self._loop.runner.summary(trial), self._loop.plan)
 
     def _row(self, view: TrialView) -> TrialRow:
         newest, metric = view.newest, self._view.metric

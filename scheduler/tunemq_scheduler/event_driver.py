@@ -1,0 +1,151 @@
+"""`EventDriver`: tells the runner and the algorithms of each event, in one order.
+
+While an experiment runs the algorithms are asked, and what they answer is journalled with the
+event. After a restart fresh algorithms are told of the journal's events by the same calls in the
+same order; then they know what those before them did. What was answered stands in the journal and
+counts, whatever an algorithm whose answers depend on more than what it is told may say this time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.resuming import RESTART
+from tunemq_scheduler.core.review import Review
+from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.trial import PENDING, TrialSummary
+from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.trial_view import TrialView
+from tunemq_shared import messages as m
+
+#: Takes what is a fact, and its trial.
+Note = Callable[[c.RecordCommand, TrialView], None]
+
+
+class EventDriver:
+    """Brings a runner and algorithms from event to event.
+
+    Attributes:
+        trials: the views of trials that are not over, or whose hosts may not be gone yet.
+        entries: the events of this turn with the answers to them.
+        commands: what the runner ordered in this turn.
+
+    Args:
+        runner: the state; events are handed to nobody else.
+        algorithms: the same; fresh, or with the state that a snapshot has.
+        plan: of the experiment; what trials run is of no interest here.
+    """
+
+    def __init__(self, runner: TrialRunner, algorithms: Algorithms, plan: ExperimentPlan) -> None:
+        self.runner, self.algorithms, self.plan = runner, algorithms, plan
+        self.trials = {name: TrialView(name, one, plan) for name, one in runner.live.items()}
+        self.entries: list[m.Entry] = []
+        self.commands: list[c.Command] = []
+        #: Trials that are over and whose hosts may not be gone yet.
+        self._leaving = set(filter(runner.is_leaving, self.trials))
+        algorithms.view.trials = self.trials.values
+
+    def handle(self, event: m.Event, journalled: Sequence[m.Answer] | None = None) -> None:
+        """Tell all of an event.
+
+        Args:
+            journalled: the answers that count; None asks the algorithms.
+
+        Raises:
+            SearchFailed: an algorithm raised.
+        """
+        answers: Sequence[m.Answer] = ()
+        affected: Iterable[str] = ()
+        match event:
+            case m.ResultReported():
+                answers = self._result(event, journalled)
+            case m.TrialStarted() if self.runner.is_current(event.trial, event.epoch):
+                self.trials[event.trial].started(event)
+            case m.ConfigSuggested():
+                affected = (event.trial,)
+                answers = self._added(event, is_new=journalled is None)
+            case m.ExperimentResumed():
+                affected = self.runner.revived_by(event)
+                answers = [one for trial in affected for one in self._revived(trial, event)]
+            case _:
+                pass
+        answers = answers if journalled is None else journalled
+        self.entries.append(m.Entry(event, tuple(answers)))
+        commands = self.runner.handle(event, answers)
+        for trial in affected:
+            self.trials[trial].state = self.runner.live[trial]
+        for command in commands:
+            self.commands.append(command)
+            if isinstance(command, c.RecordEnd):
+                self._leaving.add(command.trial)
+                self.algorithms.ended(self.trials[command.trial], command)
+
+    def end_turn(self, note: Note = lambda _command, _trial: None) -> None:
+        """Have the facts of this turn noted, and forget trials whose hosts are gone."""
+        for command in self.commands:
+            if isinstance(command, c.RecordCommand) and command.trial in self.trials:
+                view = self.trials[command.trial]
+                view.learn(command)
+                note(command, view)
+        for trial in [one for one in self._leaving if one not in self.runner.live]:
+            self._leaving.discard(trial)
+            del self.trials[trial]
+        self.entries, self.commands = [], []
+
+    def replay(
+        self,
+        turns: Iterable[Iterable[m.Entry]],
+        note: Note = lambda _command, _trial: None,
+    ) -> None:
+        """Tell all of the journal's turns.
+
+        Raises:
+            SearchFailed: an algorithm raised.
+        """
+        for turn in turns:
+            for entry in turn:
+                self.handle(entry.event, entry.answers)
+            self.end_turn(note)
+
+    def _result(
+        self, event: m.ResultReported, journalled: Sequence[m.Answer] | None
+    ) -> Sequence[m.Answer]:
+        review = self.runner.review(event)
+        if review is Review.STALE or review is Review.REPEATED:
+            return ()
+        view, answers = self.trials[event.trial], journalled or ()
+        view.newest = event
+        if review is Review.DUE:
+            asked = self.algorithms.decide(view, view.full_result(event), event.step)
+            if journalled is None:
+                answers = asked
+            else:
+                self.algorithms.decided(event.trial, journalled)
+        if review is not Review.FINAL:
+            self.algorithms.told(view, event, answers)
+        return answers
+
+    def _added(self, event: m.ConfigSuggested, *, is_new: bool) -> list[m.Answer]:
+        summary = TrialSummary(event.n, event.config, event.tag, event.resources)
+        view = self.trials[event.trial] = TrialView(event.trial, summary, self.plan)
+        return self.algorithms.added(view) if is_new else self.algorithms.taken_up(view)
+
+    def _revived(self, trial: str, event: m.ExperimentResumed) -> list[m.Answer]:
+        """Add a trial once more that ended and is to continue; returns how far it may run."""
+        summary = msgspec.structs.replace(self.runner.summary(trial), status=PENDING)
+        if event.errored == RESTART and trial not in event.also:
+            summary = msgspec.structs.replace(
+                summary,
+                lineage=summary.lineage + 1,
+                started=None,
+                last_result=None,
+                checkpoints=(),
+                ranks=(),
+            )
+        self._leaving.discard(trial)
+        view = self.trials[trial] = TrialView(trial, summary, self.plan)
+        return self.algorithms.taken_up(view)
