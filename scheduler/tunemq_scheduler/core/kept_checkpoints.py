@@ -71,10 +71,10 @@ class KeptCheckpoints:
     checkpoint whose result lacks the score, or has NaN there, ranks last.
     """
 
-    __slots__ = ("_kept", "_rule", "uploading")
+    __slots__ = ("_kept", "rule", "uploading")
 
     def __init__(self, rule: KeepRule) -> None:
-        self._rule = rule
+        self.rule = rule
         self._kept: dict[str, Kept] = {}
         #: How many are not committed yet.
         self.uploading = 0
@@ -142,7 +142,7 @@ class KeptCheckpoints:
 
     def drop_surplus(self) -> list[CheckpointCommitted]:
         """Keep no longer what the rule leaves no place for; returns those."""
-        limit = self._rule.num_to_keep
+        limit = self.rule.num_to_keep
         if limit is None or len(self._kept) - self.uploading <= limit:
             return []
         committed = [kept for kept in self._kept.values() if kept.committed is not None]
@@ -190,10 +190,10 @@ class KeptCheckpoints:
             self.uploading += one.committed is None
 
     def _score(self, result: ResultReported | None, order: int) -> float:
-        attribute = self._rule.score_attribute
+        attribute = self.rule.score_attribute
         if attribute is None:
             return float(order)
         value = None if result is None else value_of(result, attribute)
         if not isinstance(value, int | float) or math.isnan(value):
             return -math.inf
-        return float(value) if self._rule.higher_is_better else -float(value)
+        return float(value) if self.rule.higher_is_better else -float(value)

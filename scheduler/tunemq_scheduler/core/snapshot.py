@@ -7,23 +7,22 @@ but in summaries that somebody else keeps, so a dump costs what is alive.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
 from tunemq_scheduler.core.away import AwayNode
 from tunemq_scheduler.core.checkpoint_book import BookState
-from tunemq_scheduler.core.kept_checkpoints import Kept, KeptCheckpoints
+from tunemq_scheduler.core.kept_checkpoints import KeepRule, Kept, KeptCheckpoints
 from tunemq_scheduler.core.node_health import NodeTrouble
 from tunemq_scheduler.core.runner_state import RunnerState
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.slots import SlotsState
-from tunemq_scheduler.core.trial import Trial
+from tunemq_scheduler.core.trial import STORY_LENGTH, Trial
 from tunemq_scheduler.core.waiting import PassedOver
 from tunemq_shared import messages as m
-from tunemq_shared.conditions import Horizon
-from tunemq_shared.device_use import DeviceUse
 from tunemq_shared.errors import JournalError
 from tunemq_shared.undecodable import UNDECODABLE
 
@@ -31,51 +30,10 @@ from tunemq_shared.undecodable import UNDECODABLE
 STATE_VERSION: Final = 1
 
 
-class TrialState(msgspec.Struct, kw_only=True):
-    """A `Trial` written down; the names are its own."""
-
-    trial_id: str
-    number: int
-    config: bytes
-    tag: str
-    resources: dict[str, float]
-    checkpoints: list[Kept]
-    status: str
-    reason: str
-    epoch: int
-    lineage: int
-    run_until: Horizon
-    last_result: m.ResultReported | None
-    started: m.TrialStarted | None
-    failure: m.TrialFailed | m.HostDied | m.NodeLost | None
-    failed_on: str
-    num_failures: int
-    failures: dict[str, int]
-    in_a_row: dict[str, int]
-    fell_with: list[str]
-    fruitless: int
-    repeated: int
-    not_before: float
-    ending: str
-    stop_ordered: bool
-    pausing: str
-    restoring: str
-    waits: tuple[str, str]
-    story: list[m.Event]
-    preemptions: int
-    matched: dict[str, str]
-    excluded: list[str]
-    excused: int
-    failed_at: list[str]
-    is_alone: bool
-    devices_used: tuple[DeviceUse, ...]
-    fell_alone: list[str]
-
-
 class _State(msgspec.Struct, kw_only=True):
     version: int
     settings: RunnerSettings
-    live: list[TrialState]
+    live: list[Trial]
     pending: list[str]
     paused: list[str]
     counts: dict[str, int]
@@ -107,8 +65,16 @@ class _Version(msgspec.Struct):
     version: int
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_State).decode
+def _read(kind: type, items: list[Any]) -> KeptCheckpoints | deque[m.Message]:
+    if kind is not KeptCheckpoints:
+        return deque(msgspec.convert(items, list[m.Event]), STORY_LENGTH)
+    checkpoints = KeptCheckpoints(KeepRule())
+    checkpoints.take_back(msgspec.convert(items, list[Kept]))
+    return checkpoints
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=list).encode
+_decode = msgspec.msgpack.Decoder(_State, dec_hook=_read).decode
 _version_of = msgspec.msgpack.Decoder(_Version).decode
 #: What is taken over as it stands, by the same name on both sides.
 _SAME: Final = (
@@ -130,7 +96,6 @@ _SAME: Final = (
     "giving_way",
     "alone",
 )
-_MADE_ANEW: Final = frozenset({"checkpoints", "story"})
 
 
 def dump(runner: RunnerState) -> bytes:
@@ -140,7 +105,7 @@ def dump(runner: RunnerState) -> bytes:
         _State(
             version=STATE_VERSION,
             settings=runner.settings,
-            live=[_trial_state(trial) for trial in runner.live.values()],
+            live=list(runner.live.values()),
             pending=pending,
             paused=paused,
             nodes=list(runner.nodes.values()),
@@ -175,8 +140,9 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
     runner.settings = read.settings
     for name in _SAME:
         setattr(runner, name, getattr(read, name))
-    for saved in read.live:
-        runner.live[saved.trial_id] = _trial(saved, read.settings)
+    for trial in read.live:
+        trial.checkpoints.rule = read.settings.keep
+        runner.live[trial.trial_id] = trial
     runner.finished.update(
         (trial, packed) for trial, packed in finished.items() if trial not in runner.live
     )
@@ -194,37 +160,6 @@ def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) ->
         read.passed_over,
         read.elapsed,
     )
-
-
-def _trial_state(trial: Trial) -> TrialState:
-    same = {
-        name: getattr(trial, name)
-        for name in TrialState.__struct_fields__
-        if name not in _MADE_ANEW
-    }
-    return TrialState(checkpoints=list(trial.checkpoints), story=_events(trial.story), **same)
-
-
-def _events(story: Iterable[m.Message]) -> list[m.Event]:
-    return [event for event in story if isinstance(event, m.Event)]
-
-
-def _trial(saved: TrialState, settings: RunnerSettings) -> Trial:
-    checkpoints = KeptCheckpoints(settings.keep)
-    checkpoints.take_back(saved.checkpoints)
-    trial = Trial(
-        trial_id=saved.trial_id,
-        number=saved.number,
-        config=saved.config,
-        tag=saved.tag,
-        resources=saved.resources,
-        checkpoints=checkpoints,
-    )
-    for name in TrialState.__struct_fields__:
-        if name not in _MADE_ANEW:
-            setattr(trial, name, getattr(saved, name))
-    trial.story.extend(saved.story)
-    return trial
 
 
 def snapshot(runner: RunnerState) -> bytes:

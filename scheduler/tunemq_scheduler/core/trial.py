@@ -97,7 +97,7 @@ def awaited(what: str) -> str:
     return "its GPU" if what == "device" else STORE
 
 
-class Trial:
+class Trial(msgspec.Struct, kw_only=True, eq=False):
     """One configuration on its way; only the runner changes it.
 
     Attributes:
@@ -132,91 +132,42 @@ class Trial:
         is_alone: it has whole GPUs to itself now, for a part of one had too little memory.
     """
 
-    __slots__ = (
-        "checkpoints",
-        "config",
-        "devices_used",
-        "ending",
-        "epoch",
-        "excluded",
-        "excused",
-        "failed_at",
-        "failed_on",
-        "failure",
-        "failures",
-        "fell_alone",
-        "fell_with",
-        "fruitless",
-        "in_a_row",
-        "is_alone",
-        "last_result",
-        "lineage",
-        "matched",
-        "not_before",
-        "num_failures",
-        "number",
-        "pausing",
-        "preemptions",
-        "reason",
-        "repeated",
-        "resources",
-        "restoring",
-        "run_until",
-        "started",
-        "status",
-        "stop_ordered",
-        "story",
-        "tag",
-        "trial_id",
-        "waits",
-    )
-
-    def __init__(
-        self,
-        *,
-        trial_id: str,
-        number: int,
-        config: bytes,
-        tag: str,
-        resources: dict[str, float],
-        checkpoints: KeptCheckpoints,
-    ) -> None:
-        self.trial_id = trial_id
-        self.number = number
-        self.config = config
-        self.tag = tag
-        self.resources = resources
-        self.checkpoints = checkpoints
-        self.status = PENDING
-        self.reason = ""
-        self.epoch = 0
-        self.lineage = 0
-        self.run_until: Horizon = TO_THE_END
-        self.last_result: ResultReported | None = None
-        self.started: TrialStarted | None = None
-        self.failure: TrialFailed | HostDied | NodeLost | None = None
-        self.failed_on = ""
-        self.num_failures = 0
-        self.failures: dict[str, int] = {}
-        self.in_a_row: dict[str, int] = {}
-        self.fell_with: list[str] = []
-        self.fell_alone: list[str] = []
-        self.fruitless = 0
-        self.repeated = 0
-        self.preemptions = 0
-        self.not_before = 0.0
-        self.ending = ""
-        self.stop_ordered = False
-        self.pausing = ""
-        self.restoring = ""
-        self.waits = NO_WAIT
-        self.matched: dict[str, str] = {}
-        self.excluded: list[str] = []
-        self.excused = 0
-        self.failed_at: list[str] = []
-        self.is_alone = False
-        self.devices_used: tuple[DeviceUse, ...] = ()
-        self.story: deque[Message] = deque(maxlen=STORY_LENGTH)
+    trial_id: str
+    number: int
+    config: bytes
+    tag: str
+    resources: dict[str, float]
+    checkpoints: KeptCheckpoints
+    status: str = PENDING
+    reason: str = ""
+    epoch: int = 0
+    lineage: int = 0
+    run_until: Horizon = TO_THE_END
+    last_result: ResultReported | None = None
+    started: TrialStarted | None = None
+    failure: TrialFailed | HostDied | NodeLost | None = None
+    failed_on: str = ""
+    num_failures: int = 0
+    failures: dict[str, int] = {}
+    in_a_row: dict[str, int] = {}
+    fell_with: list[str] = []
+    fell_alone: list[str] = []
+    fruitless: int = 0
+    repeated: int = 0
+    preemptions: int = 0
+    not_before: float = 0.0
+    ending: str = ""
+    stop_ordered: bool = False
+    pausing: str = ""
+    restoring: str = ""
+    waits: tuple[str, str] = NO_WAIT
+    matched: dict[str, str] = {}
+    excluded: list[str] = []
+    excused: int = 0
+    failed_at: list[str] = []
+    is_alone: bool = False
+    devices_used: tuple[DeviceUse, ...] = ()
+    story: deque[Message] = msgspec.field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
 
     @property
     def last_step(self) -> int:

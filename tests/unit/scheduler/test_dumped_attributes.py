@@ -9,8 +9,7 @@ from tunemq_scheduler.core.references import References
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.slots import Slots
-from tunemq_scheduler.core.snapshot import TrialState, _State
-from tunemq_scheduler.core.trial import Trial
+from tunemq_scheduler.core.snapshot import _State
 
 #: What a runner has besides its state: how it is wired, and what is kept elsewhere.
 WIRING = {
@@ -28,10 +27,6 @@ ELSEWHERE = {"finished", "_changed"}
 WORKED_OUT = {"left_behind"}
 #: By other names in what is written.
 RENAMED = {"queue": {"pending", "paused", "passed_over"}}
-
-
-def test_all_that_a_trial_knows_is_written_down() -> None:
-    assert set(TrialState.__struct_fields__) == set(Trial.__slots__)
 
 
 def test_all_that_a_runner_knows_is_written_down() -> None:
@@ -88,5 +83,5 @@ def test_all_that_its_parts_know_is_written_down() -> None:
         "_bytes",
         "_may_go",
     }
-    assert set(KeptCheckpoints.__slots__) == {"_kept", "_rule", "uploading"}
+    assert set(KeptCheckpoints.__slots__) == {"_kept", "rule", "uploading"}
     assert Kept.__struct_fields__[-2:] == ("is_wanted", "is_damaged")
