@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from tunemq.testing.journal_replay import compare, outcome, replay, replay_lock_step
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.experiment import Experiment
@@ -22,13 +23,7 @@ from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
 from tunemq_scheduler.loop import ExperimentLoop
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
-from tunemq_scheduler.replay import (
-    compare,
-    outcome,
-    replay,
-    replay_lock_step,
-    replay_recovered,
-)
+from tunemq_scheduler.replay import replay_recovered
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator
 from tunemq_shared.messages import Entry

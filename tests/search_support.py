@@ -23,10 +23,10 @@ import pytest
 
 from tests.chain import open_gate
 from tests.support import eventually
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
 from tunemq_scheduler.journal.frames import frame_at
 from tunemq_scheduler.journal.layout import TURNS_SUFFIX, numbers, turns_file
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 SCRIPT = Path(__file__).parent / "faults" / "scripts" / "search.py"

@@ -16,11 +16,11 @@ from tests.chain import executed, link
 from tests.chain_searches import checkpoint_objects, manifests_are_complete, needed_objects
 from tests.soak_farm import SoakFarm
 from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_replay import compare, outcome, replay_lock_step
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.journal import FILE_NAME, read_entries, read_header
 from tunemq_scheduler.prepare import prepare
-from tunemq_scheduler.replay import compare, outcome, replay_lock_step
 from tunemq_scheduler.tools.kept import opened
 from tunemq_shared import messages as m
 from tunemq_shared import wire

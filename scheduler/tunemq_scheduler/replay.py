@@ -1,30 +1,13 @@
-"""Checking a journal: the same events, handed to fresh algorithms one result at a time.
-
-`replay` asks nobody and gives the state that the live runner had. `replay_lock_step` asks the
-algorithms about *every* result, in the order in which results stand in the journal, as if no trial
-had ever run ahead; decisions, recorded results and kept checkpoints must come out the same (DESIGN:
-steps, and running ahead, "exact").
-"""
+"""The state that a journal comes to: its snapshot, and the turns behind it; nobody is asked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from tunemq_scheduler.algorithms import Algorithms
-from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.journal import Recovered
 from tunemq_scheduler.journal.examining import Replayed
-from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_scheduler.search.search_generator import Suggestion
-from tunemq_shared import messages as m
-from tunemq_shared.errors import BugError, InvariantBroken, TuneError
-from tunemq_shared.packing import pack_config
+from tunemq_shared.errors import TuneError
 
 #: What the core raises at turns that did not follow from the state that it is in.
 _UNREPLAYABLE: Final = (
@@ -35,14 +18,6 @@ _UNREPLAYABLE: Final = (
     TypeError,
     ValueError,
 )
-
-
-def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:
-    """The state after these entries; equal, by `TrialRunner.snapshot`, to the live one's."""
-    runner = TrialRunner(settings)
-    for entry in entries:
-        runner.handle(entry.event, entry.answers)
-    return runner
 
 
 def begin(found: Recovered) -> TrialRunner:
@@ -87,118 +62,3 @@ def replay_as_far_as_possible(found: Recovered) -> Replayed:
     prefix = found.header.experiment_id[:5]
     missing = (number for number in range(runner.suggested) if number not in known)
     return Replayed(turns, "", tuple(f"{prefix}_{number:05d}" for number in missing))
-
-
-class Outcome(msgspec.Struct):
-    """What a run came to; two runs agree when these are equal.
-
-    Attributes:
-        decisions: (trial, step, decision) in the journal's order.
-        records: (trial, step, metrics) of every recorded result, in order.
-        kept: the checkpoints' keys that each trial kept.
-        ends: (trial, status) in order.
-        suggestions: the configurations, packed, in order.
-    """
-
-    decisions: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
-    records: list[tuple[str, int, dict[str, Any]]] = msgspec.field(default_factory=list)
-    kept: dict[str, list[str]] = msgspec.field(default_factory=dict)
-    ends: list[tuple[str, str]] = msgspec.field(default_factory=list)
-    suggestions: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
-
-    def note_turn(self, entries: Iterable[m.Entry], commands: Iterable[c.Command]) -> None:
-        """Take in a turn of the journal, and what it orders."""
-        for entry in entries:
-            if type(entry.event) is m.ConfigSuggested:
-                self.suggestions.append((entry.event.trial, entry.event.config))
-            if entry.answers:
-                self.note(entry.answers, ())
-        self.note((), commands)
-
-    def note(self, entry_answers: Iterable[m.Answer], commands: Iterable[c.Command]) -> None:
-        """Take in what one event led to."""
-        for answer in entry_answers:
-            if isinstance(answer, m.Decided):
-                self.decisions.append((answer.trial, answer.step, answer.decision))
-        for command in commands:
-            match command:
-                case c.RecordResult():
-                    self.records.append(
-                        (command.trial, command.result.step, command.result.metrics)
-                    )
-                case c.RecordEnd():
-                    self.ends.append((command.trial, command.status))
-                case c.RecordCheckpoint():
-                    self.kept.setdefault(command.trial, []).append(command.checkpoint.key)
-                case c.DeleteCheckpoint():
-                    keys = self.kept.setdefault(command.trial, [])
-                    if command.key in keys:
-                        keys.remove(command.key)
-                case _:
-                    pass
-
-
-def outcome(settings: RunnerSettings, entries: Iterable[m.Entry]) -> Outcome:
-    """What the run that wrote these entries came to."""
-    runner, seen = TrialRunner(settings), Outcome()
-    for entry in entries:
-        seen.note_turn((entry,), runner.handle(entry.event, entry.answers))
-    return seen
-
-
-def replay_lock_step(
-    settings: RunnerSettings,
-    plan: ExperimentPlan,
-    algorithms: Algorithms,
-    entries: Iterable[m.Entry],
-) -> Outcome:
-    """What the same results, in the same order, come to when the algorithms are asked about each.
-
-    Args:
-        algorithms: fresh ones, made as those of the run, with ``lock_step=True``.
-
-    Raises:
-        InvariantBroken: the events cannot have come from a run with these decisions.
-    """
-    driver, seen = EventDriver(TrialRunner(settings), algorithms, plan), Outcome()
-    for entry in entries:
-        event = entry.event
-        if isinstance(event, m.ConfigSuggested):
-            seen.suggestions.append((event.trial, _suggested_again(algorithms, event)))
-        try:
-            driver.handle(event)
-        except BugError as error:
-            raise InvariantBroken(
-                f"what happened does not fit what is decided in lock-step: {error}"
-            ) from error
-        seen.note(driver.entries[-1].answers, driver.commands)
-        driver.end_turn()
-    return seen
-
-
-def compare(live: Outcome, again: Outcome) -> None:
-    """Check that two runs came to the same.
-
-    Raises:
-        InvariantBroken: naming the first difference.
-    """
-    for field in ("suggestions", "decisions", "records", "ends"):
-        ours, theirs = getattr(live, field), getattr(again, field)
-        for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-            if one != other:
-                raise InvariantBroken(
-                    f"{field}[{place}]: the run has {one}, in lock-step it is {other}"
-                )
-        if len(ours) != len(theirs):
-            raise InvariantBroken(
-                f"the run has {len(ours)} {field}, in lock-step there are {len(theirs)}"
-            )
-    kept = {trial: keys for trial, keys in live.kept.items() if keys}
-    again_kept = {trial: keys for trial, keys in again.kept.items() if keys}
-    if kept != again_kept:
-        raise InvariantBroken(f"kept checkpoints differ: {kept} and {again_kept}")
-
-
-def _suggested_again(algorithms: Algorithms, event: m.ConfigSuggested) -> bytes:
-    suggestion = algorithms.suggest(event.n, event.trial)
-    return pack_config(suggestion.config) if isinstance(suggestion, Suggestion) else b""

@@ -17,8 +17,8 @@ import tunemq as tune
 from tests.chain_searches import ChainSearch
 from tests.object_servers import ObjectServer
 from tests.search_support import GONE_WITHIN_S
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.simulation.problem import Problem
+from tunemq.testing.journal_replay import Outcome, outcome, replay, replay_lock_step
 from tunemq.testing.simulated_executor import SimulatedTrialExecutor, SimulationSettings
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
@@ -14,7 +15,6 @@ from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.replay import Outcome, outcome, replay, replay_lock_step
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m

@@ -11,6 +11,7 @@ from tests.simulation.farm import CountedRecords
 from tests.simulation.problem import Problem
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_replay import Outcome, replay_lock_step
 from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq.testing.simulated_faults import FaultSettings
@@ -23,7 +24,6 @@ from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.core.trial import ERROR, TrialSummary
 from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.replay import Outcome, replay_lock_step
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_shared import messages as m
 from tunemq_shared.errors import InvariantBroken

@@ -9,12 +9,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.farm.allotting.allotter import Allotter
 from tunemq_scheduler.farm.allotting.settings import AllotterSettings
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 CPUS = 4.0

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.simulation.faulty import LOCAL, FaultySearch
+from tunemq.testing.journal_replay import compare
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
-from tunemq_scheduler.replay import compare
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition

@@ -9,12 +9,12 @@ import pytest
 
 from tests.simulation.farm import Search
 from tests.simulation.faulty import found_all_damaged
+from tunemq.testing.journal_replay import compare, replay
 from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.trial import TERMINATED, TrialSummary
-from tunemq_scheduler.replay import compare, replay
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition

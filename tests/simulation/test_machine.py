@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.plans import PLAN
 from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.runner import TrialRunner
@@ -24,8 +25,6 @@ from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.executors.mailed_orders import MailedOrders
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 LAST_STEP = 6

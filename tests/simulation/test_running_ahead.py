@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.simulation.farm import Search
+from tunemq.testing.journal_replay import compare
 from tunemq.testing.simulated_executor import SimulationSettings
-from tunemq_scheduler.replay import compare
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import InvariantBroken

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.unit.scheduler.stories import Story, kinds
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.failure_policy import CLASSES, classify
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 COUNTED = ["user", "metric", "load", "start", "died", "memory", "time_limit", "stalled"]

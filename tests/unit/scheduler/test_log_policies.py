@@ -10,6 +10,7 @@ import pytest
 
 from tests.unit.scheduler.stories import Story
 from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.failure_events import LINE_LENGTH
 from tunemq_scheduler.core.node_health import TRIALS_IN_A_ROW
@@ -17,7 +18,6 @@ from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.core.trial import PENDING
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 from tunemq_shared.allotments import Wanted
 

@@ -9,13 +9,13 @@ import pytest
 
 from tests.plans import PLAN
 from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.algorithms import Algorithms
 from tunemq_scheduler.core.resuming import NOT_RESUMED
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.opening import Opened, ResumeOptions, has_work, resumption
-from tunemq_scheduler.replay import replay
 from tunemq_scheduler.schedulers import FIFOScheduler
 from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
 from tunemq_shared import messages as m

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.scheduler.stories import Story
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core import node_health
 from tunemq_scheduler.core.node_health import (
@@ -21,7 +22,6 @@ from tunemq_scheduler.core.node_health import (
 from tunemq_scheduler.core.placement import holds_when_empty
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump, restore
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from tests.unit.scheduler.stories import Story, kinds
 from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 from tunemq_shared.allotments import Amounts, Wanted
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.unit.scheduler.stories import NODE, Story
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.core.waiting import PATIENCE
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 

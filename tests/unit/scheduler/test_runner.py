@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
 from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import BugError, IllegalTransition

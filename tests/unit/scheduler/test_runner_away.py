@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.away import AWAY_UPLOADS_S
 from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 OTHER = "node.2"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.failure_policy import classify
 from tunemq_scheduler.core.kept_checkpoints import KeepRule
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 
 OTHER = "node.2"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.replay import replay
 from tunemq_scheduler.report.news import told_of_end
 from tunemq_shared import messages as m
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.replay import replay
 from tunemq_shared import messages as m
 from tunemq_shared.conditions import Condition
 
