@@ -38,7 +38,7 @@ from tunemq_scheduler.result_grid import ResultGrid
 from tunemq_scheduler.search_run import SearchRun, grid_of
 from tunemq_scheduler.signals import StopSignals
 from tunemq_scheduler.storage import Storage, make_storage, storage_of
-from tunemq_scheduler.trial_results import TrialResults
+from tunemq_scheduler.trial_results import trial_results
 from tunemq_shared import wire
 from tunemq_shared.blobs import BlobFolder
 from tunemq_shared.errors import ConfigError, WireUnavailable
@@ -196,7 +196,7 @@ class Experiment:
             search = self._search(opened.plan, InProcessExecutor({}), opened)
             with search.shown(lambda: True):
                 search.loop.resume(event)
-        return grid_of(TrialResults(runner, opened.plan), self.prepared, opened.plan)
+        return grid_of(trial_results(runner, opened.plan), self.prepared, opened.plan)
 
     def _take_checkpoint(self) -> None:
         """Have all trials begin from the user's checkpoint, if one was given."""

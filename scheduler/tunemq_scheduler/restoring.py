@@ -24,7 +24,7 @@ from tunemq_scheduler.saved_tuner import TUNER_FILE, SavedTuner, read_tuner
 from tunemq_scheduler.search.domain_types import Domain, Function
 from tunemq_scheduler.search.space import path_name, read_space, variables
 from tunemq_scheduler.stopper import make_stopping
-from tunemq_scheduler.trial_results import TrialResults
+from tunemq_scheduler.trial_results import trial_results
 from tunemq_shared.attached import attached_to
 from tunemq_shared.code import trainable_name
 from tunemq_shared.conditions import Condition
@@ -140,7 +140,7 @@ def results_so_far(found: Restored, trainable: Any) -> ResultGrid:
         store=found.store,
     )
     return ResultGrid(
-        TrialResults(replay_recovered(recovered), plan),
+        trial_results(replay_recovered(recovered), plan),
         experiment_path=found.folder,
         metric=found.tune.metric,
         mode=found.tune.direction,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -21,10 +21,11 @@ from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.prepare import Prepared
 from tunemq_scheduler.records import Records
 from tunemq_scheduler.report.reporter import display_for
+from tunemq_scheduler.result import Result
 from tunemq_scheduler.result_grid import ResultGrid
 from tunemq_scheduler.storage import Storage
 from tunemq_scheduler.store_keeper import Removal, StoreKeeper
-from tunemq_scheduler.trial_results import AllTrials, TrialResults
+from tunemq_scheduler.trial_results import all_trials, trial_results
 from tunemq_shared.errors import TrialError
 from tunemq_shared.stores import open_store
 
@@ -94,7 +95,7 @@ class SearchRun:
             after_turn=self._turn_ended,
         )
         self.records.trials = self.loop.trials.values
-        self.records.take_up(AllTrials(opened.runner, plan))
+        self.records.take_up(all_trials(opened.runner, plan))
 
     @contextmanager
     def shown(self, is_enough: Callable[[], bool]) -> Iterator[None]:
@@ -192,15 +193,15 @@ class SearchRun:
             timer.daemon = True
             timer.start()
         try:
-            self.records.finish(AllTrials(self.loop.runner, self.loop.plan))
+            self.records.finish(all_trials(self.loop.runner, self.loop.plan))
         finally:
             timer.cancel()
 
-    def _trial_results(self) -> TrialResults:
-        return TrialResults(self.loop.runner, self.loop.plan)
+    def _trial_results(self) -> Sequence[Result]:
+        return trial_results(self.loop.runner, self.loop.plan)
 
 
-def grid_of(results: TrialResults, prepared: Prepared, plan: ExperimentPlan) -> ResultGrid:
+def grid_of(results: Sequence[Result], prepared: Prepared, plan: ExperimentPlan) -> ResultGrid:
     """All results as `Tuner.fit` returns them."""
     tune = prepared.tune
     return ResultGrid(results, experiment_path=plan.folder, metric=tune.metric, mode=tune.direction)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.core.trial import ERROR, TrialSummary
@@ -22,73 +22,63 @@ from tunemq_shared.store import Store
 from tunemq_shared.stored_checkpoint import StoredCheckpoint
 from tunemq_shared.stores import open_store
 
+K = TypeVar("K")
+T = TypeVar("T")
+
 
 def _in_order(runner: TrialRunner) -> list[str]:
     """The ids of all trials, in the order in which they were suggested."""
     return sorted([*runner.finished, *runner.live], key=lambda trial: int(trial.rpartition("_")[2]))
 
 
-class AllTrials(Sequence[TrialView]):
-    """The views of all trials of a search, in its order, each made when it is asked for."""
+class MadeWhenAsked(Sequence[T]):
+    """A sequence whose items are made when they are asked for, each from its key."""
 
-    def __init__(self, runner: TrialRunner, plan: ExperimentPlan) -> None:
-        self._runner = runner
-        self._plan = plan
-        self._trials = _in_order(runner)
+    def __init__(self, keys: Sequence[K], make: Callable[[K], T]) -> None:
+        self._keys, self._make = keys, make
 
     def __len__(self) -> int:
-        return len(self._trials)
+        return len(self._keys)
 
     @overload
-    def __getitem__(self, index: int) -> TrialView: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[TrialView]: ...
-    def __getitem__(self, index: int | slice) -> TrialView | Sequence[TrialView]:
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
-            return [self._view(trial) for trial in self._trials[index]]
-        return self._view(self._trials[index])
-
-    def _view(self, trial: str) -> TrialView:
-        return TrialView(trial, self._runner.summary(trial), self._plan)
+            return [self._make(key) for key in self._keys[index]]
+        return self._make(self._keys[index])
 
 
-class TrialResults(Sequence[Result]):
-    """The results of all trials of a search, in its order, each made when it is asked for."""
+def all_trials(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[TrialView]:
+    """The views of all trials of a search, in its order."""
+    return MadeWhenAsked(
+        _in_order(runner), lambda trial: TrialView(trial, runner.summary(trial), plan)
+    )
 
-    def __init__(self, runner: TrialRunner, plan: ExperimentPlan) -> None:
-        self._runner = runner
-        self._plan = plan
-        self._trials = _in_order(runner)
-        self._place = _Place(plan)
 
-    def __len__(self) -> int:
-        return len(self._trials)
+def trial_results(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[Result]:
+    """The results of all trials of a search, in its order."""
+    place = _Place(plan)
 
-    @overload
-    def __getitem__(self, index: int) -> Result: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Result]: ...
-    def __getitem__(self, index: int | slice) -> Result | Sequence[Result]:
-        if isinstance(index, slice):
-            return [self._result(trial) for trial in self._trials[index]]
-        return self._result(self._trials[index])
-
-    def _result(self, trial: str) -> Result:
-        summary, plan = self._runner.summary(trial), self._plan
+    def result(trial: str) -> Result:
+        summary = runner.summary(trial)
         view = TrialView(trial, summary, plan)
         kept = summary.checkpoints
         return Result(
             metrics=view.last_result,
-            checkpoint=self._place.checkpoint(kept[-1]) if kept else None,
+            checkpoint=place.checkpoint(kept[-1]) if kept else None,
             error=_error(view, summary) if summary.status == ERROR else None,
             path=view.local_path,
             trial_id=trial,
             trial_name=view.trial_name,
             status=summary.status,
-            best_checkpoints=_Checkpoints(self._place, view.local_path, kept),
+            best_checkpoints=MadeWhenAsked(kept, _Kept(place, view.local_path).read),
             trial_config=view.config,
             devices_used=summary.devices_used,
         )
+
+    return MadeWhenAsked(_in_order(runner), result)
 
 
 class _Place:
@@ -118,27 +108,14 @@ class _Place:
         return self._store.read_manifest(kept.key, kept.sha256).metrics
 
 
-class _Checkpoints(Sequence[tuple[Checkpoint, dict[str, Any]]]):
-    """A trial's kept checkpoints, each with its result, which is read when somebody asks."""
+class _Kept:
+    """A trial's kept checkpoints, each with its result, which is read when it is asked for."""
 
-    def __init__(self, place: _Place, folder: str, kept: Sequence[CheckpointCommitted]) -> None:
-        self._place = place
-        self._folder = folder
-        self._kept = kept
+    def __init__(self, place: _Place, folder: str) -> None:
+        self._place, self._folder = place, folder
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[Checkpoint, dict[str, Any]]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[tuple[Checkpoint, dict[str, Any]]]: ...
-    def __getitem__(self, index: int | slice) -> Any:
-        if isinstance(index, slice):
-            return [self._one(one) for one in self._kept[index]]
-        return self._one(self._kept[index])
-
-    def _one(self, kept: CheckpointCommitted) -> tuple[Checkpoint, dict[str, Any]]:
+    def read(self, kept: CheckpointCommitted) -> tuple[Checkpoint, dict[str, Any]]:
+        """One of them, and the result that it contains."""
         return self._place.checkpoint(kept), self._metrics(kept)
 
     def _metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
