@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from tunemq_scheduler.core.commands import RecordEnd
@@ -27,25 +27,30 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+def _none() -> Iterator[TrialView]:
+    return iter(())
+
+
 class RunnerView:
     """What a trial scheduler may ask about the search.
 
     Attributes:
         trials: gives the trials that are not over; the loop sets it.
-        offered: what `waiting` returns while `TrialScheduler.choose_trial_to_run` runs.
+        placeable: looks up what `waiting` gives; the loop sets it for as long as it asks
+            `TrialScheduler.choose_trial_to_run`.
     """
 
     def __init__(self) -> None:
         self.trials: Callable[[], Iterable[TrialView]] = list
-        self.offered: Sequence[TrialView] = ()
+        self.placeable: Callable[[], Iterator[TrialView]] = _none
 
     def get_trials(self) -> list[TrialView]:
         """The trials that are not over."""
         return list(self.trials())
 
-    def waiting(self) -> Sequence[TrialView]:
-        """Trials that could be placed now, the longest waiting first."""
-        return self.offered
+    def waiting(self) -> Iterator[TrialView]:
+        """Trials that could be placed now, the longest waiting first; looked up one by one."""
+        return self.placeable()
 
 
 class Algorithms:
@@ -103,16 +108,21 @@ class Algorithms:
         self._ask("search algorithm", tell, trial.number, trial.trial_id, trial.config)
         return self.added(trial)
 
-    def choose(self, waiting: Sequence[TrialView]) -> TrialView | None:
-        """Which of the waiting trials starts next."""
-        self.view.offered = waiting
+    def choose(self, placeable: Callable[[], Iterator[TrialView]]) -> TrialView | None:
+        """Which of the trials that could be placed now starts next."""
+        first = next(placeable(), None)
+        if first is None:
+            return None
+        self.view.placeable = placeable
         try:
             chosen = self._ask("trial scheduler", self.scheduler.choose_trial_to_run, self.view)
         finally:
-            self.view.offered = ()
+            self.view.placeable = _none
         if chosen is None:
             return None
-        for trial in waiting:  # nearly always it is the first
+        if chosen is first:
+            return first
+        for trial in placeable():
             if trial is chosen:
                 return trial
         raise SearchFailed(

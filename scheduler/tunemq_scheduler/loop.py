@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tunemq_scheduler.core import commands as c
@@ -17,7 +17,6 @@ from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING
 from tunemq_scheduler.event_driver import EventDriver
 from tunemq_scheduler.executors.executor import TrialExecutor
 from tunemq_scheduler.loop_contracts import RecordKeeper, TurnLog
-from tunemq_scheduler.offered import Offered
 from tunemq_scheduler.patience import append_when_there_is_room
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.report.news import (
@@ -29,6 +28,7 @@ from tunemq_scheduler.report.news import (
 )
 from tunemq_scheduler.search.search_generator import Suggestion
 from tunemq_scheduler.store_keeper import Removal
+from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared import messages as m
 from tunemq_shared.errors import ResourceError, SearchFailed, TuneError, WireError
 from tunemq_shared.packing import pack_config
@@ -440,11 +440,13 @@ class ExperimentLoop:
 
     def _place_waiting(self) -> None:
         while self.runner.has_waiting():
-            waiting = Offered(self.trials[one.trial_id] for one in self.runner.waiting())
-            chosen = self.algorithms.choose(waiting) if waiting else None
+            chosen = self.algorithms.choose(self._placeable)
             if chosen is None:
                 return
             self.driver.handle(m.TrialChosen(chosen.trial_id))
+
+    def _placeable(self) -> Iterator[TrialView]:
+        return (self.trials[one.trial_id] for one in self.runner.waiting())
 
     # --- carrying out -----------------------------------------------------------------------------
 

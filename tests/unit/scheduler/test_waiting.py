@@ -9,7 +9,6 @@ import pytest
 from tunemq_scheduler.core.kept_checkpoints import KeepRule, KeptCheckpoints
 from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
 from tunemq_scheduler.core.waiting import PATIENCE, WaitingTrials
-from tunemq_scheduler.offered import Offered
 
 
 def trial(name: str, cpus: float = 1.0) -> Trial:
@@ -158,19 +157,3 @@ def test_trials_that_come_and_go_leave_nothing_behind() -> None:
     assert queue.next_try(0.0) is None
     assert not queue._fell_with
     assert not queue._later
-
-
-def test_no_more_is_looked_up_of_what_is_offered_than_somebody_looks_at() -> None:
-    looked: list[int] = []
-    offered = Offered(looked.append(n) or str(n) for n in range(5))  # type: ignore[misc,func-returns-value]
-    assert offered
-    assert offered[0] == "0"
-    assert next(iter(offered)) == "0"
-    assert looked == [0]
-    assert "2" in offered
-    assert looked == [0, 1, 2]
-    assert offered[-1] == "4"
-    assert offered[1:3] == ["1", "2"]
-    assert len(offered) == 5
-    assert list(offered) == ["0", "1", "2", "3", "4"]
-    assert not Offered(iter(()))
