@@ -7,12 +7,12 @@ experiment with `SearchFailed`, never the process (DESIGN: the core).
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 from tunemq_scheduler.core.commands import RecordEnd
 from tunemq_scheduler.core.trial import ERROR
+from tunemq_scheduler.plugin_calls import call_plugin
 from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
 from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import innermost
@@ -20,11 +20,8 @@ from tunemq_scheduler.states import HasState, pack_state, state_of, unpack_state
 from tunemq_scheduler.stopper import Stopper
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared.conditions import TO_THE_END, Horizon, lookup, next_result
-from tunemq_shared.errors import ConfigError, SearchFailed, TuneError
+from tunemq_shared.errors import ConfigError, SearchFailed
 from tunemq_shared.messages import PAUSE, STOP, Answer, Decided, HorizonSet, ResultReported
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def _none() -> Iterator[TrialView]:
@@ -95,17 +92,17 @@ class Algorithms:
 
     def suggest(self, n: int, trial_id: str) -> Suggestion | Literal["FINISHED"] | None:
         """See `SearchGenerator.suggest`."""
-        return self._ask("search algorithm", self.search.suggest, n, trial_id)
+        return call_plugin("the search algorithm", self.search.suggest, n, trial_id)
 
     def added(self, trial: TrialView) -> list[Answer]:
         """A new trial is there; returns up to where it may run unasked."""
-        self._ask("trial scheduler", self.scheduler.on_trial_add, self.view, trial)
+        call_plugin("the trial scheduler", self.scheduler.on_trial_add, self.view, trial)
         return [HorizonSet(trial.trial_id, self._horizon(trial, 0))]
 
     def taken_up(self, trial: TrialView) -> list[Answer]:
         """A trial of an earlier run is there, or lives again; as `added`."""
         tell = self.search.on_trial_restored
-        self._ask("search algorithm", tell, trial.number, trial.trial_id, trial.config)
+        call_plugin("the search algorithm", tell, trial.number, trial.trial_id, trial.config)
         return self.added(trial)
 
     def choose(self, placeable: Callable[[], Iterator[TrialView]]) -> TrialView | None:
@@ -115,7 +112,9 @@ class Algorithms:
             return None
         self.view.placeable = placeable
         try:
-            chosen = self._ask("trial scheduler", self.scheduler.choose_trial_to_run, self.view)
+            chosen = call_plugin(
+                "the trial scheduler", self.scheduler.choose_trial_to_run, self.view
+            )
         finally:
             self.view.placeable = _none
         if chosen is None:
@@ -140,7 +139,7 @@ class Algorithms:
         is_last = any(isinstance(one, Decided) and one.decision == STOP for one in answers)
         if self.search.wants_results and not is_last:
             shown = self._shown(trial.full_result(event))
-            self._ask("search algorithm", self.search.on_trial_result, trial.trial_id, shown)
+            call_plugin("the search algorithm", self.search.on_trial_result, trial.trial_id, shown)
 
     def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[Answer]:
         """What is to become of a trial whose result reached the horizon.
@@ -150,11 +149,13 @@ class Algorithms:
         result = self._shown(result)
         answers: list[Answer] = []
         stopper = self.stopper
-        if stopper is not None and self._ask("stopper", stopper, trial.trial_id, result):
+        if stopper is not None and call_plugin("the stopper", stopper, trial.trial_id, result):
             reason = f"{type(stopper).__name__} stopped it"
             return [Decided(trial.trial_id, step, STOP, reason)]
         scheduler = self.scheduler
-        told = self._ask("trial scheduler", scheduler.on_trial_result, self.view, trial, result)
+        told = call_plugin(
+            "the trial scheduler", scheduler.on_trial_result, self.view, trial, result
+        )
         verdict = read_verdict(scheduler, told)
         if verdict == STOP:
             self._stopped_by_scheduler.add(trial.trial_id)
@@ -170,7 +171,7 @@ class Algorithms:
     def enough(self) -> str:
         """Why a stopper ends the whole experiment now; empty while it does not."""
         stopper = self.stopper
-        if stopper is not None and self._ask("stopper", stopper.stop_all):
+        if stopper is not None and call_plugin("the stopper", stopper.stop_all):
             return f"{type(stopper).__name__} stopped the experiment"
         return ""
 
@@ -181,16 +182,16 @@ class Algorithms:
         if trial.trial_id in self._stopped_by_scheduler:
             self._stopped_by_scheduler.discard(trial.trial_id)
         elif end.status == ERROR:
-            self._ask("trial scheduler", scheduler.on_trial_error, self.view, trial)
+            call_plugin("the trial scheduler", scheduler.on_trial_error, self.view, trial)
         elif not end.had_run:
-            self._ask("trial scheduler", scheduler.on_trial_remove, self.view, trial)
+            call_plugin("the trial scheduler", scheduler.on_trial_remove, self.view, trial)
         else:
-            self._ask(
-                "trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {}
+            call_plugin(
+                "the trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {}
             )
         tell = self.search.on_trial_complete
         error = end.status == ERROR
-        self._ask("search algorithm", tell, trial.trial_id, result, error, end.early)
+        call_plugin("the search algorithm", tell, trial.trial_id, result, error, end.early)
 
     def decided(self, trial: str, answers: Iterable[Answer]) -> None:
         """What counts is what stands in the journal, whatever was answered when asked again."""
@@ -203,7 +204,7 @@ class Algorithms:
         """All that they know; None while one of them has no state to give."""
         states: dict[str, bytes] = {}
         for who, algorithm in self._all().items():
-            state = self._ask(who, state_of, algorithm)
+            state = call_plugin(f"the {who}", state_of, algorithm)
             if state is None:
                 return None
             states[who] = pack_state(type(algorithm).__name__, state)
@@ -222,7 +223,7 @@ class Algorithms:
                 f"{', a '.join(mine)}; resume it with the same."
             )
         for who, algorithm in mine.items():
-            self._ask(who, algorithm.set_state, unpack_state(states[who]))
+            call_plugin(f"the {who}", algorithm.set_state, unpack_state(states[who]))
 
     def _all(self) -> dict[str, HasState]:
         found: dict[str, HasState] = {
@@ -237,10 +238,10 @@ class Algorithms:
         """How far the trial may go before any of those who decide must be asked."""
         if self._lock_step:
             return next_result(step)
-        horizon = self._ask("trial scheduler", self.scheduler.horizon, trial)
+        horizon = call_plugin("the trial scheduler", self.scheduler.horizon, trial)
         parts = [horizon]
         if self.stopper is not None:
-            parts.append(self._ask("stopper", self.stopper.horizon, trial.trial_id))
+            parts.append(call_plugin("the stopper", self.stopper.horizon, trial.trial_id))
         if any(part is None for part in parts):
             return next_result(step)
         return tuple(condition for part in parts for condition in part or TO_THE_END)
@@ -252,14 +253,3 @@ class Algorithms:
         if isinstance(value, float) and not math.isfinite(value):
             return {**result, self.metric: self._worst}
         return result
-
-    def _ask(self, who: str, question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return question(*args, **kwargs)
-        except TuneError:
-            raise
-        except Exception as error:  # plug-in boundary: recorded as the end of the experiment
-            told = traceback.format_exc()
-            raise SearchFailed(
-                f"the {who} raised {type(error).__name__}: {error}\n{told}"
-            ) from error

@@ -15,7 +15,8 @@ from typing import Final
 
 from tunemq_scheduler.callback import Callback
 from tunemq_scheduler.folders import replace_file
-from tunemq_shared.errors import ConfigError, SearchFailed, StoreError
+from tunemq_scheduler.plugin_calls import call_plugin
+from tunemq_shared.errors import ConfigError, StoreError
 from tunemq_shared.undecodable import NO_JSON
 
 STATES_FILE: Final = "callbacks.json"
@@ -61,12 +62,7 @@ class CallbackStates:
         for name, callback in self._stateful:
             if name not in states:
                 continue
-            try:
-                callback.set_state(states[name])
-            except Exception as error:  # plug-in boundary: told to whoever restores
-                raise SearchFailed(
-                    f"{name}.set_state raised {type(error).__name__}: {error}"
-                ) from error
+            call_plugin(f"{name}.set_state", callback.set_state, states[name])
 
     def turn_ended(self) -> None:
         """Write the states if that is due."""

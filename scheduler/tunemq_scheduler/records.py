@@ -7,7 +7,6 @@ journal has.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,12 +18,12 @@ from tunemq_scheduler.failures import Failure, FailureLog, recorded_failure, wri
 from tunemq_scheduler.folders import make_trial_folder
 from tunemq_scheduler.loggers import LoggerCallback
 from tunemq_scheduler.mending import put_away
+from tunemq_scheduler.plugin_calls import call_plugin
 from tunemq_scheduler.report.display import Display
 from tunemq_scheduler.result import sign_of
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.conditions import lookup
-from tunemq_shared.errors import SearchFailed, TuneError
 
 
 class Records:
@@ -190,16 +189,8 @@ class Records:
                 )
 
     def _call(self, callback: Callback, hook: str, *args: Any, **more: Any) -> None:
-        try:
-            getattr(callback, hook)(*args, **more)
-        except TuneError:
-            raise
-        except Exception as error:  # plug-in boundary: recorded as the end of the experiment
-            name = type(callback).__name__
-            told = traceback.format_exc()
-            raise SearchFailed(
-                f"{name}.{hook} raised {type(error).__name__}: {error}\n{told}"
-            ) from error
+        who = f"{type(callback).__name__}.{hook}"
+        call_plugin(who, getattr(callback, hook), *args, **more)
 
 
 def _is_plain_logger(callback: Callback) -> bool:
