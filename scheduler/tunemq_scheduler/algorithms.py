@@ -16,7 +16,7 @@ from tunemq_scheduler.plugin_calls import call_plugin
 from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
 from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import innermost
-from tunemq_scheduler.states import HasState, pack_state, state_of, unpack_state
+from tunemq_scheduler.states import Stateful, pack_state, state_of, unpack_state
 from tunemq_scheduler.stopper import Stopper
 from tunemq_scheduler.trial_view import TrialView
 from tunemq_shared.conditions import TO_THE_END, Horizon, lookup, next_result
@@ -225,8 +225,8 @@ class Algorithms:
         for who, algorithm in mine.items():
             call_plugin(f"the {who}", algorithm.set_state, unpack_state(states[who]))
 
-    def _all(self) -> dict[str, HasState]:
-        found: dict[str, HasState] = {
+    def _all(self) -> dict[str, Stateful]:
+        found: dict[str, Stateful] = {
             "search algorithm": self.search,
             "trial scheduler": self.scheduler,
         }

@@ -7,24 +7,37 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tunemq_shared.errors import ConfigError
 
 _OURS: Final = "tunemq_scheduler."
 
 
-class HasState(Protocol):
-    """A search algorithm, searcher, trial scheduler or stopper."""
+class Stateful:
+    """A searcher, trial scheduler or stopper; it may offer a state."""
 
     def get_state(self) -> dict[str, Any] | None:
-        """The state; None if it offers none."""
+        """The state as JSON values, which saves telling it the history; None if it offers none."""
+        return None
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Take what `get_state` gave."""
+        """Take a state that `get_state` gave; called once it is set up, before it is told more."""
+        raise NotImplementedError(f"{type(self).__name__} has no state to set.")
 
 
-def state_of(algorithm: HasState) -> dict[str, Any] | None:
+class Stateless(Stateful):
+    """One whose answers depend on nothing but what it is asked about."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
+
+
+def state_of(algorithm: Stateful) -> dict[str, Any] | None:
     """The state that an algorithm offers; None if there is none that holds all of it.
 
     A subclass of one of ours may remember more than the base knows of: it is believed only if it

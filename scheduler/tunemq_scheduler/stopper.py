@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunemq_scheduler.search.objective import is_real
-from tunemq_scheduler.states import state_of
+from tunemq_scheduler.states import Stateful, Stateless, state_of
 from tunemq_shared.conditions import (
     TO_THE_END,
     TRAINING_ITERATION,
@@ -28,7 +28,7 @@ from tunemq_shared.conditions import (
 from tunemq_shared.errors import ConfigError
 
 
-class Stopper(ABC):
+class Stopper(Stateful, ABC):
     """Decides whether a trial, or the whole experiment, has run long enough.
 
     **Threads.** One thread at a time calls it.
@@ -56,27 +56,8 @@ class Stopper(ABC):
         """When it must be asked about the trial again: None, the default, about the next result."""
         return None
 
-    def get_state(self) -> dict[str, Any] | None:
-        """The state as JSON values, which saves telling it the history; None if it offers none."""
-        return None
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Take a state that `get_state` gave."""
-        raise NotImplementedError(f"{type(self).__name__} has no state to set.")
-
-
-class _Stateless(Stopper):
-    """One whose answers depend on nothing but what it is asked about."""
-
-    def get_state(self) -> dict[str, Any]:
-        """It has none to speak of."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """It has none to speak of."""
-
-
-class NoopStopper(_Stateless):
+class NoopStopper(Stateless, Stopper):
     """Stops nothing."""
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
@@ -92,7 +73,7 @@ class NoopStopper(_Stateless):
         return TO_THE_END if type(self).__call__ is NoopStopper.__call__ else None
 
 
-class ConditionStopper(_Stateless):
+class ConditionStopper(Stateless, Stopper):
     """Stops a trial when one of some conditions holds of its result.
 
     Args:
@@ -147,7 +128,7 @@ class FunctionStopper(Stopper):
         return False
 
 
-class TimeoutStopper(_Stateless):
+class TimeoutStopper(Stateless, Stopper):
     """Stops the experiment after some time, counted from the first question to this stopper.
 
     It counts the time of this process; ``TuneConfig(time_budget_s=...)`` counts over restarts.

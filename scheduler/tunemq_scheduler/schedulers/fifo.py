@@ -11,10 +11,11 @@ from tunemq_scheduler.schedulers.trial_scheduler import (
     decides_as,
 )
 from tunemq_scheduler.search.objective import Metric
+from tunemq_scheduler.states import Stateless
 from tunemq_shared.conditions import TO_THE_END, Horizon
 
 
-class FIFOScheduler(TrialScheduler):
+class FIFOScheduler(Stateless, TrialScheduler):
     """Starts trials in their order and lets each run to its end.
 
     A subclass with an ``on_trial_result`` of its own is asked about every result.
@@ -41,10 +42,3 @@ class FIFOScheduler(TrialScheduler):
     def debug_string(self) -> str:
         """One line for the person at the terminal."""
         return "Using FIFO scheduling."
-
-    def get_state(self) -> dict[str, Any]:
-        """It has none to speak of."""
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """It has none to speak of."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol, Self
 
 from tunemq_scheduler.search.objective import Metric, Mode, settle_objective
+from tunemq_scheduler.states import Stateful
 from tunemq_shared import messages
 from tunemq_shared.conditions import Horizon
 from tunemq_shared.errors import SearchFailed
@@ -99,7 +100,7 @@ class RunnerLike(Protocol):
         ...
 
 
-class TrialScheduler:
+class TrialScheduler(Stateful):
     """Decides about trials from their results.
 
     **Threads.** One thread at a time calls it, and never while another call is in flight.
@@ -207,11 +208,3 @@ class TrialScheduler:
     def debug_string(self) -> str:
         """One line for the person at the terminal."""
         return f"Using {type(self).__name__}."
-
-    def get_state(self) -> dict[str, Any] | None:
-        """The state as JSON values, which saves telling it the history; None if it offers none."""
-        return None
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Take a state that `get_state` gave; called after `set_search_properties`."""
-        raise NotImplementedError(f"{type(self).__name__} has no state to set.")

@@ -19,7 +19,7 @@ from tunemq_scheduler.search.space import (
     variables,
 )
 from tunemq_scheduler.search.variants import generators, resolve
-from tunemq_scheduler.states import state_of
+from tunemq_scheduler.states import Stateful, state_of
 from tunemq_shared.errors import SearchFailed, SearchSpaceError
 from tunemq_shared.nesting import too_deep
 
@@ -41,7 +41,7 @@ class Suggestion:
     evaluated_params: dict[str, Any]
 
 
-class SearchGenerator:
+class SearchGenerator(Stateful):
     """Asks a searcher for suggestions and completes them to configurations.
 
     Args:

@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 from tunemq_scheduler.search.objective import Metric, Mode, check_objective
+from tunemq_scheduler.states import Stateful
 
 
-class Searcher(ABC):
+class Searcher(Stateful, ABC):
     """Suggests configurations and is told what became of them.
 
     **Threads.** One thread at a time calls it, and never while another call is in flight.
@@ -98,7 +99,7 @@ class Searcher(ABC):
         random.
         """
 
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:  # noqa: B027
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         """A trial reported something that is not its last result."""
 
     @abstractmethod
@@ -162,14 +163,6 @@ class Searcher(ABC):
             NotImplementedError: this searcher cannot.
         """
         raise NotImplementedError(f"{type(self).__name__} cannot be restored.")
-
-    def get_state(self) -> dict[str, Any] | None:
-        """The state as JSON values, which saves telling it the history; None if it offers none."""
-        return None
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Take a state that `get_state` gave."""
-        raise NotImplementedError(f"{type(self).__name__} has no state to set.")
 
 
 def innermost(searcher: Searcher) -> Searcher:
