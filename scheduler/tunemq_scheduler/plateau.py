@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Collection
 from typing import Any
 
-from tunemq_scheduler.stopper import Stopper, check_count, check_positive, read_metric
+from tunemq_scheduler.search.objective import check_count
+from tunemq_scheduler.stopper import Stopper, check_positive, read_metric
 from tunemq_shared.errors import ConfigError
 
 
@@ -34,8 +35,8 @@ class TrialPlateauStopper(Stopper):
         mode: str | None = None,
     ) -> None:
         check_positive("TrialPlateauStopper(std)", std)
-        check_count("TrialPlateauStopper(num_results)", num_results, least=1)
-        check_count("TrialPlateauStopper(grace_period)", grace_period, least=0)
+        check_count("TrialPlateauStopper", "num_results", num_results, least=1)
+        check_count("TrialPlateauStopper", "grace_period", grace_period, least=0)
         if metric_threshold is not None and mode not in ("min", "max"):
             raise ConfigError(
                 f"TrialPlateauStopper(mode={mode!r}): with metric_threshold it must be "
@@ -95,8 +96,8 @@ class ExperimentPlateauStopper(Stopper):
         self, metric: str, std: float = 0.001, top: int = 10, mode: str = "min", patience: int = 0
     ) -> None:
         check_positive("ExperimentPlateauStopper(std)", std)
-        check_count("ExperimentPlateauStopper(top)", top, least=2)
-        check_count("ExperimentPlateauStopper(patience)", patience, least=0)
+        check_count("ExperimentPlateauStopper", "top", top, least=2)
+        check_count("ExperimentPlateauStopper", "patience", patience, least=0)
         if mode not in ("min", "max"):
             raise ConfigError(f"ExperimentPlateauStopper(mode={mode!r}): 'min' or 'max' is needed.")
         self._metric, self._std, self._top, self._patience = metric, std, top, patience

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tunemq_scheduler.search.objective import is_real
+from tunemq_scheduler.search.objective import check_count, is_real
 from tunemq_scheduler.states import Stateful, Stateless, state_of
 from tunemq_shared.conditions import (
     TO_THE_END,
@@ -104,7 +104,7 @@ class MaximumIterationStopper(ConditionStopper):
     """
 
     def __init__(self, max_iter: int) -> None:
-        check_count("MaximumIterationStopper(max_iter)", max_iter, least=1)
+        check_count("MaximumIterationStopper", "max_iter", max_iter, least=1)
         super().__init__(Condition(TRAINING_ITERATION, max_iter))
 
 
@@ -288,16 +288,6 @@ def _check_function(function: Any) -> None:
         raise ConfigError(
             f"stop is {function!r}, which takes {signature}; it is called with (trial_id, result)."
         ) from None
-
-
-def check_count(what: str, value: Any, least: int) -> None:
-    """Refuse what is no whole number, or too small.
-
-    Raises:
-        ConfigError: naming ``what``.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{what} is {value!r}; it must be a whole number of at least {least}.")
 
 
 def check_positive(what: str, value: Any) -> None:

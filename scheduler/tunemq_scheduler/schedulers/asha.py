@@ -20,7 +20,14 @@ from tunemq_scheduler.schedulers.trial_scheduler import (
     TrialScheduler,
     decides_as,
 )
-from tunemq_scheduler.search.objective import Metric, Mode, check_objective, is_real, need_objective
+from tunemq_scheduler.search.objective import (
+    Metric,
+    Mode,
+    check_count,
+    check_objective,
+    is_real,
+    need_objective,
+)
 from tunemq_shared.conditions import TO_THE_END, TRAINING_ITERATION, Condition, Horizon, lookup
 from tunemq_shared.errors import ConfigError
 
@@ -284,7 +291,4 @@ def _check(max_t: float, grace_period: float, reduction_factor: float, brackets:
             f"ASHAScheduler(grace_period={grace_period!r}, max_t={max_t!r}): "
             "grace_period must not be above max_t."
         )
-    if isinstance(brackets, bool) or not isinstance(brackets, int) or brackets < 1:
-        raise ConfigError(
-            f"ASHAScheduler(brackets={brackets!r}): a positive whole number is needed."
-        )
+    check_count("ASHAScheduler", "brackets", brackets, least=1)

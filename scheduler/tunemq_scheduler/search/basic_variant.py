@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunemq_scheduler.search.objective import Metric, Mode, is_whole
+from tunemq_scheduler.search.objective import Metric, Mode, check_count, is_whole
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_scheduler.search.space import Grid, Path, merge, path_name, read_space
 from tunemq_scheduler.search.variants import generators, resolve
@@ -40,11 +40,7 @@ class BasicVariantGenerator(Searcher):
         random_state: Any = None,
     ) -> None:
         super().__init__()
-        if not is_whole(max_concurrent) or max_concurrent < 0:
-            raise ConfigError(
-                f"BasicVariantGenerator(max_concurrent={max_concurrent!r}) is invalid: give a "
-                "whole number from 1, or 0 for no limit."
-            )
+        check_count("BasicVariantGenerator", "max_concurrent", max_concurrent, least=0)
         self.max_concurrent = max_concurrent
         self._points = list(points_to_evaluate or [])
         self._constant_grid_search = constant_grid_search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunemq_scheduler.search.objective import Metric, Mode, accepted
+from tunemq_scheduler.search.objective import Metric, Mode, accepted, check_count
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_scheduler.states import state_of
 from tunemq_shared.errors import ConfigError
@@ -23,7 +23,7 @@ class ConcurrencyLimiter(Searcher):
     def __init__(self, searcher: Searcher, max_concurrent: int, batch: bool = False) -> None:
         if not isinstance(searcher, Searcher):
             raise ConfigError(f"ConcurrencyLimiter({searcher!r}): a Searcher is needed.")
-        _check_limit(max_concurrent)
+        check_count("ConcurrencyLimiter", "max_concurrent", max_concurrent, least=1)
         self.searcher = searcher
         self.max_concurrent = max_concurrent
         self.batch = batch
@@ -55,7 +55,7 @@ class ConcurrencyLimiter(Searcher):
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
         """Change the limit."""
-        _check_limit(max_concurrent)
+        check_count("ConcurrencyLimiter", "max_concurrent", max_concurrent, least=1)
         self.max_concurrent = max_concurrent
         self._limits = not self.searcher.set_max_concurrency(max_concurrent)
         return True
@@ -125,10 +125,3 @@ class ConcurrencyLimiter(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Restore the searcher."""
         self.searcher.restore(checkpoint_path)
-
-
-def _check_limit(limit: Any) -> None:
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise ConfigError(
-            f"ConcurrencyLimiter(max_concurrent={limit!r}): a positive whole number is needed."
-        )

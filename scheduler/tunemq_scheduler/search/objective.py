@@ -104,6 +104,16 @@ def is_whole(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def check_count(who: str, name: str, value: Any, least: int) -> None:
+    """Refuse what is no whole number, or too small.
+
+    Raises:
+        ConfigError: naming ``who`` got what.
+    """
+    if not is_whole(value) or value < least:
+        raise ConfigError(f"{who}({name}={value!r}) is invalid: give a whole number from {least}.")
+
+
 def accepted(method: Callable[..., Any], spec: dict[str, Any]) -> dict[str, Any]:
     """``spec`` if a ``set_search_properties`` takes keywords, else nothing."""
     parameters = inspect.signature(method).parameters.values()

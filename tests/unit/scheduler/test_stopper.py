@@ -190,7 +190,7 @@ def test_a_stop_that_cannot_work_is_named(stop: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: MaximumIterationStopper(0), r"max_iter\) is 0"),
+        (lambda: MaximumIterationStopper(0), r"max_iter=0\) is invalid"),
         (lambda: TimeoutStopper(0), r"timeout\) is 0"),
         (lambda: TimeoutStopper("1m"), "'1m'"),
         (lambda: FunctionStopper(lambda: True), "called with"),
