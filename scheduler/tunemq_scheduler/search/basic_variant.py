@@ -67,6 +67,7 @@ class BasicVariantGenerator(Searcher):
             _Stretch(merge(config, _read_point(index, point, config)))
             for index, point in enumerate(self._points)
         ]
+        self._count = 0  # another experiment may have used it
         endless = spec["num_samples"] < 0
         rest = max(0, spec["num_samples"] - len(self._points))
         if rest or endless:

@@ -151,6 +151,13 @@ def test_a_trial_that_is_told_of_twice_takes_the_place_of_one_configuration() ->
     assert resumed.suggest(2, "t2") == first[2]
 
 
+def test_generator_of_another_experiment_begins_again() -> None:
+    searcher = BasicVariantGenerator()
+    runs = [all_of(SearchGenerator(searcher, SPACE, 1, seed=3)) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert len(runs[0]) == 6
+
+
 def test_it_needs_no_metric() -> None:
     algorithm = generator(SPACE)
     assert not algorithm.wants_results
