@@ -9,6 +9,7 @@ counts, whatever an algorithm whose answers depend on more than what it is told 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,8 @@ from tunemq_shared import messages as m
 
 #: Takes what is a fact, and its trial.
 Note = Callable[[c.RecordCommand, TrialView], None]
+#: The journalled answers to an event; None where the algorithms are to be asked.
+Answers = Sequence[m.Answer] | None
 
 
 class EventDriver:
@@ -47,9 +50,16 @@ class EventDriver:
         self.commands: list[c.Command] = []
         #: Trials that are over and whose hosts may not be gone yet.
         self._leaving = set(filter(runner.is_leaving, self.trials))
+        #: What has to be told before the runner handles an event; gives the answers to it.
+        self._tells: dict[type, Callable[[Any, Answers], Sequence[m.Answer]]] = {
+            m.ConfigSuggested: self._added,
+            m.ExperimentResumed: self._resumed,
+            m.ResultReported: self._result,
+            m.TrialStarted: self._started,
+        }
         algorithms.view.trials = self.trials.values
 
-    def handle(self, event: m.Event, journalled: Sequence[m.Answer] | None = None) -> None:
+    def handle(self, event: m.Event, journalled: Answers = None) -> None:
         """Tell all of an event.
 
         Args:
@@ -58,31 +68,19 @@ class EventDriver:
         Raises:
             SearchFailed: an algorithm raised.
         """
-        answers: Sequence[m.Answer] = ()
-        affected: Iterable[str] = ()
-        match event:
-            case m.ResultReported():
-                answers = self._result(event, journalled)
-            case m.TrialStarted() if self.runner.is_current(event.trial, event.epoch):
-                self.trials[event.trial].started(event)
-            case m.ConfigSuggested():
-                affected = (event.trial,)
-                answers = self._added(event, is_new=journalled is None)
-            case m.ExperimentResumed():
-                affected = self.runner.revived_by(event)
-                answers = [one for trial in affected for one in self._revived(trial, event)]
-            case _:
-                pass
-        answers = answers if journalled is None else journalled
+        tell = self._tells.get(type(event))
+        answers = tell(event, journalled) if tell is not None else ()
+        if journalled is not None:
+            answers = journalled
         self.entries.append(m.Entry(event, tuple(answers)))
-        commands = self.runner.handle(event, answers)
-        for trial in affected:
-            self.trials[trial].state = self.runner.live[trial]
-        for command in commands:
+        for command in self.runner.handle(event, answers):
             self.commands.append(command)
             if isinstance(command, c.RecordEnd):
                 self._leaving.add(command.trial)
                 self.algorithms.ended(self.trials[command.trial], command)
+            elif isinstance(command, c.RecordTrialAdded | c.RecordTrialRevived):
+                self._leaving.discard(command.trial)
+                self.trials[command.trial].state = self.runner.live[command.trial]
 
     def end_turn(self, note: Note = lambda _command, _trial: None) -> None:
         """Have the facts of this turn noted, and forget trials whose hosts are gone."""
@@ -111,9 +109,12 @@ class EventDriver:
                 self.handle(entry.event, entry.answers)
             self.end_turn(note)
 
-    def _result(
-        self, event: m.ResultReported, journalled: Sequence[m.Answer] | None
-    ) -> Sequence[m.Answer]:
+    def _started(self, event: m.TrialStarted, _journalled: Answers) -> Sequence[m.Answer]:
+        if self.runner.is_current(event.trial, event.epoch):
+            self.trials[event.trial].started(event)
+        return ()
+
+    def _result(self, event: m.ResultReported, journalled: Answers) -> Sequence[m.Answer]:
         review = self.runner.review(event)
         if review is Review.STALE or review is Review.REPEATED:
             return ()
@@ -129,23 +130,26 @@ class EventDriver:
             self.algorithms.told(view, event, answers)
         return answers
 
-    def _added(self, event: m.ConfigSuggested, *, is_new: bool) -> list[m.Answer]:
+    def _added(self, event: m.ConfigSuggested, journalled: Answers) -> Sequence[m.Answer]:
         summary = TrialSummary(event.n, event.config, event.tag, event.resources)
         view = self.trials[event.trial] = TrialView(event.trial, summary, self.plan)
+        is_new = journalled is None
         return self.algorithms.added(view) if is_new else self.algorithms.taken_up(view)
 
-    def _revived(self, trial: str, event: m.ExperimentResumed) -> list[m.Answer]:
-        """Add a trial once more that ended and is to continue; returns how far it may run."""
-        summary = msgspec.structs.replace(self.runner.summary(trial), status=PENDING)
-        if event.errored == RESTART and trial not in event.also:
-            summary = msgspec.structs.replace(
-                summary,
-                lineage=summary.lineage + 1,
-                started=None,
-                last_result=None,
-                checkpoints=(),
-                ranks=(),
-            )
-        self._leaving.discard(trial)
-        view = self.trials[trial] = TrialView(trial, summary, self.plan)
-        return self.algorithms.taken_up(view)
+    def _resumed(self, event: m.ExperimentResumed, _journalled: Answers) -> Sequence[m.Answer]:
+        """Add trials once more that ended and are to continue; returns how far they may run."""
+        answers: list[m.Answer] = []
+        for trial in self.runner.revived_by(event):
+            summary = msgspec.structs.replace(self.runner.summary(trial), status=PENDING)
+            if event.errored == RESTART and trial not in event.also:
+                summary = msgspec.structs.replace(
+                    summary,
+                    lineage=summary.lineage + 1,
+                    started=None,
+                    last_result=None,
+                    checkpoints=(),
+                    ranks=(),
+                )
+            view = self.trials[trial] = TrialView(trial, summary, self.plan)
+            answers += self.algorithms.taken_up(view)
+        return answers
