@@ -25,6 +25,7 @@ from tunemq_scheduler.core.settings import RunnerSettings
 from tunemq_scheduler.core.snapshot import dump
 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
 from tunemq_scheduler.executors.mailbox import Mailbox
+from tunemq_scheduler.executors.mailed_orders import MailedOrders
 from tunemq_shared import messages as m
 
 LAST_STEP = 6
