@@ -229,6 +229,7 @@ fetch() {
     fi
     wanted=$wheel
     [ "$role" = scheduler ] && wanted="${wheel}[metrics]"
+    [ "$role" = store ] && wanted="${wheel}[store]"
     [ -n "$gpu" ] && wanted="${wheel}[gpu]"
     if [ -z "$wheels" ]; then
         say "fetching what TuneMQ needs"
@@ -418,13 +419,13 @@ report() {
         scheduler) next="tunemq-farm doctor; tunemq-farm nodes" ;;
         worker) next="tunemq-farm nodes, on the head; here, systemctl status 'tunemq-worker*'" ;;
         store)
-            token=$store/.tunemq-store/token
+            keys=$store/credentials
             tries=30
-            until [ -s $token ] || [ $tries -eq 0 ] || ! has_systemd; do
+            until [ -s $keys ] || [ $tries -eq 0 ] || ! has_systemd; do
                 sleep 1
                 tries=$((tries - 1))
             done
-            next="the token for all machines is in $token"
+            next="the keys for all machines are in $keys"
             ;;
         submitter) next="tunemq-farm ls, tunemq-farm submit SCRIPT" ;;
     esac

@@ -15,8 +15,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.object_servers import bucket, minio, shared_minio, shared_rclone  # noqa: F401
-from tests.served_folders import served, shared_served  # noqa: F401
+from tests.object_servers import bucket, minio, served, shared_minio, shared_served  # noqa: F401
 from tests.support import descendants, eventually
 from tunemq_shared.prctl import is_memory_private
 

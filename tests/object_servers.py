@@ -1,4 +1,4 @@
-"""Real S3 servers for tests: MinIO, and rclone in front of a folder.
+"""Real S3 servers for tests: MinIO, and `tunemq store serve`.
 
     with running_minio(folder) as server:       one of your own, to be killed, frozen, restarted
         server.create_bucket("mine")
@@ -15,9 +15,10 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -25,7 +26,8 @@ from urllib.parse import urlencode
 import pytest
 import urllib3
 
-from tests.support import eventually, free_port, need
+from tests.support import descendants, eventually, free_port, need
+from tunemq_scheduler.tools.store import INCOMPLETE
 from tunemq_shared.s3_address import parse_address
 
 if TYPE_CHECKING:  # loaded by the tests that use it, not by every run
@@ -197,30 +199,64 @@ class MinioServer(ObjectServer):
         return variables | ({"MINIO_SITE_REGION": self.region} if self.region else {})
 
 
-class RcloneServer(ObjectServer):
-    """`rclone serve s3`: another implementation, whose buckets are folders."""
+class ServedFolder(ObjectServer):
+    """`tunemq store serve`: rclone, whose buckets are folders below `data`."""
 
-    options: tuple[str, ...] = ()
+    host = "127.0.0.1"
+    options: Sequence[str] = ()
+
+    def __init__(self, folder: Path, *, certificate: Certificate | None = None) -> None:
+        super().__init__(folder, certificate=certificate)
+        self.served = folder / "served"
+        self.data = self.served / "buckets"
+        self.keys = folder / "keys"
+        keys = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}
+        lines = [f"{name} = {value}\n" for name, value in keys.items()]
+        self.keys.touch(0o600)
+        self.keys.write_text("".join(["[default]\n", *lines]))
 
     def command(self) -> list[str]:
         """See `ObjectServer.command`."""
-        beside = Path(sysconfig.get_path("scripts"), "rclone")
-        program = str(beside) if beside.exists() else shutil.which("rclone")
-        need("rclone", program)
-        keys = f"{self.access_key},{self.secret_key}"
-        address = ["--addr", f"127.0.0.1:{self.port}"]
-        files = ["--config", str(self.folder / "config"), "--cache-dir", str(self.folder / "cache")]
-        return [
-            str(program),
-            "serve",
-            "s3",
-            "--auth-key",
-            keys,
-            *address,
-            *files,
-            *self.options,
-            str(self.data),
-        ]
+        need("rclone", rclone_program())
+        options = ["--listen", f"{self.host}:{self.port}", "--keys", str(self.keys), *self.options]
+        if self.certificate:
+            options += ["--cert", str(self.certificate.file), "--key", str(self.certificate.key)]
+        return [sys.executable, "-m", "tunemq", "store", "serve", str(self.served), *options]
+
+    def start(self) -> None:
+        """See `ObjectServer.start`."""
+        (self.folder / "log").unlink(missing_ok=True)
+        super().start()
+
+    def answers(self) -> bool:
+        """See `ObjectServer.answers`; and has said how it is used."""
+        return super().answers() and "machines:" in self.said()
+
+    def said(self) -> str:
+        """What it has printed since its start."""
+        return (self.folder / "log").read_text()
+
+    def incomplete(self) -> list[Path]:
+        """The files of objects that are being written, or whose writer or server died."""
+        return list(self.data.rglob(f"{INCOMPLETE}*"))
+
+    def freeze(self) -> None:
+        """See `ObjectServer.freeze`."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """See `ObjectServer.thaw`."""
+        self._signal(signal.SIGCONT)
+
+    def _end(self, how: signal.Signals) -> None:
+        below = descendants(self.process.pid) if self.process is not None else set()
+        super()._end(how)
+        eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        for pid in (self.process.pid, *descendants(self.process.pid)):
+            os.kill(pid, number)
 
 
 class Certificate:
@@ -231,11 +267,18 @@ class Certificate:
         folder.mkdir(parents=True)
         self.folder = folder
         self.file = folder / "public.crt"
+        self.key = folder / "private.key"
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
         name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
-        files = ["-keyout", str(folder / "private.key"), "-out", str(self.file)]
+        files = ["-keyout", str(self.key), "-out", str(self.file)]
         command = ["openssl", "req", "-x509", *key, *name, *files]
         subprocess.run(command, check=True, capture_output=True)
+
+
+def rclone_program() -> str | None:
+    """The server that is installed beside this Python, or another one."""
+    beside = Path(sysconfig.get_path("scripts"), "rclone")
+    return str(beside) if beside.exists() else shutil.which("rclone")
 
 
 def minio_program() -> str | None:
@@ -250,23 +293,28 @@ def running_minio(
 ) -> Iterator[ObjectServer]:
     """A MinIO of one's own, which keeps its data below the folder.
 
-    Where there is no Go to build it with, an rclone must do (in CI it must be there).
+    Where there is no Go to build it with, `tunemq store serve` must do (in CI it must be there).
     """
     has_minio = minio_program() or os.environ.get("CI") or region or certificate
     server: ObjectServer = (
         MinioServer(folder, region=region, certificate=certificate)
         if has_minio
-        else RcloneServer(folder)
+        else ServedFolder(folder)
     )
     with _running(server):
         yield server
 
 
 @contextlib.contextmanager
-def running_rclone(folder: Path, *options: str) -> Iterator[RcloneServer]:
-    """An rclone of one's own, which keeps its data below the folder."""
-    server = RcloneServer(folder)
-    server.options = options
+def serving(
+    folder: Path,
+    *options: str,
+    host: str = "127.0.0.1",
+    certificate: Certificate | None = None,
+) -> Iterator[ServedFolder]:
+    """A served folder of one's own, which keeps its data below the folder."""
+    server = ServedFolder(folder, certificate=certificate)
+    server.host, server.options = host, options
     with _running(server):
         yield server
 
@@ -289,10 +337,18 @@ def shared_minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSer
 
 
 @pytest.fixture(scope="session")
-def shared_rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
-    """An rclone for tests that do it no harm."""
-    with running_rclone(tmp_path_factory.mktemp("rclone") / "server") as server:
+def shared_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedFolder]:
+    """A served folder for tests that do it no harm."""
+    with serving(tmp_path_factory.mktemp("served") / "server") as server:
         yield server
+
+
+@pytest.fixture
+def served(shared_served: ServedFolder, monkeypatch: pytest.MonkeyPatch) -> ServedFolder:
+    """The shared served folder, which this test and its children find in their environment."""
+    for name, value in shared_served.environ.items():
+        monkeypatch.setenv(name, value)
+    return shared_served
 
 
 @pytest.fixture

@@ -230,9 +230,8 @@ class RunConfig:
         name: of the experiment and its folder; made of the trainable's name and the time by
             default.
         storage_path: the folder above it; ``$TUNEMQ_RESULTS`` or ``~/tunemq_results`` by default.
-            With ``s3://bucket/prefix``, or the ``http://host:port/prefix`` of a `tunemq store
-            serve`, that default folder holds what the search writes, and checkpoints, with a copy
-            of all else, go to that store.
+            With ``s3://bucket/prefix`` that default folder holds what the search writes, and
+            checkpoints, with a copy of all else, go to that store.
         stop: when a trial ends: ``{"key": bound}`` (reached when at least the bound, nested keys as
             ``outer/inner``), a function of (trial id, result), a `Stopper`, or a list of those.
         failure_config, checkpoint_config: see there.

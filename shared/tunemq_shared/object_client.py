@@ -67,10 +67,8 @@ class ObjectClient(Protocol):
     def create_upload(self, name: str, doing: str) -> str:
         """Begin an upload in parts; its id."""
 
-    def put_part(
-        self, name: str, upload: str, number: int, body: Body, doing: str, *, start: int
-    ) -> str:
-        """Send a part, which begins at this byte of the object; what the server calls it."""
+    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
+        """Send a part; what the server calls it."""
 
     def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
         """Make the object out of its parts."""

@@ -1,4 +1,4 @@
-"""`RemoteObjects`: an `ObjectStore` on a server, whatever that speaks.
+"""`RemoteObjects`: an `ObjectStore` on a server, in the verbs of `ObjectClient`.
 
 Files go in parts, several at a time, each tried again on its own.
 """
@@ -223,10 +223,9 @@ class RemoteObjects(ObjectStore):
 
 
 class _Part(NamedTuple):
-    """A part of a file: the how-manieth it is, from 1, where it begins, and its content."""
+    """A part of a file: its number, from 1, and its content."""
 
     number: int
-    start: int
     body: Body
 
 
@@ -285,19 +284,17 @@ class _Upload:
                     check_end(file)
                     if sha256:
                         check_hash(str(path), sha256, digest.hexdigest())
-                yield _Part(number, start, body)
+                yield _Part(number, body)
 
     def _create(self) -> str:
         return self._client.create_upload(self._name, self._doing)
 
     def _send_part(self, part: _Part, cancel: Cancel) -> str:
-        number, start, body = part
+        number, body = part
         body.cancel = cancel
 
         def put() -> str:
-            return self._client.put_part(
-                self._name, self._id, number, body, self._doing, start=start
-            )
+            return self._client.put_part(self._name, self._id, number, body, self._doing)
 
         try:
             return retried(put, cancel, self._on_trouble)

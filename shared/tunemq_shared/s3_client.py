@@ -140,16 +140,7 @@ class S3Client(Minio):
         with self._asking(doing):
             return self._create_multipart_upload(self._bucket, name, {"Content-Type": _TYPE})
 
-    def put_part(
-        self,
-        name: str,
-        upload: str,
-        number: int,
-        body: Body,
-        doing: str,
-        *,
-        start: int,  # noqa: ARG002  here numbers say the order
-    ) -> str:
+    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
         """See `ObjectClient.put_part`."""
         with self._asking(doing):
             data = _sendable(body)

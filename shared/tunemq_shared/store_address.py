@@ -1,4 +1,4 @@
-"""Addresses of stores: a path, ``s3://bucket/prefix?settings``, ``http://host:port/prefix``.
+"""Addresses of stores: a path, or ``s3://bucket/prefix?settings``.
 
 Nothing is opened here.
 """
@@ -12,7 +12,6 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.http_address import SCHEMES, parse_http_address
 from tunemq_shared.s3_address import SCHEME, parse_address
 
 #: A folder may be called so, but hardly ever is.
@@ -21,40 +20,33 @@ _CUT_SHORT: Final = re.compile(r"(s3|https?|file):", re.IGNORECASE)
 
 def is_remote(address: str) -> bool:
     """Whether it is the address of an object store."""
-    return address.startswith((SCHEME, *SCHEMES))
-
-
-def is_http(address: str) -> bool:
-    """Whether it is the address of a folder that `tunemq store serve` serves."""
-    return address.startswith(SCHEMES)
+    return address.startswith(SCHEME)
 
 
 def canonical_address(text: str, environ: Mapping[str, str] | None = None) -> str:
     """What the address means here, so that it means the same elsewhere; without keys.
 
     Args:
-        text: A path, a ``file://``, ``s3://`` or ``http://`` address.
+        text: A path, a ``file://`` or ``s3://`` address.
         environ: What is not in the address; this process's environment unless another is given.
 
     Raises:
         ConfigError: it cannot be used; says which part and why.
     """
-    if is_http(text):
-        return str(parse_http_address(text))
     if is_remote(text):
         return str(parse_address(text, os.environ if environ is None else environ))
     if "://" not in text:
         if _CUT_SHORT.match(text):
             raise ConfigError(
                 f"the storage {text!r} lacks a slash behind its colon; give s3://bucket/prefix,"
-                " http://host:port/prefix, or ./ before a folder of that name."
+                " or ./ before a folder of that name."
             )
         return os.path.abspath(os.path.expanduser(text))
     parts = urlsplit(text)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
         raise ConfigError(
             f"the storage {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} cannot be "
-            "used; give a local path, file:///path, s3://bucket/prefix or http://host:port/prefix."
+            "used; give a local path, file:///path or s3://bucket/prefix?endpoint=http://host:port."
         )
     return os.path.abspath(unquote(parts.path))
 

@@ -13,14 +13,13 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.http_address import parse_http_address
 from tunemq_shared.messages import BlobRef
 from tunemq_shared.node_orders import HostStart
 from tunemq_shared.s3_address import own_profiles, parse_address
-from tunemq_shared.store_address import is_http, is_remote, without_settings
+from tunemq_shared.store_address import is_remote, without_settings
 
 #: Beginnings and names of the variables that say where stores are and how one is let in.
-_PREFIXES: Final = ("AWS_", "MINIO_", "TUNEMQ_S3_", "TUNEMQ_STORE_")
+_PREFIXES: Final = ("AWS_", "MINIO_", "TUNEMQ_S3_")
 _NAMES: Final = frozenset({"HOME", "SSL_CERT_FILE"})
 
 
@@ -53,13 +52,12 @@ class StoreRules(msgspec.Struct, frozen=True):
         if any(_is_below(address, one, self.environ) for one in self.allowed):
             return
         known = ", ".join(_shown(one, self.environ) for one in self.allowed) or "none"
-        settings = "" if is_http(address) else "?endpoint=...&profile=NAME"
         raise ConfigError(
             f"{field} names the store {_shown(address, self.environ)}, which this search may not"
             f" use, for credentials belong to addresses; its owner may use: {known}. Leave it out,"
             " so that the farm's store is used, or have the farm's administrator allow it:"
-            f' stores = ["{without_settings(address)}{settings}"] in the file of tunemq scheduler'
-            " --settings."
+            f' stores = ["{without_settings(address)}?endpoint=...&profile=NAME"] in the file of'
+            " tunemq scheduler --settings."
         )
 
     def check_order(self, order: HostStart) -> None:
@@ -82,15 +80,8 @@ def why_not_allowed(address: str, own: str, environ: Mapping[str, str]) -> str:
         environ: of the scheduler.
     """
     is_near = is_remote(own) and _server(address, environ) == _server(own, environ)
-    if is_http(address):
-        if is_near:
-            return ""
-        return (
-            "is at another server than the farm's store, and the farm's token is sent to no other;"
-            " give an address s3://bucket/prefix?endpoint=...&profile=NAME"
-        )
     known = parse_address(address, environ)
-    farms = "" if is_http(own) or not is_remote(own) else parse_address(own, environ).profile
+    farms = parse_address(own, environ).profile if is_remote(own) else ""
     if not known.profile and (farms or not is_near):
         return (
             "has no profile, and the keys without one are sent to the server of the farm's store"
@@ -132,25 +123,18 @@ def _is_below(address: str, allowed: str, environ: Mapping[str, str]) -> bool:
 
 def _place(address: str, environ: Mapping[str, str]) -> tuple[Any, ...]:
     """All that says to whom a request goes and with which keys, and the prefix last."""
-    if is_http(address):
-        return *_server(address, environ), parse_http_address(address).prefix
     known = parse_address(address, environ)
     return *_server(address, environ), known.profile, known.bucket, known.prefix
 
 
 def _server(address: str, environ: Mapping[str, str]) -> tuple[Any, ...]:
     """All that says which server a request goes to."""
-    if is_http(address):
-        served = parse_http_address(address)
-        return served.endpoint.lower(), served.ca_file
     known = parse_address(address, environ)
     return known.endpoint.lower(), known.path_style, known.ca_file
 
 
 def _shown(address: str, environ: Mapping[str, str]) -> str:
     place = repr(without_settings(address))
-    if is_http(address):
-        return place
     known = parse_address(address, environ)
     profile = f" with profile={known.profile}" if known.profile else ""
     return f"{place} at {known.endpoint}{profile}"

@@ -194,12 +194,10 @@ class CountedClient:
         with self._counted() as client:
             return client.create_upload(name, doing)
 
-    def put_part(
-        self, name: str, upload: str, number: int, body: Body, doing: str, *, start: int
-    ) -> str:
+    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
         """See `ObjectClient.put_part`."""
         with self._counted() as client:
-            return client.put_part(name, upload, number, body, doing, start=start)
+            return client.put_part(name, upload, number, body, doing)
 
     def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
         """See `ObjectClient.complete_upload`."""

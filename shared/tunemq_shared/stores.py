@@ -1,4 +1,4 @@
-"""Finds the store that an address means: a folder, ``s3://``, or ``http://``.
+"""Finds the store that an address means: a folder, or ``s3://``.
 
 Whoever imports this can reach the client of a service. So a trial's own process, what forks it, and
 the node do not: what they need of an address is in `tunemq_shared.store_address`.
@@ -12,12 +12,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.http_address import parse_http_address
 from tunemq_shared.local_store import LocalStore
 from tunemq_shared.object_store import ObjectStore
 from tunemq_shared.s3_address import as_reached_from_here, parse_address
 from tunemq_shared.store import Store
-from tunemq_shared.store_address import canonical_address, is_http, is_remote, join
+from tunemq_shared.store_address import canonical_address, is_remote, join
 from tunemq_shared.store_rules import StoreRules
 
 __all__ = [
@@ -55,7 +54,7 @@ def check_allowed(address: str, field: str) -> None:
 
 
 def open_store(address: str) -> Store:
-    """The store of checkpoints at a local path, ``file://``, ``s3://`` or ``http://`` address.
+    """The store of checkpoints at a local path, ``file://`` or ``s3://`` address.
 
     Raises:
         ConfigError: the address has another scheme, or cannot be used.
@@ -71,7 +70,7 @@ def open_store(address: str) -> Store:
 def open_objects(
     address: str, reading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> ObjectStore:
-    """The objects below an ``s3://`` or ``http://`` address.
+    """The objects below an ``s3://`` address.
 
     Args:
         reading: files with keys are read within it, now and after each refusal, in any thread.
@@ -82,15 +81,8 @@ def open_objects(
     """
     environ = os.environ if _rules is None else _rules.environ
     check_allowed(address, "this search")
-    if is_http(address):
-        from tunemq_shared.http_objects import HttpObjects
-
-        return HttpObjects(parse_http_address(address), environ, reading)
     if not is_remote(address):
-        raise ConfigError(
-            f"{address!r} is no address of an object store; give s3://bucket/prefix or "
-            "http://host:port/prefix."
-        )
+        raise ConfigError(f"{address!r} is no address of an object store; give s3://bucket/prefix.")
     from tunemq_shared.s3_objects import S3Objects
 
     known = parse_address(address, environ)
@@ -99,7 +91,5 @@ def open_objects(
 
 def import_client(address: str) -> None:
     """Import what `open_objects` needs for an address: processes that are forked then have it."""
-    if is_http(address):
-        importlib.import_module("tunemq_shared.http_objects")
-    elif is_remote(address):
+    if is_remote(address):
         importlib.import_module("tunemq_shared.s3_objects")

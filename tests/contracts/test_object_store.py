@@ -1,5 +1,5 @@
-"""What every `ObjectStore` promises, over MinIO, rclone and `tunemq store serve`; and what only
-a real server shows.
+"""What every `ObjectStore` promises, over MinIO and `tunemq store serve`; and what only a real
+server shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.object_servers import ObjectServer
-from tests.served_folders import FolderServer
 from tests.support import eventually
 from tunemq_shared import remote_objects
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
@@ -24,13 +23,13 @@ from tunemq_shared.retrying import Cancel, Cancelled, in_parallel, retried
 LARGE = 2 * PART + 12345
 
 
-@pytest.fixture(params=["minio", "rclone", "served"])
-def server(request: pytest.FixtureRequest) -> ObjectServer | FolderServer:
+@pytest.fixture(params=["minio", "served"])
+def server(request: pytest.FixtureRequest) -> ObjectServer:
     return request.getfixturevalue(f"shared_{request.param}")
 
 
 @pytest.fixture
-def objects(server: ObjectServer | FolderServer) -> Iterator[RemoteObjects]:
+def objects(server: ObjectServer) -> Iterator[RemoteObjects]:
     with server.objects(server.create_bucket(), "some/where") as objects:
         yield objects
 
@@ -170,12 +169,6 @@ class TestObjectStore:
         assert objects.abort_uploads(lambda _key: True) == 0
 
 
-@pytest.fixture(params=["minio", "served"])
-def keeps_parts(request: pytest.FixtureRequest) -> ObjectServer | FolderServer:
-    """A server that keeps the parts of files apart until they are complete."""
-    return request.getfixturevalue(f"shared_{request.param}")
-
-
 def unfinished(objects: RemoteObjects) -> set[str]:
     """The keys of objects of which there are parts."""
     names = (one.name for one in objects._client.unfinished())
@@ -183,8 +176,8 @@ def unfinished(objects: RemoteObjects) -> set[str]:
     return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
 
-def test_parts_that_a_dead_writer_sent_are_thrown_away(keeps_parts):
-    with keeps_parts.objects(keeps_parts.create_bucket(), "exp") as objects:
+def test_parts_that_a_dead_writer_sent_are_thrown_away(shared_minio):
+    with shared_minio.objects(shared_minio.create_bucket(), "exp") as objects:
         for key in ("ours/a", "theirs/b"):
             objects._client.create_upload(objects._name(key), "it cannot be written")
         assert objects.abort_uploads(lambda key: key.startswith("ours/")) == 1
@@ -193,7 +186,7 @@ def test_parts_that_a_dead_writer_sent_are_thrown_away(keeps_parts):
 
 
 def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
-    keeps_parts, tmp_path, monkeypatch
+    shared_minio, tmp_path, monkeypatch
 ):
     make_file(tmp_path / "file", LARGE)
     forgotten = []
@@ -203,7 +196,7 @@ def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
         if not forgotten:
             forgotten.append(objects.abort_uploads(lambda _key: True))
 
-    with keeps_parts.objects(keeps_parts.create_bucket()) as objects:
+    with shared_minio.objects(shared_minio.create_bucket()) as objects:
         monkeypatch.setattr(remote_objects, "failpoint", forget)
         put(objects, "a", tmp_path / "file")
         assert forgotten == [1]
@@ -211,11 +204,11 @@ def test_a_file_whose_first_parts_the_server_forgot_is_sent_again(
     assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
 
 
-def test_a_transfer_under_way_can_be_called_off(keeps_parts, tmp_path, monkeypatch):
+def test_a_transfer_under_way_can_be_called_off(shared_minio, tmp_path, monkeypatch):
     make_file(tmp_path / "file", 4 * PART)
     cancel = Cancel()
     monkeypatch.setattr(remote_objects, "failpoint", lambda _name: cancel.cancel())
-    with keeps_parts.objects(keeps_parts.create_bucket()) as objects:
+    with shared_minio.objects(shared_minio.create_bucket()) as objects:
         with pytest.raises(Cancelled):
             put(objects, "a", tmp_path / "file", cancel)
         assert list(objects.list()) == []

@@ -1,8 +1,7 @@
 """What every `Store` promises, run over each implementation.
 
 An implementation runs the suite by subclassing `StoreContract` with a ``store`` fixture, and says
-how to damage what it keeps: a local folder, MinIO, rclone in front of a folder, and
-`tunemq store serve`.
+how to damage what it keeps: a local folder, MinIO, and `tunemq store serve`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import pytest
 
 from tests.checkpoints import KEY, contents, fill, info, put
 from tests.object_servers import ObjectServer
-from tests.served_folders import FolderServer
 from tunemq_shared import copying
 from tunemq_shared.checkpoint import Checkpoint
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError, StoreError
@@ -460,23 +458,15 @@ class TestMinio(RemoteStoreContract):
         yield from _remote_store(shared_minio)
 
 
-class TestRclone(RemoteStoreContract):
-    """Checkpoints in another S3 server."""
-
-    @pytest.fixture
-    def store(self, shared_rclone: ObjectServer) -> Iterator[RemoteStore]:
-        yield from _remote_store(shared_rclone)
-
-
 class TestServedFolder(RemoteStoreContract):
     """Checkpoints in a folder that `tunemq store serve` serves."""
 
     @pytest.fixture
-    def store(self, shared_served: FolderServer) -> Iterator[RemoteStore]:
+    def store(self, shared_served: ObjectServer) -> Iterator[RemoteStore]:
         yield from _remote_store(shared_served)
 
 
-def _remote_store(server: ObjectServer | FolderServer) -> Iterator[RemoteStore]:
+def _remote_store(server: ObjectServer) -> Iterator[RemoteStore]:
     store = RemoteStore(server.objects(server.create_bucket(), "results/experiment"))
     yield store
     store.close()

@@ -215,5 +215,5 @@ def wheels(project: Path) -> Path:
     # Of Debian's Python; `async-timeout` is what 3.11.2 lacks, and this interpreter may not.
     found = [*pip, "download", "--python-version=3.11", "--only-binary=:all:", "--dest", str(kept)]
     found += ["--constraint", str(project / "constraints.txt"), "async-timeout"]
-    subprocess.run([*found, f"{wheel}[metrics]"], check=True)
+    subprocess.run([*found, f"{wheel}[metrics,store]"], check=True)
     return kept

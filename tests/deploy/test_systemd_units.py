@@ -147,7 +147,10 @@ def test_a_store_that_is_a_folder_may_be_where_a_scheduler_s_results_are(monkeyp
     assert "--results" not in command
     (variable,) = settings["Environment"]
     monkeypatch.setenv(*variable.split("="))
-    assert farm_results_folder(None, "https://head:7380/farm") == "/var/lib/tunemq/results"
+    assert (
+        farm_results_folder(None, "s3://tunemq/farm?endpoint=https://head:7380")
+        == "/var/lib/tunemq/results"
+    )
     assert farm_results_folder(None, "/mnt/farm") == "/mnt/farm"
 
 

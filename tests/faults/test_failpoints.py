@@ -1,8 +1,7 @@
 """A process of a search is killed at each failpoint that is not about checkpoints or the journal.
 
 What is about checkpoints is in `test_store_failpoints`, what is about the journal in
-`test_journal_kills`, what is about users' requests in `test_farm_request_kills`,
-what is about a served folder in `test_store_server_kills`.
+`test_journal_kills`, what is about users' requests in `test_farm_request_kills`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from tests.failpoints import FAILPOINTS
 from tests.faults.test_farm_request_kills import OF_REQUESTS
 from tests.faults.test_journal_kills import JOURNALS
 from tests.faults.test_store_failpoints import OF_CHECKPOINTS
-from tests.faults.test_store_server_kills import OF_A_SERVER
 from tests.integration.farm_support import CACHES, Node, RedisServer, Scheduler, is_alive, order
 from tests.integration.node_fixtures import scheduler, server
 from tests.search_support import NODE
@@ -85,7 +83,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., ChainSearch]]:
 
 def test_each_failpoint_is_one_at_which_a_test_kills() -> None:
     here = [*OF_A_SEARCH, *OF_A_SCRIPT, *OF_A_NODE, *OF_AN_OUTBOX]
-    everywhere = sorted([*here, *JOURNALS, *OF_CHECKPOINTS, *OF_REQUESTS, *OF_A_SERVER])
+    everywhere = sorted([*here, *JOURNALS, *OF_CHECKPOINTS, *OF_REQUESTS])
     assert everywhere == FAILPOINTS
 
 

@@ -6,7 +6,6 @@ from typing import Final
 
 from tests.fuzz.decoder import Decoder, Desk
 from tests.fuzz.on_files import of_code, of_results, of_users
-from tests.fuzz.on_http import of_http
 from tests.fuzz.on_own_files import of_scheduler
 from tests.fuzz.on_seals import of_seals
 from tests.fuzz.on_the_wire import of_processes, of_redis
@@ -36,7 +35,6 @@ def all_decoders(desk: Desk) -> list[Decoder]:
     return [
         *of_redis(),
         *of_processes(),
-        *of_http(desk),
         *of_seals(desk),
         *of_scheduler(desk),
         *of_results(desk),

@@ -12,7 +12,7 @@ import pytest
 from minio import MinioAdmin
 from minio.credentials import StaticProvider
 
-from tests.object_servers import Certificate, running_minio, running_rclone
+from tests.object_servers import Certificate, running_minio
 from tests.store_roles import wait_for_users
 from tunemq_shared import remote_objects
 from tunemq_shared.errors import StoreError
@@ -45,7 +45,7 @@ def use(address: str, environ: dict[str, str]) -> S3Objects:
     return S3Objects(parse_address(address, environ), environ)
 
 
-@pytest.fixture(params=["minio", "rclone"])
+@pytest.fixture(params=["minio", "served"])
 def server(request):
     return request.getfixturevalue(f"shared_{request.param}")
 
@@ -193,10 +193,3 @@ def test_keys_that_are_not_allowed_enough(tmp_path, allowed, message):
         told = refusal(server.address(server.create_bucket()), environ)
         assert message in told
         assert "allow them to read, write, list and remove below s3://" in told
-
-
-def test_a_store_that_cannot_be_written(tmp_path):
-    (tmp_path / "rclone" / "data" / "shelf").mkdir(parents=True)
-    with running_rclone(tmp_path / "rclone", "--read-only") as server:
-        told = refusal(server.address("shelf"), server.environ)
-        assert "it cannot be written" in told

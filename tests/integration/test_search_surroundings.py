@@ -180,7 +180,7 @@ def test_a_trial_finds_the_limits_the_variables_and_the_folder_that_it_was_given
             }
         )
 
-    monkeypatch.setenv("TUNEMQ_STORE_TOKEN", "not for trials")
+    monkeypatch.setenv("TUNEMQ_S3_ENDPOINT", "not for trials")
     limits = tune.TrialLimits(open_files=200)
     (result,) = fit(train, trial_limits=limits, env_vars={"GIVEN": "a b"})
 
@@ -198,7 +198,7 @@ import os, json
 import tunemq as tune
 
 def train(config):
-    names = ("MINE", "AWS_SECRET_ACCESS_KEY", "TUNEMQ_STORE_TOKEN")
+    names = ("MINE", "AWS_SECRET_ACCESS_KEY", "TUNEMQ_S3_ENDPOINT")
     tune.report({"found": [os.environ.get(name, "") for name in names], "user": os.geteuid()})
 
 (result,) = tune.Tuner(train, run_config=tune.RunConfig(storage_path="results", verbose=0)).fit()
@@ -207,7 +207,7 @@ print(json.dumps([*result.metrics["found"], result.metrics["user"]]))
 
 
 def test_embedded_trial_has_the_scripts_environment_with_its_keys_and_its_user(tmp_path):
-    given = {"MINE": "a", "AWS_SECRET_ACCESS_KEY": "b", "TUNEMQ_STORE_TOKEN": "c"}
+    given = {"MINE": "a", "AWS_SECRET_ACCESS_KEY": "b", "TUNEMQ_S3_ENDPOINT": "c"}
     done = subprocess.run(
         [sys.executable, "-c", TELLS],
         cwd=tmp_path,

@@ -14,10 +14,9 @@ import tunemq as tune
 from tests.chain_searches import ChainSearch, chain_searches
 from tests.commands import run_tunemq
 from tests.journals import ended_searches
+from tests.object_servers import ServedFolder
 from tests.searches import fit, results_of
-from tests.served_folders import FolderServer
 from tests.support import eventually
-from tunemq_shared.errors import StoreError
 from tunemq_shared.stored_checkpoint import StoredCheckpoint
 
 __all__ = ["ended_searches"]
@@ -45,7 +44,7 @@ def train(config):
 
 
 @pytest.fixture
-def start(tmp_path: Path, served: FolderServer) -> Iterator[Callable[..., ChainSearch]]:
+def start(tmp_path: Path, served: ServedFolder) -> Iterator[Callable[..., ChainSearch]]:
     yield from chain_searches(tmp_path, served, served.create_bucket())
 
 
@@ -105,21 +104,3 @@ def test_a_search_that_lost_its_folder_is_restored_from_there(served, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "6"
-
-
-def test_a_store_that_cannot_be_used_is_told_before_anything_starts(served, tmp_path, monkeypatch):
-    results = Path(os.environ["TUNEMQ_RESULTS"])
-    space = {"marker": str(tmp_path / "failed")}
-
-    def refusal(address: str) -> str:
-        with pytest.raises(StoreError) as told:
-            fit(train, space, storage_path=address)
-        return str(told.value)
-
-    assert "check that `tunemq store serve` runs there" in refusal("http://127.0.0.1:1/a")
-    monkeypatch.setenv("TUNEMQ_STORE_TOKEN", "wrong" * 5)
-    assert "is not the server's token" in refusal(served.address("a"))
-    monkeypatch.delenv("TUNEMQ_STORE_TOKEN")
-    monkeypatch.delenv("TUNEMQ_STORE_TOKEN_FILE")
-    assert "there is no token for the store" in refusal(served.address("a"))
-    assert not results.exists() or list(results.iterdir()) == []

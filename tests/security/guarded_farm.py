@@ -32,7 +32,6 @@ class GuardedFarm:
     def __init__(self, folder: Path, minio: ObjectServer, store: str) -> None:
         self.keys = {
             "redis": secrets.token_hex(20),
-            "token": secrets.token_hex(20),
             "root": secrets.token_hex(20),
             "s3": minio.secret_key,
         }
@@ -46,7 +45,6 @@ class GuardedFarm:
             **minio.environ,
             "HOME": str(folder),
             "TUNEMQ_REDIS": self.redis.url,
-            "TUNEMQ_STORE_TOKEN": self.keys["token"],
             "MINIO_ROOT_PASSWORD": self.keys["root"],
             "PYTHONDONTWRITEBYTECODE": "1",
         }

@@ -13,7 +13,7 @@ import pytest
 
 from tests import store_roles
 from tests.examined_farm import ExaminedFarm, farm
-from tests.served_folders import FolderServer
+from tests.object_servers import ObjectServer
 from tests.store_roles import make_roles
 from tests.support import eventually
 from tunemq_scheduler.security.doctor import examination
@@ -229,15 +229,29 @@ def test_doctor_with_a_silent_node_reports_it(farm: ExaminedFarm):
     assert "tunemq worker" in silent[0].fix
 
 
-def test_a_served_folder_is_tried_with_its_token(shared_served: FolderServer, tmp_path: Path):
-    address = shared_served.address("farm")
+def test_a_served_folder_is_tried_with_its_keys(shared_served: ObjectServer):
+    bucket = shared_served.create_bucket()
+    address = shared_served.address(bucket, "farm")
     keys = StoreKeys(StoreRole.SCHEDULER, shared_served.environ)
     (finding,) = try_store(address, [keys])
     assert finding.level is Level.OK, finding
-    (tmp_path / "token").write_text("a-token-of-another-server-which-is-long-enough")
-    (tmp_path / "token").chmod(0o600)
-    wrong = StoreKeys(StoreRole.SCHEDULER, {"TUNEMQ_STORE_TOKEN_FILE": str(tmp_path / "token")})
+    wrong = StoreKeys(
+        StoreRole.SCHEDULER, {**shared_served.environ, "AWS_SECRET_ACCESS_KEY": "another"}
+    )
     (finding,) = try_store(address, [wrong])
     assert (finding.check, finding.level) == ("store-access", Level.PROBLEM)
     assert "wrong keys" in finding.what
-    assert not list(shared_served.objects("farm").list())
+    with shared_served.objects(bucket) as objects:
+        assert not list(objects.list())
+
+
+def test_keys_of_a_served_folder_that_workers_have_are_said_to_be_all_powerful(
+    shared_served: ObjectServer,
+):
+    address = shared_served.address(shared_served.create_bucket(), "farm")
+    every = [StoreKeys(role, shared_served.environ) for role in StoreRole]
+    found = [one for one in try_store(address, every) if one.level is not Level.OK]
+    told = " ".join(one.what for one in found)
+    assert "the worker's keys may remove objects" in told
+    assert "the worker's keys may write" in told
+    assert "the submitter's keys may write" in told

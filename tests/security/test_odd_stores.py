@@ -177,5 +177,5 @@ def test_strangers_ask_where_the_farm_asks(
 
 
 def test_certificates_that_are_missing_are_named():
-    with pytest.raises(StoreError, match=r"'/missing' .*No such file"):
-        probe_store("https://127.0.0.1:1/farm?ca_file=/missing", {})
+    with pytest.raises(ConfigError, match=r"'/missing' .*No such file"):
+        probe_store("s3://farm?endpoint=https://127.0.0.1:1&ca_file=/missing", _ENVIRON)

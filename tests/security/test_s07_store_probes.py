@@ -19,7 +19,6 @@ from tests.object_servers import (
     minio_program,
     running_minio,
 )
-from tests.served_folders import FolderServer
 from tests.store_roles import make_roles
 from tests.support import eventually, need
 from tunemq_scheduler.security.findings import Finding, Level
@@ -108,10 +107,10 @@ def test_s07_a_server_that_takes_forged_uploads_is_found(minio, bucket, prefix):
     assert names(minio, bucket) == []
 
 
-def test_s07_a_server_without_the_weakness_is_said_to_have_none(shared_rclone):
-    bucket = shared_rclone.create_bucket()
-    assert wrong(shared_rclone.address(bucket, "farm"), shared_rclone.environ) == []
-    assert names(shared_rclone, bucket) == []
+def test_s07_a_server_without_the_weakness_is_said_to_have_none(shared_served):
+    bucket = shared_served.create_bucket()
+    assert wrong(shared_served.address(bucket, "farm"), shared_served.environ) == []
+    assert names(shared_served, bucket) == []
 
 
 def test_s07_keys_that_everybody_knows_are_found_ours_or_not(default_server):
@@ -165,10 +164,6 @@ def test_s07_clocks_that_are_off_by_minutes_are_worth_a_warning():
     two_minutes_ago = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 120))
     assert clock_finding("there", two_minutes_ago).level is Level.WARNING
     assert clock_finding("there", "").level is Level.OK
-
-
-def test_s07_a_served_folder_is_looked_at_too(served: FolderServer):
-    assert wrong(served.address("farm"), served.environ) == []
 
 
 def test_s07_a_store_that_is_away_is_said_to_be(tmp_path, minio, bucket):

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.raw_requests import connect, raw
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq_scheduler.loggers import CSVLoggerCallback
 from tunemq_scheduler.loggers.csv_cells import columns_of, row_of
@@ -24,8 +23,6 @@ from tunemq_scheduler.tools import command, experiments, farm_tables
 from tunemq_shared import answers as a
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.safe_text import harmless
-
-__all__ = ["connect", "raw"]
 
 pytestmark = pytest.mark.security
 
@@ -238,42 +235,6 @@ def test_s13_a_restored_trial_finds_its_columns_whatever_they_are_called(names):
     assert columns_of(line) == names
     (cells,) = csv.reader(io.StringIO(line.decode()))
     assert not [cell for cell in cells if cell[:1] in {"=", "@"}]
-
-
-# --- the HTTP store -------------------------------------------------------------------------------
-
-
-@pytest.mark.integration
-def test_s13_an_object_is_never_a_page(shared_served, raw):
-    page = b"<script>alert(1)</script>"
-    with shared_served.objects("pages") as objects:
-        objects.put_bytes("index.html", page)
-    raw.socket.sendall(
-        b"GET /pages/index.html HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-        + f"Authorization: Bearer {shared_served.token}\r\n\r\n".encode()
-    )
-    told = b""
-    while piece := raw.socket.recv(65536):
-        told += piece
-    head, _, body = told.partition(b"\r\n\r\n")
-    assert body == page
-    for line in (
-        b"Content-Type: application/octet-stream",
-        b"X-Content-Type-Options: nosniff",
-        b"Content-Security-Policy: default-src 'none'; sandbox",
-        b"Cache-Control: no-store",
-    ):
-        assert line in head.splitlines(), head
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("text", ["%1b%5b2J", "<script>", "%0d%0aX-Evil:%201", "%0aroot:x"])
-def test_s13_what_is_asked_for_is_in_no_head_and_no_line_of_the_log(shared_served, raw, text):
-    status, told = raw.ask(f"GET /{text} HTTP/1.1")
-    assert status in (400, 404)
-    assert not steers(told.decode())
-    assert not steers(shared_served.said())
-    assert "X-Evil" not in shared_served.said()
 
 
 def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():

@@ -51,7 +51,7 @@ class CanaryFarm:
         self.bucket = store.create_bucket()
         roles = make_roles(store, self.bucket)
         self.keys = key_folder(folder / "keys", OWNER).path
-        self.given, self.unused = secrets.token_hex(20), secrets.token_hex(20)
+        self.given = secrets.token_hex(20)
         (folder / "farm").mkdir()
         self.farm = FarmService(folder / "farm", server.url("scheduler"))
         files = {"head": "scheduler.toml", "laptop": f"{OWNER}.toml", "one": "worker.toml"}
@@ -61,7 +61,6 @@ class CanaryFarm:
                 **roles[user],
                 "TUNEMQ_REDIS": server.url(user),
                 "TUNEMQ_KEYS": str(self.keys / files[home]),
-                "TUNEMQ_STORE_TOKEN": self.unused,
             }
             for home, user in users.items()
         }
@@ -69,7 +68,6 @@ class CanaryFarm:
             **{f"Redis password of {user}": server.password(user) for user in users.values()},
             **{f"store key of {user}": roles[user]["AWS_SECRET_ACCESS_KEY"] for user in roles},
             "store's root key": store.secret_key,
-            "store's token": self.unused,
             **dict(_secrets_in(self.keys / "scheduler.toml")),
             GIVEN: self.given,
         }

@@ -46,14 +46,10 @@ class CrashingFarm:
         (folder / "farm").mkdir()
         self.farm = FarmService(folder / "farm", self.redis.url, Here(LEAVING), Here(LEAVING))
         self.farm.add_machine = lambda _name: Here(LEAVING)
-        token = secrets.token_hex(20)
-        keys = {**store.environ, "TUNEMQ_STORE_TOKEN": token}
-        self.farm.of_home = dict.fromkeys(("head", "laptop", "one"), keys)
+        self.farm.of_home = dict.fromkeys(("head", "laptop", "one"), store.environ)
         self.farm.start_scheduler("--store", store.address(bucket, "farm"))
         self.farm.add_worker("one")
-        self.canaries = Canaries(
-            {"password": password, "store's key": store.secret_key, "token": token}
-        )
+        self.canaries = Canaries({"password": password, "store's key": store.secret_key})
 
     def close(self) -> None:
         """End it."""

@@ -13,7 +13,6 @@ from tests.keys import key_folder, of_scheduler
 from tunemq_scheduler.farm.serving import Service
 from tunemq_scheduler.farm.supervisor import Farm
 from tunemq_scheduler.security.doctor.examination import Patient
-from tunemq_scheduler.store_server import handler
 from tunemq_shared.key_files import read_key_file
 from tunemq_shared.redis_address import parse_address
 from tunemq_shared.s3_address import find_keys
@@ -31,13 +30,8 @@ HARMLESS = {
 }
 
 
-class _Folder:
-    root = Path("/srv")
-
-
 HOLDERS: dict[str, Any] = {
     "Service": Service(url=URL),
-    "handler.Service": handler.Service(_Folder(), None, None, SECRET, None),  # type: ignore[arg-type]
     "Farm": Farm(url=URL, address="rediss://10.0.0.1:6379/0", results="/r", store="/r"),
     "Patient": Patient(url=URL, keys="", store="", results="", environ={"A": SECRET}),
     "RedisAddress": parse_address(URL),

@@ -42,7 +42,6 @@ def test_s14_submitted_search_that_names_a_strange_store_fails_and_nothing_is_se
 ):
     place, heard = stranger
     secrets = {
-        "TUNEMQ_STORE_TOKEN": "canary-token-of-the-farm",
         "AWS_ACCESS_KEY_ID": "canary-key",
         "AWS_SECRET_ACCESS_KEY": "canary-secret",
     }
@@ -52,7 +51,11 @@ def test_s14_submitted_search_that_names_a_strange_store_fails_and_nothing_is_se
         farm.add_worker("one")
         farm.has_nodes("one")
         for name, field, settings in (
-            ("served", "RunConfig(storage_path)", f"storage_path='http://{place}/x',"),
+            (
+                "other",
+                "RunConfig(storage_path)",
+                f"storage_path='s3://bucket/x?endpoint=http://{place}',",
+            ),
             (
                 "bucket",
                 "RunConfig(storage_path)",
@@ -61,7 +64,7 @@ def test_s14_submitted_search_that_names_a_strange_store_fails_and_nothing_is_se
             (
                 "synced",
                 "SyncConfig(upload_dir)",
-                f"sync_config=tune.SyncConfig(upload_dir='http://{place}/x'),",
+                f"sync_config=tune.SyncConfig(upload_dir='s3://bucket/x?endpoint=http://{place}'),",
             ),
         ):
             farm.submit(Search(name=name, steps=2, run=settings))

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.raw_requests import Raw, connect, raw, writing
 from tunemq_shared import message_limits, requests
-
-__all__ = ["connect", "raw"]
 
 pytestmark = pytest.mark.security
 
@@ -105,25 +102,3 @@ def test_s15_each_kind_of_message_has_a_length_that_is_looked_at_first() -> None
     assert len(known) >= 10
     assert all(2**7 < size <= 64 * 2**20 for size in known.values())
     assert requests.MAX_REQUEST_BYTES <= 2**20
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "bytes=" + ",".join(f"{at}-" for at in range(2_000)),
-        "bytes=" + "0-0," * 4_000 + "0-0",
-        "bytes=" + "9" * 5_000 + "-",
-        "bytes=5-2",
-        "bytes=-" + "9" * 30,
-        "chars=0-1",
-    ],
-)
-def test_s15_whoever_asks_for_thousands_of_parts_gets_no_more_than_that(
-    raw: Raw, asked: str
-) -> None:
-    content = b"0123456789" * 100
-    assert raw.ask(writing("runs/parts", content), content)[0] == 201
-    status, body = raw.ask(f"GET /runs/parts HTTP/1.1\r\nRange: {asked}")
-    assert status in {200, 206, 400, 416, 431}
-    # A refusal says what was asked for.
-    assert len(body) <= len(content) + len(asked) + 100

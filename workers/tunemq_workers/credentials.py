@@ -17,8 +17,8 @@ from typing import Final
 
 from tunemq_shared.prctl import keep_memory_private
 
-#: What a node needs for itself and trials must not have, besides all that is TuneMQ's.
-_KEYS: Final = frozenset({
+#: What those need who send to stores and fetch from them, and trials must not have.
+STORE_KEYS: Final = frozenset({
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
@@ -30,15 +30,13 @@ _KEYS: Final = frozenset({
 _OURS: Final = "TUNEMQ_"
 #: What ears need.
 REDIS_KEYS: Final = frozenset({"TUNEMQ_REDIS"})
-#: What those need who send to stores and fetch from them.
-STORE_KEYS: Final = _KEYS | {"TUNEMQ_STORE_TOKEN"}
 
 _LENGTH_BYTES: Final = 4
 
 
 def is_for_trials(name: str) -> bool:
     """Whether trials may have this variable of their node's environment."""
-    return not name.startswith(_OURS) and name not in _KEYS
+    return not name.startswith(_OURS) and name not in STORE_KEYS
 
 
 def split(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:

@@ -47,9 +47,8 @@ def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--store",
         metavar="ADDRESS",
-        help="what all workers reach, for code and checkpoints: s3://bucket/prefix, the address of"
-        " a `tunemq store serve`, or a folder that all of them mount, into which results go, too;"
-        " default: --results",
+        help="what all workers reach, for code and checkpoints: s3://bucket/prefix, or a"
+        " folder that all of them mount, into which results go, too; default: --results",
     )
     parser.add_argument(
         "--settings",

@@ -19,10 +19,9 @@ from urllib.parse import urlsplit
 from tunemq_scheduler.farm.snapshot import HeadState
 from tunemq_scheduler.folders import BACKUP_NOTE
 from tunemq_shared.errors import TuneError
-from tunemq_shared.http_address import parse_http_address
 from tunemq_shared.redis_address import parse_address as parse_redis
 from tunemq_shared.s3_address import as_reached_from_here, find_ca_file, parse_address
-from tunemq_shared.store_address import is_http, is_remote
+from tunemq_shared.store_address import is_remote
 
 _DISKS_EVERY_S: Final = 10.0
 _CERTIFICATES_EVERY_S: Final = 600.0
@@ -124,9 +123,6 @@ class HeadWatch:
             return _expiry(connection)
 
     def _store_place(self) -> tuple[str, str]:
-        if is_http(self._store):
-            served = parse_http_address(self._store)
-            return served.endpoint, served.ca_file
         known = parse_address(self._store, self._environ)
         known = as_reached_from_here(known, self._environ)
         return known.endpoint, find_ca_file(known, self._environ)

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from tunemq_scheduler.farm.snapshot import FarmSnapshot
-from tunemq_scheduler.store_server.refusal import Refusal
-from tunemq_scheduler.store_server.server import listener, parse_listen
-from tunemq_scheduler.store_server.trusted_requests import TrustedRequests
+from tunemq_scheduler.farm.trusted_requests import TrustedRequests, UntrustedRequest
+from tunemq_scheduler.listening import listener, parse_listen
 from tunemq_shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ _PATIENCE_S: Final = 5.0
 #: So many clients are answered at once; who comes beyond that is hung up on.
 _MOST_CLIENTS: Final = 64
 _LIBRARY: Final = "prometheus_client"
-_OPTION: Final = "--metrics-host"
 
 
 class MetricsServer:
@@ -57,7 +55,7 @@ class MetricsServer:
 
         self._metrics_of = metrics_of
         host, port = parse_listen(listen, "--metrics")
-        trusted = TrustedRequests([*names, *([host] if host and ":" not in host else [])], _OPTION)
+        trusted = TrustedRequests([*names, *([host] if host and ":" not in host else [])])
         self._server = server = _Server(listener(host, port, "--metrics"), trusted)
         self._newest: FarmSnapshot | None = None
         registry = CollectorRegistry()
@@ -108,7 +106,7 @@ class _Handler(WSGIRequestHandler):
             return False
         try:
             self.server.trusted.check(self.command, self.headers)
-        except Refusal as refusal:
+        except UntrustedRequest as refusal:
             self.send_error(HTTPStatus.FORBIDDEN, explain=str(refusal))
             return False
         return True

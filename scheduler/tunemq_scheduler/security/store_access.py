@@ -19,16 +19,12 @@ from typing import Final, NamedTuple
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.blobs import BLOBS
 from tunemq_shared.errors import StoreError
-from tunemq_shared.http_address import TOKEN_VARIABLE, find_token, parse_http_address
-from tunemq_shared.http_client import HttpClient
-from tunemq_shared.http_wire import Code
-from tunemq_shared.object_client import ObjectClient, Refused
+from tunemq_shared.object_client import Refused
 from tunemq_shared.remote_objects import PROBE
 from tunemq_shared.retrying import Cancel, StoreUnavailable, TimedOut, retried
 from tunemq_shared.s3_address import as_reached_from_here, find_ca_file, find_keys, parse_address
 from tunemq_shared.s3_client import S3Client
 from tunemq_shared.s3_errors import WRONG_KEYS
-from tunemq_shared.store_address import is_http
 
 #: Seconds until a server's next bytes, and for all that a role tries, with all retries.
 _ANSWER_S: Final = 5.0
@@ -94,7 +90,7 @@ def try_store(address: str, every: list[StoreKeys]) -> list[Finding]:
     """What each role can do in a store on a server.
 
     Args:
-        address: ``s3://...`` or ``http://...``.
+        address: ``s3://...``.
         every: the scheduler's keys, and behind them those of other roles.
 
     Raises:
@@ -149,16 +145,11 @@ class _Place:
 
     def __init__(self, address: str, owner: StoreKeys) -> None:
         self._address = address
-        self._clients: list[ObjectClient] = []
+        self._clients: list[S3Client] = []
         self._owner = self._client_of(owner)
-        self._has_roles = not is_http(address)
-        if is_http(address):
-            served = parse_http_address(address)
-            self._name, self._bucket, prefix = served.place, "", served.prefix
-        else:
-            known = parse_address(address, owner.environ)
-            self._name, self._bucket, prefix = known.place, known.bucket, known.prefix
-        self._prefix = f"{prefix}/" if prefix else ""
+        known = parse_address(address, owner.environ)
+        self._name, self._bucket = known.place, known.bucket
+        self._prefix = f"{known.prefix}/" if known.prefix else ""
         #: Probes that may be there.
         self._left: set[str] = set()
 
@@ -191,7 +182,7 @@ class _Place:
                 _asked(lambda: _read(client, code), cancel)
             doing = "remove"
             found = [self._removed(keys, client, name, cancel)]
-            if not rights.removes and self._has_roles:
+            if not rights.removes:
                 found += self._forged(keys, client, cancel)
             return found
         except Refused as refusal:
@@ -229,7 +220,7 @@ class _Place:
             return False  # a finding of the scheduler's
         return True
 
-    def _removed(self, keys: StoreKeys, client: ObjectClient, name: str, cancel: Cancel) -> Finding:
+    def _removed(self, keys: StoreKeys, client: S3Client, name: str, cancel: Cancel) -> Finding:
         rights = _RIGHTS[keys.role]
         who = f"the {keys.role}'s keys"
         lists = "lists, " if rights.lists else ""
@@ -241,7 +232,7 @@ class _Place:
             may = f"{who}: {lists}writes and reads in {self._name}; may not remove, as intended"
             return ok(_CHECK, may)
         self._left.discard(name)
-        if rights.removes or not self._has_roles:
+        if rights.removes:
             return ok(_CHECK, f"{who}: {lists}writes, reads and removes in {self._name}")
         return warning(
             _CHECK,
@@ -250,7 +241,7 @@ class _Place:
             f"give the {keys.role} a user with deploy/minio/{keys.role}-policy.json",
         )
 
-    def _forged(self, keys: StoreKeys, client: ObjectClient, cancel: Cancel) -> list[Finding]:
+    def _forged(self, keys: StoreKeys, client: S3Client, cancel: Cancel) -> list[Finding]:
         """What is wrong where such keys may write what is the scheduler's."""
         search, taken = _probe(), []
         for own in _SCHEDULERS_OWN:
@@ -281,11 +272,9 @@ class _Place:
                 f"mc mb ALIAS/{self._bucket}; or correct --store; or add create_bucket=true to the"
                 " address and start the scheduler again",
             )
-        if refusal.code in WRONG_KEYS or refusal.code == Code.WRONG_TOKEN:
-            names = keys.where if self._has_roles else f"${TOKEN_VARIABLE}"
-            return problem(
-                _CHECK, f"wrong keys: {who}: {refusal}", f"correct the {keys.role}'s keys: {names}"
-            )
+        if refusal.code in WRONG_KEYS:
+            fix = f"correct the {keys.role}'s keys: {keys.where}"
+            return problem(_CHECK, f"wrong keys: {who}: {refusal}", fix)
         if refusal.code == _NO_RIGHT:
             return problem(
                 _CHECK,
@@ -295,22 +284,16 @@ class _Place:
             )
         return problem("store", f"{who} cannot {doing}: {refusal}", "do what the message says")
 
-    def _client_of(self, keys: StoreKeys) -> ObjectClient:
-        client: ObjectClient
-        if is_http(self._address):
-            served = parse_http_address(self._address)
-            token = find_token(served.place, keys.environ)
-            client = HttpClient(served, token, connect_s=_ANSWER_S, read_s=_ANSWER_S, at_once=1)
-        else:
-            known = as_reached_from_here(parse_address(self._address, keys.environ), keys.environ)
-            client = S3Client(
-                known,
-                find_keys(keys.environ, known.profile),
-                find_ca_file(known, keys.environ),
-                connect_s=_ANSWER_S,
-                read_s=_ANSWER_S,
-                at_once=1,
-            )
+    def _client_of(self, keys: StoreKeys) -> S3Client:
+        known = as_reached_from_here(parse_address(self._address, keys.environ), keys.environ)
+        client = S3Client(
+            known,
+            find_keys(keys.environ, known.profile),
+            find_ca_file(known, keys.environ),
+            connect_s=_ANSWER_S,
+            read_s=_ANSWER_S,
+            at_once=1,
+        )
         self._clients.append(client)
         return client
 
@@ -328,7 +311,7 @@ def _asked(call: Callable[[], object], cancel: Cancel) -> None:
         raise StoreUnavailable(str(error)) from error
 
 
-def _read(client: ObjectClient, name: str) -> None:
+def _read(client: S3Client, name: str) -> None:
     with client.get(name, "it cannot be read") as answer:
         if b"".join(answer.blocks()) != _CONTENT:
             raise Refused(f"{name} has another content than was written there.", "")

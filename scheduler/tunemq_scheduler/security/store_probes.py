@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import http.client
 import ipaddress
 import os
 import re
 import secrets
+import ssl
 import time
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -23,8 +25,6 @@ from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.forged_uploads import forgeries
 from tunemq_scheduler.security.refusing import refuse
 from tunemq_shared.errors import StoreError
-from tunemq_shared.http_address import HttpAddress, parse_http_address
-from tunemq_shared.http_connections import Connections, NoHttp
 from tunemq_shared.object_client import Refused
 from tunemq_shared.remote_objects import PROBE, PROBE_ANSWER_S
 from tunemq_shared.retrying import StoreUnavailable
@@ -39,8 +39,7 @@ from tunemq_shared.s3_address import (
     parse_address,
 )
 from tunemq_shared.s3_client import S3Client
-from tunemq_shared.store_address import is_http, is_remote
-from tunemq_shared.trusted_certificates import why_not_trusted
+from tunemq_shared.store_address import is_remote
 
 #: Seconds between two clocks: from here on somebody should know; S3 refuses from 15 minutes on.
 SKEW_S: Final = 60.0
@@ -93,7 +92,7 @@ def probe_store(address: str, environ: Mapping[str, str] | None = None) -> list[
     """What is wrong with a store, as it looks from here; for a folder there is nothing to find.
 
     Args:
-        address: such as ``s3://bucket/prefix?endpoint=...`` or ``https://host:port/prefix``.
+        address: such as ``s3://bucket/prefix?endpoint=...``.
         environ: where keys and certificates are named; this process's unless another is given.
 
     Raises:
@@ -102,8 +101,6 @@ def probe_store(address: str, environ: Mapping[str, str] | None = None) -> list[
         StoreError: there are no keys for it, or its certificate is not trusted.
     """
     environ = os.environ if environ is None else environ
-    if is_http(address):
-        return _probe_served_folder(parse_http_address(address))
     if not is_remote(address):
         return []
     known = parse_address(address, environ)
@@ -142,24 +139,17 @@ class _Answered(NamedTuple):
 
 
 class _Asker:
-    """Sends requests as anybody may.
-
-    Raises:
-        StoreError: the certificates to trust cannot be read.
-    """
+    """Sends requests as anybody may."""
 
     def __init__(self, endpoint: str, ca_file: str) -> None:
         self._endpoint = endpoint
-        try:
-            self._connections = Connections(
-                HttpAddress(endpoint=endpoint, prefix="", ca_file=ca_file),
-                connect_s=PROBE_ANSWER_S,
-                read_s=PROBE_ANSWER_S,
-                at_once=1,
+        host = urlsplit(endpoint).netloc
+        self._connection = http.client.HTTPConnection(host, timeout=PROBE_ANSWER_S)
+        if endpoint.startswith("https://"):
+            trust = ssl.create_default_context(cafile=ca_file or None)
+            self._connection = http.client.HTTPSConnection(
+                host, timeout=PROBE_ANSWER_S, context=trust
             )
-        except OSError as error:  # ssl's is one
-            why = why_not_trusted(ca_file, error)
-            raise StoreError(f"the storage {endpoint}: {why}; correct ca_file.") from None
 
     def ask(
         self,
@@ -174,20 +164,15 @@ class _Asker:
             StoreUnavailable: nothing.
         """
         try:
-            exchange = self._connections.ask(method, target, headers or {}, body)
-            try:
-                word = _CODE.search(exchange.response.read(2**16))
-                date = exchange.response.headers.get("Date", "")
-                said = word[1].decode() if word else ""
-                return _Answered(exchange.response.status, date, said)
-            finally:
-                exchange.close()
-        except (OSError, NoHttp) as error:
+            self._connection.request(method, target, body, dict(headers or {}))
+            response = self._connection.getresponse()
+            word = _CODE.search(response.read(2**16))
+            said = word[1].decode() if word else ""
+            return _Answered(response.status, response.headers.get("Date", ""), said)
+        except (OSError, http.client.HTTPException) as error:
             raise StoreUnavailable(f"{self._endpoint} does not answer: {error}.") from error
-
-    def close(self) -> None:
-        """Let go of connections."""
-        self._connections.close()
+        finally:
+            self._connection.close()  # the next request opens it again
 
 
 class _S3Probe:
@@ -219,7 +204,6 @@ class _S3Probe:
                 clock_finding(self._address.place, listed.date),
             ]
         finally:
-            self._asker.close()
             left = self._remove()
             self._client.close()
         return found + left
@@ -426,47 +410,6 @@ class _S3Probe:
                     )
                 )
         return left
-
-
-def _probe_served_folder(address: HttpAddress) -> list[Finding]:
-    """What is wrong with a folder that `tunemq store serve` serves.
-
-    Raises:
-        StoreUnavailable: it does not answer.
-    """
-    asker = _Asker(address.endpoint, address.ca_file)
-    try:
-        answered = asker.ask("GET", "/?list=&after=")
-    finally:
-        asker.close()
-    return [
-        _served_tls(address),
-        ok("store-keys", f"The token of {address.place} is nobody's default."),
-        problem(
-            "store-anonymous",
-            f"{address.place} answers without a token.",
-            "let no proxy before `tunemq store serve` add its token to requests.",
-            refuses=True,
-        )
-        if answered.is_done
-        else ok("store-anonymous", f"Without the token one gets nowhere in {address.place}."),
-        ok("store-unsigned-trailer", f"{address.place} does not speak S3."),
-        clock_finding(address.place, answered.date),
-    ]
-
-
-def _served_tls(address: HttpAddress) -> Finding:
-    if address.endpoint.startswith("https://"):
-        return ok("store-tls", f"The store {address.endpoint} is reached by TLS.")
-    if is_on_loopback(address.endpoint):
-        return ok("store-tls", f"The store {address.endpoint} is on this machine's loopback.")
-    return warning(
-        "store-tls",
-        f"The token of the store {address.endpoint} crosses the network without TLS: whoever sees "
-        "it may read, change and remove all that is there.",
-        "start `tunemq store serve` with --tls-certificate and --tls-key, say https:// in the "
-        "address, and name the certificate with ca_file.",
-    )
 
 
 def clock_finding(place: str, date: str) -> Finding:

@@ -16,7 +16,7 @@ from tunemq_scheduler.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TI
 from tunemq_shared.errors import ConfigError
 
 #: The kinds of addresses that it knows, besides paths.
-_KNOWN: Final = ("s3://", "http://", "https://", "file://")
+_KNOWN: Final = ("s3://", "file://")
 
 
 class DefaultSyncer(BackgroundSyncer):

@@ -10,7 +10,7 @@ from tunemq_workers.credentials import is_for_trials, send_keys, split, take_key
 
 KEYS = {
     "TUNEMQ_REDIS": "redis://:secret@host/0",
-    "TUNEMQ_STORE_TOKEN": "token",
+    "AWS_SESSION_TOKEN": "token",
     "AWS_SECRET_ACCESS_KEY": "ke=y",
     "MINIO_ROOT_PASSWORD": "",
 }
@@ -36,7 +36,7 @@ def test_keys_are_told_from_what_all_may_see():
     assert split(shown | KEYS) == (shown, KEYS)
 
 
-@pytest.mark.parametrize("name", [*KEYS, "AWS_SESSION_TOKEN", "MINIO_SECRET_KEY", "TUNEMQ_X"])
+@pytest.mark.parametrize("name", [*KEYS, "MINIO_SECRET_KEY", "TUNEMQ_X"])
 def test_trials_get_no_key_and_nothing_of_ours(name):
     assert not is_for_trials(name)
 

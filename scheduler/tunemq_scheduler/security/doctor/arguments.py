@@ -20,13 +20,13 @@ _SHORTEST_WITHIN: Final = 12
 #: What stands before and behind a secret that is an argument, or a value or part of an address.
 _BEFORE, _BEHIND = r"(?:^|[=:@/'\"])", r"(?:$|[=:@/'\"])"
 _SECRET_VARIABLES: Final = re.compile(
-    r"(?:^|[\s'\"])(AWS_SECRET_ACCESS_KEY|AWS_SESSION_TOKEN|MINIO_ROOT_PASSWORD|MINIO_SECRET_KEY"
-    r"|TUNEMQ_STORE_TOKEN)=[^\s'\"]"
+    r"(?:^|[\s'\"])(AWS_SECRET_ACCESS_KEY|AWS_SESSION_TOKEN|MINIO_ROOT_PASSWORD|MINIO_SECRET_KEY)"
+    r"=[^\s'\"]"
 )
 _REDIS_URL: Final = re.compile(r"(?:rediss?|unix)://[^\s'\"]+")
 _FIX: Final = (
     f"stop that process, change the key, and give it in ${REDIS_VARIABLE} (an address with a"
-    " password), AWS_SECRET_ACCESS_KEY or TUNEMQ_STORE_TOKEN, from a file that only its user may"
+    " password) or AWS_SECRET_ACCESS_KEY, from a file that only its user may"
     " read, such as EnvironmentFile= of a systemd unit with mode 0600"
 )
 

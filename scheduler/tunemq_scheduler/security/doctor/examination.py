@@ -46,7 +46,6 @@ from tunemq_shared.errors import (
     WireError,
     WireUnavailable,
 )
-from tunemq_shared.http_address import TOKEN_VARIABLE
 from tunemq_shared.key_files import KeyFile
 from tunemq_shared.redis_address import parse_address
 from tunemq_shared.requests import ListExperiments, ListNodes
@@ -69,7 +68,7 @@ _AS_SCHEDULER: Final = (
 )
 _REACH_STORE: Final = (
     "see that the server runs and is reached from here, and that its address (--store) and its keys"
-    f" (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or {TOKEN_VARIABLE}) are those of the scheduler"
+    " (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY) are those of the scheduler"
 )
 _NOT_ASKED: Final = warning(
     "scheduler",
@@ -240,7 +239,7 @@ def _check_folders(
 
 def _secrets(keys: KeyFile, environ: Mapping[str, str]) -> set[str]:
     """What must stay secret, as far as it is known here."""
-    found = {*secrets_in(keys), environ.get(TOKEN_VARIABLE, "")}
+    found = set(secrets_in(keys))
     try:
         store = find_keys(environ)
     except TuneError:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.http_address import TOKEN_FILE_VARIABLE
 from tunemq_shared.key_files import KEYS_VARIABLE, KeyFile, check_private, read_key_file
 from tunemq_shared.redis_address import RedisAddress
 
@@ -39,8 +38,6 @@ def private_files(
         yield PrivateFile(Path(keys), "the farm's key file")
     if redis.key_file:
         yield PrivateFile(Path(redis.key_file), "the private key that Redis is shown")
-    if token := environ.get(TOKEN_FILE_VARIABLE):
-        yield PrivateFile(Path(token), "the store's token")
     credentials = environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
     path = Path(credentials.replace("~", environ.get("HOME", "~"), 1)).expanduser()
     if path.is_file():

@@ -1,8 +1,7 @@
-"""What a request must not say of where it comes from and whom it is for.
+"""Refuses requests that pages in browsers make.
 
-The token decides who is let in. This is for browsers, which send what a page has them send: a page
-whose name is made to lead to this server (DNS rebinding), and one that asks for what it may not see
-or change (CSRF).
+A browser sends what a page has it send: a page whose name is made to lead to this server (DNS
+rebinding), and one that asks for what it may not see (CSRF).
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from email.message import Message
 from http import HTTPMethod
 from typing import Final
 
-from tunemq_scheduler.store_server.refusal import Refusal
 from tunemq_shared.errors import ConfigError
-from tunemq_shared.http_wire import Code
 
 #: There are no others: what is not here is refused before anything of it is looked at.
-METHODS: Final = frozenset(
-    {HTTPMethod.GET, HTTPMethod.HEAD, HTTPMethod.PUT, HTTPMethod.POST, HTTPMethod.DELETE}
-)
+METHODS: Final = frozenset({HTTPMethod.GET, HTTPMethod.HEAD})
 _HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
+
+
+class UntrustedRequest(Exception):
+    """A request that is not answered, and why."""
 
 
 class TrustedRequests:
@@ -39,7 +38,7 @@ class TrustedRequests:
         ConfigError: that is no name.
     """
 
-    def __init__(self, names: Iterable[str] = (), option: str = "--host-name") -> None:
+    def __init__(self, names: Iterable[str] = (), option: str = "--metrics-host") -> None:
         self._option = option
         machine = socket.gethostname()
         for name in names:
@@ -54,21 +53,20 @@ class TrustedRequests:
         """Return if this may be a request of a client of ours.
 
         Raises:
-            Refusal: it cannot be.
+            UntrustedRequest: it cannot be.
         """
         if method not in METHODS:
-            raise Refusal(Code.BAD_REQUEST, "there is no such request")
+            raise UntrustedRequest("there is no such request")
         hosts = headers.get_all("Host", [])
         if len(hosts) != 1 or not self._is_ours(str(hosts[0])):
-            raise Refusal(
-                Code.WRONG_HOST,
+            raise UntrustedRequest(
                 f"this server is not called {str(hosts[0])[:253]!a}: start it with {self._option}"
                 " NAME if it is"
                 if hosts
                 else "the request does not say which server it is for",
             )
         if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
-            raise Refusal(Code.FROM_PAGE, "this is no server for the pages of browsers")
+            raise UntrustedRequest("this is no server for the pages of browsers")
 
     def _is_ours(self, host: str) -> bool:
         found = _HOST.fullmatch(host.strip())

@@ -1,1 +1,0 @@
-"""Serves a folder to the machines of a farm, as an object store over HTTP."""
