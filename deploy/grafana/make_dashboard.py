@@ -58,13 +58,17 @@ ROWS: Final = {
         ),
         stat(
             "Redis",
-            "Whether the scheduler reaches Redis. While it does not, trials go on and keep what "
-            "they have to say.",
-            "max(tunemq_redis_away{{F}})",
+            "Whether the scheduler reaches Redis, and Redis has memory left. While not, trials go "
+            "on and keep what they have to say.",
+            "max(tunemq_redis_away{{F}} + 2 * (tunemq_redis_full_seconds{{F}} > bool 0))",
             mappings=[
                 {
                     "type": "value",
-                    "options": {"0": _said("there", GREEN), "1": _said("away", RED)},
+                    "options": {
+                        "0": _said("there", GREEN),
+                        "1": _said("away", RED),
+                        "2": _said("full", RED),
+                    },
                 }
             ],
         ),

@@ -21,15 +21,20 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def farm(tmp_path: Path) -> Iterator[FarmService]:
+def redis(tmp_path: Path) -> Iterator[TcpRedis]:
     redis = TcpRedis(tmp_path)
+    yield redis
+    redis.end()
+
+
+@pytest.fixture
+def farm(tmp_path: Path, redis: TcpRedis) -> Iterator[FarmService]:
     farm = FarmService(tmp_path, redis.url)
     try:
         farm.start_scheduler("--metrics", "127.0.0.1:0")
         yield farm
     finally:
         farm.close()
-        redis.end()
 
 
 def scrape(farm: FarmService) -> dict[str, float]:
@@ -115,3 +120,12 @@ def test_the_metrics_of_a_farm_follow_what_it_does(farm, uuids):
     assert worker.wait(60) == 0, farm
     eventually(lambda: not any(key.startswith("tunemq_node_cpus") for key in scrape(farm)))
     has(farm, {"tunemq_nodes{state=ready}": 0})
+
+
+def test_metrics_of_a_farm_whose_redis_is_full_say_for_how_long(farm, redis):
+    has(farm, {"tunemq_redis_full_seconds{}": 0, "tunemq_redis_away{}": 0})
+    redis.client.config_set("maxmemory", "500000")
+    eventually(lambda: scrape(farm)["tunemq_redis_full_seconds{}"] > 2, message=lambda: str(farm))
+    assert scrape(farm)["tunemq_redis_away{}"] == 0
+    redis.client.config_set("maxmemory", "0")
+    has(farm, {"tunemq_redis_full_seconds{}": 0})

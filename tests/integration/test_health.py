@@ -201,6 +201,16 @@ def test_a_scheduler_whose_redis_hangs_is_alive_and_not_ready(farm, redis):
     becomes(0, file, "--ready")
 
 
+def test_scheduler_whose_redis_is_full_is_alive_and_not_ready_and_says_so(farm, redis):
+    file = farm.folder / "head" / "health"
+    becomes(0, file, "--ready")
+    redis.client.config_set("maxmemory", "500000")
+    assert "Redis is full; searches: 0 run" in becomes(1, file, "--ready")
+    assert asked(file)[0] == 0
+    redis.client.config_set("maxmemory", "0")
+    becomes(0, file, "--ready")
+
+
 _NAMES = """
 import os
 

@@ -372,6 +372,11 @@ class NodeWire:
         """Whether nobody can be told anything."""
         return self._redis.is_away
 
+    @property
+    def full_s(self) -> float:
+        """For how many seconds Redis, which is there, has refused what needs memory."""
+        return 0.0 if self.is_away else self._room.full_s
+
     def hosted(self, incarnation: str) -> int:
         """How many trials a node is to host, of all experiments."""
         node = self._roster.nodes.get(incarnation)

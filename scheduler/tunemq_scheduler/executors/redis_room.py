@@ -41,6 +41,11 @@ class RedisRoom:
         self.full_since: float | None = None
         self._news: list[str] = []
 
+    @property
+    def full_s(self) -> float:
+        """For how many seconds it has been full; 0 while it is not."""
+        return 0.0 if self.full_since is None else time.monotonic() - self.full_since
+
     def is_used_up(self, error: WireError) -> None:
         """It refused something for want of memory."""
         if self.full_since is None:
@@ -54,8 +59,7 @@ class RedisRoom:
         """It took something that needs memory; returns whether it had been full."""
         if self.full_since is None:
             return False
-        seconds = time.monotonic() - self.full_since
-        self.full_since = None
+        seconds, self.full_since = self.full_s, None
         self._news.append(f"Redis has room again after {seconds:.0f} s.")
         return True
 
@@ -63,8 +67,7 @@ class RedisRoom:
         """While it is full, that it is."""
         if self.full_since is None:
             return []
-        seconds = time.monotonic() - self.full_since
-        return [f"Redis has been full for {seconds:.0f} s: results and orders wait."]
+        return [f"Redis has been full for {self.full_s:.0f} s: results and orders wait."]
 
     def news(self) -> list[str]:
         """What happened since the last call."""

@@ -122,6 +122,8 @@ def _of_scheduler(farm: FarmSnapshot) -> Iterator[Metric]:
     about = "When the scheduler's loop said all this; Unix time."
     yield _gauge("scheduler_said_timestamp_seconds", about, {(): farm.at})
     yield _gauge("redis_away", "1 while Redis cannot be reached.", {(): int(farm.is_redis_away)})
+    about = "For so long Redis has had no memory for orders and results; 0 while it has."
+    yield _gauge("redis_full_seconds", about, {(): farm.redis_full_s})
     refused = CounterMetricFamily(
         "tunemq_messages_refused",
         "Messages that were not believed; node is who refused them, empty for the scheduler.",

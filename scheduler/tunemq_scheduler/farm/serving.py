@@ -149,9 +149,10 @@ def _serve(service: Service, health: Health) -> None:
 def _beat(health: Health, farm: FarmSnapshot) -> None:
     running = farm.experiments.get(ExperimentState.RUNNING, 0)
     waiting = farm.experiments.get(ExperimentState.QUEUED, 0)
-    away = "Redis is away; " if farm.is_redis_away else ""
-    status = f"{away}searches: {running} run, {waiting} wait; nodes: {len(farm.nodes)}"
-    health.beat(is_ready=not farm.is_redis_away, status=status)
+    trouble = "Redis is away; " if farm.is_redis_away else ""
+    trouble = trouble or ("Redis is full; " if farm.redis_full_s else "")
+    status = f"{trouble}searches: {running} run, {waiting} wait; nodes: {len(farm.nodes)}"
+    health.beat(is_ready=not trouble, status=status)
 
 
 def _metrics(listen: str, names: tuple[str, ...]) -> MetricsServer:

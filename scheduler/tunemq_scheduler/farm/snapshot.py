@@ -57,6 +57,8 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         turns: of the supervisor's loop: of each bucket of `BUCKETS_S` and beyond, how many lasted
             no longer than that; and the seconds of all.
         is_redis_away: whether nobody can be told anything.
+        redis_full_s: for how many seconds Redis has had no memory for orders and results; 0 while
+            it has.
         refused: what the scheduler and its nodes did not believe.
         traffic: what the processes of the scheduler have asked of object stores.
         store_uses: of each experiment that has a process, who waits for a store.
@@ -76,6 +78,7 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     traffic: StoreTraffic = StoreTraffic()
     store_uses: dict[str, StoreUse] = {}
     head: HeadState = HeadState()
+    redis_full_s: float = 0.0
 
 
 class TurnTimes:

@@ -264,6 +264,7 @@ class Supervisor:
             results=self._experiments.results,
             turns=self._turns.so_far(),
             is_redis_away=self._wire.is_away,
+            redis_full_s=self._wire.full_s,
             nodes=self._nodes.states(),
             accounts=tuple(self._allotter.accounts()),
             refused=self._nodes.refused(),

@@ -63,6 +63,7 @@ FARM = FarmSnapshot(
     results=42,
     turns=((1,) * (len(BUCKETS_S) + 1), 0.5),
     is_redis_away=False,
+    redis_full_s=42.5,
     nodes=(NodeState(ROW, VITALS, 0.75),),
     accounts=(
         OwnerAccount("ada", 0, "gpus", 0.5, 0.75, 12.0),
@@ -102,6 +103,7 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
         "tunemq_scheduler_turn_seconds_count{}": 1,
         "tunemq_scheduler_turn_seconds_sum{}": 0.5,
         "tunemq_redis_away{}": 0,
+        "tunemq_redis_full_seconds{}": 42.5,
         "tunemq_messages_refused_total{node=,kind=hello,reason=unsigned}": 2,
         "tunemq_messages_refused_total{node=one,kind=mail,reason=altered}": 7,
         "tunemq_nodes{state=ready}": 1,
