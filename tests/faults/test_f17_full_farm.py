@@ -133,7 +133,7 @@ def test_f17_a_farm_scheduler_on_a_full_disk_refuses_stays_and_goes_on(
     assert set(farm.rows()) == {"kept", "stopped"}
     eventually(lambda: not list((farm.results / ".farm/trash").iterdir()))
     disk.fill()
-    assert "disk is full" in farm.tunemq("stop", "stopped")
+    assert "No space left on device" in farm.tunemq("stop", "stopped")
     farm.open_gate("kept", 10)
 
     disk.free()
@@ -156,6 +156,7 @@ def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_goes_on(
 ) -> None:
     farm.start_scheduler()
     farm.add_worker("one", 8, machine=disk.machine())
+    farm.submit(Search(name="stopped", has_gate=True))
     farm.submit(Search(name="kept", has_gate=True, save_every=100))
     farm.open_gate("kept", 3)
     farm.wait_for_steps("kept", 2, 3)
@@ -168,12 +169,16 @@ def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_goes_on(
     eventually(lambda: "degraded: " in farm.said(), message=farm.said)
     for request in (("ls",), ("show", "kept"), ("why", "kept"), ("nodes",)):
         farm.tunemq(*request)
+    stopped = farm.tunemq("stop", "stopped")
+    assert "Read-only file system" in stopped
+    assert "full" not in stopped
     assert farm.scheduler.poll() is None
     disk.make_writable(True)
 
     eventually(lambda: "can be written again" in farm.said(), message=farm.said)
     farm.open_gate("kept", 10)
     farm.wait_for("kept", "FINISHED")
+    farm.wait_for("stopped", "STOPPED")
     farm.check_results("kept")
     assert farm.scheduler.poll() is None
 

@@ -214,10 +214,9 @@ class Desk:
         else:
             entry = self._queue.move(entry.name, State.STOPPED, reason, may_wait=True)
             what = "is stopped"
-        if self._queue.is_unsaved(entry.name):
+        if unsaved := self._queue.unsaved(entry.name):
             what += (
-                "; the farm's disk is full, and the scheduler forgets this if it ends before there"
-                " is room: then stop it again"
+                f". If the scheduler ends before it can write this down, stop it again: {unsaved}"
             )
         return _done(entry, what)
 

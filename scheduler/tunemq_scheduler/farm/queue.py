@@ -63,8 +63,8 @@ class ExperimentQueue:
         self._at_turn: dict[tuple[int, int], str] = {}
         #: Which experiment came of which request.
         self._requests: dict[str, str] = {}
-        #: Those of which the file lacks the newest, for the disk had no room.
-        self._unsaved: set[str] = set()
+        #: Those of which the file lacks the newest, and why the disk did not take it.
+        self._unsaved: dict[str, str] = {}
         #: Grows with each change.
         self.changes = 0
         #: What could not be read and was set aside, in lines for people.
@@ -101,9 +101,9 @@ class ExperimentQueue:
         """Those in one of these states."""
         return [entry for state in states for entry in self._by_state[state].values()]
 
-    def is_unsaved(self, name: str) -> bool:
-        """Whether the disk had no room for its newest change."""
-        return name in self._unsaved
+    def unsaved(self, name: str) -> str:
+        """Why the disk did not take its newest change; empty where it did."""
+        return self._unsaved.get(name, "")
 
     # --- changes, which are durable when a method returns -----------------------------------------
 
@@ -216,7 +216,7 @@ class ExperimentQueue:
             path.unlink(missing_ok=True)
         failpoint("queue.after_removal")
         self._sync_folder()
-        self._unsaved.discard(name)
+        self._unsaved.pop(name, None)
         self._forget(entry)
 
     def _replace(self, entry: Entry, **changes: Any) -> Entry:
@@ -225,10 +225,10 @@ class ExperimentQueue:
     def _change(self, entry: Entry, *, may_wait: bool = False) -> Entry:
         try:
             self._write(entry)
-        except JournalFull:
+        except JournalFull as full:
             if not may_wait:
                 raise
-            self._unsaved.add(entry.name)
+            self._unsaved[entry.name] = str(full)
         self._put(entry)
         return entry
 
@@ -300,7 +300,7 @@ class ExperimentQueue:
             beside.replace(path)
         failpoint("queue.after_rename")
         self._sync_folder()
-        self._unsaved.discard(entry.name)
+        self._unsaved.pop(entry.name, None)
 
     def _sync_folder(self) -> None:
         try:
