@@ -45,6 +45,7 @@ EVERYTHING = FarmSnapshot(
     at=0.0,
     experiments={},
     trials={"e": {"RUNNING": 1}},
+    troubles={"e": "failing"},
     waiting={"e": {"cpu": 1}},
     results=0,
     turns=((0,) * (len(BUCKETS_S) + 1), 0.0),

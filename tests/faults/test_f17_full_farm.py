@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.farm_service import FarmService, Here, Search, farm_service
+from tests.integration.test_farm_metrics import scrape
 from tests.small_disk import on_small_disk, with_small_disk
 from tests.support import eventually
 from tunemq_scheduler.farm import small_files
@@ -187,7 +188,7 @@ def test_f17_a_farm_scheduler_whose_disk_is_read_only_stays_and_goes_on(
 def test_f17_search_whose_process_starts_on_a_full_disk_waits_and_goes_on(
     farm: FarmService, disk: SmallDisk, killed: str
 ) -> None:
-    farm.start_scheduler()
+    farm.start_scheduler("--metrics", "127.0.0.1:0")
     farm.add_worker("one", 8, machine=disk.machine())
     farm.has_nodes("one")
     farm.submit(Search(name="kept", has_gate=True, save_every=100))
@@ -199,6 +200,8 @@ def test_f17_search_whose_process_starts_on_a_full_disk_waits_and_goes_on(
         farm.start_scheduler()
     else:
         kill_process_of("kept", farm.scheduler.pid)
+        in_trouble = "tunemq_search_trouble{experiment=kept,kind=failing}"
+        eventually(lambda: scrape(farm).get(in_trouble) == 1, message=lambda: str(farm))
     eventually(
         lambda: "No space left on device" in farm.rows()["kept"].trouble,
         message=lambda: f"{farm.rows()}{farm}",

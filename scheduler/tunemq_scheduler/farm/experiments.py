@@ -61,7 +61,7 @@ class _Running:
     Attributes:
         ends, deaths: of its processes in a row, soon after they began; those that were deaths.
         failure: how the last of these ended, in words; counts as long as ``ends``.
-        began_at: when the newest of them was started; None before the first.
+        began_at: when the start of the newest of them was tried; None before the first.
         restart_at: when the next process is started; None while there is one.
         ends_for: which state it is to be in when it has ended, and ``because`` of what; None while
             it is to go on. It ends when its trials have given back what they hold, saved.
@@ -166,6 +166,15 @@ class Experiments:
         """Of each that has a process, how many trials are in each state."""
         statuses = {one.name: one.link.status for one in self._running.values() if one.link}
         return {name: status.counts for name, status in statuses.items() if status is not None}
+
+    def troubles(self) -> dict[str, str]:
+        """Of each that stands still, what kind of trouble it has; see `FarmSnapshot.troubles`.
+
+        One whose process has just been started again is in trouble until that has lived for a
+        while: else a process that fails soon after each start would be well in between.
+        """
+        kinds = {one.name: _trouble_kind(one) for one in self._running.values()}
+        return {name: kind for name, kind in kinds.items() if kind}
 
     def store_uses(self) -> dict[str, r.StoreUse]:
         """Of each that has a process, what it asks of stores, and who waits for one."""
@@ -346,6 +355,7 @@ class Experiments:
         if entry is None or entry.is_over:
             self._forget(one)
             return
+        is_first, one.began_at = one.began_at is None, time.monotonic()
         try:
             one.link = self._start_link(entry, self._streams.keys.get(one.name, ""))
         except ConfigError as error:
@@ -354,10 +364,9 @@ class Experiments:
             else:
                 self._finish(one, State.FAILED, str(error))
             return
-        if one.began_at is not None:
+        if not is_first:
             self._allotter.experiment_restarted(one.name)
-        one.began_at, one.is_told_to_end = time.monotonic(), False
-        one.is_silent = one.is_aborted = False
+        one.is_told_to_end = one.is_silent = one.is_aborted = False
         if entry.state is State.STOPPING:
             one.link.ask(r.StopSearch(entry.reason))
 
@@ -656,6 +665,14 @@ class Experiments:
 def _is_steady(one: _Running) -> bool:
     """Whether its newest process began so long ago that those before it count no more."""
     return one.began_at is not None and time.monotonic() >= one.began_at + _STEADY_S
+
+
+def _trouble_kind(one: _Running) -> str:
+    if one.waits:
+        return "version"
+    if one.is_silent:
+        return "silent"
+    return "failing" if one.ends else ""
 
 
 def _failed(one: _Running) -> str:

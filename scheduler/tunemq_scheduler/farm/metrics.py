@@ -97,6 +97,9 @@ def _of_experiments(farm: FarmSnapshot) -> Iterator[Metric]:
     }
     about = "Trials of each running experiment in each state."
     yield _gauge("trials", about, trials, "experiment", "state")
+    about = "1 for each experiment that stands still, and why: failing, silent or version."
+    troubles = dict.fromkeys(farm.troubles.items(), 1)
+    yield _gauge("search_trouble", about, troubles, "experiment", "kind")
     waiting = {
         (name, resource): count
         for name, counts in farm.waiting.items()

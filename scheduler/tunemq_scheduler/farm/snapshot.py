@@ -51,6 +51,9 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         at: when that is; Unix time.
         experiments: how many are in each state.
         trials: of each experiment that has a process, how many are in each state.
+        troubles: of each that stands still, why: its processes fail soon after they begin
+            (``failing``), its process does not answer (``silent``), or another version of TuneMQ
+            wrote what it continues from (``version``).
         waiting: of each such experiment, how many more trials it would have begin at once; by
             `requests.kinds_of`.
         results: how many experiments were given since the scheduler began.
@@ -79,6 +82,7 @@ class FarmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     store_uses: dict[str, StoreUse] = {}
     head: HeadState = HeadState()
     redis_full_s: float = 0.0
+    troubles: dict[str, str] = {}
 
 
 class TurnTimes:

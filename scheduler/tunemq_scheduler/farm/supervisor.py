@@ -260,6 +260,7 @@ class Supervisor:
             at=time.time(),
             experiments={state: len(self._queue.in_state(state)) for state in ExperimentState},
             trials=self._experiments.trials(),
+            troubles=self._experiments.troubles(),
             waiting=self._allotter.waiting(),
             results=self._experiments.results,
             turns=self._turns.so_far(),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -27,6 +30,7 @@ from tunemq_scheduler.farm.settings import FarmSettings
 from tunemq_shared import wire
 from tunemq_shared.answers import ExperimentDetail, ExperimentRow
 from tunemq_shared.answers import ExperimentState as State
+from tunemq_shared.errors import ConfigError
 
 _SEGFAULT = -11
 #: The kernel gives this pid to no process.
@@ -70,6 +74,8 @@ class Farm:
 
     def __init__(self, folder: Path, *, max_running: int = 8, patience_s: float = 600.0) -> None:
         self.processes: list[Process] = []
+        #: What the system says of the start of a process; None where it starts.
+        self.refusal: OSError | None = None
         self.queue = ExperimentQueue(folder / "experiments")
         self.experiments = Experiments(
             folder,
@@ -88,8 +94,11 @@ class Farm:
         job = r.Job(name=entry.name, results="", code=entry.code, term=1, prefix=entry.id)
         return ExperimentLink(job, Nodes(), folder=Path(), begin=self._begin)
 
-    def _begin(self, *arguments: object, **options: object) -> Process:
-        self.processes.append(Process(*arguments, **options))  # type: ignore[arg-type]
+    def _begin(self, folder: Path, sock: socket.socket, **options: object) -> Process:
+        if self.refusal is not None:
+            sock.close()
+            raise ConfigError(f"no process: {self.refusal.strerror}.") from self.refusal
+        self.processes.append(Process(folder, sock, **options))
         return self.processes[-1]
 
     def end(self) -> None:
@@ -187,6 +196,34 @@ def test_process_that_says_nothing_is_ended_where_others_wait(
         farm.experiments.beat(0.0)
     farm.experiments.turn()
     code, trouble = process.code, farm.experiments.trouble("hangs")
+    assert farm.experiments.troubles() == ({} if is_over else {"hangs": "silent"})
     farm.end()
     assert (code == -signal.SIGABRT) is ended
     assert ("has not answered for" in trouble) is not is_over
+
+
+def test_experiments_process_that_cannot_start_waits_longer_each_time_and_counts(farm, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    assert farm.experiments.troubles() == {}
+    now += 3600.0  # it ran well for an hour
+    farm.refusal = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    farm.processes[0].code = _SEGFAULT
+    pauses = []
+    for _ in range(9):
+        farm.experiments.turn()
+        pauses.append(farm.experiments.next_due - now)
+        now = farm.experiments.next_due
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+    trouble = farm.experiments.trouble("x")
+    assert trouble.startswith("The process of x failed 9 times in a row: no process: Read-only")
+    assert farm.experiments.troubles() == {"x": "failing"}
+
+    farm.refusal = None
+    farm.experiments.turn()
+    assert farm.experiments.troubles() == {"x": "failing"}  # it may fail at once
+    now += 61.0
+    farm.experiments.turn()
+    assert farm.experiments.troubles() == {}

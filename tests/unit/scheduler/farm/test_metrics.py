@@ -64,6 +64,7 @@ FARM = FarmSnapshot(
     turns=((1,) * (len(BUCKETS_S) + 1), 0.5),
     is_redis_away=False,
     redis_full_s=42.5,
+    troubles={"exp": "silent"},
     nodes=(NodeState(ROW, VITALS, 0.75),),
     accounts=(
         OwnerAccount("ada", 0, "gpus", 0.5, 0.75, 12.0),
@@ -99,6 +100,7 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
         "tunemq_trials_waiting{experiment=exp,resource=cpu}": 0,
         "tunemq_trials_waiting{experiment=exp,resource=gpu}": 7,
         "tunemq_trials_waiting{experiment=exp,resource=licence}": 7,
+        "tunemq_search_trouble{experiment=exp,kind=silent}": 1,
         "tunemq_results_total{}": 42,
         "tunemq_scheduler_turn_seconds_count{}": 1,
         "tunemq_scheduler_turn_seconds_sum{}": 0.5,
