@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -76,6 +76,23 @@ class TcpRedis:
         self.client.close()
         self.process.kill()
         self.process.wait()
+
+
+def fail_to_save(client: redis.Redis) -> Callable[[], None]:
+    """Have a redis-server fail to save to its disk, after which it refuses writes; the way back."""
+    config: Any = client.config_get("d*")
+    file = Path(config["dir"], config["dbfilename"])
+    (file / "in the way").mkdir(parents=True)
+    client.config_set("save", "3600 1")
+    client.bgsave()
+    info: Any = client.info
+    eventually(lambda: info("persistence")["rdb_last_bgsave_status"] == "err")
+
+    def restore() -> None:
+        client.config_set("save", "")
+        shutil.rmtree(file)
+
+    return restore
 
 
 class Command:

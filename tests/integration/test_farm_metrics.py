@@ -14,6 +14,7 @@ from tests.farm_processes import TcpRedis
 from tests.farm_service import FarmService, Search
 from tests.integration.gpu_fixtures import uuids
 from tests.support import eventually
+from tunemq_shared import wire
 
 __all__ = ["uuids"]
 
@@ -127,5 +128,10 @@ def test_metrics_of_a_farm_whose_redis_is_full_say_for_how_long(farm, redis):
     redis.client.config_set("maxmemory", "500000")
     eventually(lambda: scrape(farm)["tunemq_redis_full_seconds{}"] > 2, message=lambda: str(farm))
     assert scrape(farm)["tunemq_redis_away{}"] == 0
+    redis.client.delete(wire.SCHEDULER)  # it would run out, for it cannot be renewed
+    done = farm.run("ls")
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "is full" in done.stderr
+    assert "CONFIG SET maxmemory" in done.stderr
     redis.client.config_set("maxmemory", "0")
     has(farm, {"tunemq_redis_full_seconds{}": 0})

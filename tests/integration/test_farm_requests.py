@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.farm_desk import CODE, ServedDesk, detail, served
+from tests.farm_processes import fail_to_save
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.support import eventually
@@ -398,3 +399,31 @@ def test_a_hundred_requests_at_once_are_all_answered(desk, server):
     assert len(found) == len(desk.queue.all()) == 100
     assert len({answer.id for answer in found}) == 100
     assert time.monotonic() - begun < 60
+
+
+@pytest.fixture(params=["full", "without a disk"])
+def refusing(server: RedisServer, request: pytest.FixtureRequest) -> str:
+    """What a user is to be told of a Redis that takes no writes."""
+    if request.param == "full":
+        server.client.config_set("maxmemory", "500000")
+        return r"is full.*CONFIG SET maxmemory"
+    fail_to_save(server.client)
+    return r"cannot write to its disk.*MISCONF.*make room on the disk"
+
+
+def test_client_of_a_redis_that_refuses_writes_is_told_so_and_not_that_no_scheduler_runs(
+    client, server, refusing
+):
+    with pytest.raises(WireUnavailable, match=refusing):  # no lease can be renewed there
+        client.farm()
+    assert not server.client.exists(wire.REQUESTS)
+
+
+def test_client_is_told_at_once_that_redis_refuses_writes_while_a_lease_is_there(
+    desk, client, server, refusing
+):
+    began = time.monotonic()
+    with pytest.raises(WireUnavailable, match=refusing):
+        client.ask(submit(), a.Submitted)
+    assert time.monotonic() < began + 20
+    assert desk.queue.all() == []

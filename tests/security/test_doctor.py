@@ -52,6 +52,7 @@ def test_the_healthy_farm_was_really_looked_at(farm: ExaminedFarm):
         "redis-password",
         "redis-tls",
         "redis-version",
+        "redis-writes",
         "scheduler",
         "store-anonymous",
         "store-clock",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.examined_farm import ExaminedFarm, farm
+from tests.farm_processes import fail_to_save
 from tests.lying_redis import OLDER, LyingRedis
 from tests.object_servers import MinioServer, minio_program
 from tests.support import eventually, need
@@ -18,6 +19,11 @@ from tunemq_scheduler.security.findings import Level
 __all__ = ["farm"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
+
+
+def store(farm: ExaminedFarm) -> tuple[str, str]:
+    """Where its store is, for which the scheduler is asked otherwise."""
+    return "--store", farm.store
 
 
 # --- Redis ----------------------------------------------------------------------------------------
@@ -38,11 +44,17 @@ def test_a_redis_that_keeps_nothing_on_disk_is_found(farm: ExaminedFarm):
 
 def test_doctor_full_redis_is_named(farm: ExaminedFarm):
     with farm.redis_says("maxmemory", "500000"):
-        found = farm.examined()
-    (finding,) = found.of("redis-eviction")
-    assert finding.level is Level.PROBLEM, str(found)
-    assert "of 500000 bytes" in finding.what
-    assert "CONFIG SET maxmemory" in finding.fix
+        finding = farm.has_only("redis-writes", "CONFIG SET maxmemory", more=store(farm))
+    assert "is full" in finding.what
+
+
+def test_doctor_redis_without_a_disk_is_named_and_no_consequence_of_it(farm: ExaminedFarm):
+    restore = fail_to_save(farm.redis.client)
+    try:
+        finding = farm.has_only("redis-writes", "redis-cli CONFIG GET dir", more=store(farm))
+    finally:
+        restore()
+    assert "cannot write to its disk" in finding.what
 
 
 def test_a_redis_that_is_too_old_is_found(farm: ExaminedFarm):

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from tunemq_scheduler.client.login import login_name
-from tunemq_scheduler.executors.redis_line import Command, RedisLine
+from tunemq_scheduler.executors.redis_line import Command, RedisLine, RedisRefusesWrites
 from tunemq_shared import wire
 from tunemq_shared.answers import Answer, FarmDescription, Refusal, Reply
 from tunemq_shared.errors import (
@@ -125,7 +125,7 @@ class FarmClient:
                 answers does not have our keys.
             NoScheduler: the farm has none, or it does not answer; nothing was done, unless the
                 message says that it may have been.
-            WireUnavailable: Redis cannot be reached.
+            WireUnavailable: Redis cannot be reached, or takes no writes.
         """
         self._check_version(_decoded(self._find_scheduler(), _Envelope, is_json=True))
         if self._keys.look():
@@ -162,6 +162,11 @@ class FarmClient:
                 seen = seen if lease is None else now
             except WireUnavailable as error:
                 trouble, found, seen = error, None, now
+                time.sleep(_RETRY_S)
+            except RedisRefusesWrites as error:
+                trouble, found, seen = WireUnavailable(str(error)), None, now
+                if not asked.entries:
+                    break
                 time.sleep(_RETRY_S)
             if found is not None:
                 try:
@@ -201,7 +206,7 @@ class FarmClient:
 
         Raises:
             NoScheduler: it has none.
-            WireUnavailable: Redis cannot be reached.
+            WireUnavailable: Redis cannot be reached, or takes no writes.
         """
         deadline = time.monotonic() + _SEEN_WITHIN_S
         while True:
@@ -211,10 +216,24 @@ class FarmClient:
             if time.monotonic() > deadline:
                 break
             time.sleep(_RETRY_S)
+        self._try_to_write()
         raise NoScheduler(
             f"no scheduler runs on the farm at {self._line.address}. Start one on the farm's head:"
             " tunemq scheduler --redis URL"
         )
+
+    def _try_to_write(self) -> None:
+        """Return if Redis takes a request: where it does not, no scheduler can renew its lease.
+
+        Raises:
+            WireUnavailable: it does not; says why.
+        """
+        asked = _Asked(DescribeFarm(), self.owner, self._tunemq, self._keys.submitter(self.owner))
+        try:
+            asked.entries += self._ask([asked.command()])
+            self._withdraw(asked)
+        except RedisRefusesWrites as error:
+            raise WireUnavailable(str(error)) from error
 
     def _own_name(self) -> str:
         name, known = login_name(), self._keys.submitters

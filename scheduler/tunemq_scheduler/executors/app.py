@@ -120,7 +120,8 @@ class Publisher:
                 **message.properties,
             )
         except OutOfMemoryError as error:
-            raise RedisFull(f"An assignment could not be queued in Redis: {error}") from error
+            full = f"An assignment could not be queued in Redis, which is full ({error})."
+            raise RedisFull(full) from error
         except (
             OperationalError,  # what kombu calls its failure to connect
             *connection.connection_errors,

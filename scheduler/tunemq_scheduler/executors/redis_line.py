@@ -33,8 +33,30 @@ _TIMEOUT_S: Final = 5.0
 _CONNECT_TIMEOUT_S: Final = 2.0
 
 
-class RedisFull(WireError):
+#: What the answer of a Redis begins with that cannot write to its disk.
+_NO_DISK: Final = "MISCONF"
+
+
+class RedisRefusesWrites(WireError):
+    """Redis takes no writes until somebody sees to it; reading goes on.
+
+    Attributes:
+        what: is wrong, in a sentence.
+        fix: what to do about it.
+    """
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what} To mend it: {fix}")
+        self.what, self.fix = what, fix
+
+
+class RedisFull(RedisRefusesWrites):
     """Redis has no memory for what was to be written; reading and removing go on."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            what, "redis-cli CONFIG SET maxmemory MORE, and the same line in redis.conf."
+        )
 
 
 class RedisLine:
@@ -99,6 +121,7 @@ class RedisLine:
 
         Raises:
             WireError: one of them was refused; all replies were read.
+            RedisRefusesWrites: likewise, by a Redis that cannot write to its disk.
             RedisFull: one was refused for want of memory, or a posted one before them was, and
                 these were not sent.
             WireUnavailable: the connection broke; commands may or may not have been done.
@@ -139,13 +162,22 @@ class RedisLine:
             except RedisError as error:
                 raise self._broken(error) from error
             self._due -= 1
+        if refused is not None and str(refused).startswith(_NO_DISK):
+            raise RedisRefusesWrites(
+                f"Redis at {self.address} cannot write to its disk, and refuses orders and results"
+                f" ({str(refused).partition('.')[0]}).",
+                "make room on the disk of Redis' `dir` (redis-cli CONFIG GET dir; df), and see that"
+                " its user may write there; its log says why it fails.",
+            ) from refused
         if refused is not None:
             fix = f"; {LACKS_RIGHTS}" if _lacks_rights(refused) else ""
             raise WireError(
                 f"Redis at {self.address} refused a command: {refused}{fix}"
             ) from refused
         if full is not None:
-            raise RedisFull(f"Redis at {self.address} is full: {full}") from full
+            raise RedisFull(
+                f"Redis at {self.address} is full, and refuses orders and results ({full})."
+            ) from full
         return replies
 
     def _broken(self, error: Exception) -> WireUnavailable:

@@ -51,8 +51,8 @@ class RedisRoom:
         if self.full_since is None:
             self.full_since = time.monotonic()
             self._news.append(
-                f"{error}. Trials go on, and wait when their nodes have no room for results "
-                "either; nothing is lost. Give Redis more memory: redis-cli CONFIG SET maxmemory."
+                f"{error} Trials go on, and wait when their nodes have no room for results either;"
+                " nothing is lost."
             )
 
     def is_back(self) -> bool:

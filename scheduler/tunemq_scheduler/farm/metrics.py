@@ -124,7 +124,8 @@ def _of_scheduler(farm: FarmSnapshot) -> Iterator[Metric]:
     )
     about = "When the scheduler's loop said all this; Unix time."
     yield _gauge("scheduler_said_timestamp_seconds", about, {(): farm.at})
-    yield _gauge("redis_away", "1 while Redis cannot be reached.", {(): int(farm.is_redis_away)})
+    about = "1 while Redis cannot be reached, or cannot write to its disk."
+    yield _gauge("redis_away", about, {(): int(farm.is_redis_away)})
     about = "For so long Redis has had no memory for orders and results; 0 while it has."
     yield _gauge("redis_full_seconds", about, {(): farm.redis_full_s})
     refused = CounterMetricFamily(

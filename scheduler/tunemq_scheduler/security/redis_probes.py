@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.executors.redis_line import RedisLine, RedisRefusesWrites
+from tunemq_scheduler.executors.redis_room import PROBE
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.refusing import refuse
@@ -18,7 +19,7 @@ from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.redis_address import RedisAddress, parse_address
 from tunemq_shared.redis_release import Release, release_in_hello, release_in_info
 
-EVICTION, AOF, LUA = "redis-eviction", "redis-aof", "redis-lua"
+EVICTION, AOF, WRITES, LUA = "redis-eviction", "redis-aof", "redis-writes", "redis-lua"
 RIGHTS, REMOTE_CONTROL = "redis-rights", "celery-remote-control"
 
 _KEEPS_ALL: Final = "noeviction"
@@ -69,6 +70,7 @@ def probe(url: str) -> list[Finding]:
             _check_lua(address, _release(line, told)),
             _check_eviction(address, told),
             _check_aof(address, told),
+            _check_writes(address, line),
             _check_rights(address, line),
             _check_remote_control(address, line),
         ]
@@ -186,16 +188,6 @@ def _check_eviction(address: RedisAddress, told: dict[str, str]) -> Finding:
     if policy is None:
         return _unknown(EVICTION, address, "INFO")
     if policy == _KEEPS_ALL:
-        counted = int(told.get("used_memory", "0")) - int(
-            told.get("mem_not_counted_for_evict", "0")
-        )
-        if 0 < int(limit) <= counted:
-            return problem(
-                EVICTION,
-                f"Redis at {address} is full: it uses {counted} of {limit} bytes (maxmemory), and"
-                " refuses orders and results; the scheduler waits for room.",
-                "redis-cli CONFIG SET maxmemory MORE, and the same line in redis.conf.",
-            )
         return ok(EVICTION, f"maxmemory-policy {_KEEPS_ALL}")
     what = f"Redis at {address} has the maxmemory-policy {policy}"
     fix = (
@@ -216,14 +208,6 @@ def _check_aof(address: RedisAddress, told: dict[str, str]) -> Finding:
     is_on = told.get("aof_enabled")
     if is_on is None:
         return _unknown(AOF, address, "INFO")
-    if told.get("aof_last_write_status") == "err":
-        return problem(
-            AOF,
-            f"Redis at {address} cannot write to its disk, and refuses what changes anything; a"
-            " scheduler that runs cannot renew its lease and seems to be away.",
-            "make room on the disk of Redis' `dir` (redis-cli CONFIG GET dir; df), and see that its"
-            " user may write there; its log says why it fails.",
-        )
     if is_on == "1":
         return ok(AOF, "appendonly yes")
     return problem(
@@ -232,6 +216,22 @@ def _check_aof(address: RedisAddress, told: dict[str, str]) -> Finding:
         " has begun are lost, and nodes have to say again what was not journalled.",
         "redis-cli CONFIG SET appendonly yes, and the same line in redis.conf.",
     )
+
+
+def _check_writes(address: RedisAddress, line: RedisLine) -> Finding:
+    try:
+        line.ask([PROBE])
+    except WireUnavailable:
+        raise
+    except RedisRefusesWrites as error:
+        what = (
+            f"{error.what} Nodes and scheduler seem to be away, and are not looked at: their leases"
+            " cannot be renewed."
+        )
+        return problem(WRITES, what, error.fix)
+    except WireError:
+        return _unknown(WRITES, address, "SETRANGE")
+    return ok(WRITES, "it takes orders and results")
 
 
 # --- who else is there ----------------------------------------------------------------------------

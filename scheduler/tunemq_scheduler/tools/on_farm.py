@@ -38,7 +38,7 @@ EXIT_NO_SCHEDULER: Final = 75
 #: For the end of each command's help.
 EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 refused, or failed; 2 and 64 something given is of no use; 69 Redis"
-    " cannot be reached; 75 no scheduler runs there."
+    " cannot be reached, or takes no writes; 75 no scheduler runs there."
 )
 
 Act = Callable[["FarmClient", argparse.Namespace], int]

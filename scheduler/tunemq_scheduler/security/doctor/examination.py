@@ -35,7 +35,7 @@ from tunemq_scheduler.security.doctor.reports import (
     check_searches,
 )
 from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
-from tunemq_scheduler.security.redis_probes import probe
+from tunemq_scheduler.security.redis_probes import WRITES, probe
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_folder, try_store
 from tunemq_scheduler.security.store_probes import probe_store
 from tunemq_shared.answers import ExperimentList, ExperimentState, FarmDescription, NodeList
@@ -123,7 +123,9 @@ def examine(farm: Patient) -> list[Finding]:
         store = store or unknown
         return [*found, _unreachable(error), *check_store(store, farm), *_check_disks(farm)]
     description = None
-    if farm.keys and keys.is_empty:
+    if any(one.check == WRITES and one.level is Level.PROBLEM for one in found):
+        pass  # nobody could answer, and nodes seem to be gone: consequences of that one problem
+    elif farm.keys and keys.is_empty:
         found.append(_NOT_ASKED)
     else:
         description, searches, told = _ask_scheduler(farm, keys)
