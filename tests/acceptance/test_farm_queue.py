@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -298,3 +299,43 @@ def test_a_thousand_that_wait_do_not_keep_an_urgent_one_waiting(tmp_path):
         states = [row.state for name, row in farm.rows().items() if name != "urgent"]
         assert len(states) == 1_000
         assert set(states) <= {"QUEUED", "RUNNING"}
+
+
+_FAILS = """
+def fails(config):
+    raise ValueError("as planned")
+"""
+
+
+def test_why_of_a_search_names_pauses_after_failures(farm):
+    farm.submit(Search(name="fails", trials=2, trainable="fails", code=_FAILS))
+    said: list[str] = []
+
+    def is_named() -> bool:
+        said[:] = farm.json("why", "fails")["lines"]
+        return any(
+            re.fullmatch(r"2 trials failed and are tried again in \d+ .*s", one) for one in said
+        )
+
+    eventually(is_named, within=60, every=0.2, message=lambda: f"{said}{farm}")
+    farm.tunemq("stop", "fails")
+
+
+def test_why_of_a_paused_search_names_trials_that_have_not_saved(farm):
+    farm.submit(Search(name="stays", trials=2, has_gate=True))
+    farm.open_gate("stays", 2)
+    farm.wait_for_steps("stays", 2, 2)
+    farm.tunemq("pause", "stays")
+    trials = [one["trial"] for one in farm.json("show", "stays")["trials"]]
+    said: list[str] = []
+
+    def are_named() -> bool:
+        said[:] = farm.json("why", "stays")["lines"]
+        return any("have to save and give back their slots" in one for one in said)
+
+    eventually(are_named, within=30, every=0.2, message=lambda: f"{said}{farm}")
+    assert any("paused by" in one for one in said), said
+    (line,) = (one for one in said if "give back their slots" in one)
+    assert all(trial in line for trial in trials), (line, trials)
+    farm.open_gate("stays", 10)
+    eventually(lambda: "is PAUSED" in farm.tunemq("why", "stays"), within=60, every=0.2)

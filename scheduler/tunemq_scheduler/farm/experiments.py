@@ -622,7 +622,9 @@ class Experiments:
         if link.usage is None:
             return a.Why(lines=(*failed, f"{name} starts"))
         held = sum(bool(amounts.resources) for amounts in link.usage.held.values())
-        lines = [*failed, f"{name} runs, on {held} node{'' if held == 1 else 's'}"]
+        ends = "" if one.ends_for is None else f"gives its slots back ({one.because}), and still "
+        lines = [*failed, f"{name} {ends}runs, on {held} node{'' if held == 1 else 's'}"]
+        lines += link.status.waits if link.status is not None else ()
         for wanted in link.usage.wants:
             lines += self._allotter.why(name, WHOLE_NODE if wanted.is_alone else wanted.request)
         if use.waiting:

@@ -210,7 +210,7 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
 
     ``counts`` are trials by state; ``total`` how many there will be, None if nobody knows;
     ``best`` the id and the value of the best trial; ``results`` how many results this process
-    was given.
+    was given. ``waits``: for what trials wait that wait neither for a slot nor for a store.
     """
 
     counts: dict[str, Count]
@@ -223,6 +223,7 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     used: dict[str, Amount] = {}
     notes: tuple[str, ...] = ()
     results: Count = 0
+    waits: tuple[str, ...] = ()
 
 
 class StoreUse(Message, frozen=True, tag="store use"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -47,6 +47,8 @@ _TOLD_ELSE: Final = (100, 10, 0)
 #: An answer is no longer, nor is a configuration: they go through the farm's Redis.
 _ANSWER_BYTES: Final = 2**24
 _CONFIG_BYTES: Final = 2**20
+#: So many trials are named in a line.
+_NAMED_AT_MOST: Final = 5
 #: What msgpack cannot hold: integers beyond 64 bits, lone surrogates, deep nesting.
 _UNTELLABLE: Final = (OverflowError, UnicodeEncodeError, RecursionError)
 
@@ -85,7 +87,36 @@ class Teller:
             best_config={} if best is None else _told_config(best[2]),
             used=dict(view.resources_used),
             notes=tuple(view.notes),
+            waits=tuple(self._waits()),
         )
+
+    def _waits(self) -> Iterator[str]:
+        """Why trials do not run, or do not stop, that wait neither for a slot nor for a store."""
+        runner, now = self._loop.runner, self._view.elapsed_s
+        pauses = [
+            trial.not_before
+            for trial in runner.live.values()
+            if trial.status == PENDING and trial.not_before > now
+        ]
+        if pauses:
+            failed = "trial failed and is" if len(pauses) == 1 else "trials failed and are"
+            yield f"{len(pauses)} {failed} tried again in {_span_s(pauses, now)}"
+        if len(runner.giving_way) == 1:
+            ((name, due),) = runner.giving_way.items()
+            yield (
+                f"trial {name} has to save and give back its slot; it is stopped in"
+                f" {_span_s([due], now)} where it has not saved, and continues later from its last"
+                " checkpoint"
+            )
+        elif runner.giving_way:
+            names = list(runner.giving_way)
+            more = len(names) - _NAMED_AT_MOST
+            named = ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+            yield (
+                f"trials {named} have to save and give back their slots; they are stopped in"
+                f" {_span_s(runner.giving_way.values(), now)} where they have not saved, and"
+                " continue later from their last checkpoints"
+            )
 
     def waiting_for_store(self) -> int:
         """How many trials wait for a store."""
@@ -305,6 +336,12 @@ class Teller:
         why = runner.placement.why_never(trial.resources)
         if why:
             yield f"no node of today could hold it: {why}"
+
+
+def _span_s(due: Collection[float], now: float) -> str:
+    """In how many seconds the first and the last of these is due."""
+    first, last = (f"{max(0.0, at - now):.0f}" for at in (min(due), max(due)))
+    return f"{first} s" if first == last else f"{first} to {last} s"
 
 
 def _encoded(answer: Done | ExperimentDetail | r.Reasons) -> bytes:

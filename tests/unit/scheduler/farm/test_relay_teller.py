@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.plans import PLAN
+from tunemq_scheduler.core.trial import PAUSED, PENDING
 from tunemq_scheduler.farm.relay import messages as r
 from tunemq_scheduler.farm.relay.teller import Teller
 from tunemq_shared.answers import ExperimentDetail
@@ -23,7 +24,11 @@ class Search:
     """A search of which no trial is known."""
 
     def __init__(self) -> None:
-        runner = SimpleNamespace(live={}, finished=[], interrupted="")
+        self.live: dict[str, Any] = {}
+        self.giving_way: dict[str, float] = {}
+        runner = SimpleNamespace(
+            live=self.live, finished=[], interrupted="", giving_way=self.giving_way
+        )
         loop = SimpleNamespace(runner=runner, plan=PLAN, trials={})
         self.view = SimpleNamespace(
             counts={},
@@ -82,3 +87,40 @@ def test_best_configuration_with_a_value_without_a_repr_is_shown_by_its_type(sea
     status = search.teller.status()
     assert status.best_config["value"].endswith("Repr without a text>")
     assert r.encode(status)
+
+
+def waiting(not_before: float, status: str = PENDING) -> SimpleNamespace:
+    """A trial that is tried again then."""
+    return SimpleNamespace(status=status, not_before=not_before)
+
+
+@pytest.mark.parametrize(
+    ("due", "line"),
+    [
+        ([27.0], "1 trial failed and is tried again in 27 s"),
+        ([5.0, 40.0, 9.0], "3 trials failed and are tried again in 5 to 40 s"),
+        ([5.0, 5.2], "2 trials failed and are tried again in 5 s"),
+    ],
+)
+def test_status_names_pauses_after_failures(search, due, line):
+    search.view.elapsed_s = 100.0
+    trials = [*map(waiting, (100.0 + left for left in due)), waiting(99.0), waiting(200.0, PAUSED)]
+    search.live.update(enumerate(trials))
+    assert search.teller.status().waits == (line,)
+
+
+def test_status_names_trials_that_have_to_give_back_their_slots(search):
+    search.view.elapsed_s = 100.0
+    search.giving_way["a"] = 130.0
+    (one,) = search.teller.status().waits
+    assert one == (
+        "trial a has to save and give back its slot; it is stopped in 30 s where it has not"
+        " saved, and continues later from its last checkpoint"
+    )
+    search.giving_way.update(dict.fromkeys("bcdefg", 112.0))
+    (many,) = search.teller.status().waits
+    assert many == (
+        "trials a, b, c, d, e and 2 more have to save and give back their slots; they are"
+        " stopped in 12 to 30 s where they have not saved, and continue later from their last"
+        " checkpoints"
+    )
