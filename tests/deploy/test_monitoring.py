@@ -19,7 +19,7 @@ import yaml
 from tunemq_scheduler.farm.allotting.words import OwnerAccount
 from tunemq_scheduler.farm.metrics import metrics_of
 from tunemq_scheduler.farm.relay.messages import StoreUse
-from tunemq_scheduler.farm.snapshot import BUCKETS_S, FarmSnapshot, HeadState, NodeState
+from tunemq_scheduler.farm.snapshot import BUCKETS_S, DiskState, FarmSnapshot, HeadState, NodeState
 from tunemq_shared.answers import GpuRow, NodeRow, RefusedRow
 from tunemq_shared.vitals import GpuVitals, NodeVitals
 
@@ -66,7 +66,11 @@ EVERYTHING = FarmSnapshot(
     accounts=(OwnerAccount("ada", 0, "gpus", 0, 0, 0), OwnerAccount("ada", 0, "others", 0, 0, 0)),
     refused=(RefusedRow(kind="hello", reason="unsigned", times=1),),
     store_uses={"e": StoreUse()},
-    head=HeadState(disks={"results": (1.0, 2.0)}, certificates={"redis": 1.0}, backup_at=1.0),
+    head=HeadState(
+        disks={"results": DiskState(free=1.0, size=2.0, free_inodes=1.0, is_writable=True)},
+        certificates={"redis": 1.0},
+        backup_at=1.0,
+    ),
 )
 
 
@@ -149,7 +153,7 @@ def test_what_alerts_tell_people_to_type_exists():
     options = help_of("worker") + help_of("scheduler") + help_of("rm")
     text = " ".join(rule["annotations"]["description"] for rule in ALERTS)
     assert set(re.findall(r"`tunemq\s+([a-z]+)", text)) <= commands
-    named = set(re.findall(r"--([a-z-]+)", text)) - {"max-depth"}  # that is du's
+    named = set(re.findall(r"--([a-z-]+)", text)) - {"max-depth", "inodes"}  # those are du's
     assert {name for name in named if f"--{name}" not in options} == set()
     for page in set(re.findall(r"docs/[a-z-]+\.md", text)):
         assert (ROOT / page).exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.object_servers import Certificate
+from tests.small_disk import with_small_disk
 from tests.support import eventually
 from tunemq_scheduler.farm import head_watch
 from tunemq_scheduler.farm.head_watch import HeadWatch
+from tunemq_scheduler.farm.snapshot import DiskState
 from tunemq_scheduler.folders import BACKUP_NOTE
 
 pytestmark = pytest.mark.integration
@@ -66,13 +70,45 @@ def test_head_watch_sees_disks_and_the_note_of_the_last_backup(
     watch = HeadWatch("redis://127.0.0.1:1", str(tmp_path), str(tmp_path), tmp_path, {})
     try:
         eventually(lambda: watch.seen().disks.keys() == {"results", "store"})
-        free, size = watch.seen().disks["results"]
-        assert 0 < free <= size
+        disk = watch.seen().disks["results"]
+        assert disk.is_writable
+        assert disk.free is not None
+        assert disk.size is not None
+        assert 0 < disk.free <= disk.size
+        assert not list(tmp_path.iterdir())
         assert watch.seen().backup_at is None
         note = tmp_path / BACKUP_NOTE
         note.touch()
         os.utime(note, (5.0, 5.0))
         eventually(lambda: watch.seen().backup_at == 5.0)
+    finally:
+        ended(watch)
+
+
+def test_head_watch_without_room_for_files_or_rights_says_that_nothing_can_be_written(
+    tmp_path: Path,
+):
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from tunemq_scheduler.farm.head_watch import HeadWatch\n"
+        "from tests.support import eventually\n"
+        "place = sys.argv[1]\n"
+        "watch = HeadWatch('redis://127.0.0.1:1', place, place, Path(place), {})\n"
+        "eventually(lambda: 'results' in watch.seen().disks)\n"
+        "print(watch.seen().disks['results'])\n"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path / "disk")]
+    for options, inodes in (("size=1g,nr_inodes=1", "0.0"), ("size=1g,ro", r"[1-9]\d*\.0")):
+        done = with_small_disk(tmp_path / "disk", line, options=options)
+        assert re.search(f"free_inodes={inodes}, is_writable=False", done.stdout), done
+
+
+def test_head_watch_of_a_missing_folder_says_that_it_cannot_be_written(tmp_path: Path):
+    gone = str(tmp_path / "gone")
+    watch = HeadWatch("redis://127.0.0.1:1", gone, gone, tmp_path, {})
+    try:
+        eventually(lambda: "results" in watch.seen().disks)
+        assert watch.seen().disks["results"] == DiskState(is_writable=False)
     finally:
         ended(watch)
 

@@ -107,6 +107,36 @@ def test_a_head_with_a_full_disk_is_found(farm: ExaminedFarm, tmp_path: Path, mo
     assert "tunemq scheduler --results" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ("size=1g,nr_inodes=1", "the file system has inodes for 0 more files only"),
+        ("size=1g,ro", "the file system is read-only"),
+    ],
+)
+def test_doctor_on_a_head_where_no_file_can_be_made_finds_a_problem(
+    farm: ExaminedFarm, tmp_path: Path, monkeypatch, options: str, what: str
+):
+    for name, value in farm.environ("head").items():
+        monkeypatch.setenv(name, value)
+    results = tmp_path / "results"
+    line = [*farm.command("doctor", "--results", str(results))]
+    done = with_small_disk(results, line, options=options)
+    assert done.returncode == 1, done
+    assert f"the results in {results}: {what}" in done.stdout
+
+
+def test_doctor_with_a_results_folder_that_does_not_exist_says_so(
+    farm: ExaminedFarm, tmp_path: Path
+):
+    gone = tmp_path / "nonexistent" / "foo"
+    finding = farm.has_only("results-disk", level=Level.WARNING, more=("--results", str(gone)))
+    assert f"{gone} does not exist" in finding.what
+    (tmp_path / "nonexistent").write_text("a file, where a folder has to be")
+    finding = farm.has_only("results-disk", more=("--results", str(gone)))
+    assert "cannot be written: Not a directory" in finding.what
+
+
 def test_what_no_node_may_say_is_not_believed(farm: ExaminedFarm):
     incarnation = secrets.token_hex(8)
     key = f"tunemq:vitals:{incarnation}"

@@ -159,8 +159,11 @@ def test_doctor_without_the_scheduler_takes_the_store_from_its_options(farm: Exa
 def test_doctor_with_a_folder_that_cannot_be_written_reports_it(farm: ExaminedFarm, tmp_path: Path):
     store = tmp_path / "store"
     store.write_text("a file, where a folder has to be")
-    finding = farm.has_only("store", more=("--store", str(store / "farm")))
-    assert "no right to write" in finding.what
+    found = farm.examined("--store", str(store / "farm"))
+    (finding,) = found.of("store")
+    assert finding.level is Level.PROBLEM
+    assert [one.check for one in found.findings if one.fix] == ["store", "results-disk"]
+    assert "cannot be written: Not a directory" in finding.what
     assert str(store) in finding.what
 
 
@@ -169,7 +172,8 @@ def test_doctor_with_a_folder_as_store_writes_reads_and_removes_there(
 ):
     found = farm.examined("--store", str(tmp_path))
     assert not found.problems, str(found)
-    assert any("writes, reads and removes" in one.what for one in found.findings)
+    (store,) = (one.what for one in found.findings if one.check == "store")
+    assert "a test file was written there and removed" in store
     assert not list(tmp_path.iterdir())
 
 

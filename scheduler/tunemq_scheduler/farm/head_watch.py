@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from tunemq_scheduler.farm.snapshot import HeadState
+from tunemq_scheduler.farm.snapshot import DiskState, HeadState
 from tunemq_scheduler.folders import BACKUP_NOTE
+from tunemq_scheduler.security.doctor.disks import write_probe
 from tunemq_shared.errors import TuneError
 from tunemq_shared.redis_address import parse_address as parse_redis
 from tunemq_shared.s3_address import as_reached_from_here, find_ca_file, parse_address
@@ -49,7 +50,7 @@ class HeadWatch:
         if not is_remote(store):
             self._folders["store"] = store
         self._note = own / BACKUP_NOTE
-        self._disks: dict[str, tuple[float, float]] = {}
+        self._disks: dict[str, DiskState] = {}
         self._backup_at: float | None = None
         self._certificates: dict[str, float] = {}
         self._ended = threading.Event()
@@ -74,13 +75,7 @@ class HeadWatch:
             pass
 
     def _look_at_disks(self) -> float:
-        disks = {}
-        for what, folder in self._folders.items():
-            with suppress(OSError):
-                disk = os.statvfs(folder)
-                free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-                disks[what] = (float(free), float(size))
-        self._disks = disks
+        self._disks = {what: _disk_of(folder) for what, folder in self._folders.items()}
         try:
             self._backup_at = self._note.stat().st_mtime
         except OSError:
@@ -126,6 +121,25 @@ class HeadWatch:
         known = parse_address(self._store, self._environ)
         known = as_reached_from_here(known, self._environ)
         return known.endpoint, find_ca_file(known, self._environ)
+
+
+def _disk_of(folder: str) -> DiskState:
+    # Written as a test, since Linux does not say of each file system that failed that it is
+    # read-only (ext4 since 6.12).
+    is_writable = False
+    with suppress(OSError):
+        write_probe(folder)
+        is_writable = True
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return DiskState(is_writable=is_writable)
+    return DiskState(
+        free=float(disk.f_bavail * disk.f_frsize),
+        size=float(disk.f_blocks * disk.f_frsize),
+        free_inodes=float(disk.f_favail) if disk.f_files else None,
+        is_writable=is_writable,
+    )
 
 
 def _of_server(endpoint: str, ca_file: str) -> float | None:

@@ -172,10 +172,17 @@ def _of_stores(farm: FarmSnapshot, nodes: Mapping[str, NodeState]) -> Iterator[M
 
 def _of_head(farm: FarmSnapshot) -> Iterator[Metric]:
     """The scheduler's own machine, where nothing else tells of it."""
-    free = {(what,): disk[0] for what, disk in farm.head.disks.items()}
+    disks = farm.head.disks.items()
+    free = {(what,): disk.free for what, disk in disks}
     yield _gauge("head_disk_free_bytes", "What is left of a disk of the head.", free, "disk")
-    size = {(what,): disk[1] for what, disk in farm.head.disks.items()}
+    size = {(what,): disk.size for what, disk in disks}
     yield _gauge("head_disk_size_bytes", "The size of a disk of the head.", size, "disk")
+    about = "How many more files a disk of the head has inodes for."
+    inodes = {(what,): disk.free_inodes for what, disk in disks}
+    yield _gauge("head_disk_free_inodes", about, inodes, "disk")
+    about = "1 while no file can be written to a disk of the head, for instance a read-only one."
+    unwritable = {(what,): float(not disk.is_writable) for what, disk in disks}
+    yield _gauge("head_disk_unwritable", about, unwritable, "disk")
     about = "When a certificate expires that the scheduler meets or trusts; Unix time."
     expires = {(what,): at for what, at in farm.head.certificates.items()}
     yield _gauge("certificate_expiry_timestamp_seconds", about, expires, "certificate")

@@ -30,16 +30,32 @@ class NodeState(msgspec.Struct, frozen=True):
     silence_s: float
 
 
+class DiskState(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder's disk; None where the file system does not say.
+
+    Attributes:
+        free: bytes that are left.
+        size: bytes.
+        free_inodes: how many files can still be made.
+        is_writable: whether a file could be written there.
+    """
+
+    free: float | None = None
+    size: float | None = None
+    free_inodes: float | None = None
+    is_writable: bool
+
+
 class HeadState(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler's machine.
 
     Attributes:
-        disks: by what is on them, their free bytes and their size.
+        disks: by what is on them.
         certificates: by what they are for, when they expire; Unix time.
         backup_at: when the last backup was noted; Unix time, None where none was.
     """
 
-    disks: dict[str, tuple[float, float]] = {}
+    disks: dict[str, DiskState] = {}
     certificates: dict[str, float] = {}
     backup_at: float | None = None
 

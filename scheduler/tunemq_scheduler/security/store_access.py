@@ -7,13 +7,11 @@ scheduler's keys.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
@@ -103,32 +101,6 @@ def try_store(address: str, every: list[StoreKeys]) -> list[Finding]:
         return [finding for keys in every for finding in place.tried(keys)] + place.tidied()
     finally:
         place.close()
-
-
-def try_folder(folder: str) -> Finding:
-    """Whether this user can write, read and remove a file in the farm's folder.
-
-    Where the folder is not there yet, the first one above it that is has to let it be made.
-    """
-    place = Path(folder).absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    probe = place / f"{PROBE}{secrets.token_hex(6)}"
-    try:
-        probe.write_bytes(_CONTENT)
-        probe.read_bytes()
-        probe.unlink()
-    except OSError as error:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
-        return problem(
-            "store",
-            f"no right to write: {folder} cannot be used as {place} cannot be written:"
-            f" {error.strerror}",
-            f"ls -ld {place}; give the user {os.geteuid()} the right to write there, or name"
-            " another folder with --store",
-        )
-    return ok(_CHECK, f"the scheduler's user writes, reads and removes files in {place}")
 
 
 class _Place:

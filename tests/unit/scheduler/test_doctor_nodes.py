@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
+from typing import NoReturn
+
 import pytest
 
 from tunemq_scheduler.security.doctor.disks import check_folder, judge_disk
@@ -174,6 +179,32 @@ def test_how_much_room_is_enough(free: float, size: float | None, level: Level):
 def test_a_folder_that_is_not_there_yet_is_looked_for_above(tmp_path):
     finding = check_folder("disk", "the results in", str(tmp_path / "not" / "there"))
     assert str(tmp_path / "not" / "there") in finding.what
+
+
+def test_check_folder_disk_that_fails_a_write_is_a_problem(tmp_path, monkeypatch):
+    def fails(_file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    finding = check_folder("disk", "the results in", str(tmp_path))
+    assert finding.level is Level.PROBLEM
+    assert f"{tmp_path} cannot be written: Input/output error" in finding.what
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("owner", "level"), [(0, Level.PROBLEM), (1, Level.WARNING)])
+def test_check_folder_of_another_user_without_rights_is_not_judged(
+    tmp_path, monkeypatch, owner: int, level: Level
+):
+    def refused(dir: str) -> NoReturn:  # noqa: A002
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refused)
+    user = os.geteuid() + owner
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    finding = check_folder("disk", "the results in", str(tmp_path))
+    assert finding.level is level
+    assert ("was not checked" in finding.what) == bool(owner)
 
 
 def test_who_is_not_believed_is_named():

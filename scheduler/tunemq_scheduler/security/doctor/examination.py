@@ -36,7 +36,7 @@ from tunemq_scheduler.security.doctor.reports import (
 )
 from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
 from tunemq_scheduler.security.redis_probes import WRITES, probe
-from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_folder, try_store
+from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.security.store_probes import probe_store
 from tunemq_shared.answers import ExperimentList, ExperimentState, FarmDescription, NodeList
 from tunemq_shared.errors import (
@@ -193,7 +193,7 @@ def check_store(address: str, farm: Patient) -> list[Finding]:
             )
         ]
     if not is_remote(address):
-        return _check_folders("store", "the store", address, is_written=True)
+        return _check_folders("store", "the store", address)
     every = [StoreKeys(StoreRole.SCHEDULER, farm.environ), *farm.role_keys]
     try:
         return within(
@@ -212,19 +212,13 @@ def _check_disks(farm: Patient) -> list[Finding]:
 
 
 def _check_folders(
-    check: str,
-    what: str,
-    folder: str,
-    *,
-    is_written: bool = False,
-    backup_note: Path | None = None,
+    check: str, what: str, folder: str, *, backup_note: Path | None = None
 ) -> list[Finding]:
-    """The disk of a folder, with ``is_written`` whether this user can write there, and a note."""
+    """Check the disk of a folder, and the note of the last backup."""
 
     def look() -> list[Finding]:
         disk = check_folder(check, what, folder)
-        written = [try_folder(folder)] if is_written else []
-        return [disk, *written, *(check_backup(backup_note) if backup_note else ())]
+        return [disk, *(check_backup(backup_note) if backup_note else ())]
 
     try:
         return within(_FOLDER_S, look)

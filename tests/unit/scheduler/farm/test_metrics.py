@@ -21,6 +21,7 @@ from tunemq_scheduler.farm.metrics_server import MetricsServer
 from tunemq_scheduler.farm.relay.messages import StoreUse
 from tunemq_scheduler.farm.snapshot import (
     BUCKETS_S,
+    DiskState,
     FarmSnapshot,
     HeadState,
     NodeState,
@@ -77,7 +78,14 @@ FARM = FarmSnapshot(
     ),
     traffic=StoreTraffic(30, 2),
     store_uses={"exp": StoreUse(StoreTraffic(20, 2), waiting=2, copy_behind_s=7.5)},
-    head=HeadState(disks={"results": (1e9, 4e9)}, certificates={"redis": 2e9}, backup_at=99.0),
+    head=HeadState(
+        disks={
+            "results": DiskState(free=1e9, size=4e9, free_inodes=5e5, is_writable=True),
+            "store": DiskState(is_writable=False),
+        },
+        certificates={"redis": 2e9},
+        backup_at=99.0,
+    ),
 )
 
 
@@ -139,6 +147,9 @@ def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
         "tunemq_journal_copy_behind_seconds{experiment=exp}": 7.5,
         "tunemq_head_disk_free_bytes{disk=results}": 1e9,
         "tunemq_head_disk_size_bytes{disk=results}": 4e9,
+        "tunemq_head_disk_free_inodes{disk=results}": 5e5,
+        "tunemq_head_disk_unwritable{disk=results}": 0,
+        "tunemq_head_disk_unwritable{disk=store}": 1,
         "tunemq_certificate_expiry_timestamp_seconds{certificate=redis}": 2e9,
         "tunemq_last_backup_timestamp_seconds{}": 99.0,
         "tunemq_owner_gpus_held{owner=ada,priority=0}": 0.5,
