@@ -262,14 +262,15 @@ class ServedFolder(ObjectServer):
 class Certificate:
     """A key and a certificate for 127.0.0.1 that no one else trusts."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, days: int = 2) -> None:
         need("openssl", shutil.which("openssl"))
         folder.mkdir(parents=True)
         self.folder = folder
         self.file = folder / "public.crt"
         self.key = folder / "private.key"
         key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+        name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+        name += ["-days", str(days)]
         files = ["-keyout", str(self.key), "-out", str(self.file)]
         command = ["openssl", "req", "-x509", *key, *name, *files]
         subprocess.run(command, check=True, capture_output=True)

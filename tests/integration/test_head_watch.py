@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import ssl
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.certificate_server import showing
 from tests.object_servers import Certificate
 from tests.small_disk import with_small_disk
 from tests.support import eventually
@@ -33,26 +31,8 @@ def certificate(tmp_path: Path) -> Certificate:
 @pytest.fixture
 def port(certificate: Certificate) -> Iterator[int]:
     """Of a server that shows the certificate, and says nothing more."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate.file, certificate.folder / "private.key")
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    guest, _ = listening.accept()
-                    with (
-                        suppress(OSError),
-                        guest,
-                        context.wrap_socket(guest, server_side=True) as it,
-                    ):
-                        it.recv(1)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-        thread.join()
+    with showing(certificate) as port:
+        yield port
 
 
 def ended(watch: HeadWatch) -> None:

@@ -6,29 +6,23 @@ A disk or a server may make who asks wait for ever; what was seen last is said t
 from __future__ import annotations
 
 import os
-import socket
-import ssl
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
 from tunemq_scheduler.farm.snapshot import DiskState, HeadState
 from tunemq_scheduler.folders import BACKUP_NOTE
+from tunemq_scheduler.security.certificates import certificates_of
 from tunemq_scheduler.security.doctor.disks import write_probe
 from tunemq_shared.errors import TuneError
-from tunemq_shared.redis_address import parse_address as parse_redis
-from tunemq_shared.s3_address import as_reached_from_here, find_ca_file, parse_address
 from tunemq_shared.store_address import is_remote
 
 _DISKS_EVERY_S: Final = 10.0
 _CERTIFICATES_EVERY_S: Final = 600.0
 #: A certificate that could not be looked at is looked at again so soon.
 _AGAIN_S: Final = 60.0
-_ANSWER_S: Final = 10.0
 
 
 class HeadWatch:
@@ -84,43 +78,15 @@ class HeadWatch:
 
     def _look_at_certificates(self) -> float:
         found, is_complete = dict(self._certificates), True
-        for what, look in self._certificate_places().items():
+        for one in certificates_of(self._url, self._store, self._environ):
             try:
-                if (expires := look()) is not None:
-                    found[what] = expires
+                if (expires := one.expires()) is not None:
+                    found[one.name] = expires
             except (OSError, ValueError, TuneError):
                 # What was seen before stays: one that has expired is refused from then on.
                 is_complete = False
         self._certificates = found
         return _CERTIFICATES_EVERY_S if is_complete else _AGAIN_S
-
-    def _certificate_places(self) -> dict[str, Callable[[], float | None]]:
-        """Those of Redis and of the store: the server's, and of the file that is to trust it."""
-        places: dict[str, Callable[[], float | None]] = {}
-        redis = parse_redis(self._url)
-        if redis.tls:
-            places["redis"] = self._of_redis
-            if redis.ca_file:
-                places["redis_ca"] = partial(_first_in, redis.ca_file)
-        if not is_remote(self._store):
-            return places
-        with suppress(TuneError):
-            endpoint, ca_file = self._store_place()
-            if endpoint.startswith("https://"):
-                places["store"] = partial(_of_server, endpoint, ca_file)
-                if ca_file:
-                    places["store_ca"] = partial(_first_in, ca_file)
-        return places
-
-    def _of_redis(self) -> float | None:
-        connection = parse_redis(self._url).connect(_ANSWER_S)
-        with connection:
-            return _expiry(connection)
-
-    def _store_place(self) -> tuple[str, str]:
-        known = parse_address(self._store, self._environ)
-        known = as_reached_from_here(known, self._environ)
-        return known.endpoint, find_ca_file(known, self._environ)
 
 
 def _disk_of(folder: str) -> DiskState:
@@ -140,32 +106,3 @@ def _disk_of(folder: str) -> DiskState:
         free_inodes=float(disk.f_favail) if disk.f_files else None,
         is_writable=is_writable,
     )
-
-
-def _of_server(endpoint: str, ca_file: str) -> float | None:
-    place = urlsplit(endpoint)
-    host = place.hostname or ""
-    context = ssl.create_default_context(cafile=ca_file or None)
-    with (
-        socket.create_connection((host, place.port or 443), _ANSWER_S) as plain,
-        context.wrap_socket(plain, server_hostname=host) as connection,
-    ):
-        return _expiry(connection)
-
-
-def _expiry(connection: socket.socket) -> float | None:
-    """When the certificate that the other side has shown expires; Unix time."""
-    assert isinstance(connection, ssl.SSLSocket)
-    return _not_after(connection.getpeercert())
-
-
-def _first_in(ca_file: str) -> float | None:
-    """When the first certificate in a file that is to be trusted expires; Unix time."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(ca_file)
-    return min((at for one in context.get_ca_certs() if (at := _not_after(one))), default=None)
-
-
-def _not_after(certificate: Mapping[str, Any] | None) -> float | None:
-    text = (certificate or {}).get("notAfter")
-    return float(ssl.cert_time_to_seconds(text)) if isinstance(text, str) else None

@@ -20,6 +20,7 @@ from tunemq_scheduler.security.doctor.arguments import (
     running_processes,
 )
 from tunemq_scheduler.security.doctor.bounded import within
+from tunemq_scheduler.security.doctor.certificates import check_certificates
 from tunemq_scheduler.security.doctor.disks import check_folder
 from tunemq_scheduler.security.doctor.farm_facts import read_farm
 from tunemq_scheduler.security.doctor.keys import (
@@ -121,7 +122,8 @@ def examine(farm: Patient) -> list[Finding]:
         found += probe(farm.url)
     except WireError as error:
         store = store or unknown
-        return [*found, _unreachable(error), *check_store(store, farm), *_check_disks(farm)]
+        found += [_unreachable(error), *check_certificates(farm.url, store, farm.environ)]
+        return [*found, *check_store(store, farm), *_check_disks(farm)]
     description = None
     if any(one.check == WRITES and one.level is Level.PROBLEM for one in found):
         pass  # nobody could answer, and nodes seem to be gone: consequences of that one problem
@@ -131,7 +133,9 @@ def examine(farm: Patient) -> list[Finding]:
         description, searches, told = _ask_scheduler(farm, keys)
         found += told
         found += _look_at_nodes(farm.url, keys, description, searches)
-    found += check_store(store or (description.store if description else unknown), farm)
+    store = store or (description.store if description else unknown)
+    found += check_certificates(farm.url, store, farm.environ)
+    found += check_store(store, farm)
     return found + _check_disks(farm)
 
 
