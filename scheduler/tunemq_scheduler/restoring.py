@@ -139,8 +139,9 @@ def results_so_far(found: Restored, trainable: Any) -> ResultGrid:
         environment=Environment("", (), {}, ()),
         store=found.store,
     )
+    runner = replay_recovered(recovered)
     return ResultGrid(
-        trial_results(replay_recovered(recovered), plan),
+        trial_results(runner, plan, may_run=bool(runner.live)),
         experiment_path=found.folder,
         metric=found.tune.metric,
         mode=found.tune.direction,

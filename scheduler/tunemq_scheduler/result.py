@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -17,6 +18,7 @@ from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, RESULT_JSON
 from tunemq_shared.conditions import lookup
 from tunemq_shared.errors import ConfigError, MetricError, TuneError
 from tunemq_shared.plain_files import open_to_read
+from tunemq_shared.results import TRAINING_ITERATION, TRIAL_ID
 from tunemq_shared.undecodable import NO_JSON, UNDECODABLE
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from tunemq_shared.device_use import DeviceUse
 
 _decode = msgspec.json.Decoder().decode
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -55,6 +58,8 @@ class Result:
     best_checkpoints: Sequence[tuple[Checkpoint, dict[str, Any]]] = ()
     devices_used: Sequence[DeviceUse] = ()
     trial_config: dict[str, Any] | None = field(default=None, repr=False)
+    #: Whether ``metrics`` is the journal's last result, and nothing is added to the file any more.
+    has_ended: bool = field(default=False, repr=False)
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> Self:
@@ -89,13 +94,52 @@ class Result:
 
     @cached_property
     def history(self) -> list[dict[str, Any]]:
-        """All results, from the trial's ``result.json``; a line torn by a crash is left out."""
+        """All results, from the trial's ``result.json``; a line torn by a crash is left out.
+
+        Of a trial that has ended the file is compared with the journal's last result: a step that
+        is there twice counts once, and what the file lacks is logged as a warning.
+        """
+        path = os.path.join(self.path, RESULT_JSON)
         try:
-            with open_to_read(os.path.join(self.path, RESULT_JSON)) as file:
+            with open_to_read(path) as file:
                 lines = file.read().splitlines()
         except FileNotFoundError:
+            # Of a search that ran elsewhere this machine has no file of the trial at all.
+            if self._last_step > 1 and os.path.exists(os.path.join(self.path, PARAMS_JSON)):
+                _warn(f"{path} is missing: of {self._last_step} steps only the last is known.")
             return [self.metrics] if self.metrics else []
-        return [result for line in lines if (result := _read(line)) is not None]
+        rows = [result for line in lines if (result := _read(line)) is not None]
+        return self._compared(path, rows, len(lines) - len(rows)) if self._last_step else rows
+
+    @property
+    def _last_step(self) -> int:
+        """The step of the journal's last result; 0 where the file is not to be compared with it."""
+        step = self.metrics.get(TRAINING_ITERATION) if self.has_ended else 0
+        return step if isinstance(step, int) else 0
+
+    def _compared(
+        self, path: str, rows: list[dict[str, Any]], unreadable: int
+    ) -> list[dict[str, Any]]:
+        """The rows of the trial, each step once; warns where they are not what was reported."""
+        by_step: dict[int, dict[str, Any]] = {}
+        for row in rows:
+            step = row.get(TRAINING_ITERATION)
+            if isinstance(step, int) and row.get(TRIAL_ID) == self.trial_id:
+                by_step.setdefault(step, row)
+        kept = [by_step[step] for step in sorted(by_step)]
+        ends_with = max(by_step, default=0)
+        wrong = []
+        if unreadable:
+            wrong.append(f"{unreadable} lines that cannot be read")
+        if len(kept) < len(rows):
+            wrong.append(f"{len(rows) - len(kept)} rows that are doubled or not of this trial")
+        if wrong or ends_with != self._last_step:
+            with_those = f", and {' and '.join(wrong)}, which are left out" if wrong else ""
+            _warn(
+                f"{path} is damaged: it has {len(kept)} rows up to step {ends_with}{with_those};"
+                f" the journal ends with step {self._last_step}."
+            )
+        return kept
 
     @cached_property
     def metric_analysis(self) -> dict[str, dict[str, float]]:
@@ -142,6 +186,12 @@ class Result:
         """All numeric values of a metric, in the order in which they were reported."""
         found = (lookup(result, metric) for result in self.history)
         return [value for value in found if is_number(value)]
+
+
+@cache
+def _warn(what: str) -> None:
+    """Say it once, however often the results of a search are looked at."""
+    _log.warning("%s", what)
 
 
 def sign_of(mode: str | None) -> int:

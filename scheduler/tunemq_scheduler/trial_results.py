@@ -57,8 +57,14 @@ def all_trials(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[TrialView]
     )
 
 
-def trial_results(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[Result]:
-    """The results of all trials of a search, in its order."""
+def trial_results(
+    runner: TrialRunner, plan: ExperimentPlan, *, may_run: bool = False
+) -> Sequence[Result]:
+    """The results of all trials of a search, in its order.
+
+    Args:
+        may_run: another process may be running the search, and writing what it has journalled.
+    """
     place = _Place(plan)
 
     def result(trial: str) -> Result:
@@ -76,6 +82,7 @@ def trial_results(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[Result]
             best_checkpoints=MadeWhenAsked(kept, _Kept(place, view.local_path).read),
             trial_config=view.config,
             devices_used=summary.devices_used,
+            has_ended=view.is_finished and not may_run,
         )
 
     return MadeWhenAsked(_in_order(runner), result)
