@@ -133,6 +133,8 @@ class Assignment(Order, frozen=True):
 
     ``untouched`` are experiments, by the keys of their events, of which it says nothing: their
     hosts stay as they are, because whoever decides about them has not said yet what they are to do.
+    ``store`` is the address of the farm's store, which the node tries once; empty where there is
+    none on a server.
     """
 
     protocol: int
@@ -141,3 +143,4 @@ class Assignment(Order, frozen=True):
     version: int
     orders: tuple[HostOrder, ...]
     untouched: tuple[str, ...] = ()
+    store: str = ""

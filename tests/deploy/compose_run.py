@@ -280,6 +280,8 @@ def is_looked_after(run: Run) -> None:
         run.tunemq("ls")  # with the folder that ada copied after the step before
         run.copy("ada")
         run.tunemq("ls")
+        if step != "rotate":
+            run.tunemq("ls", who="ben", fails=True)  # his folder is from before that
     run.title("Other passwords and certificates")
     run.compose("run", "--rm", "setup", "new-passwords")
     run.compose("run", "--rm", "setup", "new-certificates")

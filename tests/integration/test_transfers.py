@@ -388,6 +388,36 @@ def test_keys_that_were_replaced_are_found(node, source, minio, tmp_path, monkey
     node.finish(upload)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[default]\n", "has no aws_access_key_id"),
+        (
+            "[default]\naws_access_key_id = wrong\naws_secret_access_key = wrong-too\n",
+            "the server does not know these keys",
+        ),
+    ],
+)
+def test_try_store_with_wrong_keys_fails_until_they_are_corrected(
+    node, minio, tmp_path, monkeypatch, text, problem
+):
+    keys = tmp_path / "credentials"
+    keys.write_text(text)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+    node.transfers.try_store(node.store)
+    node.until(lambda: node.transfers.traffic.failing_s > 0)
+    assert problem in node.transfers.traffic.problem
+    keys.unlink()
+    keys.write_text(
+        f"[default]\naws_access_key_id = {minio.access_key}\n"
+        f"aws_secret_access_key = {minio.secret_key}\n"
+    )
+    node.until(lambda: not node.transfers.traffic.failing_s)
+    node.until(lambda: not len(node.transfers))
+
+
 def test_what_is_refused_for_too_long_fails_with_the_reason(node, source, minio):
     node.write(source)
     node.write(source, NEXT)

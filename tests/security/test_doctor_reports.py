@@ -42,6 +42,21 @@ def test_doctor_with_a_node_whose_store_secret_is_wrong_names_the_node(farm: Exa
     assert "correct the worker's keys" in finding.fix
 
 
+def test_doctor_with_an_idle_node_whose_store_secret_is_wrong_names_the_node(farm: ExaminedFarm):
+    """Before any trial hangs on it; `tunemq nodes` and the worker's terminal say so, too."""
+    with farm.worker("idle", AWS_SECRET_ACCESS_KEY="not-the-secret"):
+        farm.has_nodes("one", "idle")
+        finding = found_later(farm, "node idle")
+        nodes = farm.tunemq("nodes")
+        said = (farm.folder / "idle" / "worker.log").read_text()
+    assert finding.check == "store-requests", finding
+    assert "SignatureDoesNotMatch" in finding.what
+    assert "no store request has succeeded for" in nodes
+    assert "This worker cannot use the farm's store" in said
+    assert "SignatureDoesNotMatch" in said
+    assert not farm.examined().of("store-requests")
+
+
 def test_doctor_with_a_changed_store_secret_of_the_scheduler_names_its_search(farm: ExaminedFarm):
     """The doctor reads the new one; the scheduler was not started again."""
     keys, new = farm.role_environ("scheduler"), secrets.token_hex(20)

@@ -78,6 +78,10 @@ class Transfers(Protocol):
         """Begin a transfer, or wait for one that fetches the same; a number for `cancel`."""
         ...
 
+    def try_store(self, store: str) -> None:
+        """Ask a store for something until it answers; `traffic` says what is wrong with it."""
+        ...
+
     def cancel(self, number: int) -> None:
         """Wait no more."""
         ...

@@ -170,6 +170,10 @@ class Checkpoints:
         """What the node asks of stores, and how many bytes of checkpoints wait to be sent."""
         return self._transfers.traffic.plus(StoreTraffic(queue_bytes=self._uploads.size))
 
+    def try_store(self, store: str) -> None:
+        """Find out whether this node can use a store, before a trial needs it; see `traffic`."""
+        self._transfers.try_store(store)
+
     @property
     def kept(self) -> tuple[str, ...]:
         """The streams of experiments of which copies are kept."""

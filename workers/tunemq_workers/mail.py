@@ -44,6 +44,7 @@ class _Letter(msgspec.Struct, frozen=True, array_like=True):
     version: int
     orders: tuple[msgspec.Raw, ...]
     untouched: tuple[str, ...] = ()
+    store: str = ""
 
 
 _decode_letter = msgspec.msgpack.Decoder(_Letter).decode
@@ -127,4 +128,5 @@ def _read_each(body: bytes, unreadable: list[tuple[_OrderBegins, str]]) -> Assig
         letter.version,
         tuple(orders),
         letter.untouched,
+        letter.store,
     )

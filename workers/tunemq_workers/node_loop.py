@@ -184,6 +184,7 @@ class NodeLoop:
         self._caps = OutputCaps(reactor, self._hosts.folders)
         self._hosts.on_cut_off = self._caps.look_at
         self._mail = Mailbox(incarnation, seals, self._hosts.refuse)
+        self._tried_store = ""
         self._wire = _Wire()
         self._is_held = False
         self._announced = (0, 0)
@@ -308,6 +309,9 @@ class NodeLoop:
             # A scheduler has begun, perhaps on a wire that was reset while there was none.
             self._pump.order(LookNow())
         self._overdue_in_a_row = 0
+        if assignment.store and assignment.store != self._tried_store:
+            self._tried_store = assignment.store
+            self._checkpoints.try_store(assignment.store)
         failpoint("orders.before_obey")
         self._hosts.obey(assignment.orders, assignment.untouched)
         failpoint("orders.after_obey")

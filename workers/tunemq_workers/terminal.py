@@ -46,6 +46,8 @@ _TOLD: Final = {
     "message.refused": "{what}",
     "wire.out_of_reach": "Redis is away ({reason}) Trials go on; their results are kept.",
     "wire.back": "Redis is back.",
+    "store.of_no_use": "This worker cannot use the farm's store {store}: {reason}",
+    "store.answers": "The farm's store {store} answers now.",
     "loop.hangs": "This worker's main loop has not answered for {seconds} s: its lease expires, and"
     " its trials continue elsewhere.",
     "trial.started": "Trial {trial} runs (incarnation {epoch}, process {pid}).",

@@ -39,14 +39,21 @@ class Mailbox:
             that a node can compare versions across experiments.
         absent: the experiments, by the keys of their events, of which the node may host something
             that we have not said.
+        store: the farm's, which the node is to try.
     """
 
     def __init__(
-        self, incarnation: str, term: int, confirmed: int = 0, absent: Iterable[str] = ()
+        self,
+        incarnation: str,
+        term: int,
+        confirmed: int = 0,
+        absent: Iterable[str] = (),
+        store: str = "",
     ) -> None:
         self.incarnation = incarnation
         self.term = term
         self.version = confirmed
+        self._store = store
         self._confirmed = confirmed
         self._orders: dict[str, Orders] = {}
         #: Whether the node must hear of a change now, and whether something may wait for the next
@@ -143,6 +150,7 @@ class Mailbox:
             self.version,
             tuple(listed),
             tuple(untouched),
+            self._store,
         )
 
 

@@ -58,6 +58,7 @@ class NodeWire:
             that will be added: until then, nodes go on with that.
         wants_vitals: whether anybody asks for `vitals`.
         keys: of the farm; none where nothing is signed.
+        store: the farm's, on a server, which each node is to try once.
     """
 
     def __init__(
@@ -71,12 +72,13 @@ class NodeWire:
         absent: Iterable[str] = (),
         wants_vitals: bool = False,
         keys: LiveKeys | None = None,
+        store: str = "",
     ) -> None:
         self._wants_vitals, self._vitals_due = wants_vitals, 0.0
         #: What nodes said and was not believed.
         self.refusals = Refusals()
         self._seals = WireSeals(keys, self.refusals)
-        self._roster = Roster(term, absent, self.refusals)
+        self._roster = Roster(term, absent, self.refusals, store)
         self._guard, self._backing = guard, backing
         self._connect_within = connect_within
         self._redis = RedisLink(url, guard, backing)

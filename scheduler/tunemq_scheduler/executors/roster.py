@@ -84,10 +84,15 @@ class Roster:
         absent: the experiments, by the keys of their events, of which nodes may host something
             that we have not said.
         refusals: counts what was sealed by a node, and is of no use all the same.
+        store: the farm's, which each node is to try once.
     """
 
     def __init__(
-        self, term: int, absent: Iterable[str] = (), refusals: Refusals | None = None
+        self,
+        term: int,
+        absent: Iterable[str] = (),
+        refusals: Refusals | None = None,
+        store: str = "",
     ) -> None:
         self.nodes: dict[str, Node] = {}
         #: By the keys of their events.
@@ -95,7 +100,7 @@ class Roster:
         self.absent = set(absent)
         self.commands: list[Command] = []
         self.news: list[str] = []
-        self._term = term
+        self._term, self._store = term, store
         self.refusals = Refusals() if refusals is None else refusals
         #: Dead incarnations, and what they are told should they be heard again.
         self._buried: dict[str, str] = {}
@@ -417,7 +422,7 @@ class Roster:
     # --- parts ------------------------------------------------------------------------------------
 
     def _mailbox(self, incarnation: str, version: int = 0) -> Mailbox:
-        return Mailbox(incarnation, self._term, version, self.absent)
+        return Mailbox(incarnation, self._term, version, self.absent, self._store)
 
     def _hear(self, node: Node, taken: tuple[int, int]) -> None:
         """A sign of life, which says what assignment the node has taken."""
@@ -452,8 +457,9 @@ class Roster:
             node.away_since = None
             self._leases.watch(incarnation, None)
         node.mailbox = self._mailbox(incarnation, version)
-        # It obeyed somebody before: it must learn that nothing of that counts any longer.
-        node.mailbox.is_changed = term > 0
+        # It obeyed somebody before: it must learn that nothing of that counts any longer. A new one
+        # learns which store to try before its first trial needs it.
+        node.mailbox.is_changed = term > 0 or bool(self._store)
         node.is_joined = True
 
     def _take_back(self, node: Node, away_since: float) -> None:

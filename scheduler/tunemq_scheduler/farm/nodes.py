@@ -212,8 +212,13 @@ class Nodes:
     def _health(self, allotment: NodeAllotment) -> str:
         if allotment.state == "lost":
             return "not heard for longer than its lease"
-        if allotment.node in self._asked or not allotment.withheld:
-            return self._asked.get(allotment.node, "ok")
+        if allotment.node in self._asked:
+            return self._asked[allotment.node]
+        store = self._wire.vitals(allotment.incarnation).store
+        if store.failing_s:
+            return f"no store request has succeeded for {store.failing_s:.0f} s: tunemq doctor"
+        if not allotment.withheld:
+            return "ok"
         all_, aside = len(allotment.total.devices), len(allotment.withheld)
         return f"{aside} of {all_} GPUs set aside"
 

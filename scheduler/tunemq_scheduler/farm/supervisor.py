@@ -135,6 +135,7 @@ class Supervisor:
             absent=self._experiments.streams.values(),
             wants_vitals=True,
             keys=farm.keys,
+            store=farm.store if is_remote(farm.store) else "",
         )
         self._nodes = Nodes(folder / "nodes.json", self._wire, self._allotter)
         known = described(farm.store, str(me))

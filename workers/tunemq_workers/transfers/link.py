@@ -29,6 +29,7 @@ from tunemq_workers.transfers.messages import (
     SendFiles,
     Transfer,
     Trouble,
+    TryStore,
     Upload,
     Uploaded,
     decode_answer,
@@ -40,6 +41,10 @@ from tunemq_workers.transfers.messages import (
 _LEAVING_S: Final = 90.0
 #: A process that has had nothing to do for so long is let go, with its clients and their memory.
 _IDLE_S: Final = 60.0
+
+#: A store is tried for so long, and again so much later.
+_TRIED_S: Final = 3600.0
+_TRY_AGAIN_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -157,6 +162,21 @@ class Transfers:
         if job.trouble:
             self._reactor.after(0.0, lambda: self._tell([listener], job.trouble))
         return number
+
+    def try_store(self, store: str) -> None:
+        """Ask a store for something until it answers; `traffic` says meanwhile what is wrong."""
+
+        def failed(_reason: str, _is_corrupt: bool) -> None:
+            self._reactor.after(_TRY_AGAIN_S, lambda: self.try_store(store))
+
+        def trouble(reason: str) -> None:
+            if reason:
+                _log.warning("store.of_no_use store=%s reason=%s", store, reason)
+            else:
+                _log.info("store.answers store=%s", store)
+
+        job = self._add(TryStore(store, _TRIED_S))
+        self._listen(job, _TRIED_S, lambda _: None, failed, trouble)
 
     def cancel(self, number: int) -> None:
         """Wait no more; the callbacks are not called. One that is over is ignored."""
@@ -324,6 +344,8 @@ def _target(transfer: Transfer) -> tuple[str, ...]:
 def _name(job: _Job) -> str:
     if isinstance(job.transfer, FetchBlob):
         return f"the blob {job.transfer.blob.sha256}"
+    if isinstance(job.transfer, TryStore):
+        return f"the test of {job.transfer.store}"
     if isinstance(job.transfer, SendFiles):
         return f"the files of {job.transfer.key}"
     kind = "upload" if isinstance(job.transfer, Upload) else "download"

@@ -68,7 +68,14 @@ class SendFiles(msgspec.Struct, frozen=True, tag="files"):
     timeout_s: float
 
 
-Transfer: TypeAlias = Upload | Download | FetchBlob | SendFiles
+class TryStore(msgspec.Struct, frozen=True, tag="try"):
+    """Ask the store for something, so that wrong keys are known before a trial needs it."""
+
+    store: str
+    timeout_s: float
+
+
+Transfer: TypeAlias = Upload | Download | FetchBlob | SendFiles | TryStore
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):

@@ -21,17 +21,18 @@ from typing import Final, TypeVar
 
 from tunemq_shared import object_checkpoints
 from tunemq_shared.blob_store import ObjectBlobs, copy_file
-from tunemq_shared.blobs import BlobFolder
+from tunemq_shared.blobs import BLOBS, BlobFolder
 from tunemq_shared.bundles import unpacked
 from tunemq_shared.errors import BlobCorrupt, CheckpointCorrupt, TuneError
 from tunemq_shared.manifest import MAX_MANIFEST
 from tunemq_shared.node_orders import BlobRef
 from tunemq_shared.object_client import Refused
-from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.object_store import MissingObject, ObjectStore, WrongSize
 from tunemq_shared.plain_files import read_below
+from tunemq_shared.remote_objects import PROBE
 from tunemq_shared.retrying import Cancel, StoreUnavailable, retried
 from tunemq_shared.safe_text import encodable
-from tunemq_shared.store_traffic import counted
+from tunemq_shared.store_traffic import TRAFFIC, counted
 from tunemq_shared.stores import open_objects
 from tunemq_shared.trial_folders import send_folder
 from tunemq_workers.account import own_files
@@ -47,6 +48,7 @@ from tunemq_workers.transfers.messages import (
     SendFiles,
     Transfer,
     Trouble,
+    TryStore,
     Upload,
     Uploaded,
 )
@@ -173,6 +175,9 @@ class Performer:
                 case FetchBlob():
                     self._fetch_blob(running, transfer)
                     answer = Done(number)
+                case TryStore():
+                    self._try(running)
+                    answer = Done(number)
         except Exception as problem:  # noqa: BLE001 - the node is told, and this log
             is_expected = isinstance(problem, TuneError)
             _log.warning(
@@ -235,6 +240,24 @@ class Performer:
 
         self._patiently(running, put)
 
+    def _try(self, running: _Running) -> None:
+        """Ask for an object until the store knows who asks; missing keys are counted, too."""
+        store = running.order.transfer.store
+
+        def attempt() -> None:
+            try:
+                _ask(running.store.objects)
+            except StoreUnavailable:
+                raise
+            except Refused as refusal:  # counted
+                raise StoreUnavailable(str(refusal)) from refusal
+            except TuneError as error:  # no keys, no certificate
+                TRAFFIC.failed(store, str(error))
+                raise StoreUnavailable(str(error)) from error
+
+        retried(attempt, running.cancel, partial(self._in_trouble, running))
+        TRAFFIC.answered(store)
+
     def _patiently(self, running: _Running, work: Callable[[ObjectStore], _T]) -> _T:
         """What ``work`` makes of the store, tried again, all of it, while that is refused."""
 
@@ -273,6 +296,22 @@ class Performer:
         for at in idle[:-_IDLE_STORES]:
             self._stores.pop(at).close()
         return store
+
+
+def _ask(objects: ObjectStore) -> None:
+    """Ask for an object that is not there, as any role may.
+
+    Who may not list is told of such an object that access is denied, by a server that knows the
+    keys; so that is an answer, too.
+    """
+    try:
+        objects.get_bytes(f"{BLOBS}/{PROBE}none", limit=1)
+    except (MissingObject, WrongSize):
+        pass
+    except Refused as refusal:
+        if refusal.code != "AccessDenied":
+            raise
+        TRAFFIC.answered(objects.address)
 
 
 def _copied(ref: BlobRef, folder: BlobFolder) -> BlobRef:
