@@ -27,7 +27,7 @@ from tunemq_shared.safe_text import encodable
 #: shorter.
 _FORGOTTEN_S: Final = 120.0
 #: So much of an error is told.
-_PROBLEM_CHARS: Final = 300
+_PROBLEM_CHARS: Final = 500
 #: No process counts further: what says so was not counted.
 _MOST: Final = 2**60
 _MOST_S: Final = 1e10
@@ -110,7 +110,7 @@ class TrafficCount:
             self._failures += 1
             before = self._failing.get(store)
             since = before.since if before is not None and self._is_new(before, now) else now
-            self._failing[store] = _Failing(since, now, encodable(problem[:_PROBLEM_CHARS]))
+            self._failing[store] = _Failing(since, now, encodable(_shortened(problem)))
 
     def so_far(self) -> StoreTraffic:
         """All of it."""
@@ -131,6 +131,13 @@ class TrafficCount:
 
 #: This process's.
 TRAFFIC: Final = TrafficCount()
+
+
+def _shortened(problem: str) -> str:
+    """No longer than may be told, cut between words."""
+    if len(problem) <= _PROBLEM_CHARS:
+        return problem
+    return problem[: _PROBLEM_CHARS - 4].rsplit(" ", 1)[0] + " ..."
 
 
 @contextlib.contextmanager

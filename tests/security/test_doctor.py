@@ -170,6 +170,13 @@ def test_a_finding_has_a_fix_where_something_is_wrong_and_only_there():
             Finding(check="a", level=level, what="b", fix=fix)
 
 
+def test_doctor_with_a_misspelt_variable_names_the_one_that_was_meant(farm: ExaminedFarm):
+    finding = farm.has_only(
+        "variables", "correct its name", level=Level.WARNING, variables={"TUNEMQ_TRIAL_ENVS": "X"}
+    )
+    assert "did you mean TUNEMQ_TRIAL_ENV?" in finding.what
+
+
 def test_json_is_one_line(farm: ExaminedFarm):
     said = farm.doctor("--json").stdout
     assert said.count("\n") == 1

@@ -38,6 +38,8 @@ def test_a_key_file_is_found_that_others_may_read(farm: ExaminedFarm, copied_key
         assert [one.check for one in problems] == ["key-files"], str(found)
         assert f"chmod 600 {copied_keys}" in problems[0].fix
         assert f"{mode:04o}" in problems[0].what
+        checks = {one.check for one in found.findings if one.level is Level.OK}
+        assert {"keys", "scheduler", "nodes", "store-access"} <= checks  # looked at all the same
     copied_keys.chmod(0o600)
     assert not farm.examined(variables={"TUNEMQ_KEYS": str(copied_keys)}).problems
 

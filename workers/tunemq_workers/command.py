@@ -19,6 +19,7 @@ from tunemq_shared.live_keys import Role, find_keys
 from tunemq_shared.prctl import keep_memory_private
 from tunemq_shared.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
 from tunemq_shared.standard_streams import tell
+from tunemq_shared.variables import unknown_variables
 from tunemq_workers import machine, node
 from tunemq_workers.account import find_account
 from tunemq_workers.endings import EXIT_UNAVAILABLE
@@ -79,6 +80,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ConfigError: an option is not usable.
     """
+    for unknown in unknown_variables(os.environ):
+        _tell(unknown)
     url = options.redis or os.environ.get(REDIS_VARIABLE, "")
     if not url:
         raise ConfigError(

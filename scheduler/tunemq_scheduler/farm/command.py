@@ -10,6 +10,7 @@ from tunemq_shared.errors import ConfigError
 from tunemq_shared.key_files import KEYS_VARIABLE
 from tunemq_shared.redis_address import REDIS_VARIABLE, parse_address
 from tunemq_shared.standard_streams import tell
+from tunemq_shared.variables import unknown_variables
 
 
 def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -101,6 +102,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: something given is of no use; says what to do.
     """
+    for unknown in unknown_variables(os.environ):
+        tell(f"tunemq scheduler: {unknown}")
     url = options.redis or os.environ.get(REDIS_VARIABLE, "")
     if not url:
         raise ConfigError(

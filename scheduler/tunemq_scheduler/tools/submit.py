@@ -11,6 +11,7 @@ from tunemq_scheduler.tools.on_farm import EXIT_REFUSED, add_command, tell, writ
 from tunemq_shared.answers import ExperimentDetail, ExperimentState, LogPage, Submitted
 from tunemq_shared.errors import ConfigError
 from tunemq_shared.requests import Settings, ShowExperiment
+from tunemq_shared.variables import unknown_variables
 
 if TYPE_CHECKING:
     from tunemq_scheduler.client.requests import FarmClient
@@ -77,6 +78,8 @@ def submit(client: FarmClient, options: argparse.Namespace) -> int:
     """Queue it; without ``--detach`` follow it to its end."""
     from tunemq_scheduler.client.submitting import Wishes, submit_script
 
+    for unknown in unknown_variables(os.environ):
+        tell(unknown)
     wishes = Wishes(
         name=options.name,
         priority=options.priority,

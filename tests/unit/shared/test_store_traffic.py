@@ -84,7 +84,7 @@ def test_counted_client_takes_a_missing_object_for_an_answer(monkeypatch: pytest
         StoreTraffic(failing_s=math.nan),
         StoreTraffic(failing_s=math.inf),
         StoreTraffic(failing_s=-1.0),
-        StoreTraffic(problem="x" * 301),
+        StoreTraffic(problem="x" * 501),
     ],
 )
 def test_traffic_that_no_process_could_count_is_refused_in_vitals(traffic: StoreTraffic):
@@ -120,3 +120,12 @@ def test_vitals_of_a_node_without_store_traffic_are_read():
     """As a node of the version before sends them."""
     older = msgspec.msgpack.encode(msgspec.msgpack.decode(encode(NodeVitals("1", hosts=3)))[:-1])
     assert decode_vitals(older) == NodeVitals("1", hosts=3)
+
+
+def test_traffic_of_a_long_problem_is_cut_between_words():
+    count = TrafficCount()
+    count.failed("s", "set AWS_SECRET_ACCESS_KEY " * 40)
+    said = count.so_far()
+    assert said.is_possible
+    assert said.problem.endswith(" ...")
+    assert set(said.problem.split()) == {"set", "AWS_SECRET_ACCESS_KEY", "..."}

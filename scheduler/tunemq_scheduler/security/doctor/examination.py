@@ -26,6 +26,7 @@ from tunemq_scheduler.security.doctor.farm_facts import read_farm
 from tunemq_scheduler.security.doctor.keys import (
     check_keys,
     check_private_files,
+    private_copy,
     private_files,
     secrets_in,
 )
@@ -53,6 +54,7 @@ from tunemq_shared.requests import ListExperiments, ListNodes
 from tunemq_shared.retrying import StoreUnavailable
 from tunemq_shared.s3_address import find_keys
 from tunemq_shared.store_address import canonical_address, is_remote
+from tunemq_shared.variables import unknown_variables
 
 #: The scheduler is asked for so long.
 _ANSWER_S: Final = 10.0
@@ -111,11 +113,23 @@ def examine(farm: Patient) -> list[Finding]:
     Raises:
         ConfigError: an address cannot be used.
     """
+    with private_copy(farm.keys) as keys_read:
+        found = _examine(farm, keys_read)
+    return [
+        msgspec.structs.replace(one, what=one.what.replace(keys_read, farm.keys))
+        if keys_read != farm.keys
+        else one
+        for one in found
+    ]
+
+
+def _examine(farm: Patient, keys_read: str) -> list[Finding]:
     redis = parse_address(farm.url)
     store = canonical_address(farm.store, farm.environ) if farm.store else ""
     unknown = farm.store_if_unknown
     unknown = canonical_address(unknown, farm.environ) if unknown else ""
-    keys, found = check_keys(farm.keys, redis)
+    keys, found = check_keys(keys_read, redis)
+    found += _check_variables(farm.environ)
     found += check_private_files(private_files(farm.keys, redis, farm.environ))
     found += check_arguments(Secrets(redis, _secrets(keys, farm.environ)), running_processes())
     try:
@@ -130,7 +144,7 @@ def examine(farm: Patient) -> list[Finding]:
     elif farm.keys and keys.is_empty:
         found.append(_NOT_ASKED)
     else:
-        description, searches, told = _ask_scheduler(farm, keys)
+        description, searches, told = _ask_scheduler(farm, keys_read, keys)
         found += told
         found += _look_at_nodes(farm.url, keys, description, searches)
     store = store or (description.store if description else unknown)
@@ -150,13 +164,13 @@ def allowed_by_insecure(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _ask_scheduler(
-    farm: Patient, keys: KeyFile
+    farm: Patient, keys_read: str, keys: KeyFile
 ) -> tuple[FarmDescription | None, tuple[str, ...], list[Finding]]:
     """What the scheduler says of the farm, the searches that need nodes, and its reports."""
     owner = next(iter(keys.submitters), "")
     try:
         with FarmClient(
-            farm.url, owner=owner, keys=farm.keys or None, timeout_s=_ANSWER_S
+            farm.url, owner=owner, keys=keys_read or None, timeout_s=_ANSWER_S
         ) as client:
             description = client.farm()
             listed = client.ask(ListNodes(), NodeList)
@@ -208,6 +222,14 @@ def check_store(address: str, farm: Patient) -> list[Finding]:
         return [problem("store", what, _REACH_STORE)]
     except StoreError as error:
         return [problem("store", str(error), _REACH_STORE)]
+
+
+def _check_variables(environ: Mapping[str, str]) -> list[Finding]:
+    found = [
+        warning("variables", unknown, "correct its name, or unset it")
+        for unknown in unknown_variables(environ)
+    ]
+    return found or [ok("variables", "all that begin with TUNEMQ_ are known")]
 
 
 def _check_disks(farm: Patient) -> list[Finding]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -52,6 +54,31 @@ def check_private_files(files: Iterable[PrivateFile]) -> list[Finding]:
     ]
     names = ", ".join(str(file.path) for file in looked_at)
     return found or [ok("key-files", f"only for their owner: {names}" if names else "none in use")]
+
+
+@contextlib.contextmanager
+def private_copy(path: str) -> Iterator[str]:
+    """The key file; or a copy of one that others may read, with which the farm is looked at.
+
+    That others may read it is told by `check_private_files`.
+
+    Args:
+        path: of the file; empty where there is none.
+    """
+    try:
+        about = os.stat(path)
+        is_ours = stat.S_ISREG(about.st_mode) and about.st_uid in {0, os.geteuid()}
+        if not (is_ours and about.st_mode & (stat.S_IRWXG | stat.S_IRWXO)):
+            yield path
+            return
+        content = Path(path).read_bytes()
+    except OSError:
+        yield path
+        return
+    with tempfile.NamedTemporaryFile() as copy:
+        copy.write(content)
+        copy.flush()
+        yield copy.name
 
 
 def check_keys(path: str, redis: RedisAddress) -> tuple[KeyFile, list[Finding]]:

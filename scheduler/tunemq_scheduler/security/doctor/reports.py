@@ -133,8 +133,9 @@ def _withheld(rows: Iterable[NodeRow]) -> list[Finding]:
 def _scheduler_store(listed: NodeList) -> list[Finding]:
     found = []
     fix = (
-        "correct the scheduler's keys of the store, its certificate or network; then start the"
-        " scheduler again: searches that run read keys at their start only"
+        "correct the scheduler's keys of the store, its certificate or network; keys in a file"
+        " (AWS_SHARED_CREDENTIALS_FILE) are read again by itself and its searches, for those in"
+        " variables (AWS_ACCESS_KEY_ID) start the scheduler again"
     )
     for row in listed.stores:
         search = harmless_word(row.experiment)
