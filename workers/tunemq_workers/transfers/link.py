@@ -175,8 +175,7 @@ class Transfers:
             else:
                 _log.info("store.answers store=%s", store)
 
-        job = self._add(TryStore(store, _TRIED_S))
-        self._listen(job, _TRIED_S, lambda _: None, failed, trouble)
+        self.start(TryStore(store, _TRIED_S), lambda _: None, failed, trouble)
 
     def cancel(self, number: int) -> None:
         """Wait no more; the callbacks are not called. One that is over is ignored."""
