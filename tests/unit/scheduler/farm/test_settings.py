@@ -72,7 +72,7 @@ def test_settings_store_is_allowed_to_its_owners(tmp_path: Path) -> None:
         (f'"{MINE}"', "stores has 's3://mine/x', which has no profile"),
         (f'{{address = "{MINE}"}}', "add profile=NAME, and write the keys for it as [NAME]"),
         (f'"{MINE}&profile=default"', "must be the name of a profile"),
-        ('"http://other:7380/x"', "the farm's token is sent to no other; give"),
+        ('"http://other:7380/x"', "is no address of a store; give"),
         ('"/srv/other"', "is no address of a store; give"),
         (f'{{address = "{MINE}&profile=a", owners = []}}', "owners=[] of 's3://mine/x' must be"),
         (f'{{address = "{MINE}&profile=a", owners = ["/"]}}', "owners=['/'] of 's3://mine/x'"),
