@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.farm_service import Search
 from tests.secured_farm import secured_farm
 from tests.secured_redis import SecuredRedis, secured_redis
 from tests.support import eventually
@@ -53,3 +54,33 @@ def test_worker_whose_user_lacks_a_right_says_so_and_not_all_the_time(
             assert log.read_text().count(told) < 10
     finally:
         redis.client.execute_command("ACL", "SETUSER", "worker", f"+{command}")
+
+
+@pytest.mark.parametrize("command", ["lpush", "xread", "hset"])
+def test_scheduler_whose_user_loses_a_right_waits_for_it_and_says_which(
+    redis: SecuredRedis, tmp_path: Path, command: str
+):
+    with secured_farm(tmp_path / "farm", redis) as farm:
+        farm.add_worker("one", 1)
+        farm.has_nodes("one")
+        search = Search(name="first", trials=2, steps=10, has_gate=True)
+        if command != "lpush":  # nothing is asked of the farm meanwhile
+            farm.submit(search)
+            farm.open_gate("first", 2)
+            farm.wait_for_steps("first", 1, 1)
+        redis.client.execute_command("ACL", "SETUSER", "scheduler", f"-{command}")
+        try:
+            if command == "lpush":
+                farm.submit(search)
+            farm.open_gate("first", 10)
+            log = farm.folder / "head" / "scheduler.log"
+            told = "the rights of its role in deploy/redis/users.acl. The scheduler waits"
+            eventually(lambda: told in log.read_text(), message=log.read_text)
+            assert command in log.read_text().lower()
+            time.sleep(3)  # it tries again meanwhile
+        finally:
+            redis.client.execute_command("ACL", "SETUSER", "scheduler", f"+{command}")
+        farm.wait_for("first", "FINISHED")
+        farm.check_results("first")
+        assert log.read_text().count("the rights of its role") < 5, log.read_text()
+        assert "Traceback" not in log.read_text()

@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel, Transport
 from redis.exceptions import OutOfMemoryError
 
-from tunemq_scheduler.executors.redis_line import RedisFull
+from tunemq_scheduler.executors.redis_line import RedisFull, rights_fix
 from tunemq_shared import wire
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.redis_address import parse_address
@@ -128,7 +128,9 @@ class Publisher:
             *connection.channel_errors,
         ) as error:
             self.close()
-            raise WireUnavailable(f"An assignment could not be queued in Redis: {error}") from error
+            raise WireUnavailable(
+                f"An assignment could not be queued in Redis: {error}{rights_fix(error)}"
+            ) from error
 
     def _open(self) -> tuple[Connection, Producer]:
         if self._connection is None or self._producer is None:

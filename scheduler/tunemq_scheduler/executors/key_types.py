@@ -69,6 +69,8 @@ def clear_wrong_types(line: RedisLine, types: Mapping[str, KeyType], refused: Re
         raise
     except WireError:  # where scripts are not allowed; the command that needs the key says it
         return []
+    if not isinstance(cleared, list):
+        raise line.unexpected(cleared)
     keys = [key.decode() for key in cleared]
     for key in keys:
         refused(

@@ -216,7 +216,15 @@ class NodeWire:
     # --- orders -----------------------------------------------------------------------------------
 
     def send(self) -> None:
-        """Send each node whose orders changed its new assignment."""
+        """Send each node whose orders changed its new assignment, now or when Redis is back."""
+        if self.is_away:
+            return
+        try:
+            self._send_changed()
+        except WireError as error:
+            self._redis.lost(error)
+
+    def _send_changed(self) -> None:
         for node in self._roster.nodes.values():
             if node.mailbox.is_changed and node.takes_orders:
                 self._send_orders(node.mailbox)
@@ -241,8 +249,6 @@ class NodeWire:
         self.flush()
 
     def _send_orders(self, mailbox: Mailbox, *, again: bool = False) -> None:
-        if self.is_away:  # when Redis is back, all that has changed is sent
-            return
         assignment = mailbox.same_assignment() if again else mailbox.next_assignment()
         incarnation = mailbox.incarnation
         payload = self._seals.mail(incarnation, m.encode(assignment))
@@ -250,10 +256,9 @@ class NodeWire:
         try:
             self._redis.publisher.publish(incarnation, f"{incarnation}/{mailbox.stamp}", payload)
             failpoint("orders.after_send")
-        except WireUnavailable as error:
+        except WireUnavailable:
             mailbox.is_changed = True
-            self._redis.lost(error)
-            return
+            raise
         except RedisFull as error:
             mailbox.is_changed = True
             self._is_full(error)
@@ -307,9 +312,10 @@ class NodeWire:
         try:
             if self.is_away:
                 self._link()
-                self._redis.is_back()
                 self._post_commands()  # a goodbye may be among them; see `_end`
-                self.send()
+                self._send_changed()
+                self._line.ask([])  # what was posted was done, too
+                self._redis.is_back()
             self._let_in_if_there_is_room()
             if now >= self._look_due:
                 self._look_due = now + _LOOK_EVERY_S
@@ -400,7 +406,8 @@ class NodeWire:
     def news(self) -> list[str]:
         """What happened to nodes, and to an embedded farm, since the last call."""
         news, self._roster.news = self._roster.news + self._room.news(), []
-        news += self.refusals.news()
+        news += self.refusals.news() + self._redis.news
+        self._redis.news = []
         return news + self._backing.news() if self._backing is not None else news
 
     # --- the link to Redis ------------------------------------------------------------------------

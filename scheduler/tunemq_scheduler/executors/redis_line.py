@@ -93,11 +93,12 @@ class RedisLine:
         """
         if self.is_open:
             return
+        self.close()  # a reply to whoever used the old one would pass for ours
         try:
             self._connection.connect()
         except RedisError as error:
             raise self._broken(error) from error
-        self.is_open, self._due = True, 0
+        self.is_open = True
 
     def fileno(self) -> int:
         """The socket, to wait for it with `select`; a reply makes it readable."""
@@ -132,6 +133,8 @@ class RedisLine:
 
     def receive(self) -> Any:
         """The reply to the one command that was posted; waits for it."""
+        if not self._due:  # the connection was closed meanwhile, and the reply is lost
+            raise self._broken("the connection is closed")
         return self._settle()[0]
 
     def close(self) -> None:
@@ -139,7 +142,13 @@ class RedisLine:
         self._connection.disconnect()
         self.is_open, self._due = False, 0
 
+    def unexpected(self, reply: object) -> WireUnavailable:
+        """Close the connection: it gave a reply that is none to what was asked."""
+        return self._broken(f"unexpected reply of type {type(reply).__name__}")
+
     def _send(self, commands: Sequence[Command]) -> None:
+        if not self.is_open:  # redis-py would connect by itself, behind our count of replies
+            raise self._broken("the connection is closed")
         try:
             self._connection.send_packed_command(self._connection.pack_commands(commands))
         except RedisError as error:
@@ -147,6 +156,13 @@ class RedisLine:
         self._due += len(commands)
 
     def _settle(self) -> list[Any]:
+        try:
+            return self._read()
+        finally:
+            if self._due:  # a signal, or what redis-py raises: what is left is never read
+                self.close()
+
+    def _read(self) -> list[Any]:
         replies: list[Any] = []
         refused: ResponseError | None = None
         full: OutOfMemoryError | None = None
@@ -170,9 +186,8 @@ class RedisLine:
                 " its user may write there; its log says why it fails.",
             ) from refused
         if refused is not None:
-            fix = f"; {LACKS_RIGHTS}" if _lacks_rights(refused) else ""
             raise WireError(
-                f"Redis at {self.address} refused a command: {refused}{fix}"
+                f"Redis at {self.address} refused a command: {refused}{rights_fix(refused)}"
             ) from refused
         if full is not None:
             raise RedisFull(
@@ -180,13 +195,14 @@ class RedisLine:
             ) from full
         return replies
 
-    def _broken(self, error: Exception) -> WireUnavailable:
+    def _broken(self, error: object) -> WireUnavailable:
         self.close()
         return WireUnavailable(f"Redis at {self.address} cannot be reached: {error}")
 
 
-def _lacks_rights(refused: ResponseError) -> bool:
-    """Whether our user may not give that command, or a script of ours one of its commands."""
-    return isinstance(refused, NoPermissionError) or "executing the script can't run" in str(
-        refused
+def rights_fix(refused: BaseException) -> str:
+    """What to do where our user may not give that command, or a script of ours one of its own."""
+    lacks = isinstance(refused, NoPermissionError) or any(
+        words in str(refused) for words in ("executing the script can't run", "NOPERM")
     )
+    return f"; {LACKS_RIGHTS}" if lacks else ""

@@ -10,9 +10,12 @@ from tunemq_scheduler.executors.app import Publisher
 from tunemq_scheduler.executors.redis_line import Command, RedisLine
 from tunemq_scheduler.executors.stream_reader import StreamReader
 from tunemq_shared.errors import WireError, WireUnavailable
+from tunemq_shared.redis_dangers import LACKS_RIGHTS
 
 #: Pauses between attempts to reach a Redis that is away.
 RETRY_EVERY_S: Final = 0.1
+#: A right that is missing is told again where it was not for so long.
+_TOLD_FOR_S: Final = 60.0
 
 
 class Backing(Protocol):
@@ -57,6 +60,9 @@ class RedisLink:
         self._guard, self._backing = guard, backing
         self._away_since: float | None = None
         self._away_because = ""
+        #: What happened since it was looked at that people should know.
+        self.news: list[str] = []
+        self._told, self._told_until = "", 0.0
         #: When to try again, while it is away.
         self.retry_due = 0.0
 
@@ -80,11 +86,15 @@ class RedisLink:
         if self._away_since is None:
             self._away_since = now
         self._away_because = str(error)
+        if LACKS_RIGHTS in self._away_because:
+            if self._away_because != self._told or now > self._told_until:
+                self.news.append(f"{error}. The scheduler waits for that; trials go on.")
+            self._told, self._told_until = self._away_because, now + _TOLD_FOR_S
         self.close()
         self.ask_backing()
 
     def is_back(self) -> None:
-        """Redis can be reached."""
+        """Redis can be reached, and does what it is asked for."""
         self._away_since = None
 
     def ask_backing(self) -> None:

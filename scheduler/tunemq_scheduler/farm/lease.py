@@ -67,7 +67,9 @@ local refused, i = nil, 2
 while i <= #ARGV do
   local last = i + tonumber(ARGV[i])
   local answer = redis.pcall(unpack(ARGV, i + 1, last))
-  if type(answer) == 'table' and answer.err then refused = refused or answer end
+  if type(answer) == 'table' and answer.err and not refused then
+    refused = {err = answer.err .. ' (' .. ARGV[i + 1] .. ')'}
+  end
   i = last + 1
 end
 return refused or 1

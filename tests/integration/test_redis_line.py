@@ -1,0 +1,66 @@
+"""A connection to a real Redis gives each command its own reply, or is closed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.integration.farm_support import RedisServer
+from tests.integration.node_fixtures import server
+from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_shared.errors import WireError, WireUnavailable
+
+__all__ = ["server"]
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def line(server: RedisServer) -> Iterator[RedisLine]:
+    with closing(RedisLine(server.url)) as line:
+        line.connect()
+        yield line
+
+
+def test_closed_line_sends_nothing_and_reads_no_old_reply_after_it_is_opened(line: RedisLine):
+    line.close()
+    with pytest.raises(WireUnavailable, match="closed"):
+        line.post([("INCR", "key")])
+    line.connect()
+    assert line.ask([("ECHO", "own")]) == [b"own"]
+
+
+def test_line_closed_with_a_reply_due_has_no_reply_to_receive(line: RedisLine):
+    line.post([("BLPOP", "nothing", "10")])
+    line.close()
+    with pytest.raises(WireUnavailable, match="closed"):
+        line.receive()
+
+
+def test_line_whose_reading_was_interrupted_is_closed(line: RedisLine):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with pytest.raises(Interrupted):
+            line.ask([("ECHO", "first"), ("BLPOP", "nothing", "10")])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not line.is_open
+    line.connect()
+    assert line.ask([("ECHO", "own")]) == [b"own"]
+
+
+def test_line_with_a_refused_command_among_others_stays_in_step(line: RedisLine):
+    line.post([("SET", "text", "x"), ("LPUSH", "text", "x"), ("ECHO", "late")])
+    with pytest.raises(WireError, match="WRONGTYPE"):
+        line.ask([("ECHO", "own")])
+    assert line.ask([("ECHO", "own")]) == [b"own"]
