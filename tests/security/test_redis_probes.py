@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.farm_processes import TcpRedis
-from tests.secured_redis import SecuredRedis, secured_redis
+from tests.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
 from tunemq_scheduler.security.findings import Level
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.redis_probes import (
@@ -24,6 +24,7 @@ from tunemq_scheduler.security.redis_probes import (
 from tunemq_shared.errors import WireUnavailable
 from tunemq_shared.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION
 
+SHIPPED_USERS = (SHIPPED / "users.acl").read_text()
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 _ALL = {PASSWORD, DEFAULT_USER, TLS, VERSION, CVE, LUA, EVICTION, AOF, WRITES, RIGHTS}
@@ -59,6 +60,26 @@ def test_a_user_who_may_administer_redis_is_found(redis: SecuredRedis):
     assert (finding.check, finding.level) == (RIGHTS, Level.WARNING)
     assert "'admin' may administer" in finding.what
     assert "deploy/redis/users.acl" in finding.fix
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_doctor_names_each_right_that_a_roles_user_lacks(redis: SecuredRedis, role: str):
+    (line,) = (one for one in SHIPPED_USERS.splitlines() if one.startswith(f"user {role} "))
+    rights = {part[1:] for part in line.split() if part.startswith("+")} - {"ping", "select"}
+    for right in rights:
+        # Redis 6.2 takes no subcommand away.
+        redis.client.execute_command("ACL", "SETUSER", role, f"-{right.split('|')[0]}")
+        try:
+            (found,) = (one for one in probe(redis.url(role)) if one.check == RIGHTS)
+        finally:
+            redis.client.execute_command("ACL", "SETUSER", role, *(f"+{one}" for one in rights))
+        assert found.level is Level.PROBLEM, right
+        assert right in found.what
+        assert f"+{right}" in found.fix
+        assert "deploy/redis/users.acl" in found.fix
+    (found,) = (one for one in probe(redis.url(role)) if one.check == RIGHTS)
+    assert found.level is Level.OK
+    assert redis.client.keys("*") == []
 
 
 def test_who_is_not_let_in_finds_nothing(redis: SecuredRedis):

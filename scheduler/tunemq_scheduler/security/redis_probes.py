@@ -14,9 +14,11 @@ from tunemq_scheduler.executors.redis_room import PROBE
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.refusing import refuse
+from tunemq_scheduler.security.role_rights import lacking, role_of
 from tunemq_shared import redis_dangers
 from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.redis_address import RedisAddress, parse_address
+from tunemq_shared.redis_dangers import LACKS_RIGHTS
 from tunemq_shared.redis_release import Release, release_in_hello, release_in_info
 
 EVICTION, AOF, WRITES, LUA = "redis-eviction", "redis-aof", "redis-writes", "redis-lua"
@@ -171,8 +173,17 @@ def _check_lua(address: RedisAddress, release: Release) -> Finding:
 def _check_rights(address: RedisAddress, line: RedisLine) -> Finding:
     if address.is_default_user:  # what that means stands above
         return ok(RIGHTS, "it is the default user, see redis-default-user")
+    role = role_of(address.user)
+    if lacks := lacking(line, role):
+        return problem(
+            RIGHTS,
+            f"{address.user!r} lacks rights that a {role} needs in Redis at {address}:"
+            f" {', '.join(lacks)}.",
+            f"{LACKS_RIGHTS}: redis-cli ACL SETUSER {address.user}"
+            f" {' '.join(f'+{command}' for command in lacks)}, or ACL LOAD.",
+        )
     if _asked(line, "CONFIG", "GET", "maxmemory-policy") is None:
-        return ok(RIGHTS, f"{address.user!r} may not administer it")
+        return ok(RIGHTS, f"{address.user!r} has the rights of a {role}, and may not administer it")
     return warning(
         RIGHTS,
         f"{address.user!r} may administer Redis at {address}, which nobody of a farm has to.",

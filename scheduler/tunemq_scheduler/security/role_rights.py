@@ -1,0 +1,118 @@
+"""Finds the rights that a role's user lacks in Redis, by commands that change nothing there.
+
+`ACL DRYRUN` would say it, but needs an administrator and Redis 7. Redis looks at a user's rights
+before it looks at the key, so each command is tried on a key that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tunemq_scheduler.executors.redis_line import Command, RedisLine, rights_fix
+from tunemq_shared import wire
+from tunemq_shared.errors import WireError, WireUnavailable
+
+_NOBODY: Final = "doctor-rights"
+_REPLY, _LEASE, _ANSWER = wire.reply(_NOBODY), wire.lease(_NOBODY), wire.answer(_NOBODY)
+_EVENTS, _QUEUE = wire.events(_NOBODY), wire.queue(_NOBODY)
+_PIDBOX: Final = "_kombu.binding.celery.pidbox"
+#: There is no way to try LPUSH that does nothing; nobody sees the key in between.
+_PUSH: Final = "redis.call('LPUSH', KEYS[1], '') redis.call('DEL', KEYS[1])"
+
+SCHEDULER: Final = "scheduler"
+#: By the name of its user in deploy/redis/users.acl, what each role does.
+_TRIED: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
+    {
+        SCHEDULER: (
+            ("INFO", "server"),
+            ("TIME",),
+            ("SCAN", "0", "MATCH", _LEASE, "COUNT", "1"),
+            ("GET", _LEASE),
+            ("SET", _LEASE, "", "XX"),
+            ("MGET", _LEASE),
+            ("DEL", _LEASE),
+            ("EXISTS", _EVENTS),
+            ("EXPIRE", _REPLY, "1"),
+            ("TTL", _EVENTS),
+            ("PTTL", _LEASE),
+            ("SETRANGE", _LEASE, "0", ""),
+            ("HSET", _REPLY, "", "", "without a value"),
+            ("SMEMBERS", _PIDBOX),
+            ("EVAL", "return 1", "0"),
+            ("LLEN", _QUEUE),
+            ("XADD", _EVENTS, "NOMKSTREAM", "*", "f", ""),
+            ("XDEL", _EVENTS, "1-1"),
+            ("XREAD", "COUNT", "1", "STREAMS", _EVENTS, "0"),
+            ("XTRIM", _EVENTS, "MAXLEN", "0"),
+            ("XGROUP", "CREATE", _EVENTS, "maker", "$"),
+            ("XGROUP", "DESTROY", _EVENTS, "maker"),
+            ("EVAL", _PUSH, "1", _QUEUE),
+        ),
+        "worker": (
+            ("GET", wire.GENERATION),
+            ("SET", _LEASE, "", "XX"),
+            ("DEL", _LEASE),
+            ("EXISTS", _EVENTS),
+            ("EXPIRE", _REPLY, "1"),
+            ("PEXPIRE", _LEASE, "1"),
+            ("HMGET", _REPLY, "f"),
+            ("HDEL", _REPLY, "f"),
+            ("BRPOP", _QUEUE, "0.01"),
+            ("XADD", _EVENTS, "NOMKSTREAM", "*", "f", ""),
+            ("WATCH", wire.GENERATION),
+            ("MULTI",),
+            ("EXEC",),
+        ),
+        "submitter": (
+            ("GET", _ANSWER),
+            ("DEL", _ANSWER),
+            ("XADD", _ANSWER, "NOMKSTREAM", "*", "f", ""),
+            ("XDEL", wire.REQUESTS, "1-1"),
+        ),
+        "exporter": (("INFO", "server"), ("LLEN", _QUEUE), ("XLEN", _EVENTS)),
+    }
+)
+
+
+def lacking(line: RedisLine, role: str) -> list[str]:
+    """The commands that the connection's user may not give to do what its role does.
+
+    Args:
+        line: an open connection.
+        role: as its user is called in deploy/redis/users.acl.
+
+    Raises:
+        WireUnavailable: Redis went away.
+    """
+    found: list[str] = []
+    for command in _TRIED[role]:
+        if _PUSH in command and {"eval", "del"} & set(found):
+            continue  # it would say nothing, or leave the key
+        if not _may(line, command):
+            found.append(_name(command))
+    return found
+
+
+def role_of(user: str) -> str:
+    """The role of a user, by its name; a user of another name is taken for the scheduler's."""
+    return user if user in _TRIED else SCHEDULER
+
+
+def _may(line: RedisLine, command: Command) -> bool:
+    try:
+        line.ask([command])
+    except WireUnavailable:
+        raise
+    except WireError as refused:
+        return not rights_fix(refused.__cause__ or refused)
+    return True
+
+
+def _name(command: Command) -> str:
+    """As ACL calls it."""
+    if _PUSH in command:
+        return "lpush"
+    name, *rest = (str(part).lower() for part in command)
+    return f"{name}|{rest[0]}" if name == "xgroup" else name
