@@ -22,6 +22,7 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
     (tmp_path / "file").write_text("no folder")
     news = []
     refused = Refusals()
+    (tmp_path / "good" / "train_a").mkdir(parents=True)
     reader = OutputReader(server.url, news.append, WireSeals().output, refused.add)
     names = ("file", "stream", "good")
     reader.follow({name: (tmp_path / name, name) for name in names})
@@ -49,6 +50,7 @@ def test_one_that_was_over_before_anybody_looked_is_read_all_the_same(
     server: RedisServer, tmp_path
 ):
     reader = OutputReader(server.url, print, WireSeals().output, Refusals().add)
+    (tmp_path / "quick" / "train_a").mkdir(parents=True)
     reader.follow({"quick": (tmp_path / "quick", "quick")})
     reader.follow({})
     piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))

@@ -174,13 +174,14 @@ def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tm
     reader = OutputReader(server.url, news.append, seals.output, seals.refused.add)
     key = wire.events("one")
     put(server.client, wire.output(key), "string")
+    (tmp_path / "train_t1").mkdir()
     reader.follow({"one": (tmp_path, key)})
     reader.start()
     try:
         eventually(lambda: not server.client.exists(wire.output(key)))
-        piece = OutputPiece("t1", 1, "trial", "stdout", 0, b"hello\n")
+        piece = OutputPiece("t1", 1, "train_t1", "stdout", 0, b"hello\n")
         server.client.xadd(wire.output(key), {wire.PIECE: b"\0" + encode(piece)})
-        eventually((tmp_path / "trial" / "stdout").exists)
+        eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:
         reader.close()
     assert seals.refused.counts() == (("key", "wrong_type", 1),)

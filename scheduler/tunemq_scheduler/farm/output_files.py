@@ -98,7 +98,7 @@ class OutputFiles:
         return len(entries) == _AT_ONCE
 
     def _add(self, piece: OutputPiece) -> None:
-        if piece.name not in _NAMES or not is_safe_name(piece.folder) or "/" in piece.folder:
+        if piece.name not in _NAMES or not self._is_trials(piece):
             return
         key = piece.trial, piece.epoch, piece.name
         begun, known = self._known.get(key, (piece.round, 0))
@@ -109,7 +109,6 @@ class OutputFiles:
             return  # it is known: somebody says it again
         data = piece.data[max(0, known - piece.offset) :]
         path = self._folder / piece.folder / piece.name
-        path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if descriptor is None:
             return  # the trial's own code put something else there
@@ -126,6 +125,15 @@ class OutputFiles:
                 raise
         self._known[key] = piece.round, end
         self._changed.add(key)
+
+    def _is_trials(self, piece: OutputPiece) -> bool:
+        """Whether the folder is one that its trial was given when the experiment added it."""
+        return (
+            piece.folder.endswith(f"_{piece.trial}")
+            and is_safe_name(piece.folder)
+            and "/" not in piece.folder
+            and (self._folder / piece.folder).is_dir()
+        )
 
     def _kept_cursor(self) -> str:
         try:

@@ -24,6 +24,7 @@ class Printed:
 
     def __init__(self, folder):
         self.folder = folder
+        (folder / "train_a").mkdir(exist_ok=True)
         self.files = files_of(folder)
         self.entries = 0
 
@@ -114,7 +115,7 @@ def test_the_note_of_what_is_known_does_not_grow_for_ever(printed, tmp_path, mon
 
 def test_nothing_new_is_nothing_to_do(printed, tmp_path):
     assert not printed.files.answered(None)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["train_a"]
 
 
 def test_where_there_is_a_lot_it_is_asked_again(printed):
@@ -136,19 +137,30 @@ def test_a_file_does_not_grow_for_ever(printed, monkeypatch):
         piece(0, b"x", folder="../other"),
         piece(0, b"x", folder="a/b"),
         piece(0, b"x", folder=""),
+        piece(0, b"x", folder="journal"),
+        piece(0, b"x", folder=".output-cursor"),
+        piece(0, b"x", folder="nobodys_a"),
+        piece(0, b"x", folder="train_b"),
         piece(0, b"x", name="result.json"),
         piece(0, b"x", name="../stdout"),
     ],
 )
 def test_what_no_node_of_ours_says_is_left_out(printed, tmp_path, bad):
+    for name in ("journal", "train_b"):
+        (tmp_path / name).mkdir()
     printed.come(bad)
-    assert [path.name for path in tmp_path.iterdir()] == [".output-cursor"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".output-cursor",
+        "journal",
+        "train_a",
+        "train_b",
+    ]
+    assert not list(tmp_path.glob("*/std*"))
 
 
 @pytest.mark.parametrize("has_reader", [False, True])
 def test_a_fifo_in_the_place_of_a_file_holds_nobody_up(printed, tmp_path, has_reader):
     folder = tmp_path / "train_a"
-    folder.mkdir()
     os.mkfifo(folder / "stdout")
     reader = os.open(folder / "stdout", os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
     printed.come(piece(0, b"one\n"), piece(0, b"oh\n", name="stderr"))
@@ -159,7 +171,6 @@ def test_a_fifo_in_the_place_of_a_file_holds_nobody_up(printed, tmp_path, has_re
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(printed, tmp_path):
-    (tmp_path / "train_a").mkdir()
     (tmp_path / "other").write_bytes(b"mine\n")
     (tmp_path / "train_a" / "stdout").symlink_to(tmp_path / "other")
     printed.come(piece(0, b"one\n"))
