@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from tunemq_shared.message_limits import is_possible
+from tunemq_shared.message_limits import MOST_OF_NODE, NAME_CHARACTERS, Line, Name, is_possible
 from tunemq_shared.messages import Gpu, Message
 
 
@@ -21,16 +23,18 @@ class NodeHello(Message, frozen=True):
     """
 
     protocol: int
-    node: str
-    incarnation: str
-    hostname: str
-    node_ip: str
+    node: Name
+    incarnation: Name
+    hostname: Name
+    node_ip: Name
     pid: int
-    resources: dict[str, float]
-    python: str
-    cloudpickle: str
-    gpus: tuple[Gpu, ...] = ()
-    withheld: dict[str, str] = msgspec.field(default_factory=dict)
+    resources: Annotated[dict[Name, float], Meta(max_length=MOST_OF_NODE)]
+    python: Name
+    cloudpickle: Name
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MOST_OF_NODE)] = ()
+    withheld: Annotated[dict[Name, Line], Meta(max_length=MOST_OF_NODE)] = msgspec.field(
+        default_factory=dict
+    )
     began: float = 0.0
     number: int = 0
 
@@ -42,7 +46,7 @@ class BatchHeader(Message, frozen=True):
     """
 
     protocol: int
-    incarnation: str
+    incarnation: Name
     first: int
     taken: tuple[int, int]
 
@@ -51,9 +55,13 @@ def decode_hello(data: bytes) -> NodeHello:
     """Decode a node's introduction.
 
     Raises:
-        UNDECODABLE: it is not one, or an amount in it is negative, infinite, NaN or too large.
+        UNDECODABLE: it is not one, or an amount in it is negative, infinite, NaN or too large, or a
+            name too long.
     """
     hello = msgspec.msgpack.decode(data, type=NodeHello)
+    for gpu in hello.gpus:  # journals have GPUs, too
+        if max(len(gpu.uuid), len(gpu.model)) > NAME_CHARACTERS:
+            raise msgspec.ValidationError("a name of a GPU in it is too long")
     amounts = *hello.resources.values(), *(gpu.memory for gpu in hello.gpus)
     _check((*amounts, hello.pid, hello.began, hello.number))
     return hello

@@ -16,6 +16,13 @@ MAIL_TEXT_BYTES: Final = MAIL_BYTES * 4 // 3 + 4
 #: An assignment as Celery's message: its base64 is JSON, and that is base64 again.
 TASK_BYTES: Final = MAIL_TEXT_BYTES * 4 // 3 + 64 * 2**10
 
+#: A name of a node, host, GPU, resource, library or version; and a line about one of them.
+NAME_CHARACTERS: Final = 255
+LINE_CHARACTERS: Final = 4096
+#: So many GPUs, or resources, or kinds of refused messages, a node says at most; and libraries.
+MOST_OF_NODE: Final = 1024
+MOST_LIBRARIES: Final = 4096
+
 #: A node's introduction, its goodbye, its lease, what it says of its machine.
 HELLO_BYTES: Final = 2**20
 GOODBYE_BYTES: Final = 2**10
@@ -37,6 +44,11 @@ _MOST: Final = 2**53
 #: The same for fields of messages: a decoder refuses what is not possible.
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
+
+
+#: For fields of messages.
+Name = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS)]
+Line = Annotated[str, msgspec.Meta(max_length=LINE_CHARACTERS)]
 
 
 def is_possible(number: float) -> bool:

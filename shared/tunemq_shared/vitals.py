@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
-from tunemq_shared.message_limits import is_possible
+import msgspec
+from msgspec import Meta
+
+from tunemq_shared.message_limits import MOST_LIBRARIES, MOST_OF_NODE, Line, Name, is_possible
 from tunemq_shared.messages import Message
 from tunemq_shared.store_traffic import StoreTraffic
 
@@ -17,10 +20,10 @@ class GpuVitals(Message, frozen=True):
     of the farm hold of it, for people.
     """
 
-    uuid: str
+    uuid: Name
     busy: float | None = None
     memory_used: float | None = None
-    foreign: str = ""
+    foreign: Line = ""
 
 
 class NodeAbout(Message, frozen=True):
@@ -30,11 +33,11 @@ class NodeAbout(Message, frozen=True):
     the UUIDs of those that it offers.
     """
 
-    node: str
-    hostname: str
-    python: str
-    libraries: dict[str, str]
-    gpus: tuple[str, ...] = ()
+    node: Name
+    hostname: Name
+    python: Name
+    libraries: Annotated[dict[Name, Name], Meta(max_length=MOST_LIBRARIES)]
+    gpus: Annotated[tuple[Name, ...], Meta(max_length=MOST_OF_NODE)] = ()
 
 
 class NodeVitals(Message, frozen=True):
@@ -48,18 +51,20 @@ class NodeVitals(Message, frozen=True):
     each time that it says how it is. ``store``: what it asks of object stores.
     """
 
-    version: str = ""
+    version: Name = ""
     load: float | None = None
     memory_free: float | None = None
     disk_free: float | None = None
     hosts: int = 0
     outbox: int = 0
     cache: int = 0
-    gpus: tuple[GpuVitals, ...] = ()
+    gpus: Annotated[tuple[GpuVitals, ...], Meta(max_length=MOST_OF_NODE)] = ()
     disk_size: float | None = None
     clock: float | None = None
     about: NodeAbout | None = None
-    refused: dict[str, int] = msgspec.field(default_factory=dict)
+    refused: Annotated[dict[Name, int], Meta(max_length=MOST_OF_NODE)] = msgspec.field(
+        default_factory=dict
+    )
     number: int = 0
     store: StoreTraffic = StoreTraffic()
 

@@ -21,6 +21,7 @@ from tunemq_shared.backoff import backoff_s
 from tunemq_shared.failpoints import failpoint
 from tunemq_shared.health import Health
 from tunemq_shared.introductions import BatchHeader, NodeHello
+from tunemq_shared.message_limits import LINE_CHARACTERS
 from tunemq_shared.messages import PROTOCOL_VERSION, NodeWarned, encode
 from tunemq_shared.redis_address import RedisAddress
 from tunemq_shared.wire import STARTED_AGAIN
@@ -281,6 +282,7 @@ class NodeLoop:
     def _withhold(self, devices: dict[str, str]) -> None:
         """These are not to be used now."""
         number = self._hello.number + 1
+        devices = {uuid: why[:LINE_CHARACTERS] for uuid, why in devices.items()}
         self._hello = msgspec.structs.replace(self._hello, withheld=devices, number=number)
         self._introduce()
 

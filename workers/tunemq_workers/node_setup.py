@@ -21,6 +21,7 @@ from tunemq_shared.errors import ConfigError
 from tunemq_shared.health import Health
 from tunemq_shared.introductions import NodeHello
 from tunemq_shared.live_keys import LiveKeys
+from tunemq_shared.message_limits import LINE_CHARACTERS
 from tunemq_shared.messages import PROTOCOL_VERSION, Environment, Gpu
 from tunemq_shared.prctl import adopt_orphans, set_name
 from tunemq_shared.processes import parent_of
@@ -349,7 +350,8 @@ def _gpu_vitals(watch: GpuWatch, keeper: GpuKeeper) -> tuple[GpuVitals, ...]:
     """What GPUs do, and who else uses them."""
     foreign = keeper.foreign
     return tuple(
-        msgspec.structs.replace(one, foreign=foreign.get(one.uuid, "")) for one in watch.vitals
+        msgspec.structs.replace(one, foreign=foreign.get(one.uuid, "")[:LINE_CHARACTERS])
+        for one in watch.vitals
     )
 
 
