@@ -57,6 +57,16 @@ class Intake:
             self._roster.refusals.add("hello" if key == wire.NODES else "events", "early", text)
         return {key: entries for key, entries in taken.items() if key.decode() not in exhausted}
 
+    def removed(self, streams: list[str]) -> None:
+        """Count entries that were removed unread from these streams; empties the list."""
+        for key in streams:
+            text = (
+                f"An entry of the stream {key} was longer than any message of a node: it is"
+                " removed. Somebody who is no node of this farm may write to its Redis."
+            )
+            self._roster.refusals.add("hello" if key == wire.NODES else "events", "oversized", text)
+        streams.clear()
+
     def departed(self, unfinished: Iterable[bytes]) -> dict[str, str]:
         """Nodes that are dead, and of whom all was read; see `Departures.due`."""
         return self._departures.due(unfinished)

@@ -1,4 +1,4 @@
-"""Deletes keys of the farm in Redis whose type is wrong.
+"""Deletes keys of the farm in Redis whose type is wrong, and strings that are far too long.
 
 Redis answers WRONGTYPE to each command about such a key until it is gone, and whoever wrote it may
 have left long since. So the scheduler deletes it, and goes on as after a wipe (F06).
@@ -29,10 +29,15 @@ Refused = Callable[[str, str, str], None]
 # The scheduler's user may not ask for a type, so each key is tried with a command of its type that
 # changes nothing but an unused field of a reply.
 _CLEAR: Final = """
-local last, cleared = '18446744073709551615-18446744073709551615', {}
+local last, longest = '18446744073709551615-18446744073709551615', 4096
+local cleared = {}
 for i, key in ipairs(KEYS) do
   local kind, answer = ARGV[i], false
-  if kind == 'string' then answer = redis.pcall('GET', key)
+  if kind == 'string' then
+    answer = redis.pcall('GET', key)
+    if type(answer) == 'string' and #answer > longest then
+      answer = {err = 'WRONGTYPE, or rather too long'}
+    end
   elseif kind == 'stream' then answer = redis.pcall('XREAD', 'COUNT', 1, 'STREAMS', key, last)
   elseif kind == 'list' then answer = redis.pcall('LLEN', key)
   elseif redis.call('EXISTS', key) == 1 then answer = redis.pcall('HSET', key, 't', '') end
@@ -53,7 +58,7 @@ end
 
 
 def clear_wrong_types(line: RedisLine, types: Mapping[str, KeyType], refused: Refused) -> list[str]:
-    """Delete the keys that have another type than this; which they were.
+    """Delete the keys that have another type than this, or are too long; which they were.
 
     Args:
         line: an open connection.
@@ -76,7 +81,7 @@ def clear_wrong_types(line: RedisLine, types: Mapping[str, KeyType], refused: Re
         refused(
             "key",
             "wrong_type",
-            f"The key {key} in Redis was no {types[key].value}: it is deleted, and what it held is"
-            " sent again. Somebody who is no node of this farm may write to its Redis.",
+            f"The key {key} in Redis was no {types[key].value} of ours: it is deleted, and what it"
+            " held is sent again. Somebody who is no node of this farm may write to its Redis.",
         )
     return keys

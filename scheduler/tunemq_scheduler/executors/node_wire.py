@@ -17,11 +17,11 @@ from tunemq_scheduler.executors.generation import QUESTIONS, Generation
 from tunemq_scheduler.executors.intake import Intake
 from tunemq_scheduler.executors.key_types import KeyType, clear_wrong_types
 from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.executors.redis_line import Command, RedisFull
+from tunemq_scheduler.executors.redis_line import Command, RedisFull, ReplyTooLong
 from tunemq_scheduler.executors.redis_link import RETRY_EVERY_S, Backing, Guard, RedisLink
 from tunemq_scheduler.executors.redis_room import PROBE, RedisRoom
 from tunemq_scheduler.executors.roster import Roster
-from tunemq_scheduler.executors.stream_reader import COUNT, StreamEntry
+from tunemq_scheduler.executors.stream_reader import StreamEntry
 from tunemq_scheduler.executors.tenant import Tenant
 from tunemq_scheduler.executors.wire_client import WireClient
 from tunemq_scheduler.executors.wire_seals import WireSeals
@@ -335,6 +335,7 @@ class NodeWire:
         if has_entries:
             try:
                 taken = self._reader.take()
+                self._intake.removed(self._reader.removed)
                 gone = self._generation.exhausted(taken)
                 self._take(self._intake.without(gone, taken))
                 self._admit()  # before the gaps: events of a node that joins now were ignored
@@ -348,12 +349,9 @@ class NodeWire:
 
     def _take(self, taken: dict[bytes, list[StreamEntry]]) -> None:
         self._intake.introductions(taken.pop(wire.NODES.encode(), ()))
-        unfinished = self._unread()
         for key, entries in taken.items():
             self._intake.batches(self._roster.tenants[key.decode()], entries)
-            if len(entries) >= COUNT:
-                unfinished.append(entries[-1][0])
-        for incarnation, why in self._intake.departed(unfinished).items():
+        for incarnation, why in self._intake.departed(self._unread()).items():
             if why == wire.STARTED_AGAIN:
                 self._excuse(incarnation)
             self._roster.lose(incarnation, why, is_dead=True)
@@ -361,7 +359,7 @@ class NodeWire:
     def _unread(self) -> list[bytes]:
         """Of the streams that are not read, or not now, the newest entries that were."""
         is_one_unread = bool(self._new) or not self._roster.absent <= self._roster.tenants.keys()
-        return self._reader.held + [b"0-0"] * is_one_unread
+        return self._reader.unread + [b"0-0"] * is_one_unread
 
     def _excuse(self, incarnation: str) -> None:
         node = self._roster.nodes.get(incarnation)
@@ -497,6 +495,9 @@ class NodeWire:
         except RedisFull as error:
             self._is_full(error)
             return
+        except ReplyTooLong:
+            self._drop_leases([*leases, *vitals])
+            raise
         if self._room.is_back():
             self._roster.start_anew()
         if self._generation.begins(answers[:QUESTIONS]):
@@ -508,6 +509,13 @@ class NodeWire:
                 self._roster.read_vitals(incarnation, self._seals.vitals(incarnation, value))
             renewed = dict(zip(nodes, values[: len(leases)], strict=True))
             self._roster.read_leases(time.monotonic(), self._seals.leases(renewed))
+
+    def _drop_leases(self, keys: list[str]) -> None:
+        """Delete what is too long to be looked at; nodes write theirs again within a second."""
+        self._line.connect()
+        self._line.ask([("DEL", *keys)] if keys else [])
+        text = "Leases of nodes were longer than there is memory for: they are deleted."
+        self.refusals.add("lease", "oversized", text)
 
     def _vitals_keys(self) -> list[str]:
         """Those to be looked at now: what they say is new once a second, and only for people."""

@@ -22,6 +22,7 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
+from tunemq_scheduler.executors.bounded_parser import BoundedParser, TooLong
 from tunemq_shared.errors import WireError, WireUnavailable
 from tunemq_shared.redis_address import parse_address
 from tunemq_shared.redis_dangers import LACKS_RIGHTS
@@ -59,6 +60,10 @@ class RedisFull(RedisRefusesWrites):
         )
 
 
+class ReplyTooLong(WireUnavailable):
+    """A reply was too long for us: the connection was closed; commands may have been done."""
+
+
 class RedisLine:
     """A connection that is opened by `connect` and, after an error, by `connect` again.
 
@@ -76,6 +81,7 @@ class RedisLine:
         pool = ConnectionPool.from_url(
             address.url(),
             protocol=2,
+            parser_class=BoundedParser,
             socket_timeout=_TIMEOUT_S,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),  # repeating is for those who know what is idempotent
@@ -123,6 +129,7 @@ class RedisLine:
         Raises:
             WireError: one of them was refused; all replies were read.
             RedisRefusesWrites: likewise, by a Redis that cannot write to its disk.
+            ReplyTooLong: a reply was so long that it was not read.
             RedisFull: one was refused for want of memory, or a posted one before them was, and
                 these were not sent.
             WireUnavailable: the connection broke; commands may or may not have been done.
@@ -175,6 +182,9 @@ class RedisLine:
                 full = error
             except ResponseError as error:
                 refused = refused or error
+            except TooLong as error:
+                self.close()
+                raise ReplyTooLong(f"Redis at {self.address}: {error}") from error
             except RedisError as error:
                 raise self._broken(error) from error
             self._due -= 1

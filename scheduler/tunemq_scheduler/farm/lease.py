@@ -38,7 +38,9 @@ _CLAIM: Final = (
     TEXT_OF
     + """
 local held = text_of(KEYS[1])
-if held and string.match(held, '^%d+:(%w+):') ~= ARGV[3] then return held end
+if held and string.match(held, '^%d+:(%w+):') ~= ARGV[3] then
+  return string.sub(held, 1, 4096)
+end
 local term = math.max(tonumber(text_of(KEYS[2]) or '0') + 1, tonumber(ARGV[1]))
 term = string.format('%d', term)
 redis.call('SET', KEYS[2], term)
@@ -52,7 +54,7 @@ _RENEW: Final = (
     + """
 local mine = tonumber(ARGV[1])
 if tonumber(text_of(KEYS[2]) or '0') > mine then
-  return text_of(KEYS[1]) or 'nobody'
+  return string.sub(text_of(KEYS[1]) or 'nobody', 1, 4096)
 end
 redis.call('SET', KEYS[2], ARGV[1])
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. ARGV[2], 'PX', ARGV[3])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tunemq_scheduler.executors.key_types import KeyType, Refused, clear_wrong_types
-from tunemq_scheduler.executors.redis_line import RedisLine
+from tunemq_scheduler.executors.redis_line import RedisLine, ReplyTooLong
 from tunemq_scheduler.farm.output_files import Opened, OutputFiles
 from tunemq_shared.errors import WireError, WireUnavailable
 
@@ -107,5 +107,12 @@ class OutputReader:
     def _bring(self, files: OutputFiles) -> None:
         more = True
         while more:
-            (reply,) = self._line.ask([files.asks()])
+            try:
+                (reply,) = self._line.ask([files.asks()])
+            except ReplyTooLong:  # no node writes as much; of output some may be missing
+                self._line.connect()
+                self._line.ask([("DEL", files.key)])
+                text = "A stream of what trials print was too long to be read: it is deleted."
+                self._refused("output", "oversized", text)
+                return
             more = files.answered(reply)

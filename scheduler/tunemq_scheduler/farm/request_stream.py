@@ -20,7 +20,7 @@ from tunemq_scheduler.executors.key_types import (
     Refused,
     clear_wrong_types,
 )
-from tunemq_scheduler.executors.redis_line import Command, RedisLine
+from tunemq_scheduler.executors.redis_line import Command, RedisLine, ReplyTooLong
 from tunemq_shared import wire
 from tunemq_shared.errors import SchedulerSuperseded, WireError, WireUnavailable
 from tunemq_shared.requests import MAX_REQUEST_BYTES
@@ -105,7 +105,7 @@ class RequestStream:
             if not self._is_answered():
                 return []
             self._asked_at = None
-            taken = self._take(term) if self._reading.receive() else []
+            taken = self._take(term) if self._is_any() else []
             self._ask()
         except WireError:
             self.close()
@@ -147,6 +147,12 @@ class RequestStream:
         if self._asked_at is not None and time.monotonic() - self._asked_at > _ANSWER_WITHIN_S:
             raise WireUnavailable(f"Redis at {self._reading.address} does not answer any more.")
         return False
+
+    def _is_any(self) -> bool:
+        try:
+            return bool(self._reading.receive())
+        except ReplyTooLong:  # the script cuts it off
+            return True
 
     def _take(self, term: int) -> list[list[bytes]]:
         """The fields of the oldest entries, as names and values in turn."""

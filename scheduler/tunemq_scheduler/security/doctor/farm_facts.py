@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.executors.redis_line import Command, RedisLine
+from tunemq_scheduler.executors.redis_line import Command, RedisLine, ReplyTooLong
 from tunemq_shared import wire
 from tunemq_shared.message_limits import VITALS_BYTES
 from tunemq_shared.seals import Seal, SealBroken
@@ -77,7 +77,12 @@ def read_farm(line: RedisLine, events: Seal) -> FarmFacts:
     sealed = 0
     for key in _vitals_keys(line):
         incarnation = key.removeprefix(_PREFIX)
-        said, left_ms, at = line.ask([("GET", key), ("PTTL", key), ("TIME",)])
+        try:
+            said, left_ms, at = line.ask([("GET", key), ("PTTL", key), ("TIME",)])
+        except ReplyTooLong as error:
+            unreadable[incarnation] = str(error)
+            line.connect()
+            continue
         if said is None:
             continue  # it has ended meanwhile
         if len(said) > VITALS_BYTES:
