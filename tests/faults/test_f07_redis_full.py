@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
+import redis
 
+from tests.farm_service import FarmService, farm_service
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
 from tests.own_farm import ChainRun, OwnFarm, farm
 from tests.support import eventually
 from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
+from tunemq_scheduler.executors.node_wire import NodeWire
+from tunemq_scheduler.farm.holder import Holder
+from tunemq_scheduler.farm.lease import SchedulerLease
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.security.redis_probes import refuse_dangers
 from tunemq_shared import messages as m
@@ -125,6 +132,48 @@ def test_f07_who_may_not_ask_for_the_policy_is_let_in_and_told(server: RedisServ
     executor = CeleryTrialExecutor(url, term=1)
     executor.open(PLAN)
     executor.close()
+
+
+def test_f07_scheduler_starts_on_a_redis_filled_with_entries_of_no_node(tmp_path: Path):
+    with farm_service(tmp_path, starts=False) as farm, closing(client_of(farm)) as client:
+        client.config_set("maxmemory", "20mb")
+        with suppress(redis.OutOfMemoryError):
+            while True:
+                client.xadd(wire.NODES, {"e": b"x" * 20_000})
+        farm.start_scheduler()
+        farm.add_worker("one")
+        farm.has_nodes("one")
+
+
+def test_f07_scheduler_that_starts_on_a_full_redis_waits_for_room_and_comes_up(tmp_path: Path):
+    with farm_service(tmp_path, starts=False) as farm, closing(client_of(farm)) as client:
+        client.set("ballast", b"x" * 2**22)
+        client.config_set("maxmemory", "3mb")
+        scheduler = farm.start_scheduler()
+        log = tmp_path / "head" / "scheduler.log"
+        eventually(lambda: log.exists() and "Waiting for room" in log.read_text())
+        time.sleep(3)
+        assert scheduler.poll() is None, log.read_text()
+        client.config_set("maxmemory", "0")
+        farm.add_worker("one")
+        farm.has_nodes("one")
+
+
+def test_f07_wire_of_a_farm_opened_on_a_full_redis_is_away_until_there_is_room(server: RedisServer):
+    lease = SchedulerLease(server.url, Holder.this_process("farm"))
+    lease.claim(1, _nobody)
+    with closing(lease), closing(NodeWire(server.url, term=lease.term, guard=lease)) as node_wire:
+        server.client.config_set("maxmemory", "1mb")
+        node_wire.open()
+        assert any("full" in line for line in node_wire.notes())
+        node_wire.poll(0.5)
+        server.client.config_set("maxmemory", "0")
+        eventually(lambda: (node_wire.poll(0.1), not node_wire.is_away)[1])
+        eventually(lambda: (node_wire.poll(0.1), not node_wire.notes())[1])
+
+
+def client_of(farm: FarmService) -> redis.Redis:
+    return redis.Redis.from_url(farm.url)
 
 
 def _nobody(line: str) -> None:

@@ -101,6 +101,8 @@ class NodeWire:
     def open(self) -> None:
         """Reach Redis, and make the streams of the clients that there are.
 
+        Of a farm's Redis that is full this returns, too; it counts as away until there is room.
+
         Raises:
             WireUnavailable: Redis cannot be reached for ``connect_within`` seconds.
         """
@@ -109,6 +111,10 @@ class NodeWire:
             try:
                 self._link()
             except (WireUnavailable, RedisFull) as error:
+                if self._guard is not None and isinstance(error, RedisFull):
+                    self._is_full(error)
+                    self._redis.lost(error)
+                    return
                 tried = time.monotonic() - started
                 if tried >= self._connect_within:
                     raise WireUnavailable(f"{error} Tried for {tried:.1f} s.") from error
@@ -413,6 +419,14 @@ class NodeWire:
     def _link(self) -> None:
         """(Re)connect, and repeat what may have been lost."""
         self._line.connect()
+        try:
+            self._link_anew()
+        except RedisFull:
+            if not self._generation.begun:  # nothing there is known to us, and nodes say it again
+                self._line.ask([("DEL", wire.GENERATION, wire.NODES)])
+            raise
+
+    def _link_anew(self) -> None:
         clear_wrong_types(self._line, self._types(), self.refusals.add)
         self._let_in()
         if not self._generation.begun:

@@ -172,7 +172,7 @@ class RedisLine:
     def _read(self) -> list[Any]:
         replies: list[Any] = []
         refused: ResponseError | None = None
-        full: OutOfMemoryError | None = None
+        full: ResponseError | None = None
         while self._due:
             try:
                 replies.append(self._connection.read_response())
@@ -181,7 +181,10 @@ class RedisLine:
             except OutOfMemoryError as error:
                 full = error
             except ResponseError as error:
-                refused = refused or error
+                if "-OOM " in str(error):  # in a script of Redis 6.2
+                    full = error
+                else:
+                    refused = refused or error
             except TooLong as error:
                 self.close()
                 raise ReplyTooLong(f"Redis at {self.address}: {error}") from error

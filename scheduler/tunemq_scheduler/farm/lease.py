@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from tunemq_scheduler.executors.key_types import TEXT_OF
-from tunemq_scheduler.executors.redis_line import Command, RedisLine
+from tunemq_scheduler.executors.redis_line import Command, RedisFull, RedisLine
 from tunemq_scheduler.farm.holder import Holder
 from tunemq_shared import wire
 from tunemq_shared.errors import SchedulerSuperseded, WireError
@@ -33,6 +33,7 @@ from tunemq_shared.undecodable import UNDECODABLE
 PERIOD_S: Final = 1.0
 TTL_S: Final = 10.0
 _RETRY_S: Final = 0.1
+_FULL_RETRY_S: Final = 1.0
 
 _CLAIM: Final = (
     TEXT_OF
@@ -126,7 +127,7 @@ class SchedulerLease:
     # --- getting it -------------------------------------------------------------------------------
 
     def claim(self, at_least: int, tell: Callable[[str], None]) -> int:
-        """Get the lease, and keep it from now on; the new term.
+        """Get the lease, and keep it from now on; the new term. Waits while Redis is full.
 
         Args:
             at_least: the term is not below this.
@@ -137,11 +138,23 @@ class SchedulerLease:
             SchedulerSuperseded: another scheduler runs on this farm; says which.
         """
         self._line.connect()
-        replaced, seen, is_told = "", b"", False
+        replaced, seen, is_told, is_full = "", b"", False, False
         deadline = time.monotonic() + 2 * TTL_S
         while True:
             term = max(at_least, int(time.time()))
-            answer = self._ask(_CLAIM, str(term), self._value(), replaced, str(int(TTL_S * 1000)))
+            lasts = str(int(TTL_S * 1000))
+            try:
+                answer = self._ask(_CLAIM, str(term), self._value(), replaced, lasts)
+            except RedisFull as full:
+                if not is_full:
+                    is_full = True
+                    tell(f"{full}. Waiting for room: redis-cli CONFIG SET maxmemory MORE.")
+                # Who writes there may have filled it with what only a scheduler removes; without a
+                # generation nodes introduce themselves again.
+                self._line.ask([("DEL", wire.GENERATION, wire.NODES)])
+                time.sleep(_FULL_RETRY_S)
+                deadline = time.monotonic() + 2 * TTL_S
+                continue
             if isinstance(answer, int):
                 break
             holder = _holder(answer)
