@@ -63,7 +63,13 @@ def of_redis() -> list[Decoder]:
             introductions.decode_header,
             introductions.BatchHeader,
         ),
-        of_type("tunemq_shared.vitals:decode_vitals", vitals.decode_vitals, vitals.NodeVitals),
+        Decoder(
+            "shared.vitals:decode_vitals",
+            vitals.decode_vitals,
+            UNDECODABLE,
+            (*samples_of(vitals.NodeVitals), msgspec.msgpack.encode(vitals.NodeVitals(load=1.0))),
+            ("tunemq_shared.vitals:decode_vitals",),
+        ),
         of_type(
             "tunemq_shared.output_pieces:decode", output_pieces.decode, output_pieces.OutputPiece
         ),
