@@ -76,6 +76,7 @@ def farm_processes(process: psutil.Process | None = None) -> list[psutil.Process
     running = []
     for child in (process or psutil.Process()).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-            if child.status() != psutil.STATUS_ZOMBIE and child.pid not in SERVER_PIDS:
+            is_server = SERVER_PIDS & {child.pid, child.ppid()}  # or one that a server started
+            if child.status() != psutil.STATUS_ZOMBIE and not is_server:
                 running.append(child)
     return running

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import runpy
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,11 @@ def _configs(farm: SoakFarm, entries: list[m.Entry]) -> dict[str, dict[str, Any]
 
 
 def _prepared(farm: SoakFarm) -> Any:
-    script = runpy.run_path(str(farm.folder / "search.py"))
+    sys.path.insert(0, str(farm.script.parent))  # where the script's own modules are
+    try:
+        script = runpy.run_path(str(farm.script))
+    finally:
+        sys.path.remove(str(farm.script.parent))
     tuner = script["tuner"]
     return prepare(tuner._trainable, tuner._param_space, tuner._tune_config, tuner._run_config)
 
@@ -168,8 +173,9 @@ def _is_code(file: Path) -> bool:
 
 def _no_key_is_left(farm: SoakFarm) -> str:
     client = redis.Redis(unix_socket_path=farm.redis.path)
-    own = {wire.GENERATION.encode(), wire.NODES.encode(), wire.TERM.encode(), wire.STREAMS.encode()}
-    keys = [key for key in client.keys("*") if key not in own]
+    own = {wire.GENERATION, wire.NODES, wire.TERM, wire.STREAMS, wire.FARM, wire.REQUESTS}
+    own.add(wire.events("farm"))
+    keys = [key for key in client.keys("*") if key.decode() not in own]
     endless = [key for key in keys if client.ttl(key) == -1]
     assert endless == [], endless
     return f"{len(keys)} keys in Redis, each with an expiry"

@@ -25,18 +25,16 @@ SLOTS_A_NODE: Final = 2
 STEPS: Final = 20
 STEP_S: Final = 0.2
 NAME: Final = "soak"
+ENDED: Final = {"FINISHED", "FAILED", "STOPPED"}
 #: What ends by itself is started again after so long, as by a service manager.
 _RESTART_S: Final = 0.5
 _LOOK_S: Final = 0.02
 
 _SCRIPT: Final = """
-import json
-from pathlib import Path
-
 import tunemq as tune
-from tests.chain import chain
+from work import chain
 
-about = json.loads((Path(__file__).parent / "about.json").read_text())
+about = ABOUT
 schedulers = {
     "fifo": None,
     "asha": tune.schedulers.ASHAScheduler(max_t=about["steps"], grace_period=3, reduction_factor=3),
@@ -52,8 +50,6 @@ tuner = tune.Tuner(
         scheduler=schedulers[about["algorithm"]],
     ),
     run_config=tune.RunConfig(
-        name=about["name"],
-        storage_path=about["store"],
         checkpoint_config=tune.CheckpointConfig(num_to_keep=2),
         # Nodes die by chance here, on a busy machine again before a trial got on: none is to blame.
         failure_config=tune.FailureConfig(max_failures=-1, max_node_losses=-1),
@@ -176,7 +172,7 @@ class Program:
 
 
 class SoakFarm:
-    """Redis, MinIO, three workers and a scheduler with its search.
+    """Redis, MinIO, three workers and a scheduler, to which a search is submitted.
 
     Args:
         algorithm: ``fifo`` or ``asha``.
@@ -212,6 +208,17 @@ class SoakFarm:
         return self.results / NAME
 
     @property
+    def script(self) -> Path:
+        """The script that is submitted, in a folder with nothing else of the farm."""
+        return self.folder / "submitted" / "search.py"
+
+    @property
+    def state(self) -> str:
+        """Of the search, as the scheduler's queue has it on the disk."""
+        queued = self.results / ".farm" / "experiments" / f"{NAME}.json"
+        return str(json.loads(queued.read_bytes())["state"])
+
+    @property
     def environ(self) -> dict[str, str]:
         """The variables of all its processes."""
         return {
@@ -219,9 +226,6 @@ class SoakFarm:
             **self.minio.environ,
             "TUNEMQ_S3_ENDPOINT": self.to_store.url.replace("redis://", "http://").rstrip("/0"),
             "TUNEMQ_RESULTS": str(self.results),
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (str(_REPOSITORY), os.environ.get("PYTHONPATH")))
-            ),
         }
 
     def __enter__(self) -> Self:
@@ -240,15 +244,15 @@ class SoakFarm:
         store = f"s3://{self.bucket}/kept?endpoint={endpoint}&region=us-east-1"
         about = {
             "algorithm": self.algorithm,
-            "name": NAME,
             "seed": 7,
             "steps": STEPS,
-            "store": store,
             "trials": self.trials,
             "config": self.config,
         }
-        (self.folder / "about.json").write_text(json.dumps(about))
-        (self.folder / "search.py").write_text(_SCRIPT)
+        self.script.parent.mkdir()
+        chain = (_REPOSITORY / "tests" / "chain.py").read_text()
+        self.script.with_name("work.py").write_text(chain)
+        self.script.write_text(_SCRIPT.replace("ABOUT", repr(about)))
         environ = {**self.environ, "TUNEMQ_S3_ENDPOINT": endpoint}
         tunemq = [sys.executable, "-m", "tunemq"]
         for number, proxy in enumerate(self.to_nodes):
@@ -261,7 +265,7 @@ class SoakFarm:
         self.scheduler = Program(
             [
                 *(*tunemq, "scheduler", "--redis", self.to_scheduler.url),
-                *("--results", str(self.results), str(self.folder / "search.py")),
+                *("--results", str(self.results), "--store", store),
             ],
             environ,
             self.folder / "scheduler.log",
@@ -269,6 +273,8 @@ class SoakFarm:
         self.parts = self._parts()
         for program in (*self.workers, self.scheduler):
             program.start()
+        submit = [*tunemq, "submit", "--redis", self.to_scheduler.url, "--name", NAME, "--detach"]
+        subprocess.run([*submit, str(self.script)], env=environ, check=True, timeout=120)
         self.is_searching = True
         deadline = time.monotonic() + 60
         while not any(self.executed.iterdir()):
@@ -292,9 +298,8 @@ class SoakFarm:
             part.look()
         for worker in self.workers:
             worker.look()
-        if self.is_searching and self.scheduler.look() == 0:
-            self.is_searching = False
-            self.scheduler.kill()
+        self.scheduler.look()
+        self.is_searching = self.is_searching and self.state not in ENDED
         time.sleep(_LOOK_S)  # what happens next happens by chance, or by the clock
 
     def live_until(self, moment: float) -> None:
@@ -321,7 +326,7 @@ class SoakFarm:
         return time.monotonic() - begun
 
     def _begun(self) -> float:
-        age = time.time() - (self.folder / "search.py").stat().st_mtime
+        age = time.time() - self.script.stat().st_mtime
         return time.monotonic() - age
 
     def files_of_workers(self) -> list[Path]:
@@ -335,7 +340,7 @@ class SoakFarm:
         return [file for file in files if ".log" not in file.suffixes]
 
     def end(self) -> None:
-        """End the workers in good order; Redis and MinIO stay, to be looked into.
+        """End workers and scheduler in good order; Redis and MinIO stay, to be looked into.
 
         With its next lease each learns that the search is over, and drops what it kept of it.
         """
@@ -344,8 +349,8 @@ class SoakFarm:
             if time.monotonic() > deadline:
                 break  # the check of files names them
             self.look()
-        for worker in self.workers:
-            worker.end(within=20)
+        for program in (*self.workers, self.scheduler):
+            program.end(within=20)
 
     def close(self) -> None:
         """End all of it, however it is."""

@@ -48,7 +48,7 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
             lambda data: snapshot.restore(_runner(), data, {}),
             (JournalError,),
             (snapshot.dump(_runner()),),
-            (f"{s}.core.snapshot:_decode", f"{s}.core.snapshot:_version_of"),
+            tuple(f"{s}.core.snapshot:{name}" for name in ("_decode", "_read", "_version_of")),
         ),
         of_type(f"{s}.core.resuming:_decode_settings", resuming._decode_settings, RunnerSettings),
         of_type(

@@ -241,7 +241,7 @@ def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():
     """Commands write what a farm answers by these; here nobody may begin to write it himself."""
     folder = Path(sys.modules[experiments.__name__].__file__).parent
     tools = ("experiments.py", "nodes.py", "on_farm.py", "run.py")
-    farm = ("serving.py", "service.py", "requests.py")
+    farm = ("serving.py", "requests.py")
     files = [folder / name for name in tools]
     files += [folder.parent / "farm" / name for name in farm]
     for file in files:

@@ -162,7 +162,7 @@ def test_a_farms_results_are_in_its_store_where_that_is_a_folder(monkeypatch):
     assert farm_results_folder(None, "/shared/farm") == "/shared/farm"
     assert farm_results_folder("/shared/farm/", "file:///shared/farm") == "/shared/farm"
     assert farm_results_folder("/results", "s3://bucket/farm") == "/results"
-    assert farm_results_folder(None, "http://head:7380/farm") == "/mine"
+    assert farm_results_folder(None, "s3://bucket/farm") == "/mine"
     assert farm_results_folder(None, None) == "/mine"
 
 
