@@ -166,7 +166,9 @@ def _store_is_whole(farm: SoakFarm) -> str:
 
 
 def _is_code(file: Path) -> bool:
-    """Whether it is code that a worker has fetched, all of it."""
+    """Whether it is code that a worker has fetched, all of it, or has unpacked."""
+    if file.parent.parent.name == "code":
+        return True
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return (file.parent.name, file.name) == ("blobs", digest)
 

@@ -203,22 +203,3 @@ def test_s07_no_worker_starts_with_keys_that_everybody_knows(tmp_path: Path, def
         said = (tmp_path / "one" / "worker.log").read_text()
         assert "everybody knows" in said
         assert "--insecure" in said
-
-
-def test_s07_no_search_is_run_alone_on_a_store_that_others_can_use(tmp_path: Path, minio, bucket):
-    roles = make_roles(minio, bucket)
-    publish(minio, bucket, "ListBucket")
-    store, script = minio.address(bucket, "farm"), tmp_path / "search.py"
-    script.write_text(
-        "import tunemq as tune\n"
-        "tuner = tune.Tuner(\n"
-        "    lambda config: {'loss': 1.0},\n"
-        f"    run_config=tune.RunConfig(name='alone', storage_path={store!r}),\n"
-        ")\n"
-    )
-    with farm_service(tmp_path, starts=False) as farm:
-        scheduler = farm.start_scheduler(str(script), variables=roles["scheduler"])
-        assert scheduler.wait(60) == 64, farm.said()
-        assert "is public" in farm.said()
-        assert "--insecure" in farm.said()
-    assert not [name for name in names(minio, bucket) if "journal" in name]

@@ -51,7 +51,7 @@ class CanaryFarm:
         self.bucket = store.create_bucket()
         roles = make_roles(store, self.bucket)
         self.keys = key_folder(folder / "keys", OWNER).path
-        self.given = secrets.token_hex(20)
+        self.given, self.unused = secrets.token_hex(20), secrets.token_hex(20)
         (folder / "farm").mkdir()
         self.farm = FarmService(folder / "farm", server.url("scheduler"))
         files = {"head": "scheduler.toml", "laptop": f"{OWNER}.toml", "one": "worker.toml"}
@@ -70,6 +70,7 @@ class CanaryFarm:
             "store's root key": store.secret_key,
             **dict(_secrets_in(self.keys / "scheduler.toml")),
             GIVEN: self.given,
+            "key in an address": self.unused,
         }
         self.canaries = Canaries(self.secrets)
 

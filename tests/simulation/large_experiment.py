@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tests.farm_desk import CODE
 from tests.plans import PLAN
 from tests.simulation.farm import CountedRecords
 from tests.simulation.problem import Problem, noise
@@ -97,8 +98,7 @@ class Experiment:
             ends.append(_NoProcess(*arguments, **options))
             return ends[0]
 
-        code = "search.py"
-        job = r.Job(name=self.name, results="/nowhere", code=code, term=1, prefix=self.name)
+        job = r.Job(name=self.name, results="/nowhere", code=CODE, term=1, prefix=self.name)
         self.link = ExperimentLink(job, wire, folder=Path("/nowhere"), begin=begin)
         self._mail = select.poll()
         self._mail.register(ends[0].socket.fileno(), select.POLLIN)
