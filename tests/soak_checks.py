@@ -167,7 +167,7 @@ def _store_is_whole(farm: SoakFarm) -> str:
 
 def _is_code(file: Path) -> bool:
     """Whether it is code that a worker has fetched, all of it, or has unpacked."""
-    if file.parent.parent.name == "code":
+    if "code" in file.parts[-4:-2]:  # and what Python compiled of it
         return True
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     return (file.parent.name, file.name) == ("blobs", digest)
