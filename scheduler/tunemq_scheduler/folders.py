@@ -32,7 +32,11 @@ RESULTS_VARIABLE: Final = "TUNEMQ_RESULTS"
 #: The farm's own folder among the results, and the file there that whoever makes a backup touches.
 OWN_FOLDER: Final = ".farm"
 BACKUP_NOTE: Final = "last-backup"
-#: The file in a trial's folder with all failures of the trial.
+#: The files in a trial's folder: its configuration, its results, and all failures of the trial.
+PARAMS_JSON: Final = "params.json"
+PARAMS_PICKLE: Final = "params.pkl"
+RESULT_JSON: Final = "result.json"
+PROGRESS_CSV: Final = "progress.csv"
 ERROR_FILE: Final = "error.txt"
 
 _UNSAFE: Final = re.compile(r"[^\w.,=+@-]+")

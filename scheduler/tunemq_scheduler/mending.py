@@ -13,10 +13,15 @@ import os
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.core.runner import TrialRunner
 from tunemq_scheduler.failures import recorded_failure, write_failure
-from tunemq_scheduler.folders import ERROR_FILE, make_trial_folder
+from tunemq_scheduler.folders import (
+    ERROR_FILE,
+    PARAMS_JSON,
+    PARAMS_PICKLE,
+    PROGRESS_CSV,
+    RESULT_JSON,
+    make_trial_folder,
+)
 from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback
-from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
-from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, PARAMS_PICKLE, RESULT_JSON
 from tunemq_scheduler.result_rebuild import ResultRebuild, first_step, foreign_path
 from tunemq_scheduler.result_rows import Steps, has_rows, is_of_search
 from tunemq_scheduler.trial_view import TrialView

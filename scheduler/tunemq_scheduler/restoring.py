@@ -30,9 +30,9 @@ from tunemq_shared.code import trainable_name
 from tunemq_shared.conditions import Condition
 from tunemq_shared.errors import ConfigError, JournalError, StoreError
 from tunemq_shared.key_files import journal_seal
-from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.messages import BlobRef, Environment
 from tunemq_shared.object_store import MissingObject, ObjectStore
+from tunemq_shared.safe_names import is_safe_name
 from tunemq_shared.safe_text import repr_of
 from tunemq_shared.seals import Seal
 from tunemq_shared.store_address import canonical_address, is_remote, without_settings

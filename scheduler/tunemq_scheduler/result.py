@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from tunemq_scheduler.folders import PARAMS_JSON, RESULT_JSON
 from tunemq_scheduler.loggers.csv_cells import flatten
 from tunemq_scheduler.loggers.encoding import is_finite, is_number
-from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, RESULT_JSON
 from tunemq_shared.conditions import lookup
 from tunemq_shared.errors import ConfigError, MetricError, TuneError
 from tunemq_shared.plain_files import open_to_read

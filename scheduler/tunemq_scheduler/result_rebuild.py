@@ -15,10 +15,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.folders import replace_file
+from tunemq_scheduler.folders import PROGRESS_CSV, RESULT_JSON, replace_file
 from tunemq_scheduler.loggers.csv_cells import flatten, row_of
-from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
-from tunemq_scheduler.loggers.json_logger import RESULT_JSON
 from tunemq_scheduler.result_rows import Found, read_rows, results_in
 from tunemq_scheduler.unsynced import UnsyncedFiles
 from tunemq_shared.errors import StoreError

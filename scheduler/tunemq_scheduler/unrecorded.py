@@ -20,11 +20,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.folders import ERROR_FILE
+from tunemq_scheduler.folders import ERROR_FILE, PROGRESS_CSV, RESULT_JSON
 from tunemq_scheduler.journal import FILE_NAME
 from tunemq_scheduler.journal.layout import DAMAGED_INFIX
-from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
-from tunemq_scheduler.loggers.json_logger import RESULT_JSON
 from tunemq_scheduler.mending import put_away_as
 from tunemq_scheduler.plan import ExperimentPlan
 from tunemq_scheduler.result_rebuild import ResultRebuild, first_step, foreign_path

@@ -24,8 +24,8 @@ from tunemq_shared.blobs import BlobFolder, check_blob, is_blob_name, place_of, 
 from tunemq_shared.bundle_rules import FILES, MAX_FILES, Found, files_of
 from tunemq_shared.byte_sizes import show_bytes
 from tunemq_shared.errors import BlobCorrupt, ConfigError, StoreError
-from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.node_orders import BlobRef
+from tunemq_shared.safe_names import is_safe_name
 from tunemq_shared.trees import remove_tree, walk
 
 #: What a bundle may take, unless whoever makes it says otherwise.

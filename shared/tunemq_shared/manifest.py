@@ -15,13 +15,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
-from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from tunemq_shared.errors import CheckpointCorrupt, CheckpointError
+from tunemq_shared.safe_names import is_safe_name
 
 MANIFEST_VERSION: Final = 1
 #: The names in a checkpoint's folder.
@@ -161,17 +161,6 @@ def parse_manifest(key: str, data: bytes) -> Manifest:
     for wrong in _defects(manifest):
         raise CheckpointCorrupt(f"checkpoint {key}: {wrong}.")
     return manifest
-
-
-def is_safe_name(name: str) -> bool:
-    """Whether the relative path, joined to a folder, stays below it: no ``..``, root, or NUL."""
-    return (
-        bool(name)
-        and "\0" not in name
-        and str(PurePosixPath(name)) == name
-        and not name.startswith("/")
-        and not {"..", "."} & set(name.split("/"))
-    )
 
 
 def is_object_key(key: str, sha256: str) -> bool:

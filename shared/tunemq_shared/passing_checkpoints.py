@@ -17,7 +17,7 @@ import msgspec
 
 from tunemq_shared.checkpoint_folders import TEMPORARY_PREFIX, make_checkpoint_folder
 from tunemq_shared.errors import CheckpointError
-from tunemq_shared.manifest import is_safe_name
+from tunemq_shared.safe_names import is_safe_name
 
 logger = logging.getLogger(__name__)
 

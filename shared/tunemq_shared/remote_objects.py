@@ -16,11 +16,11 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.errors import StoreError
 from tunemq_shared.failpoints import failpoint
-from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.object_client import ObjectClient, Refused, UploadForgotten
 from tunemq_shared.object_store import ObjectInfo, ObjectStore, WrongSize
 from tunemq_shared.parts import Body, check_end, check_hash, part_length, write_at
 from tunemq_shared.retrying import Cancel, StoreUnavailable, ignore, in_parallel, retried
+from tunemq_shared.safe_names import is_safe_name
 from tunemq_shared.store_traffic import CountedClient
 
 #: Seconds to connect or to send a block, and until the next bytes of an answer. A server whose disk

@@ -23,7 +23,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 import msgspec
 
 from tunemq_shared.errors import ConfigError, StoreError
-from tunemq_shared.manifest import is_safe_name
+from tunemq_shared.safe_names import is_safe_name
 from tunemq_shared.trusted_certificates import why_not_trusted
 
 SCHEME: Final = "s3://"

@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 
 from tunemq_shared.errors import StoreError
 from tunemq_shared.failures import shortened
-from tunemq_shared.manifest import CheckpointInfo, Manifest, is_safe_name
+from tunemq_shared.manifest import CheckpointInfo, Manifest
 from tunemq_shared.retrying import Cancel
+from tunemq_shared.safe_names import is_safe_name
 
 
 class Committed(NamedTuple):

@@ -16,10 +16,11 @@ from tests.object_servers import ServedFolder
 from tests.simulation.memory_objects import MemoryObjects
 from tunemq_scheduler.restoring import _bring_files
 from tunemq_shared.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.manifest import MANIFEST, FileEntry, is_safe_name, make_manifest
+from tunemq_shared.manifest import MANIFEST, FileEntry, make_manifest
 from tunemq_shared.object_checkpoints import download
 from tunemq_shared.object_store import ObjectInfo
 from tunemq_shared.retrying import Cancel
+from tunemq_shared.safe_names import is_safe_name
 
 pytestmark = pytest.mark.security
 

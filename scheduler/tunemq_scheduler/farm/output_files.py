@@ -18,9 +18,9 @@ import msgspec
 from tunemq_scheduler.executors.redis_line import Command
 from tunemq_scheduler.journal.layout import is_full
 from tunemq_shared import wire
-from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.output_pieces import OutputPiece, decode
 from tunemq_shared.plain_files import open_plain
+from tunemq_shared.safe_names import is_safe_name
 from tunemq_shared.undecodable import UNDECODABLE
 
 #: Takes the key of an experiment's events, and what came as a piece of its output.

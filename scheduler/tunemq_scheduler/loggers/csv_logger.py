@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tunemq_scheduler.folders import make_trial_folder, replace_file
+from tunemq_scheduler.folders import PROGRESS_CSV, make_trial_folder, replace_file
 from tunemq_scheduler.loggers.appending import AppendedFile, AppendedFiles
 from tunemq_scheduler.loggers.csv_cells import EMPTY, cell, columns_of, flatten, row_of
 from tunemq_scheduler.loggers.logger import LoggerCallback
@@ -19,7 +19,6 @@ from tunemq_shared.plain_files import open_to_read
 if TYPE_CHECKING:
     from tunemq_scheduler.trial_view import TrialView
 
-PROGRESS_CSV: Final = "progress.csv"
 
 #: A trial whose results have more different shapes than this has the plans for them made anew.
 _MOST_PLANS: Final = 64

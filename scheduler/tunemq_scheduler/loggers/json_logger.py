@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tunemq_scheduler.folders import make_trial_folder, write_file
+from tunemq_scheduler.folders import (
+    PARAMS_JSON,
+    PARAMS_PICKLE,
+    RESULT_JSON,
+    make_trial_folder,
+    write_file,
+)
 from tunemq_scheduler.loggers.appending import AppendedFile, AppendedFiles
 from tunemq_scheduler.loggers.encoding import result_to_json, to_json
 from tunemq_scheduler.loggers.logger import LoggerCallback
@@ -19,9 +25,6 @@ from tunemq_shared.failures import one_line
 if TYPE_CHECKING:
     from tunemq_scheduler.trial_view import TrialView
 
-PARAMS_JSON: Final = "params.json"
-PARAMS_PICKLE: Final = "params.pkl"
-RESULT_JSON: Final = "result.json"
 
 _log = logging.getLogger(__name__)
 

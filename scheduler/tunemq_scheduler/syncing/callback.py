@@ -14,12 +14,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tunemq_scheduler.folders import ERROR_FILE
+from tunemq_scheduler.folders import (
+    ERROR_FILE,
+    PARAMS_JSON,
+    PARAMS_PICKLE,
+    PROGRESS_CSV,
+    RESULT_JSON,
+)
 from tunemq_scheduler.journal.layout import FILE_NAME as JOURNAL
 from tunemq_scheduler.journal.layout import LOCK, PART_SUFFIX
 from tunemq_scheduler.loggers import LoggerCallback
-from tunemq_scheduler.loggers.csv_logger import PROGRESS_CSV
-from tunemq_scheduler.loggers.json_logger import PARAMS_JSON, PARAMS_PICKLE, RESULT_JSON
 from tunemq_scheduler.syncing.excludes import CHECKPOINTS, NEVER_COPIED, excluding, in_folders_but
 from tunemq_scheduler.syncing.lane import Lane
 from tunemq_scheduler.syncing.places import join

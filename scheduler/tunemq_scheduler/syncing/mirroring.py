@@ -19,8 +19,8 @@ from tunemq_scheduler.syncing.places import (
     open_place,
 )
 from tunemq_shared.errors import StoreError, TuneError
-from tunemq_shared.manifest import is_safe_name
 from tunemq_shared.retrying import Cancel
+from tunemq_shared.safe_names import is_safe_name
 
 #: A file that changed later than so long before it was copied may change again without a newer
 #: stamp (those of some file systems, and of object stores, are no finer); it is copied again.

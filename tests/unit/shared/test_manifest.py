@@ -19,11 +19,11 @@ from tunemq_shared.manifest import (
     FileEntry,
     Manifest,
     is_object_key,
-    is_safe_name,
     make_manifest,
     parse_manifest,
     read_manifest,
 )
+from tunemq_shared.safe_names import is_safe_name
 
 A, B = hashlib.sha256(b"a").hexdigest(), hashlib.sha256(b"b").hexdigest()
 FILES = (FileEntry("model", 1, A), FileEntry("deep/state", 1, B))
