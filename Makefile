@@ -41,7 +41,7 @@ test: $(VENV)/.test minio  ## run every test, on real processes, a real redis-se
 	$(BIN)/python -m pytest $(TOGETHER) $(ARGS)
 
 soak: $(VENV)/.test minio  ## the tests that take minutes each; with KILLS=300 a farm on which all dies in turn
-	$(if $(KILLS),$(BIN)/python -m tests.soak --kills $(KILLS),$(BIN)/python -m pytest $(TOGETHER) -m soak) $(ARGS)
+	$(if $(KILLS),$(BIN)/python -m tests.soak.__main__ --kills $(KILLS),$(BIN)/python -m pytest $(TOGETHER) -m soak) $(ARGS)
 
 deployments: $(VENV)/.test minio  ## each way of docs/deploy for real, as far as Docker, systemd and Helm are here
 	$(BIN)/python -m pytest -n 0 -m deploy tests/deploy $(ARGS)
@@ -62,12 +62,13 @@ minio:  ## build the MinIO server that tests start, once; minutes, and it needs 
 	GOBIN="$$into" go install github.com/minio/minio@$(MINIO_VERSION) && \
 	mv "$$into/minio" '$(MINIO)' && echo "Built MinIO in $$(($$(date +%s) - begin)) s."
 
-check: $(VENV)/.check  ## formatting, lint, types, import rules, file sizes, the parity list
+check: $(VENV)/.check  ## formatting, lint, types, import rules, sizes of files and folders, the parity list
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python docs/parity.py --check
+	$(BIN)/python tools/check_structure.py
 	@git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" && $$1 > 800 \
 		{print $$2 ": " $$1 " lines, 800 are the most"; bad = 1} END {exit bad}'
 

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.bench import Bench
 from benchmarks.figures import Row
 from benchmarks.peers import Peer
-from tests.object_servers import ObjectServer, running_minio
+from tests.support.stores.object_servers import ObjectServer, running_minio
 
 _MB = 10**6
 _TRIALS, _SAVES = 4, 20

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tests.object_servers import Certificate
+from tests.support.stores.object_servers import Certificate
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What every test gets: a clean environment, results in a folder of its own, nothing left behind.
 
-A test whose service is missing asks `tests.support.need`, which skips on a laptop and fails where
-CI is set.
+A test whose service is missing asks `tests.support.waiting.need`, which skips on a laptop and fails
+where CI is set.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.object_servers import bucket, minio, served, shared_minio, shared_served  # noqa: F401
-from tests.support import descendants, eventually
-from tunemq_shared.prctl import is_memory_private
+from tests.support.stores.object_servers import bucket, minio, served, shared_minio, shared_served  # noqa: F401
+from tests.support.waiting import descendants, eventually
+from tunemq_shared.system.process_control import is_memory_private
 
 hypothesis.settings.register_profile("tunemq", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("tunemq")

@@ -11,13 +11,12 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tunemq_scheduler.callback import Callback
-    from tunemq_scheduler.config import CheckpointConfig, FailureConfig, RunConfig, TuneConfig
-    from tunemq_scheduler.limits import TrialLimits
-    from tunemq_scheduler.log_policy import LogPolicy
-    from tunemq_scheduler.result import Result
-    from tunemq_scheduler.result_grid import ResultGrid
-    from tunemq_scheduler.run import run
+    from tunemq_scheduler.api.run import run
+    from tunemq_scheduler.api.tuner import Tuner
+    from tunemq_scheduler.output.syncing.sync_config import SyncConfig
+    from tunemq_scheduler.results.callback import Callback
+    from tunemq_scheduler.results.result import Result
+    from tunemq_scheduler.results.result_grid import ResultGrid
     from tunemq_scheduler.schedulers import create_scheduler
     from tunemq_scheduler.search import create_searcher
     from tunemq_scheduler.search.domains import (
@@ -35,28 +34,39 @@ if TYPE_CHECKING:
         sample_from,
         uniform,
     )
-    from tunemq_scheduler.stopper import Stopper
-    from tunemq_scheduler.syncing.config import SyncConfig
-    from tunemq_scheduler.tuner import Tuner
-    from tunemq_shared.checkpoint import Checkpoint
-    from tunemq_shared.errors import TuneError
+    from tunemq_scheduler.settings.config import (
+        CheckpointConfig,
+        FailureConfig,
+        RunConfig,
+        TuneConfig,
+    )
+    from tunemq_scheduler.settings.log_policy import LogPolicy
+    from tunemq_scheduler.settings.trial_limit_settings import TrialLimits
+    from tunemq_scheduler.stopping.stopper import Stopper
+    from tunemq_shared.base.errors import TuneError
+    from tunemq_shared.checkpoints.checkpoint import Checkpoint
     from tunemq_shared.executables.executable import executable
-    from tunemq_shared.parameters import with_parameters
-    from tunemq_shared.resources import PlacementGroupFactory, with_resources
-    from tunemq_shared.session import get_checkpoint, get_context, report
-    from tunemq_shared.trainable import Trainable
+    from tunemq_shared.trainable.parameters import with_parameters
+    from tunemq_shared.trainable.resources import PlacementGroupFactory, with_resources
+    from tunemq_shared.trainable.trainable import Trainable
+    from tunemq_shared.trial.session import get_checkpoint, get_context, report
 
 __version__ = "0.1.0.dev0"
 
 #: Module -> the public names that live there. A test holds it equal to the imports above.
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "tunemq_scheduler.callback": ("Callback",),
-    "tunemq_scheduler.config": ("CheckpointConfig", "FailureConfig", "RunConfig", "TuneConfig"),
-    "tunemq_scheduler.limits": ("TrialLimits",),
-    "tunemq_scheduler.log_policy": ("LogPolicy",),
-    "tunemq_scheduler.result": ("Result",),
-    "tunemq_scheduler.result_grid": ("ResultGrid",),
-    "tunemq_scheduler.run": ("run",),
+    "tunemq_scheduler.results.callback": ("Callback",),
+    "tunemq_scheduler.settings.config": (
+        "CheckpointConfig",
+        "FailureConfig",
+        "RunConfig",
+        "TuneConfig",
+    ),
+    "tunemq_scheduler.settings.trial_limit_settings": ("TrialLimits",),
+    "tunemq_scheduler.settings.log_policy": ("LogPolicy",),
+    "tunemq_scheduler.results.result": ("Result",),
+    "tunemq_scheduler.results.result_grid": ("ResultGrid",),
+    "tunemq_scheduler.api.run": ("run",),
     "tunemq_scheduler.schedulers": ("create_scheduler",),
     "tunemq_scheduler.search": ("create_searcher",),
     "tunemq_scheduler.search.domains": (
@@ -74,16 +84,16 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "sample_from",
         "uniform",
     ),
-    "tunemq_scheduler.stopper": ("Stopper",),
-    "tunemq_scheduler.syncing.config": ("SyncConfig",),
-    "tunemq_scheduler.tuner": ("Tuner",),
-    "tunemq_shared.checkpoint": ("Checkpoint",),
-    "tunemq_shared.errors": ("TuneError",),
+    "tunemq_scheduler.stopping.stopper": ("Stopper",),
+    "tunemq_scheduler.output.syncing.sync_config": ("SyncConfig",),
+    "tunemq_scheduler.api.tuner": ("Tuner",),
+    "tunemq_shared.checkpoints.checkpoint": ("Checkpoint",),
+    "tunemq_shared.base.errors": ("TuneError",),
     "tunemq_shared.executables.executable": ("executable",),
-    "tunemq_shared.parameters": ("with_parameters",),
-    "tunemq_shared.resources": ("PlacementGroupFactory", "with_resources"),
-    "tunemq_shared.session": ("get_checkpoint", "get_context", "report"),
-    "tunemq_shared.trainable": ("Trainable",),
+    "tunemq_shared.trainable.parameters": ("with_parameters",),
+    "tunemq_shared.trainable.resources": ("PlacementGroupFactory", "with_resources"),
+    "tunemq_shared.trial.session": ("get_checkpoint", "get_context", "report"),
+    "tunemq_shared.trainable.trainable": ("Trainable",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -18,16 +18,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return report_command.main(given[1:])
     if given[:1] == ["health"]:
         # So do containers, every few seconds.
-        from tunemq_shared import health_command
+        from tunemq_shared.health import health_command
 
         return health_command.main(given[1:])
     # The two sides do not know each other: each brings its commands along.
-    from tunemq_scheduler.tools import command
-    from tunemq_shared.standard_streams import fill_closed_streams
-    from tunemq_workers import command as worker
+    from tunemq_scheduler.cli import main
+    from tunemq_shared.system.standard_streams import fill_closed_streams
+    from tunemq_workers.node import worker_command as worker
 
     fill_closed_streams()
-    return command.main(__version__, given, others=[worker.add_parser])
+    return main.main(__version__, given, others=[worker.add_parser])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.callback import Callback
+from tunemq_scheduler.results.callback import Callback
 
 __all__ = ["Callback"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tunemq_shared.errors import TuneError
+from tunemq_shared.base.errors import TuneError
 
 __all__ = ["TuneError"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.trial_view import TrialView as Trial
+from tunemq_scheduler.results.trial_view import TrialView as Trial
 
 __all__ = ["Trial"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.loggers import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback
+from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback, LoggerCallback
 
 __all__ = ["CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.result_grid import ResultGrid
+from tunemq_scheduler.results.result_grid import ResultGrid
 
 __all__ = ["ResultGrid"]

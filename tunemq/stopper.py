@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.stopper import (
+from tunemq_scheduler.stopping.stopper import (
     CombinedStopper,
     FunctionStopper,
     MaximumIterationStopper,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.syncing.background_syncer import BackgroundSyncer
-from tunemq_scheduler.syncing.callback import SyncerCallback
-from tunemq_scheduler.syncing.config import SyncConfig
-from tunemq_scheduler.syncing.default_syncer import DefaultSyncer
-from tunemq_scheduler.syncing.factory import get_node_to_storage_syncer
-from tunemq_scheduler.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
+from tunemq_scheduler.output.syncing.background_syncer import BackgroundSyncer
+from tunemq_scheduler.output.syncing.create_syncer import get_node_to_storage_syncer
+from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer
+from tunemq_scheduler.output.syncing.sync_config import SyncConfig
+from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
+from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
 
 __all__ = [
     "DEFAULT_SYNC_PERIOD",

@@ -13,7 +13,7 @@ import time
 from measured import tell
 from served_farm import served_farm, wait_until
 
-from tunemq_scheduler.farm.queue import ExperimentQueue
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
 
 SEARCH = """
 import time

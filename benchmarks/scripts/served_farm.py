@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tunemq_scheduler.client.requests import FarmClient
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
-from tunemq_shared import answers as a
-from tunemq_shared import requests as r
-from tunemq_shared.blob_store import open_blobs
-from tunemq_shared.bundles import bundle
-from tunemq_shared.errors import TuneError
+from tunemq_shared.base.errors import TuneError
+from tunemq_shared.code.blob_store import open_blobs
+from tunemq_shared.code.bundles import bundle
+from tunemq_shared.protocol import farm_requests as r
 
 _PATIENCE_S = 90.0
 

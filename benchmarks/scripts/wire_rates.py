@@ -16,20 +16,20 @@ from redis import Redis
 
 from tests.simulation.large_experiment import metrics, plan_of
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.executors.app import Publisher
-from tunemq_scheduler.executors.redis_line import Command
-from tunemq_scheduler.executors.wire_seals import WireSeals
-from tunemq_shared import messages as m
-from tunemq_shared import wire
-from tunemq_shared.conditions import TO_THE_END
-from tunemq_shared.introductions import BatchHeader
-from tunemq_shared.packing import pack_config
-from tunemq_shared.redis_address import parse_address
-from tunemq_workers.pump import Pump
-from tunemq_workers.pump_messages import Append
+from tunemq_scheduler.transport.redis.celery_publisher import Publisher
+from tunemq_scheduler.transport.redis.redis_connection import Command
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.broker.redis_address import parse_address
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.registration import BatchHeader
+from tunemq_workers.broker.event_publisher import Pump
+from tunemq_workers.broker.publisher_messages import Append
 
 NODES = 1_250
-KEY = wire.events("e000")
+KEY = redis_keys.events("e000")
 TIMES = 4_000
 
 
@@ -114,7 +114,7 @@ def assignment() -> str:
 
 def reply(field: str, value: str) -> Command:
     """What sets a field of the scheduler's reply to a node."""
-    (command,) = WireSeals().replies([("HSET", wire.reply("node00000.1"), field, value)])
+    (command,) = WireSeals().replies([("HSET", redis_keys.reply("node00000.1"), field, value)])
     return command
 
 
@@ -126,8 +126,8 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
     ]
     for pump in pumps:
         pump.is_hurried, pump.keys = False, (KEY,)
-    redis.set(wire.GENERATION, "g")
-    redis.set(wire.SCHEDULER, "s")
+    redis.set(redis_keys.GENERATION, "g")
+    redis.set(redis_keys.SCHEDULER, "s")
     redis.xadd(KEY, {"h": "", "e": ""})
 
     # Turns of the pump's thread, without the thread: it would wait for a second between two.
@@ -160,11 +160,11 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
 
     def release(number: int) -> None:
         pipeline = redis.pipeline(transaction=False)
-        pipeline.execute_command(*reply(wire.journalled(KEY), str(number)))
+        pipeline.execute_command(*reply(redis_keys.journalled(KEY), str(number)))
         pipeline.execute_command("XTRIM", KEY, "MINID", "0-1")
         pipeline.execute()
 
-    keys = [wire.lease(f"node{n:05d}.1") for n in range(NODES)]
+    keys = [redis_keys.lease(f"node{n:05d}.1") for n in range(NODES)]
     for key in keys:
         redis.set(key, "12:1:7")
     publisher, payload = Publisher(url), assignment()
@@ -172,9 +172,9 @@ def measure(redis: Redis, url: str) -> dict[str, object]:
     def publish(number: int) -> None:
         publisher.publish("node00000.1", f"node00000.1/{number}", payload)
         pipeline = redis.pipeline(transaction=False)
-        pipeline.expire(wire.queue("node00000.1"), 60)
+        pipeline.expire(redis_keys.queue("node00000.1"), 60)
         pipeline.execute_command(*reply("v", f"1:{number}"))
-        pipeline.rpop(wire.queue("node00000.1"))
+        pipeline.rpop(redis_keys.queue("node00000.1"))
         pipeline.execute()
 
     figures: dict[str, object] = {

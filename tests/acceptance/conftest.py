@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.journals import ended_searches
+from tests.support.searches.journals import ended_searches
 
 __all__ = ["ended_searches"]

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import tunemq as tune
-from tests.searches import farm_processes, fit
+from tests.support.searches.searches import farm_processes, fit
 from tunemq.schedulers import ASHAScheduler, TrialScheduler
 from tunemq.search import ConcurrencyLimiter, Searcher
 from tunemq.stopper import CombinedStopper, Stopper
-from tunemq_scheduler.embedded import warm
-from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
-from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_shared.errors import WireUnavailable
-from tunemq_shared.messages import BlobRef, Environment
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.embedded import warm_farms
+from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
+from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.protocol.messages import BlobRef, Environment
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def nothing_started():
     """No process of a farm is there, neither before nor after the test."""
-    warm.stop_all()
+    warm_farms.stop_all()
     yield
     assert [process.name() for process in farm_processes()] == []
 

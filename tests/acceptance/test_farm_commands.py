@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.farm_service import FarmService, Search, on_hosts
-from tests.hosts import Hosts
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Search, on_hosts
+from tests.support.farms.network_namespaces import Hosts
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.faults
 

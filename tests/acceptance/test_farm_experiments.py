@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.farm_service import FarmService, Here, Search, farm_service
-from tests.support import eventually, need
+from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
+from tests.support.waiting import eventually, need
 
 pytestmark = pytest.mark.faults
 

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import pytest
 
-from tests.chain import executed, expected, open_gate
-from tests.hosts import Host, Hosts
-from tests.object_servers import minio_program
-from tests.support import eventually, need
-from tests.warm_commands import WarmCommands
+from tests.support.farms.network_namespaces import Host, Hosts
+from tests.support.searches.chain import executed, expected, open_gate
+from tests.support.stores.object_servers import minio_program
+from tests.support.waiting import eventually, need
+from tests.support.warm_commands import WarmCommands
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(700)]
 

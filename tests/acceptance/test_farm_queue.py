@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
-from tests.support import eventually
-from tunemq_scheduler.farm.queue import ExperimentQueue
-from tunemq_scheduler.saved_tuner import TUNER_FILE
-from tunemq_shared.blob_store import open_blobs
-from tunemq_shared.bundles import bundle
-from tunemq_shared.requests import ScriptCode
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
+from tunemq_shared.code.blob_store import open_blobs
+from tunemq_shared.code.bundles import bundle
+from tunemq_shared.protocol.farm_requests import ScriptCode
 
 pytestmark = pytest.mark.faults
 

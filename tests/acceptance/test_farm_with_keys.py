@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.waiting import eventually
 from tunemq_scheduler.security.key_folder import KeyFolder
-from tunemq_shared.key_files import KEYS_VARIABLE
+from tunemq_shared.signing.key_files import KEYS_VARIABLE
 
 pytestmark = [pytest.mark.security, pytest.mark.integration]
 

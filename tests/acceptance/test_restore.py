@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 import tunemq as tune
-from tests.searches import farm_processes
-from tests.support import eventually
-from tunemq_scheduler.embedded import warm
-from tunemq_scheduler.saved_tuner import TUNER_FILE
-from tunemq_shared.errors import ConfigError, JournalLocked, SearchFailed
+from tests.support.searches.searches import farm_processes
+from tests.support.waiting import eventually
+from tunemq_scheduler.embedded import warm_farms
+from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
+from tunemq_shared.base.errors import ConfigError, JournalLocked, SearchFailed
 
 pytestmark = pytest.mark.integration
 
@@ -92,7 +92,7 @@ def told(grid: tune.ResultGrid) -> list[tuple[Any, ...]]:
 
 def test_a_finished_experiment_gives_its_results_at_once_and_starts_nothing(searched):
     before = searched.fit(steps=3)
-    warm.stop_all()
+    warm_farms.stop_all()
     assert told(tune.Tuner.restore(searched.path, train).get_results()) == told(before)
 
     grid = searched.restore()
@@ -412,7 +412,7 @@ def test_where_all_that_is_left_is_not_to_be_finished_nothing_is_started(searche
     with pytest.raises(KeyboardInterrupt):
         searched.fit(steps=100, held_at=6, x=tune.grid_search([1.0]))
     stopping.join()
-    warm.stop_all()
+    warm_farms.stop_all()
 
     (ended,) = searched.restore(resume_unfinished=False)
 

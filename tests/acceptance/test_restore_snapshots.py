@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.searches import results_of, table_of
-from tunemq_scheduler import opening
+from tests.support.searches.searches import results_of, table_of
+from tunemq_scheduler.experiment import open_experiment
 from tunemq_scheduler.journal import FILE_NAME, Journal, recover
 
 pytestmark = pytest.mark.integration
@@ -27,7 +27,7 @@ class ShortJournal(Journal):
 
 @pytest.fixture(autouse=True)
 def short_journals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "Journal", ShortJournal)
+    monkeypatch.setattr(open_experiment, "Journal", ShortJournal)
 
 
 def train(config):
@@ -106,7 +106,7 @@ def test_who_cannot_give_a_state_keeps_the_journal_whole(tmp_path: Path) -> None
 def test_what_the_files_lack_is_made_good_and_nothing_is_written_twice(
     tmp_path: Path, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "Journal", Journal)  # all turns are there to be told
+    monkeypatch.setattr(open_experiment, "Journal", Journal)  # all turns are there to be told
     before = tuner(tmp_path).fit()
     written = {}
     for one in before:

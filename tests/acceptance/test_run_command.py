@@ -16,8 +16,8 @@ import pytest
 
 import tunemq as tune
 from tests.acceptance.scripts import write
-from tests.searches import fit, printed_by, results_of
-from tests.support import eventually
+from tests.support.searches.searches import fit, printed_by, results_of
+from tests.support.waiting import eventually
 from tunemq_scheduler.journal import FILE_NAME
 
 pytestmark = pytest.mark.integration

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search
-from tests.keys import key_folder
-from tests.object_servers import Certificate, minio_program, running_minio
-from tests.secured_farm import secured_farm
-from tests.secured_redis import SecuredRedis, secured_redis
-from tests.store_roles import make_roles
-from tests.support import eventually, need
+from tests.support.farms.farm_service import FarmService, Search
+from tests.support.farms.secured_farm import secured_farm
+from tests.support.farms.secured_redis import SecuredRedis, secured_redis
+from tests.support.keys import key_folder
+from tests.support.stores.object_servers import Certificate, minio_program, running_minio
+from tests.support.stores.store_roles import make_roles
+from tests.support.waiting import eventually, need
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

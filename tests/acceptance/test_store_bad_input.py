@@ -1,7 +1,7 @@
 """A store of checkpoints that cannot be used, as people meet it: in a script, at a prompt.
 
-What an address may not be is in ``tests/unit/shared/test_s3_address.py``, what servers refuse in
-``tests/integration/test_object_store_settings.py``, stores that go away and come back in
+What an address may not be is in ``tests/unit/shared/objects/test_s3_address.py``, what servers
+refuse in ``tests/integration/test_object_store_settings.py``, stores that go away and come back in
 ``tests/faults/test_store_outage.py`` and ``test_store_adversities.py``.
 """
 
@@ -20,13 +20,13 @@ from minio import MinioAdmin
 from minio.credentials import StaticProvider
 
 from tests.acceptance.scripts import run, write
-from tests.chain_searches import ChainSearch
-from tests.object_servers import running_minio
-from tests.own_store import Start, own_bucket, server, start
-from tests.small_disk import with_small_disk
-from tests.store_roles import wait_for_users
-from tests.support import eventually
-from tunemq_shared import messages as m
+from tests.support.searches.chain_searches import ChainSearch
+from tests.support.small_disk import with_small_disk
+from tests.support.stores.object_servers import running_minio
+from tests.support.stores.own_store import Start, own_bucket, server, start
+from tests.support.stores.store_roles import wait_for_users
+from tests.support.waiting import eventually
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["own_bucket", "server", "start"]
 

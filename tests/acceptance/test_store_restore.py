@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.object_servers import ObjectServer
-from tests.searches import results_of, table_of
-from tunemq_shared import remote_objects
-from tunemq_shared.errors import ConfigError
+from tests.support.searches.searches import results_of, table_of
+from tests.support.stores.object_servers import ObjectServer
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.objects import remote_objects
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import run_tunemq
+from tests.support.commands import run_tunemq
 
 
 @pytest.mark.parametrize("command", ["scheduler", "worker"])

@@ -16,9 +16,9 @@ import pytest
 
 import tunemq as tune
 from tests.acceptance.scripts import run, write
-from tests.searches import farm_processes, fit, results_of
-from tests.support import eventually
-from tunemq_scheduler.embedded import warm
+from tests.support.searches.searches import farm_processes, fit, results_of
+from tests.support.waiting import eventually
+from tunemq_scheduler.embedded import warm_farms
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ def test_a_second_search_finds_the_farm_warm_and_is_quicker():
                 found |= {process.pid} if process.name() == "tunemq-keeper" else set()
         return found
 
-    warm.stop_all()
+    warm_farms.stop_all()
     cold = timed()
     before = keepers()
     assert min(timed() for _ in range(8)) < cold  # a busy machine slows down some of them
@@ -50,7 +50,7 @@ def test_a_second_search_finds_the_farm_warm_and_is_quicker():
 
 
 def test_a_debug_run_is_one_trial_in_this_process_and_thread():
-    warm.stop_all()
+    warm_farms.stop_all()
 
     def train(config):
         for _ in range(3):

@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.object_servers import ObjectServer
-from tunemq_shared.blob_store import BlobStore, open_blobs, ref_of
-from tunemq_shared.blobs import BlobFolder, place_of, read_blob
-from tunemq_shared.errors import BlobCorrupt, StoreError
-from tunemq_shared.messages import BlobRef
-from tunemq_shared.parts import PART
-from tunemq_shared.retrying import Cancel, TimedOut
+from tests.support.stores.object_servers import ObjectServer
+from tunemq_shared.base.errors import BlobCorrupt, StoreError
+from tunemq_shared.base.retrying import Cancel, TimedOut
+from tunemq_shared.code.blob_folder import BlobFolder, place_of, read_blob
+from tunemq_shared.code.blob_store import BlobStore, open_blobs, ref_of
+from tunemq_shared.objects.multipart import PART
+from tunemq_shared.protocol.messages import BlobRef
 
 LARGE = PART + 12345
 
@@ -141,7 +141,7 @@ class TestBlobStore:
             path.chmod(0o600)
             path.write_bytes(content)
             return
-        from tunemq_shared.stores import open_objects
+        from tunemq_shared.checkpoints.open_store import open_objects
 
         with open_objects(place.address) as objects:
             objects.put_bytes(f"blobs/{sha256}", content)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.object_servers import ObjectServer
-from tests.support import eventually
-from tunemq_shared import remote_objects
-from tunemq_shared.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.object_store import MissingObject, WrongSize
-from tunemq_shared.parts import PART
-from tunemq_shared.remote_objects import RemoteObjects
-from tunemq_shared.retrying import Cancel, Cancelled, in_parallel, retried
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.base.retrying import Cancel, Cancelled, in_parallel, retried
+from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects.multipart import PART
+from tunemq_shared.objects.object_store import MissingObject, WrongSize
+from tunemq_shared.objects.remote_objects import RemoteObjects
 
 LARGE = 2 * PART + 12345
 

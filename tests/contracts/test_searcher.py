@@ -19,10 +19,10 @@ from tunemq_scheduler.search import (
     uniform,
 )
 from tunemq_scheduler.search.domain_types import Domain
-from tunemq_scheduler.search.optuna_search import OptunaSearch
+from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
 from tunemq_scheduler.search.searcher import innermost
 from tunemq_scheduler.search.space import children
-from tunemq_shared.errors import SearchFailed, SearchSpaceError
+from tunemq_shared.base.errors import SearchFailed, SearchSpaceError
 
 SPACE = {
     "x": uniform(0, 1),

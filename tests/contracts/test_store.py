@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import KEY, contents, fill, info, put
-from tests.object_servers import ObjectServer
-from tunemq_shared import copying
-from tunemq_shared.checkpoint import Checkpoint
-from tunemq_shared.errors import CheckpointCorrupt, CheckpointError, StoreError
-from tunemq_shared.local_store import LocalStore
-from tunemq_shared.manifest import CheckpointInfo, make_manifest
-from tunemq_shared.messages import CheckpointRef
-from tunemq_shared.remote_store import RemoteStore
-from tunemq_shared.store import Store
-from tunemq_shared.store_sink import StoreSink
+from tests.support.searches.checkpoints import KEY, contents, fill, info, put
+from tests.support.stores.object_servers import ObjectServer
+from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError, StoreError
+from tunemq_shared.checkpoints import hashed_copy
+from tunemq_shared.checkpoints.checkpoint import Checkpoint
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.manifest import CheckpointInfo, make_manifest
+from tunemq_shared.checkpoints.remote_store import RemoteStore
+from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.checkpoints.store_sink import StoreSink
+from tunemq_shared.protocol.messages import CheckpointRef
 
 
 @pytest.fixture
@@ -201,14 +201,14 @@ class StoreContract(ABC):
     def test_a_file_that_changes_meanwhile_is_found(
         self, store: Store, source: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        write_all = copying.write_all
+        write_all = hashed_copy.write_all
 
         def write_and_append(fd: int, data: memoryview) -> None:
             write_all(fd, data)
             with (source / "model.bin").open("ab") as file:
                 file.write(bytes(2**20))
 
-        monkeypatch.setattr(copying, "write_all", write_and_append)
+        monkeypatch.setattr(hashed_copy, "write_all", write_and_append)
         with pytest.raises(CheckpointError, match=r"model.bin' changed while it was saved"):
             put(store, source)
         assert store.list_checkpoints() == []

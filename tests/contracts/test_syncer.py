@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import contents
-from tests.object_servers import ObjectServer
-from tunemq_scheduler.syncing.default_syncer import DefaultSyncer
-from tunemq_scheduler.syncing.places import join
-from tunemq_scheduler.syncing.syncer import Syncer
-from tunemq_shared.errors import TuneError
+from tests.support.searches.checkpoints import contents
+from tests.support.stores.object_servers import ObjectServer
+from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer
+from tunemq_scheduler.output.syncing.destinations import join
+from tunemq_scheduler.output.syncing.syncer import Syncer
+from tunemq_shared.base.errors import TuneError
 
 DAY_S = 24 * 60 * 60
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.deploy.booted_machines import Machine
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 PROJECT: Final = Path(__file__).parents[2]
 #: What is carried to each machine, and lies there below root's home.

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from tests.object_servers import CACHE
-from tests.support import eventually
-from tunemq_shared.processes import children_of
+from tests.support.stores.object_servers import CACHE
+from tests.support.waiting import eventually
+from tunemq_shared.system.processes import children_of
 
 #: Beside what is always in Debian: what a head, a worker and their tests need.
 _PACKAGES: Final = (

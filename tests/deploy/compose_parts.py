@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.farm_processes import free_port, redis_program
-from tests.object_servers import minio_program
-from tests.secured_redis import speaks_tls
-from tests.support import eventually, need
-from tests.tls_proxy import proxy_command
+from tests.support.farms.farm_processes import free_port, redis_program
+from tests.support.farms.secured_redis import speaks_tls
+from tests.support.proxies.tls_proxy import proxy_command
+from tests.support.stores.object_servers import minio_program
+from tests.support.waiting import eventually, need
 
 REPOSITORY: Final = Path(__file__).parents[2]
 DEPLOY: Final = REPOSITORY / "deploy"

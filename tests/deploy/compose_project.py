@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tests.farm_processes import free_port
+from tests.support.farms.farm_processes import free_port
 
 REPOSITORY: Final = Path(__file__).parents[2]
 #: Without profiles, less those that have an end.

@@ -13,7 +13,7 @@ import uuid
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 _GROUP: Final = 10001
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.deploy.compose_parts import DEPLOY, REPOSITORY
-from tests.support import need
+from tests.support.waiting import need
 
 FILE: Final = REPOSITORY / "docker-compose.yml"
 TEXT: Final = FILE.read_text(encoding="utf-8")

@@ -26,11 +26,11 @@ from tests.deploy.compose_parts import (
     running_redis,
     running_store,
 )
-from tests.farm_processes import free_port
+from tests.support.farms.farm_processes import free_port
 from tunemq_scheduler.security.forged_uploads import UNSIGNED, forgeries
-from tunemq_shared.retrying import Cancel
-from tunemq_shared.s3_address import parse_address
-from tunemq_shared.s3_objects import S3Objects
+from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.objects.s3_address import parse_address
+from tunemq_shared.objects.s3_objects import S3Objects
 
 pytestmark = [pytest.mark.deploy]
 

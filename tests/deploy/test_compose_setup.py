@@ -14,8 +14,8 @@ import pytest
 
 from tests.deploy.compose_parts import SETUP, Secrets
 from tunemq_scheduler.security.key_folder import KeyFolder
-from tunemq_shared.key_files import read_key_file
-from tunemq_shared.redis_address import parse_address
+from tunemq_shared.broker.redis_address import parse_address
+from tunemq_shared.signing.key_files import read_key_file
 
 pytestmark = [pytest.mark.integration]
 
@@ -369,7 +369,8 @@ def test_what_somebody_has_for_other_stores_does_not_count(first: Secrets, tmp_p
     others = ("AWS_DEFAULT_PROFILE", "MINIO_ROOT_USER", "MINIO_ROOT_PASSWORD", "MINIO_SECRET_KEY")
     environ = os.environ | dict.fromkeys((*names, *others, "MINIO_ACCESS_KEY"), "of-another-store")
     script = (
-        "import os; from tunemq_shared.s3_address import find_keys; print(find_keys(os.environ)[0])"
+        "import os; from tunemq_shared.objects.s3_address import find_keys; "
+        "print(find_keys(os.environ)[0])"
     )
     show = [sys.executable, "-c", script]
     evaluated = ["sh", "-c", f'eval "$({folder}/with)"; exec "$@"', "sh", *show]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.deploy.helm_parts import ROOT, commands, manifests, named, pod_of
 from tests.deploy.pods_in_docker import Namespace, Pod, docker
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 

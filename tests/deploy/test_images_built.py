@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 REPOSITORY: Final = Path(__file__).parents[2]
 #: Each image, its Dockerfile, and the megabytes that it may have.

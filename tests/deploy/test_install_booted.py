@@ -14,7 +14,7 @@ import pytest
 
 from tests.deploy.booted_farm import CARRIED, PROJECT, BootedFarm, commands_of
 from tests.deploy.booted_machines import Machine, machines, what_is_missing, wheels
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1200)]
 

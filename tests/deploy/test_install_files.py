@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 

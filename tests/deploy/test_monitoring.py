@@ -16,12 +16,18 @@ from typing import Any
 import pytest
 import yaml
 
-from tunemq_scheduler.farm.allotting.words import OwnerAccount
-from tunemq_scheduler.farm.metrics import metrics_of
-from tunemq_scheduler.farm.relay.messages import StoreUse
-from tunemq_scheduler.farm.snapshot import BUCKETS_S, DiskState, FarmSnapshot, HeadState, NodeState
-from tunemq_shared.answers import GpuRow, NodeRow, RefusedRow
-from tunemq_shared.vitals import GpuVitals, NodeVitals
+from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RefusedRow
+from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
+from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
+from tunemq_scheduler.farm.monitoring.farm_snapshot import (
+    BUCKETS_S,
+    DiskState,
+    FarmSnapshot,
+    HeadState,
+    NodeState,
+)
+from tunemq_scheduler.farm.monitoring.prometheus_metrics import metrics_of
+from tunemq_shared.health.node_metrics import GpuVitals, NodeVitals
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from tests.fake_gpus import FakeGpus, gpu
-from tests.farm_processes import TcpRedis, free_port
-from tests.farm_service import FarmService, Search
 from tests.integration.gpu_fixtures import uuids
-from tests.support import eventually
-from tunemq_shared import wire
+from tests.support.fake_gpus import FakeGpus, gpu
+from tests.support.farms.farm_processes import TcpRedis, free_port
+from tests.support.farms.farm_service import FarmService, Search
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["uuids"]
 
@@ -135,7 +135,7 @@ class Watched:
         farm.submit(Search(name="a", trials=3, steps=9999, resources=needs), "--owner", "ada")
         farm.submit(Search(name="b", trials=9, steps=9999), "--owner", "ben")
         farm.submit(Search(name="c", steps=9999), "--owner", "ben")
-        self.redis.client.xadd(wire.REQUESTS, {"nobody": "can read this"})
+        self.redis.client.xadd(redis_keys.REQUESTS, {"nobody": "can read this"})
         return self.prometheus
 
     def close(self) -> None:

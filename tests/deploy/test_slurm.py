@@ -1,6 +1,6 @@
 """A farm whose workers are jobs of SLURM: a real scheduler, real workers, real searches.
 
-SLURM itself is `tests.slurm`, which sends the signals that SLURM sends.
+SLURM itself is `tests.support.farms.slurm`, which sends the signals that SLURM sends.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
-from tests.slurm import Job, Slurm
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.farms.slurm import Job, Slurm
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.integration]
 

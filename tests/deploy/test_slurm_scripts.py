@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm import Job, Slurm
-from tests.support import eventually
-from tunemq_scheduler.folders import farm_results_folder
+from tests.support.farms.slurm import Job, Slurm
+from tests.support.waiting import eventually
+from tunemq_scheduler.storage.folders import farm_results_folder
 
 pytestmark = pytest.mark.integration
 

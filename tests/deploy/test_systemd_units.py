@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from tunemq.__main__ import main
-from tunemq_scheduler.folders import farm_results_folder
+from tunemq_scheduler.storage.folders import farm_results_folder
 
 FOLDER: Final = Path(__file__).parents[2] / "deploy" / "systemd"
 UNITS: Final = sorted(path.name for path in FOLDER.glob("*.service"))

@@ -2,7 +2,7 @@
 
 A process uses it that has this folder first on its PYTHONPATH. What it says stands in the JSON file
 that TUNEMQ_FAKE_NVML names, read at each call, so that a test changes it while nodes run
-(`tests.fake_gpus`):
+(`tests.support.fake_gpus`):
 
     {"devices": [{
         "uuid": "GPU-a", "name": "NVIDIA H100 80GB HBM3", "memory": 8e10, "reserved": 6e8,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from tests.support import eventually
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -26,8 +26,8 @@ GONE_WITHIN_S = 30.0
 
 SCRIPT = """
 import os, signal, subprocess, sys, threading, time
-from tunemq_scheduler.embedded import warm
-from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_scheduler.embedded import warm_farms as warm
+from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
 
 # Like a node: hosts with sessions of their own, some of them stubborn, some of them orphans.
 NODE = "trap '' TERM HUP INT; setsid sleep 600 & (setsid setsid sleep 600 &); wait"

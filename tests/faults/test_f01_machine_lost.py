@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from tests.chain import executed
-from tests.cut_farm import CutRun, cut_farm
-from tests.support import eventually
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tests.support.farms.cut_farm import CutRun, cut_farm
+from tests.support.searches.chain import executed
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["cut_farm"]
 
@@ -37,7 +37,7 @@ def test_f01_a_lost_machines_trial_goes_on_elsewhere_as_soon_as_its_lease_is_voi
     eventually(lambda: executed(tmp_path / "executed")[0][-1] > done, within=60, message=run.state)
     took = time.monotonic() - killed
     print(f"the first new step came {took:.2f} s after the machine was lost")
-    assert took < wire.LEASE_TTL_S + 1.0 + SLACK_S
+    assert took < redis_keys.LEASE_TTL_S + 1.0 + SLACK_S
     run.ends_well()
 
     (lost,) = run.all_of(m.NodeLost)
@@ -60,5 +60,5 @@ def test_f01_a_machine_that_is_started_again_is_known_to_have_lost_everything_at
     farm.nodes[0].start()
     lost = run.wait_for(m.NodeLost)
     assert lost.is_dead
-    assert time.monotonic() - killed < wire.LEASE_TTL_S - 1.0, "no lease was waited for"
+    assert time.monotonic() - killed < redis_keys.LEASE_TTL_S - 1.0, "no lease was waited for"
     run.ends_well()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import SUPERSEDED, FarmService, Search, farm_service
 from tests.integration.farm_support import is_alive
-from tests.support import eventually
-from tunemq_scheduler.farm.record import read_record
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tests.support.farms.farm_service import SUPERSEDED, FarmService, Search, farm_service
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common.run_record import read_record
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -155,9 +155,9 @@ def test_f03_a_scheduler_that_was_stopped_for_a_while_goes_on_as_if_nothing_had_
 
 
 def test_f03_an_idle_scheduler_that_was_replaced_ends(farm):
-    eventually(lambda: farm.redis.client.get(wire.TERM))
+    eventually(lambda: farm.redis.client.get(redis_keys.TERM))
     # What a successor does that found the lease run out.
-    farm.redis.client.incrby(wire.TERM, 10)
+    farm.redis.client.incrby(redis_keys.TERM, 10)
     assert farm.scheduler.wait(60) == 75, farm
     assert re.search(SUPERSEDED, farm.said()), farm
 
@@ -181,12 +181,12 @@ def test_f03_a_redis_that_was_wiped_with_the_scheduler_away_loses_nothing(farm):
     submit(farm, trials=3, steps=60)
     farm.wait_for_steps("search", 2, 5)
     farm.kill_scheduler()
-    term = int(farm.redis.client.get(wire.TERM))
+    term = int(farm.redis.client.get(redis_keys.TERM))
     farm.redis.client.flushall()
     pause(1.0)
     farm.start_scheduler()
     ends_well(farm)
-    assert int(farm.redis.client.get(wire.TERM)) > term
+    assert int(farm.redis.client.get(redis_keys.TERM)) > term
     farm.check_steps("search")
 
 

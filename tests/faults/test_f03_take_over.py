@@ -14,17 +14,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.farm_service import SUPERSEDED, FarmService, Search, farm_service
-from tests.keys import key_folder
-from tests.object_servers import ObjectServer
-from tests.support import eventually
+from tests.support.farms.farm_service import SUPERSEDED, FarmService, Search, farm_service
+from tests.support.keys import key_folder
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import HEADER
 from tunemq_scheduler.journal import Journal
-from tunemq_scheduler.journal.copy import JournalCopy
-from tunemq_shared import messages as m
-from tunemq_shared import wire
-from tunemq_shared.key_files import journal_seal
-from tunemq_shared.packing import PICKLED
+from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.code.config_packing import PICKLED
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.key_files import journal_seal
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -232,7 +232,7 @@ def test_a_take_over_of_what_is_not_there_says_so(farm, storage, address, said):
     refused = farm.start_scheduler("--store", storage, "--take-over", address.format(storage))
     assert refused.wait(60) == 64, farm
     assert said in farm.said()
-    assert farm.redis.client.get(wire.SCHEDULER) is None
+    assert farm.redis.client.get(redis_keys.SCHEDULER) is None
 
 
 @pytest.mark.soak

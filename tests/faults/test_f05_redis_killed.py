@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.own_farm import ChainRun, OwnFarm, farm
-from tests.support import eventually
+from tests.support.farms.own_farm import ChainRun, OwnFarm, farm
+from tests.support.waiting import eventually
 
 __all__ = ["farm"]
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tests.own_farm import ChainRun, farm
-from tests.support import eventually
-from tunemq_shared import wire
+from tests.support.farms.own_farm import ChainRun, farm
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["farm"]
 
@@ -20,9 +20,9 @@ def test_f05_time_without_redis_counts_for_no_nodes_silence(farm, tmp_path):
     run = ChainRun(own, tmp_path, steps=40)
     run.wait_for_step(5)
     own.to_nodes.cut(stay=True)
-    back = own.kill_redis(away_s=wire.LEASE_TTL_S + 1.5)
+    back = own.kill_redis(away_s=redis_keys.LEASE_TTL_S + 1.5)
     # The scheduler has it again, and looks for a while at the lease of a node that has not.
-    eventually(lambda: own.server.client.get(wire.GENERATION))
+    eventually(lambda: own.server.client.get(redis_keys.GENERATION))
     eventually(lambda: time.monotonic() > back + 1.0)
     own.to_nodes.heal()
     run.ends()  # checks that no node was lost and no step repeated

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
-from tests.support import eventually
-from tunemq_scheduler.farm.record import read_record
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common.run_record import read_record
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -62,8 +62,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., FarmService]]:
 
 def holds_the_farm(farm: FarmService) -> bool:
     """Whether a scheduler has the lease that was not killed."""
-    about = farm.redis.client.get(wire.SCHEDULER) or b""
-    return about.startswith(b"%s:" % (farm.redis.client.get(wire.TERM) or b"none")) and (
+    about = farm.redis.client.get(redis_keys.SCHEDULER) or b""
+    return about.startswith(b"%s:" % (farm.redis.client.get(redis_keys.TERM) or b"none")) and (
         f'"pid":{farm.scheduler.pid}'.encode() in about.replace(b" ", b"")
     )
 

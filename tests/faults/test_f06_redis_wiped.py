@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from tests.own_farm import ChainRun, farm
-from tests.support import eventually
-from tunemq_shared import wire
+from tests.support.farms.own_farm import ChainRun, farm
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["farm"]
 
@@ -56,10 +56,10 @@ def test_f06_a_wipe_is_found_within_a_look(farm, tmp_path):
     own = farm()
     run = ChainRun(own, tmp_path, steps=120, gate=60)  # one that is over does not look
     run.wait_for_step(3)
-    generation = own.server.client.get(wire.GENERATION)
+    generation = own.server.client.get(redis_keys.GENERATION)
     own.server.client.flushall()
-    eventually(lambda: own.server.client.get(wire.GENERATION), within=BACK_AT_LAST_S)
-    assert own.server.client.get(wire.GENERATION) != generation
+    eventually(lambda: own.server.client.get(redis_keys.GENERATION), within=BACK_AT_LAST_S)
+    assert own.server.client.get(redis_keys.GENERATION) != generation
     run.open_gate(120)
     run.ends()
 
@@ -80,10 +80,10 @@ def test_f06_whatever_vanishes_from_redis_by_itself_is_made_good(farm, tmp_path,
     run.wait_for_step(3)
     patterns = {
         "events": "tunemq:events:*",
-        "nodes": wire.NODES,
-        "replies": wire.reply("*"),
-        "queues": wire.queue("*"),
-        "leases": wire.lease("*"),
+        "nodes": redis_keys.NODES,
+        "replies": redis_keys.reply("*"),
+        "queues": redis_keys.queue("*"),
+        "leases": redis_keys.lease("*"),
     }
     for _ in range(4):
         for key in own.server.client.keys(patterns[what]):

@@ -8,8 +8,8 @@ import pytest
 
 from tests.integration.farm_support import order
 from tests.integration.node_fixtures import node, scheduler, server
-from tests.support import eventually
-from tunemq_shared.wire import EVERYTHING, OUTBOX_BYTES
+from tests.support.waiting import eventually
+from tunemq_shared.broker.redis_keys import EVERYTHING, OUTBOX_BYTES
 
 __all__ = ["node", "scheduler", "server"]
 
@@ -23,7 +23,7 @@ STEPS = 2 * OUTBOX_BYTES // RESULT_BYTES
 def large_results(config):
     from pathlib import Path
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for step in range(config["steps"]):
         report({"step": step, "padding": "x" * config["size"]})

@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.farm_service import FarmService, farm_service
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.own_farm import ChainRun, OwnFarm, farm
-from tests.support import eventually
-from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
-from tunemq_scheduler.executors.node_wire import NodeWire
-from tunemq_scheduler.farm.holder import Holder
-from tunemq_scheduler.farm.lease import SchedulerLease
-from tunemq_scheduler.plan import ExperimentPlan
+from tests.support.farms.farm_service import FarmService, farm_service
+from tests.support.farms.own_farm import ChainRun, OwnFarm, farm
+from tests.support.waiting import eventually
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
 from tunemq_scheduler.security.redis_probes import refuse_dangers
-from tunemq_shared import messages as m
-from tunemq_shared import wire
-from tunemq_shared.errors import ConfigError
+from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["farm", "server"]
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 PLAN = ExperimentPlan(
     experiment="e",
     experiment_id="exp1",
-    events_key=wire.events("exp1"),
+    events_key=redis_keys.events("exp1"),
     folder="/results/e",
     trainable_name="train",
     code=m.BlobRef("0", 1, "/code"),
@@ -85,7 +85,7 @@ def test_f07_nobody_is_lost_while_redis_takes_no_leases(farm, tmp_path):
     run = ChainRun(own, tmp_path, trials=1, steps=60)
     run.wait_for_step(3)
     fill(own)
-    time.sleep(wire.LEASE_TTL_S + 3)  # so long without a lease
+    time.sleep(redis_keys.LEASE_TTL_S + 3)  # so long without a lease
     run.goes_on(make_room(own))
     run.ends()
 
@@ -139,7 +139,7 @@ def test_f07_scheduler_starts_on_a_redis_filled_with_entries_of_no_node(tmp_path
         client.config_set("maxmemory", "20mb")
         with suppress(redis.OutOfMemoryError):
             while True:
-                client.xadd(wire.NODES, {"e": b"x" * 20_000})
+                client.xadd(redis_keys.NODES, {"e": b"x" * 20_000})
         farm.start_scheduler()
         farm.add_worker("one")
         farm.has_nodes("one")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cut_farm import CutRun, cut_farm
-from tests.support import eventually
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tests.support.farms.cut_farm import CutRun, cut_farm
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["cut_farm"]
 
@@ -72,7 +72,7 @@ def cut_off_and_back(cut_farm, tmp_path, seconds: float) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_f08_a_node_that_is_back_before_anybody_has_a_slot_repeats_no_step(cut_farm, tmp_path):
-    cut_off_and_back(cut_farm, tmp_path, wire.LEASE_TTL_S + 2.5)
+    cut_off_and_back(cut_farm, tmp_path, redis_keys.LEASE_TTL_S + 2.5)
 
 
 @pytest.mark.soak

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chain_searches import ChainSearch
-from tests.object_servers import ObjectServer
-from tests.tcp_proxy import TcpProxy
-from tunemq_shared import messages as m
+from tests.support.proxies.tcp_proxy import TcpProxy
+from tests.support.searches.chain_searches import ChainSearch
+from tests.support.stores.object_servers import ObjectServer
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tests.own_farm import ChainRun, farm
-from tests.tcp_proxy import DOWN, UP
-from tunemq_shared import wire
+from tests.support.farms.own_farm import ChainRun, farm
+from tests.support.proxies.tcp_proxy import DOWN, UP
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["farm"]
 
@@ -65,7 +65,7 @@ def test_f10_while_all_nodes_are_cut_off_for_longer_than_a_lease_none_is_lost(fa
     run = ChainRun(own, tmp_path, steps=60)
     run.wait_for_step(3)
     own.to_nodes.go_silent()
-    time.sleep(wire.LEASE_TTL_S + 3)  # the length of the outage is what is tested
+    time.sleep(redis_keys.LEASE_TTL_S + 3)  # the length of the outage is what is tested
     own.to_nodes.heal()
     run.goes_on(time.monotonic(), within=GIVES_UP_WITHIN_S)
     run.ends()

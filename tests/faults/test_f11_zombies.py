@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from tests.chain import executed
-from tests.chain_searches import ChainSearch
-from tests.cut_farm import CutRun, cut_farm
-from tests.support import eventually
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tests.support.farms.cut_farm import CutRun, cut_farm
+from tests.support.searches.chain import executed
+from tests.support.searches.chain_searches import ChainSearch
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["cut_farm"]
 
@@ -46,12 +46,12 @@ def a_stopped_node_wakes(cut_farm, tmp_path, seconds: float, steps: int) -> None
 
 @pytest.mark.slow
 def test_f11_a_node_that_was_stopped_for_longer_than_its_lease_changes_nothing(cut_farm, tmp_path):
-    a_stopped_node_wakes(cut_farm, tmp_path, wire.LEASE_TTL_S + 2.0, steps=700)
+    a_stopped_node_wakes(cut_farm, tmp_path, redis_keys.LEASE_TTL_S + 2.0, steps=700)
 
 
 @pytest.mark.soak
 def test_f11_a_node_that_was_stopped_for_ten_leases_changes_nothing(cut_farm, tmp_path):
-    a_stopped_node_wakes(cut_farm, tmp_path, 10 * wire.LEASE_TTL_S, steps=4000)
+    a_stopped_node_wakes(cut_farm, tmp_path, 10 * redis_keys.LEASE_TTL_S, steps=4000)
 
 
 def a_stopped_scheduler_wakes(tmp_path, seconds: float) -> None:
@@ -73,7 +73,7 @@ def a_stopped_scheduler_wakes(tmp_path, seconds: float) -> None:
 @pytest.mark.soak
 @pytest.mark.slow
 def test_f11_a_scheduler_that_was_stopped_takes_no_node_for_lost(tmp_path):
-    a_stopped_scheduler_wakes(tmp_path, wire.LEASE_TTL_S + 3.0)
+    a_stopped_scheduler_wakes(tmp_path, redis_keys.LEASE_TTL_S + 3.0)
 
 
 @pytest.mark.soak

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from tests.own_farm import ChainRun, farm
-from tunemq_shared import messages as m
-from tunemq_shared.failpoints import VARIABLE
+from tests.support.farms.own_farm import ChainRun, farm
+from tunemq_shared.base.failpoints import VARIABLE
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["farm"]
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from tests.own_farm import ChainRun, OwnFarm, farm
-from tests.support import eventually
-from tunemq_shared import wire
+from tests.support.farms.own_farm import ChainRun, OwnFarm, farm
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["farm"]
 
@@ -64,14 +64,16 @@ def test_f13_a_result_that_overtakes_others_is_recorded_in_its_turn(farm, tmp_pa
     run.wait_for_step(5)
     for _ in range(3):
         key, entries = unread(own, run)
-        before = own.server.client.get(wire.GENERATION)
+        before = own.server.client.get(redis_keys.GENERATION)
         own.server.client.xdel(key, *(entry_id for entry_id, _ in entries))
         for _, fields in reversed(entries):
             own.server.client.xadd(key, fields)
         own.to_scheduler.heal()
         # The gap has everything sent anew. Held while there is no generation, no node would append.
         eventually(
-            lambda before=before: own.server.client.get(wire.GENERATION) not in {before, None},
+            lambda before=before: (
+                own.server.client.get(redis_keys.GENERATION) not in {before, None}
+            ),
             message=run.state,
         )
     run.open_gate(STEPS)

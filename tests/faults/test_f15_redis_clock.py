@@ -11,9 +11,9 @@ import time
 
 import pytest
 
-from tests.own_farm import ChainRun, OwnFarm, farm
-from tests.support import eventually
-from tunemq_shared import wire
+from tests.support.farms.own_farm import ChainRun, OwnFarm, farm
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["farm"]
 
@@ -64,7 +64,7 @@ def test_f15_a_clock_that_jumps_forward_ends_leases_and_nobody_is_lost(farm, tmp
     run = ChainRun(own, tmp_path, steps=100)
     run.wait_for_step(3)
     for _ in range(3):
-        eventually_keys(own, wire.lease("*"))
+        eventually_keys(own, redis_keys.lease("*"))
         keys = own.server.client.keys("*")
         own.server.client.delete(*(key for key in keys if own.server.client.ttl(key) > 0))
         run.goes_on(time.monotonic(), within=GOES_ON_WITHIN_S)

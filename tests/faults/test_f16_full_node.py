@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.chain import chain, expected, open_gate
-from tests.own_farm import NodeProcess, farm
-from tests.small_disk import on_small_disk
-from tests.support import eventually
-from tunemq_scheduler.core.node_health import FIRST_PAUSE_S, TRIALS_IN_A_ROW
+from tests.support.farms.own_farm import NodeProcess, farm
+from tests.support.searches.chain import chain, expected, open_gate
+from tests.support.small_disk import on_small_disk
+from tests.support.waiting import eventually
+from tunemq_scheduler.core.nodes.failing_nodes import FIRST_PAUSE_S, TRIALS_IN_A_ROW
 from tunemq_scheduler.journal import FILE_NAME, read_entries
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["farm"]
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.farm_service import FarmService, Here, Search, farm_service
 from tests.integration.test_farm_metrics import scrape
-from tests.small_disk import on_small_disk, with_small_disk
-from tests.support import eventually
-from tunemq_scheduler.farm import small_files
-from tunemq_scheduler.farm.queue import ExperimentQueue
-from tunemq_shared.errors import JournalFull
+from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
+from tests.support.small_disk import on_small_disk, with_small_disk
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common import small_files
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_shared.base.errors import JournalFull
 
 pytestmark = pytest.mark.integration
 
@@ -233,16 +233,16 @@ def kill_process_of(name: str, scheduler: int) -> None:
 KEPT = """
 import contextlib, json, os, sys
 from pathlib import Path
-from tests.farm_desk import CODE
-from tests.unit.scheduler.farm.test_experiments import Farm
-from tests.unit.scheduler.farm.test_output_files import Printed, piece
-from tunemq_scheduler.farm.done_requests import DoneRequests
-from tunemq_scheduler.farm.queue import ExperimentQueue
-from tunemq_scheduler.farm.relay import messages as r
-from tunemq_scheduler.farm.streams import Streams
-from tunemq_shared import wire
-from tunemq_shared.answers import ExperimentState as State
-from tunemq_shared.errors import JournalFull
+from tests.support.farms.farm_api_server import CODE
+from tests.unit.scheduler.farm.service.test_experiments import Farm
+from tests.unit.scheduler.farm.output.test_trial_output_files import Printed, piece
+from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_scheduler.farm.ipc import messages as r
+from tunemq_scheduler.farm.output.event_streams import Streams
+from tunemq_shared.broker import redis_keys as wire
+from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_shared.base.errors import JournalFull
 
 disk = Path(sys.argv[1])
 (disk / "train_a").mkdir()

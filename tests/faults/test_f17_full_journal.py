@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.small_disk import with_small_disk
+from tests.support.small_disk import with_small_disk
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,7 @@ import contextlib, json, os, signal, sys, threading, time
 from pathlib import Path
 
 import tunemq as tune
-from tests.support import eventually
+from tests.support.waiting import eventually
 from tunemq_scheduler.journal import recover
 
 disk, steps, ending = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -130,7 +130,7 @@ from pathlib import Path
 from tests.unit.scheduler.journals import HEADER, TURNS
 from tunemq_scheduler.journal import Journal, read_turns, writing
 from tunemq_shared import messages as m
-from tunemq_shared.errors import JournalFull
+from tunemq_shared.base.errors import JournalFull
 
 disk = Path(sys.argv[1])
 writing.RESERVE_BYTES = 0

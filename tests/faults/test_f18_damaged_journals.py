@@ -22,14 +22,14 @@ from typing import Any, NamedTuple
 import pytest
 
 import tunemq as tune
-from tests.searches import tuner
-from tunemq_scheduler.experiment import Experiment
-from tunemq_scheduler.journal import FILE_NAME, writing
-from tunemq_scheduler.journal.frames import Frames
-from tunemq_scheduler.journal.layout import SNAPSHOT_SUFFIX, TURNS_SUFFIX
-from tunemq_scheduler.tools.journal import EXIT_DAMAGED, check_journal, salvage_journal
-from tunemq_scheduler.tuner import Tuner
-from tunemq_shared.errors import JournalCorrupt, JournalError
+from tests.support.searches.searches import tuner
+from tunemq_scheduler.api.tuner import Tuner
+from tunemq_scheduler.cli.journal_command import EXIT_DAMAGED, check_journal, salvage_journal
+from tunemq_scheduler.experiment.run_experiment import Experiment
+from tunemq_scheduler.journal import FILE_NAME, journal_writer
+from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_layout import SNAPSHOT_SUFFIX, TURNS_SUFFIX
+from tunemq_shared.base.errors import JournalCorrupt, JournalError
 
 pytestmark = pytest.mark.integration
 
@@ -190,7 +190,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         "_search",
         lambda self, plan, executor, opened, **_more: search(self, plan, executor, opened),
     )
-    monkeypatch.setattr(writing, "SEGMENT_BYTES", 5_000)
+    monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 5_000)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(os, "fdatasync", lambda _: None)
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import fit
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit
 
 __all__ = ["ended_searches"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 STEPS = 6
-LOGGER = "tunemq_scheduler.result"
+LOGGER = "tunemq_scheduler.results.result"
 
 
 def reports(config):

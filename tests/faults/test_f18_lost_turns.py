@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 import tunemq as tune
-from tests.searches import results_of, table_of, tuner
+from tests.support.searches.searches import results_of, table_of, tuner
+from tunemq_scheduler.api.tuner import Tuner
 from tunemq_scheduler.journal import FILE_NAME
-from tunemq_scheduler.journal.frames import Frames
-from tunemq_scheduler.journal.layout import turns_file
-from tunemq_scheduler.journal.salvaging import salvage
-from tunemq_scheduler.tuner import Tuner
-from tunemq_shared.messages import ConfigSuggested, TrialFinished, decode_entries
+from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_layout import turns_file
+from tunemq_scheduler.journal.salvage import salvage
+from tunemq_shared.protocol.messages import ConfigSuggested, TrialFinished, decode_entries
 
 pytestmark = pytest.mark.integration
 

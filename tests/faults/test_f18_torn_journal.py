@@ -15,16 +15,16 @@ from typing import NamedTuple
 import pytest
 
 import tunemq as tune
-from tests.searches import fit
+from tests.support.searches.searches import fit
 from tests.unit.scheduler.journals import TURNS, State, after, begun, state_of
 from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal import Journal, recover
-from tunemq_scheduler.journal.frames import Frame, Frames
-from tunemq_scheduler.journal.history import Finished
-from tunemq_scheduler.journal.layout import snapshot_file, turns_file
-from tunemq_scheduler.replay import replay_recovered
-from tunemq_shared.errors import JournalCorrupt, JournalError
-from tunemq_shared.messages import encode
+from tunemq_scheduler.journal.journal_frames import Frame, Frames
+from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
+from tunemq_scheduler.journal.trial_history import Finished
+from tunemq_shared.base.errors import JournalCorrupt, JournalError
+from tunemq_shared.protocol.messages import encode
 
 
 class Written(NamedTuple):

@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import fit, results_of
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, results_of
 from tunemq_scheduler.journal import FILE_NAME, read_entries
-from tunemq_scheduler.journal.frames import Frames, pack
-from tunemq_shared import messages as m
+from tunemq_scheduler.journal.journal_frames import Frames, pack
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["ended_searches"]
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
 def line():
     """The trial's own channel to its node, and what it is called there."""
-    from tunemq_shared.session import current
+    from tunemq_shared.trial.session import current
 
     session = current()
     return session._channel._line, session.trial, session.epoch
@@ -35,7 +35,7 @@ def sends(*frames):
     """Write frames of (kind, value), the value as msgpack, to the node, and wait for the end."""
     import time
 
-    from tunemq_workers.frames import frame
+    from tunemq_workers.runtime.frames import frame
 
     written = [
         frame(ord(kind), value if isinstance(value, bytes) else msgspec.msgpack.encode(value))

@@ -15,16 +15,16 @@ import psutil
 import pytest
 
 import tunemq as tune
-from tests.host_support import serve
 from tests.integration.farm_support import order
 from tests.integration.node_fixtures import node, scheduler, server
-from tests.journals import ended_searches
-from tests.searches import fit, printed_by, results_of
-from tests.support import eventually
+from tests.support.forkserver_driver import serve
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, printed_by, results_of
+from tests.support.waiting import eventually
 from tunemq_scheduler.journal import FILE_NAME, read_entries
-from tunemq_shared import messages as m
-from tunemq_shared.trial_limits import TrialLimits
-from tunemq_workers import outputs
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_workers.logs import output_files
 
 __all__ = ["ended_searches", "node", "scheduler", "serve", "server"]
 
@@ -91,7 +91,7 @@ def prints(number):
     # What is printed in the moment of a cut may be lost, so the last words come after it; and while
     # what is kept is being written, the file is short for a while.
     size = looks = 0
-    while not 0 < size <= outputs.LIMIT_BYTES or looks < 5:
+    while not 0 < size <= output_files.LIMIT_BYTES or looks < 5:
         time.sleep(0.1)
         tune.report({"x": 1024})
         before, size = size, os.fstat(sys.stdout.fileno()).st_size
@@ -156,8 +156,8 @@ def test_f22_a_search_of_hostile_trials_ends_by_itself_with_each_named_for_what_
     printer, *trained = results[len(HOSTILE) :]
     assert [result.error for result in (printer, *trained)] == [None] * 3
     assert [result.status for result in (printer, *trained)] == ["TERMINATED"] * 3
-    stdout = Path(printer.path, outputs.STDOUT)
-    eventually(lambda: stdout.stat().st_size <= outputs.LIMIT_BYTES)
+    stdout = Path(printer.path, output_files.STDOUT)
+    eventually(lambda: stdout.stat().st_size <= output_files.LIMIT_BYTES)
     assert "the last line\n" in printed_by(printer)
     assert "bytes of older output dropped" in printed_by(printer)
     for result in trained:
@@ -186,7 +186,7 @@ def test_f22_a_trial_that_takes_its_time_is_ended_and_those_that_do_not_are_not(
 def reports_without_end(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     while True:
         time.sleep(0.02)
@@ -257,7 +257,7 @@ def hops(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     until = time.monotonic() + 60
     for _ in range(8):
@@ -276,7 +276,7 @@ def multiplies(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     counter, until = "count", time.monotonic() + 60
 
@@ -320,7 +320,7 @@ def test_f22_a_family_that_forks_without_end_ends_with_its_host(serve, bomb):
 def sleeps(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"x": 1})
     time.sleep(600)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import Search, farm_service
-from tests.node_killers import kill_nodes
+from tests.support.farms.farm_service import Search, farm_service
+from tests.support.searches.node_killers import kill_nodes
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
+from tests.support.farms.farm_service import FarmService, Search, farm_service
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -13,8 +13,8 @@ import time
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import fit, results_of, table_of
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, results_of, table_of
 
 __all__ = ["ended_searches"]
 

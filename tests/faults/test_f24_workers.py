@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
-from tests.support import eventually
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 
@@ -89,9 +89,16 @@ def test_f24_what_a_farm_leaves_in_redis_has_an_owner_or_an_expiry(farm):
     client = farm.redis.client
     for_ever = {key.decode() for key in client.keys("*") if client.ttl(key) == -1}
     # The farm's own, of which there is one each, whatever it did.
-    own = {wire.GENERATION, wire.NODES, wire.TERM, wire.STREAMS, wire.FARM, wire.REQUESTS}
-    assert for_ever <= {*own, wire.events("farm")}, for_ever
+    own = {
+        redis_keys.GENERATION,
+        redis_keys.NODES,
+        redis_keys.TERM,
+        redis_keys.STREAMS,
+        redis_keys.FARM,
+        redis_keys.REQUESTS,
+    }
+    assert for_ever <= {*own, redis_keys.events("farm")}, for_ever
     # The next scheduler takes note of the goodbye, and removes what it is about.
     farm.add_worker("two")
     farm.start_scheduler()
-    eventually(lambda: client.xlen(wire.NODES) == 1)
+    eventually(lambda: client.xlen(redis_keys.NODES) == 1)

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import farm_processes, fit, results_of, table_of
-from tunemq_scheduler.embedded import warm
-from tunemq_shared.errors import ConfigError, SearchSpaceError
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import farm_processes, fit, results_of, table_of
+from tunemq_scheduler.embedded import warm_farms
+from tunemq_shared.base.errors import ConfigError, SearchSpaceError
 
 __all__ = ["ended_searches"]
 
@@ -175,7 +175,7 @@ def test_f25_what_is_no_unicode_in_a_result_is_refused_with_its_place_and_the_fi
 
 
 def test_f25_a_parameter_whose_name_is_no_unicode_is_refused_before_anything_starts(tmp_path):
-    warm.stop_all()
+    warm_farms.stop_all()
     before = farm_processes()  # of other tests
     with pytest.raises(ConfigError, match=r"the key 'l\\udcffr' .* errors='replace'"):
         fit(measures, {"l\udcffr": 1.0})

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from tests.chain_searches import ChainSearch
-from tests.failpoints import FAILPOINTS
 from tests.faults.test_farm_request_kills import OF_REQUESTS
 from tests.faults.test_journal_kills import JOURNALS
 from tests.faults.test_store_failpoints import OF_CHECKPOINTS
 from tests.integration.farm_support import CACHES, Node, RedisServer, Scheduler, is_alive, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.search_support import NODE
-from tests.support import eventually
-from tunemq_shared.failpoints import VARIABLE
-from tunemq_shared.messages import ResultReported
+from tests.support.failpoints import FAILPOINTS
+from tests.support.searches.chain_searches import ChainSearch
+from tests.support.searches.killed_searches import NODE
+from tests.support.waiting import eventually
+from tunemq_shared.base.failpoints import VARIABLE
+from tunemq_shared.protocol.messages import ResultReported
 
 __all__ = ["scheduler", "server"]
 
@@ -129,7 +129,7 @@ def test_f03_a_script_that_is_killed_goes_on_where_it_was(run, name):
 
 
 def large_results(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for step in range(40):
         report({"step": step, "padding": "x" * 2**18})
@@ -138,7 +138,9 @@ def large_results(config):
 def started(server: RedisServer, folder: Path, failpoints: str) -> subprocess.Popen[bytes]:
     line = ["--redis", server.url, "--name", "node", "--workdir", str(folder), "--cpus", "2"]
     environ = {**os.environ, VARIABLE: failpoints}
-    return subprocess.Popen([sys.executable, "-P", "-m", "tunemq_workers.node", *line], env=environ)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "tunemq_workers.node.node_process", *line], env=environ
+    )
 
 
 def the_next_one_works(server: RedisServer, scheduler: Scheduler, folder: Path) -> None:

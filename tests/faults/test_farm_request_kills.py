@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_desk import CODE, ServedDesk
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support import eventually
-from tunemq_scheduler.client.requests import FarmClient
-from tunemq_scheduler.farm.queue import ExperimentQueue
-from tunemq_shared import answers as a
-from tunemq_shared import requests as r
-from tunemq_shared.failpoints import VARIABLE
+from tests.support.farms.farm_api_server import CODE, ServedDesk
+from tests.support.waiting import eventually
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_shared.base.failpoints import VARIABLE
+from tunemq_shared.protocol import farm_requests as r
 
 __all__ = ["server"]
 
@@ -29,7 +29,7 @@ _REPOSITORY = Path(__file__).parents[2]
 _SERVE = """
 import sys, threading
 from pathlib import Path
-from tests.farm_desk import ServedDesk
+from tests.support.farms.farm_api_server import ServedDesk
 with ServedDesk(sys.argv[1], Path(sys.argv[2])) as desk:
     print("serves", flush=True)
     sys.stdin.read()

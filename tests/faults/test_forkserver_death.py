@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from tests.host_support import serve
 from tests.integration.farm_support import (
     Node,
     Scheduler,
@@ -17,8 +16,9 @@ from tests.integration.farm_support import (
     order,
 )
 from tests.integration.node_fixtures import node, scheduler, server
-from tests.support import eventually
-from tunemq_shared.messages import (
+from tests.support.forkserver_driver import serve
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import (
     FORKSERVER_LOST,
     Environment,
     HostDied,
@@ -28,8 +28,8 @@ from tunemq_shared.messages import (
     TrialFinished,
     TrialStarted,
 )
-from tunemq_workers.forkserver_client import ForkserverLost
-from tunemq_workers.forkserver_messages import Pong
+from tunemq_workers.forkservers.forkserver_client import ForkserverLost
+from tunemq_workers.processes.forkserver_messages import Pong
 
 __all__ = ["node", "scheduler", "serve", "server"]
 
@@ -44,7 +44,7 @@ def with_a_daemon(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     reading, writing = os.pipe()
     if os.fork() == 0:
@@ -65,7 +65,7 @@ def stops_its_forkserver(config):
     import signal
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     os.kill(os.getppid(), signal.SIGSTOP)
     report({"forkserver": os.getppid()})
@@ -87,7 +87,7 @@ signal.signal(signal.SIGUSR1, lambda *_: time.sleep(600))
 
 
 def three_results(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for n in range(3):
         report({"loss": n / 10})

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.small_disk import with_small_disk
+from tests.support.small_disk import with_small_disk
 
 PUT = """
 import json, os, sys
 from pathlib import Path
-from tunemq_shared.errors import StoreError
-from tunemq_shared.local_store import LocalStore
-from tunemq_shared.manifest import CheckpointInfo
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.manifest import CheckpointInfo
 
 def put(n):
     info = CheckpointInfo(trial="t0", epoch=1, n=n, step=n, metrics={}, state={})

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fake_gpus import FakeGpus, gpu
 from tests.integration.farm_support import Node, is_alive, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.support import eventually
-from tunemq_shared.messages import (
+from tests.support.fake_gpus import FakeGpus, gpu
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import (
     HostDied,
     HostFreed,
     NodeWarned,
@@ -23,7 +23,7 @@ from tunemq_shared.messages import (
     TrialStarted,
     TrialWaits,
 )
-from tunemq_workers.gpu_locks import FOLDERS
+from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["scheduler", "server"]
 
@@ -37,7 +37,7 @@ def takes_memory(config):
     import time
     from pathlib import Path
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     def hold(pid, size):
         folder = Path(config["held"])

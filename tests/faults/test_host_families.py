@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.host_support import alive, serve
-from tests.support import eventually
-from tunemq_shared.messages import TrialFailed, TrialFinished, TrialStarted
-from tunemq_workers.forkserver_client import ForkserverLost
-from tunemq_workers.forkserver_messages import FamilyGone, HostExited
+from tests.support.forkserver_driver import alive, serve
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import TrialFailed, TrialFinished, TrialStarted
+from tunemq_workers.forkservers.forkserver_client import ForkserverLost
+from tunemq_workers.processes.forkserver_messages import FamilyGone, HostExited
 
 __all__ = ["serve"]
 
@@ -31,7 +31,7 @@ def raise_a_family(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     family = []
     for _ in range(2):
@@ -85,7 +85,7 @@ def hold_shared_memory(config):
     from multiprocessing import resource_tracker
     from multiprocessing.shared_memory import SharedMemory
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     block = SharedMemory(create=True, size=1 << 20)
     # Who removes it is an interpreter of its own, and on a busy machine long in beginning; it has
@@ -122,7 +122,7 @@ def pretend_to_clean_up(config):
     import sys
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     child = subprocess.Popen(
         [sys.executable, "-c", "while True: pass", "multiprocessing.resource_tracker"]
@@ -146,7 +146,7 @@ def leave_a_daemon(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     reading, writing = os.pipe()
     if os.fork() == 0:
@@ -200,7 +200,7 @@ def test_closing_the_control_socket_ends_the_forkserver_and_every_family(serve):
 NODE = """
     import sys, time
     from pathlib import Path
-    from tests.host_support import Server
+    from tests.support.forkserver_driver import Server
     from tests.faults.test_host_families import raise_a_family
 
     server = Server(Path(sys.argv[1]))
@@ -246,7 +246,7 @@ def test_hosts_die_with_a_killed_forkserver_and_the_node_hears_of_each(serve):
 def wait_for_ever(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"loss": 1.0})
     while True:
@@ -257,7 +257,7 @@ def hold_the_gil(config):
     import ctypes
     import signal
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     if config["stubborn"]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -391,7 +391,7 @@ def test_a_module_that_would_hang_every_host_is_refused_by_name(serve, tmp_path,
 def which_are_loaded(config):
     import sys
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"loaded": [name for name in config["names"] if name in sys.modules]})
 

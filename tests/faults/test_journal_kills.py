@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.failpoints import FAILPOINTS
+from tests.support.failpoints import FAILPOINTS
 from tests.unit.scheduler.journals import TURNS, after, begun, state_of
 from tunemq_scheduler.journal import Journal, recover
-from tunemq_shared.errors import JournalError
-from tunemq_shared.failpoints import VARIABLE
+from tunemq_shared.base.errors import JournalError
+from tunemq_shared.base.failpoints import VARIABLE
 
 #: Appends what is missing, a snapshot before each second turn, and says what is durable.
 WRITER = """
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 from tests.unit.scheduler.journals import HEADER, TURNS, after, state_of, take_snapshot
 from tunemq_scheduler.journal import Journal
-from tunemq_scheduler.journal.layout import TURNS_SUFFIX, numbers
+from tunemq_scheduler.journal.journal_layout import TURNS_SUFFIX, numbers
 
 folder = Path(sys.argv[1])
 if numbers(folder, TURNS_SUFFIX):

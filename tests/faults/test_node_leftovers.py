@@ -21,12 +21,12 @@ from tests.integration.farm_support import (
 )
 from tests.integration.node_fixtures import scheduler, server
 from tests.integration.test_node_checkpoints import SIZE, committed, keys, start
-from tests.object_servers import ObjectServer
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_shared.checkpoint_folders import TEMPORARY_PREFIX
-from tunemq_shared.failpoints import VARIABLE
-from tunemq_shared.messages import (
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
+from tunemq_shared.base.failpoints import VARIABLE
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.checkpoints.checkpoint_folders import TEMPORARY_PREFIX
+from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointWritten,
     ResultReported,
@@ -63,7 +63,7 @@ def the_next_one_leaves_only_logs(
     eventually(lambda: not any(map(is_alive, family)))
     again = Node(server, scheduler, folder)
     try:
-        scheduler.journal(again.incarnation, wire.EVERYTHING)
+        scheduler.journal(again.incarnation, redis_keys.EVERYTHING)
         eventually(
             lambda: set(files_in(folder)) <= CACHES,
             message=lambda: f"{files_in(folder)}\n{again.log()}",
@@ -84,7 +84,11 @@ def test_f01_a_node_that_is_killed_leaves_no_process_although_all_of_them_were_s
     eventually(lambda: len(scheduler.said(ResultReported)) == 2, message=node.log)
     family = family_of(node.process.pid)
     lines = b" ".join(map(command_line, family))
-    for each in (b"tunemq_workers.forkserver", b"tunemq_workers.ear", b"tunemq_workers.transfers"):
+    for each in (
+        b"tunemq_workers.forkservers.forkserver",
+        b"tunemq_workers.broker.celery_consumer",
+        b"tunemq_workers.transfers",
+    ):
         assert each in lines
     for pid in family[1:]:
         os.kill(pid, signal.SIGSTOP)
@@ -149,7 +153,7 @@ def leaves_its_folder(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     if config["is_first"]:
         os.mkdir("checkpoint_tmp0123")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.object_servers import ObjectServer, running_minio
-from tests.support import eventually
-from tunemq_shared import remote_objects
-from tunemq_shared.parts import PART
-from tunemq_shared.retrying import Cancel, Cancelled, StoreUnavailable, TimedOut
-from tunemq_shared.s3_objects import S3Objects
+from tests.support.stores.object_servers import ObjectServer, running_minio
+from tests.support.waiting import eventually
+from tunemq_shared.base.retrying import Cancel, Cancelled, StoreUnavailable, TimedOut
+from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects.multipart import PART
+from tunemq_shared.objects.s3_objects import S3Objects
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -161,8 +161,8 @@ def test_small_things_say_at_once_that_the_server_is_away(server, objects):
 MEASURE = """
 import hashlib, os, resource, sys
 from pathlib import Path
-from tunemq_shared.retrying import Cancel
-from tunemq_shared.stores import open_objects
+from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.checkpoints.open_store import open_objects
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024

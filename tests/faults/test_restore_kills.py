@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import tunemq as tune
-from tests.chain_searches import ChainSearch
-from tests.object_servers import ObjectServer
-from tests.search_support import GONE_WITHIN_S
+from tests.support.searches.chain_searches import ChainSearch
+from tests.support.searches.killed_searches import GONE_WITHIN_S
+from tests.support.stores.object_servers import ObjectServer
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.search_support import RunningSearch, searches
-from tunemq_shared import messages as m
+from tests.support.searches.killed_searches import RunningSearch, searches
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

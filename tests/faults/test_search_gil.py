@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.search_support import RunningSearch, is_alive, searches
-from tests.support import eventually
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tests.support.searches.killed_searches import RunningSearch, is_alive, searches
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 
@@ -47,7 +47,7 @@ def test_a_step_that_holds_the_gil_harms_neither_its_node_nor_stopping(start):
     other_s = seconds_to_stop(search, 1, others[0])
     assert other_s < GRACE_S
     # By now its lease would have run out, had the holder kept the node from renewing it.
-    silent = 1.2 * wire.LEASE_TTL_S
+    silent = 1.2 * redis_keys.LEASE_TTL_S
     eventually(lambda: time.monotonic() > began + silent, within=2 * silent)
     steps_before = len(search.recorded(2))
     eventually(lambda: len(search.recorded(2)) > steps_before)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.search_support import RunningSearch, is_alive, searches
-from tests.support import eventually
-from tunemq_shared import messages as m
-from tunemq_shared.processes import parent_of
+from tests.support.searches.killed_searches import RunningSearch, is_alive, searches
+from tests.support.waiting import eventually
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.system.processes import parent_of
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import Search, farm_service
 from tests.integration.farm_support import children_of, is_alive
-from tests.support import eventually
+from tests.support.farms.farm_service import Search, farm_service
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.slow]
 

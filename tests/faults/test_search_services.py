@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.search_support import (
+from tests.support.searches.killed_searches import (
     EAR,
     GONE_WITHIN_S,
     KEEPER,
@@ -19,8 +19,8 @@ from tests.search_support import (
     is_alive,
     searches,
 )
-from tests.support import eventually
-from tunemq_shared import messages as m
+from tests.support.waiting import eventually
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

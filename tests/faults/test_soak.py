@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from tests.soak import soak
+from tests.soak.__main__ import soak
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.timeout(400)]
 

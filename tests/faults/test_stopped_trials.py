@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.search_support import RunningSearch
-from tests.support import eventually
+from tests.support.searches.killed_searches import RunningSearch
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

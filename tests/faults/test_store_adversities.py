@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from tests.own_store import own_bucket, server, start
-from tests.search_support import NODE
-from tests.support import eventually
-from tunemq_shared import messages as m
+from tests.support.searches.killed_searches import NODE
+from tests.support.stores.own_store import own_bucket, server, start
+from tests.support.waiting import eventually
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["own_bucket", "server", "start"]
 

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from tests.chain_searches import ChainSearch
-from tests.object_servers import ObjectServer
-from tests.own_store import Start, own_bucket, server, start
-from tests.support import eventually
-from tunemq_shared import messages as m
+from tests.support.searches.chain_searches import ChainSearch
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.stores.own_store import Start, own_bucket, server, start
+from tests.support.waiting import eventually
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["own_bucket", "server", "start"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chain_searches import ChainSearch, chain_searches
-from tests.failpoints import FAILPOINTS
-from tests.object_servers import ObjectServer
+from tests.support.failpoints import FAILPOINTS
+from tests.support.searches.chain_searches import ChainSearch, chain_searches
+from tests.support.stores.object_servers import ObjectServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

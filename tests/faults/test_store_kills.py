@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chain_searches import ChainSearch, chain_searches
-from tests.object_servers import ObjectServer
+from tests.support.searches.chain_searches import ChainSearch, chain_searches
+from tests.support.stores.object_servers import ObjectServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Here, Search, farm_service
-from tests.small_disk import on_small_disk
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
+from tests.support.small_disk import on_small_disk
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.object_servers import ObjectServer
-from tests.own_store import Start, own_bucket, server, start
-from tests.support import eventually
-from tunemq_shared import messages as m
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.stores.own_store import Start, own_bucket, server, start
+from tests.support.waiting import eventually
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["own_bucket", "server", "start"]
 

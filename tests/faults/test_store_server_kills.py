@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.object_servers import ServedFolder, serving
-from tunemq_scheduler.tools.store import BUCKET, INCOMPLETE
-from tunemq_shared import remote_objects
-from tunemq_shared.parts import PART
-from tunemq_shared.retrying import Cancel, TimedOut, in_parallel, retried
-from tunemq_shared.s3_objects import S3Objects
+from tests.support.stores.object_servers import ServedFolder, serving
+from tunemq_scheduler.cli.store_command import BUCKET, INCOMPLETE
+from tunemq_shared.base.retrying import Cancel, TimedOut, in_parallel, retried
+from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects.multipart import PART
+from tunemq_shared.objects.s3_objects import S3Objects
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

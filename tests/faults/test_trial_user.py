@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Here, Search, farm_service
 from tests.integration.farm_support import command_line, family_of
-from tests.object_servers import ObjectServer
-from tests.other_users import NOBODY, open_folder, reachable
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
+from tests.support.other_users import NOBODY, open_folder, reachable
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
 
 __all__ = ["open_folder"]
 
@@ -161,7 +161,7 @@ def test_trials_of_another_user_save_are_restored_and_leave_nothing_that_only_ro
 #: Prints what a process of root that works on files for NOBODY reads at a path.
 READER = """
 import sys
-from tunemq_workers.account import act_for, find_account
+from tunemq_workers.system.trial_user import act_for, find_account
 act_for(find_account("65534:65534"))
 try:
     print(open(sys.argv[1]).read())

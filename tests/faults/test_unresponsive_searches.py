@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from tests.fuzz.samples import Samples
-from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_shared.base.undecodable import UNDECODABLE
 
 #: So many random values of a type are there to begin with.
 _SAMPLES = 12

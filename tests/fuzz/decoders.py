@@ -13,20 +13,20 @@ from tests.fuzz.on_the_wire import of_processes, of_redis
 #: Of `tests.fuzz.places` those that no decoder goes through, each with the reason.
 EXCUSED: Final = {
     # They read what they have written a line before.
-    "tunemq_scheduler.callback_states:CallbackStates.write": "its own JSON",
-    "tunemq_scheduler.loggers.json_logger:_write_params": "its own JSON",
-    "tunemq_scheduler.search.optuna_trials:dump_trial": "its own JSON",
-    "tunemq_shared.checkpoint:Checkpoint.set_metadata": "its own JSON",
-    "tunemq_scheduler.executors.mailed_orders:MailedOrders._host_start": "its own order",
-    "tunemq_shared.bundles:_write": "it writes",
+    "tunemq_scheduler.output.callback_states:CallbackStates.write": "its own JSON",
+    "tunemq_scheduler.output.loggers.json_logger:_write_params": "its own JSON",
+    "tunemq_scheduler.search.optuna.optuna_trials:dump_trial": "its own JSON",
+    "tunemq_shared.checkpoints.checkpoint:Checkpoint.set_metadata": "its own JSON",
+    "tunemq_scheduler.transport.desired_state_orders:MailedOrders._host_start": "its own order",
+    "tunemq_shared.code.bundles:_write": "it writes",
     "tunemq_scheduler.security.forged_uploads:_archive": "it writes",
     # Loading runs what is loaded: see tests/security/test_s01_nothing_runs_data.py.
-    "tunemq_shared.unpickling:unpickle": "is for an experiment's own code, in its own processes",
-    "tunemq_scheduler.client.pickled_tuner:load_tuner_parts": "likewise",
+    "tunemq_shared.base.unpickling:unpickle": "is for an experiment's own code",
+    "tunemq_scheduler.api.pickled_tuner:load_tuner_parts": "likewise",
     # Read by who has just asked for it, of a process of one's own or of a library's reader.
     "tunemq_shared.executables.report_command:main": "the trial's own answer to its own command",
-    "tunemq_shared.s3_client:S3Client._strange": "the minio client has read the same before",
-    "tunemq_scheduler.farm.relay.link:ExperimentLink._answer": "its caller catches UNDECODABLE",
+    "tunemq_shared.objects.s3_client:S3Client._strange": "the minio client has read it before",
+    "tunemq_scheduler.farm.ipc.experiment_connection:ExperimentLink._answer": "its caller checks",
 }
 
 

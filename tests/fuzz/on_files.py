@@ -12,18 +12,13 @@ import cloudpickle
 import msgspec
 
 from tests.fuzz.decoder import Decoder, Desk, samples_of
-from tunemq_scheduler import restored, result
-from tunemq_scheduler.loggers.csv_cells import columns_of
-from tunemq_scheduler.result_rows import ends_with, read_rows, results_in
+from tunemq_scheduler.cli.run_command import _pairs
+from tunemq_scheduler.output.result_rows import ends_with, read_rows, results_in
+from tunemq_scheduler.results import result
+from tunemq_scheduler.results.csv_cells import columns_of
 from tunemq_scheduler.search.space_file import read_space_file
-from tunemq_scheduler.tools.run import _pairs
-from tunemq_shared import manifest, messages, packing, shipping
-from tunemq_shared.blobs import BlobFolder
-from tunemq_shared.bundles import remove, unpack
-from tunemq_shared.checkpoint import METADATA_FILE, Checkpoint
-from tunemq_shared.checkpoint_folders import read_notes
-from tunemq_shared.code import modules_of
-from tunemq_shared.errors import (
+from tunemq_scheduler.settings import restored_checkpoint
+from tunemq_shared.base.errors import (
     BlobCorrupt,
     CheckpointCorrupt,
     CheckpointError,
@@ -34,14 +29,27 @@ from tunemq_shared.errors import (
     TrainableError,
     WireError,
 )
-from tunemq_shared.executables.following import FollowedFile
-from tunemq_shared.executables.lines import metrics_in
+from tunemq_shared.checkpoints import manifest
+from tunemq_shared.checkpoints.checkpoint import METADATA_FILE, Checkpoint
+from tunemq_shared.checkpoints.checkpoint_folders import read_notes
+from tunemq_shared.checkpoints.temporary_checkpoints import bytes_to_folder
+from tunemq_shared.code import config_packing
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.bundles import remove, unpack
+from tunemq_shared.code.code_by_value import modules_of
+from tunemq_shared.code.parameter_blob import (
+    dump_parameters,
+    modules_of_parameters,
+    write_parameters,
+)
+from tunemq_shared.executables.followed_file import FollowedFile
+from tunemq_shared.executables.metric_lines import metrics_in
 from tunemq_shared.executables.report_command import _object, _Unusable, _value
-from tunemq_shared.key_files import read_key_file
-from tunemq_shared.parameter_blob import dump_parameters, modules_of_parameters, write_parameters
-from tunemq_shared.passing_checkpoints import bytes_to_folder
-from tunemq_shared.s3_address import find_keys
-from tunemq_workers import node_setup
+from tunemq_shared.objects.s3_address import find_keys
+from tunemq_shared.protocol import messages
+from tunemq_shared.signing.key_files import read_key_file
+from tunemq_shared.trainable import trainable_blobs
+from tunemq_workers.node import node_setup
 
 _JSON = (b'{"a": 1, "b": [1.5, null], "c": {"d": "e"}}', b'{"state": {"n": 3}}')
 _HASH = "0" * 64
@@ -49,7 +57,7 @@ _HASH = "0" * 64
 
 def of_results(desk: Desk) -> list[Decoder]:
     """What trials have left in their folders, and what programs print."""
-    s, h = "tunemq_scheduler", "tunemq_shared"
+    _s, _h = "tunemq_scheduler", "tunemq_shared"
     csv = b"training_iteration,loss\n"
     return [
         Decoder(
@@ -57,18 +65,18 @@ def of_results(desk: Desk) -> list[Decoder]:
             result._read,
             (),
             (*_JSON, b'{"loss": NaN}'),
-            (f"{s}.result:_read", f"{s}.result:_decode"),
+            ("tunemq_scheduler.results.result:_read", "tunemq_scheduler.results.result:_decode"),
         ),
         Decoder(
             "params.json",
             lambda data: result.Result.from_path(desk.written("trial/params.json", data).parent),
             (ConfigError,),
             _JSON,
-            (f"{s}.result:Result.from_path",),
+            ("tunemq_scheduler.results.result:Result.from_path",),
         ),
         Decoder(
             "state beside a checkpoint",
-            lambda data: restored._state_in(
+            lambda data: restored_checkpoint._state_in(
                 str(desk.written(f"cp/{manifest.MANIFEST}", data).with_name(manifest.FILES))
             ),
             (CheckpointCorrupt,),
@@ -81,10 +89,10 @@ def of_results(desk: Desk) -> list[Decoder]:
             (),
             (b'{"loss": NaN, "training_iteration": 1, "trial_id": "t_00000"}\n' * 2, *_JSON),
             (
-                f"{s}.result_rows:_of_json",
-                f"{s}.result_rows:_decode_row",
-                f"{s}.result_rows:_may_be_torn",
-                f"{s}.result_rows:results_in",
+                "tunemq_scheduler.output.result_rows:_of_json",
+                "tunemq_scheduler.output.result_rows:_decode_row",
+                "tunemq_scheduler.output.result_rows:_may_be_torn",
+                "tunemq_scheduler.output.result_rows:results_in",
             ),
         ),
         Decoder(
@@ -92,14 +100,14 @@ def of_results(desk: Desk) -> list[Decoder]:
             lambda data: _rows_in(desk.written("rows/progress.csv", data)),
             (),
             (csv, b'training_iteration,trial_id,a\n1,t_00000,"b,c"\n2,t_00000,\n'),
-            (f"{s}.result_rows:_cells",),
+            ("tunemq_scheduler.output.result_rows:_cells",),
         ),
         Decoder(
             "first line of progress.csv",
             columns_of,
             (StoreError,),
             (csv, b'"a,b",c\n'),
-            (f"{s}.loggers.csv_cells:columns_of",),
+            ("tunemq_scheduler.results.csv_cells:columns_of",),
         ),
         Decoder(
             "metadata of a checkpoint",
@@ -108,63 +116,62 @@ def of_results(desk: Desk) -> list[Decoder]:
             ).get_metadata(),
             (CheckpointError,),
             _JSON,
-            (f"{h}.checkpoint:Checkpoint.get_metadata",),
+            ("tunemq_shared.checkpoints.checkpoint:Checkpoint.get_metadata",),
         ),
         Decoder(
             "notes of a checkpoint",
             lambda data: read_notes(str(desk.written("notes/.tune_metadata.json", data).parent)),
             (CheckpointError,),
             _JSON,
-            (f"{h}.checkpoint_folders:read_notes",),
+            ("tunemq_shared.checkpoints.checkpoint_folders:read_notes",),
         ),
         Decoder(
             "manifest",
             lambda data: manifest.parse_manifest("t/1", data),
             (CheckpointCorrupt,),
             _manifests(),
-            (f"{h}.manifest:parse_manifest",),
+            ("tunemq_shared.checkpoints.manifest:parse_manifest",),
         ),
         Decoder(
             "checkpoint as an object",
             lambda data: _unpacked_object(desk, data),
             (CheckpointError,),
             (msgspec.msgpack.encode({"a": b"1", "b/c": b"2"}),),
-            (f"{h}.passing_checkpoints:bytes_to_folder",),
+            ("tunemq_shared.checkpoints.temporary_checkpoints:bytes_to_folder",),
         ),
         Decoder(
             "followed file",
             lambda data: _followed(desk, data),
             (MetricError,),
             (b'{"loss": 1}\n{"loss": 2}\n',),
-            (f"{h}.executables.following:FollowedFile._read",),
+            ("tunemq_shared.executables.followed_file:FollowedFile._read",),
         ),
         Decoder(
             "printed line",
             lambda data: metrics_in(data.decode(errors="replace")),
             (),
             (b"loss=0.5 accuracy: 3e-4", b'{"loss": 1}', b"{'loss': 1}"),
-            (f"{h}.executables.lines:metrics_in",),
+            ("tunemq_shared.executables.metric_lines:metrics_in",),
         ),
         Decoder(
             "metrics of tunemq report",
             lambda data: _object(data.decode(errors="surrogateescape")),
             (_Unusable,),
             _JSON,
-            (f"{h}.executables.report_command:_object",),
+            ("tunemq_shared.executables.report_command:_object",),
         ),
         Decoder(
             "value of tunemq report",
             lambda data: _value(data.decode(errors="surrogateescape")),
             (),
             (b"1.5", b"text", b"[1, 2]", b"1_000"),
-            (f"{h}.executables.report_command:_value",),
+            ("tunemq_shared.executables.report_command:_value",),
         ),
     ]
 
 
 def of_code(desk: Desk) -> list[Decoder]:
     """Code, configurations and parameters on their way, as far as nothing of them is run."""
-    h = "tunemq_shared"
     blobs = BlobFolder(desk.folder / "blobs")
 
     def blob(data: bytes) -> messages.BlobRef:
@@ -173,41 +180,48 @@ def of_code(desk: Desk) -> list[Decoder]:
     return [
         Decoder(
             "configuration",
-            packing.peek_config,
+            config_packing.peek_config,
             (WireError,),
             (
-                packing.pack_config({"lr": 0.1, "layers": [1, {"a": None}]}),
-                packing.pack_config({"pair": (1, 2), "kind": int}),
+                config_packing.pack_config({"lr": 0.1, "layers": [1, {"a": None}]}),
+                config_packing.pack_config({"pair": (1, 2), "kind": int}),
             ),
-            (f"{h}.packing:_decode",),
+            ("tunemq_shared.code.config_packing:_decode",),
         ),
         Decoder(
             "modules of a pickle",
             modules_of,
             (),
             (cloudpickle.dumps(lambda: json), cloudpickle.dumps({"a": (1, 2)}, protocol=2)),
-            (f"{h}.code:_modules_named",),
+            ("tunemq_shared.code.code_by_value:_modules_named",),
         ),
         Decoder(
             "shipment",
-            lambda data: (shipping.preload_of(blob(data)), shipping.blobs_of(blob(data))),
+            lambda data: (
+                trainable_blobs.preload_of(blob(data)),
+                trainable_blobs.blobs_of(blob(data)),
+            ),
             (StoreError, TrainableError),
-            samples_of(shipping._Shipment),
-            (f"{h}.shipping:_decode",),
+            samples_of(trainable_blobs._Shipment),
+            ("tunemq_shared.trainable.trainable_blobs:_decode",),
         ),
         Decoder(
             "parameters",
             lambda data: modules_of_parameters(blob(data)),
             (StoreError,),
             (Path(write_parameters(dump_parameters({"a": [1, 2]}), blobs).path).read_bytes(),),
-            (f"{h}.parameter_blob:_mapped",),
+            ("tunemq_shared.code.parameter_blob:_mapped",),
         ),
         Decoder(
             "bundle",
             lambda data: _unpacked_bundle(desk, data),
             (BlobCorrupt, OSError),
             _bundles(desk),
-            (f"{h}.bundles:unpack", f"{h}.bundles:_checked", f"{h}.bundles:_extract"),
+            (
+                "tunemq_shared.code.bundles:unpack",
+                "tunemq_shared.code.bundles:_checked",
+                "tunemq_shared.code.bundles:_extract",
+            ),
         ),
     ]
 
@@ -224,7 +238,7 @@ def of_users(desk: Desk) -> list[Decoder]:
                 b'8899aabbccddeeff = "' + b"B" * 43 + b'="\n',
                 b'[events]\n0011223344556677 = "x"\n',
             ),
-            ("tunemq_shared.key_files:_parsed", "tunemq_shared.key_files:_secret"),
+            ("tunemq_shared.signing.key_files:_parsed", "tunemq_shared.signing.key_files:_secret"),
         ),
         Decoder(
             "credentials file",
@@ -233,7 +247,7 @@ def of_users(desk: Desk) -> list[Decoder]:
             ),
             (StoreError,),
             (b"[default]\naws_access_key_id = a\naws_secret_access_key = b\n",),
-            ("tunemq_shared.s3_address:_keys_in_file",),
+            ("tunemq_shared.objects.s3_address:_keys_in_file",),
         ),
         Decoder(
             "space in YAML",
@@ -254,21 +268,21 @@ def of_users(desk: Desk) -> list[Decoder]:
             lambda data: _pairs("--of", data.decode(errors="surrogateescape")),
             (ConfigError,),
             (b"max_t=81,grace=[1]",),
-            ("tunemq_scheduler.tools.run:_pairs",),
+            ("tunemq_scheduler.cli.run_command:_pairs",),
         ),
         Decoder(
             "--resources",
             lambda data: node_setup._resources(data.decode(errors="surrogateescape")),
             (ConfigError,),
             (b'{"licence": 2}',),
-            ("tunemq_workers.node_setup:_resources",),
+            ("tunemq_workers.node.node_setup:_resources",),
         ),
         Decoder(
             "--prewarm",
             lambda data: node_setup._environment(str(desk.written("prewarm", data))),
             (ConfigError,),
             samples_of(messages.Environment, as_json=True),
-            ("tunemq_workers.node_setup:_environment",),
+            ("tunemq_workers.node.node_setup:_environment",),
         ),
     ]
 

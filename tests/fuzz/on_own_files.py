@@ -11,27 +11,30 @@ import msgspec
 
 from tests.fuzz.decoder import Decoder, Desk, of_type, samples_of
 from tests.unit.scheduler.journals import TURNS, begun
-from tunemq_scheduler import saved_tuner, states
-from tunemq_scheduler.callback import Callback
-from tunemq_scheduler.callback_states import STATES_FILE, CallbackStates
-from tunemq_scheduler.core import resuming, runner_state, snapshot
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.farm import nodes, record
-from tunemq_scheduler.farm.details import Details
-from tunemq_scheduler.farm.done_requests import DoneRequests
-from tunemq_scheduler.farm.entry import Entry
-from tunemq_scheduler.farm.output_files import OutputFiles
-from tunemq_scheduler.farm.queue import ExperimentQueue
-from tunemq_scheduler.farm.settings import read_settings
-from tunemq_scheduler.farm.streams import Streams
-from tunemq_scheduler.journal import contents, history, reading
-from tunemq_shared import messages
-from tunemq_shared.answers import ExperimentDetail
-from tunemq_shared.errors import (
+from tunemq_scheduler.api.farm_answers import ExperimentDetail
+from tunemq_scheduler.core import runner_snapshot, runner_state
+from tunemq_scheduler.core.events import resume_events
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.farm.common import run_record
+from tunemq_scheduler.farm.common.run_details import Details
+from tunemq_scheduler.farm.farm_settings import read_settings
+from tunemq_scheduler.farm.output.event_streams import Streams
+from tunemq_scheduler.farm.output.trial_output_files import OutputFiles
+from tunemq_scheduler.farm.service import farm_nodes
+from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_scheduler.farm.service.queue_entry import Entry
+from tunemq_scheduler.journal import journal_contents, journal_reader, trial_history
+from tunemq_scheduler.output.callback_states import STATES_FILE, CallbackStates
+from tunemq_scheduler.results.callback import Callback
+from tunemq_scheduler.search import algorithm_states
+from tunemq_scheduler.settings import saved_tuner
+from tunemq_shared.base.errors import (
     ConfigError,
     JournalError,
 )
-from tunemq_shared.undecodable import UNDECODABLE
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.protocol import messages
 
 _JSON = (b'{"a": 1, "b": [1.5, null], "c": {"d": "e"}}', b'{"state": {"n": 3}}')
 _HASH = "0" * 64
@@ -39,31 +42,37 @@ _HASH = "0" * 64
 
 def of_scheduler(desk: Desk) -> list[Decoder]:
     """What a farm's scheduler keeps of itself."""
-    s = "tunemq_scheduler"
     queue = desk.folder / "queue"
     return [
         *_of_journal(desk),
         Decoder(
             "snapshot's state",
-            lambda data: snapshot.restore(_runner(), data, {}),
+            lambda data: runner_snapshot.restore(_runner(), data, {}),
             (JournalError,),
-            (snapshot.dump(_runner()),),
-            tuple(f"{s}.core.snapshot:{name}" for name in ("_decode", "_read", "_version_of")),
+            (runner_snapshot.dump(_runner()),),
+            tuple(
+                f"tunemq_scheduler.core.runner_snapshot:{name}"
+                for name in ("_decode", "_read", "_version_of")
+            ),
         ),
-        of_type(f"{s}.core.resuming:_decode_settings", resuming._decode_settings, RunnerSettings),
         of_type(
-            f"{s}.core.runner_state:_unpack_summary",
+            "tunemq_scheduler.core.events.resume_events:_decode_settings",
+            resume_events._decode_settings,
+            RunnerSettings,
+        ),
+        of_type(
+            "tunemq_scheduler.core.runner_state:_unpack_summary",
             runner_state._unpack_summary,
             runner_state.TrialSummary,
         ),
-        of_type("tunemq_shared.messages:decode_entries", messages.decode_entries,
+        of_type("tunemq_shared.protocol.messages:decode_entries", messages.decode_entries,
                 list[messages.Entry]),
         Decoder(
             "done requests",
             lambda data: DoneRequests(desk.written("done", data)),
             (JournalError,),
             (_done(desk),),
-            (f"{s}.farm.done_requests:DoneRequests._read",),
+            ("tunemq_scheduler.farm.service.done_requests:DoneRequests._read",),
         ),
         Decoder(
             "known output",
@@ -72,7 +81,7 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
             ),
             (),
             (b'[["t",1,"stdout"],[1,5]]\n',),
-            (f"{s}.farm.output_files:OutputFiles._kept_known",),
+            ("tunemq_scheduler.farm.output.trial_output_files:OutputFiles._kept_known",),
         ),
         Decoder(
             "details",
@@ -80,69 +89,68 @@ def of_scheduler(desk: Desk) -> list[Decoder]:
             .read("one"),
             (),
             samples_of(ExperimentDetail),
-            (f"{s}.farm.details:Details.read",),
+            ("tunemq_scheduler.farm.common.run_details:Details.read",),
         ),
         Decoder(
             "nodes' states",
-            lambda data: nodes._read(desk.written("nodes", data)),
+            lambda data: farm_nodes._read(desk.written("nodes", data)),
             (JournalError,),
             (b'{"one": "drain"}',),
-            (f"{s}.farm.nodes:_read",),
+            ("tunemq_scheduler.farm.service.farm_nodes:_read",),
         ),
         Decoder(
             "queue",
             lambda data: _read_queue(queue, data),
             (JournalError,),
             samples_of(Entry, as_json=True),
-            (f"{s}.farm.queue:ExperimentQueue._read",),
+            ("tunemq_scheduler.farm.service.experiment_queue:ExperimentQueue._read",),
         ),
         Decoder(
             "run record",
-            lambda data: record._decoded(data, "it"),
+            lambda data: run_record._decoded(data, "it"),
             (JournalError,),
-            samples_of(record.RunRecord, as_json=True),
-            (f"{s}.farm.record:_decoded",),
+            samples_of(run_record.RunRecord, as_json=True),
+            ("tunemq_scheduler.farm.common.run_record:_decoded",),
         ),
         Decoder(
             "farm settings",
             lambda data: read_settings(str(desk.written("farm.toml", data))),
             (ConfigError,),
             (b"max_running = 3\n[shares]\nada = 2\n[quotas.ben]\ngpu = 4\n",),
-            (f"{s}.farm.settings:read_settings",),
+            ("tunemq_scheduler.farm.farm_settings:read_settings",),
         ),
         Decoder(
             "streams",
             lambda data: Streams(desk.written("streams", data)),
             (JournalError,),
             (b'{"search": "tunemq:events:1"}',),
-            (f"{s}.farm.streams:Streams.__init__",),
+            ("tunemq_scheduler.farm.output.event_streams:Streams.__init__",),
         ),
         Decoder(
             "callbacks' states",
             lambda data: _take_back(desk, data),
             (ConfigError,),
             (b'{"0/_Kept": {"a": 1}}', *_JSON),
-            (f"{s}.callback_states:CallbackStates.take_back",),
+            ("tunemq_scheduler.output.callback_states:CallbackStates.take_back",),
         ),
         Decoder(
             "saved tuner",
             lambda data: saved_tuner.read_tuner(str(desk.written(f"t/{_TUNER}", data).parent)),
             (ConfigError,),
             _tuners(),
-            (f"{s}.saved_tuner:read_tuner",),
+            ("tunemq_scheduler.settings.saved_tuner:read_tuner",),
         ),
         Decoder(
             "algorithm's state",
-            states.unpack_state,
+            algorithm_states.unpack_state,
             (ValueError, RecursionError),
             _JSON,
-            (f"{s}.states:unpack_state",),
+            ("tunemq_scheduler.search.algorithm_states:unpack_state",),
         ),
     ]  # fmt: skip
 
 
 def _of_journal(desk: Desk) -> Iterator[Decoder]:
-    j = "tunemq_scheduler.journal"
     whole = desk.folder / "journal"
     begun(whole, TURNS)
     names = sorted(path.name for path in whole.iterdir() if path.name != "lock")
@@ -153,33 +161,40 @@ def _of_journal(desk: Desk) -> Iterator[Decoder]:
             lambda data, name=name, good=good: _recovered(whole, name, data, good),  # type: ignore[misc]
             (JournalError,),
             (good,),
-            (f"{j}.frames:frame_at",),
+            ("tunemq_scheduler.journal.journal_frames:frame_at",),
         )
     yield Decoder(
         "payload of a snapshot",
-        lambda data: contents.readable(data, reading._decode_snapshot, whole),
+        lambda data: journal_contents.readable(data, journal_reader._decode_snapshot, whole),
         (JournalError,),
-        samples_of(contents.Snapshot),
-        (f"{j}.reading:_decode_snapshot",),
+        samples_of(journal_contents.Snapshot),
+        ("tunemq_scheduler.journal.journal_reader:_decode_snapshot",),
     )
     yield Decoder(
         "payload of a history",
-        lambda data: contents.readable(data, history._decode, whole),
+        lambda data: journal_contents.readable(data, trial_history._decode, whole),
         (JournalError,),
-        samples_of(list[history.Finished]),
-        (f"{j}.history:_decode",),
+        samples_of(list[trial_history.Finished]),
+        ("tunemq_scheduler.journal.trial_history:_decode",),
     )
-    for kind in (contents.SegmentHeader, contents.SnapshotHeader, contents.HistoryHeader):
+    for kind in (
+        journal_contents.SegmentHeader,
+        journal_contents.SnapshotHeader,
+        journal_contents.HistoryHeader,
+    ):
         yield Decoder(
             f"header {kind.__name__}",
-            lambda data, kind=kind: contents.decode_header(data, kind, whole),  # type: ignore[misc]
+            lambda data, kind=kind: journal_contents.decode_header(data, kind, whole),  # type: ignore[misc]
             (JournalError,),
             tuple(map(_of_this_version, samples_of(kind))),
-            (f"{j}.contents:decode_header", f"{j}.contents:_decode_any_header"),
+            (
+                "tunemq_scheduler.journal.journal_contents:decode_header",
+                "tunemq_scheduler.journal.journal_contents:_decode_any_header",
+            ),
         )
     yield Decoder(
         "turn of a journal",
-        lambda data: contents.readable(data, messages.decode_entries, whole),
+        lambda data: journal_contents.readable(data, messages.decode_entries, whole),
         (JournalError,),
         tuple(messages.encode(turn) for turn in TURNS),
         (),
@@ -190,7 +205,7 @@ def _recovered(folder: Path, name: str, data: bytes, good: bytes) -> object:
     """What a journal comes to of which one file is this."""
     (folder / name).write_bytes(data)
     try:
-        return list(reading.recover(folder).turns)
+        return list(journal_reader.recover(folder).turns)
     finally:
         (folder / name).write_bytes(good)
 
@@ -198,7 +213,11 @@ def _recovered(folder: Path, name: str, data: bytes, good: bytes) -> object:
 def _of_this_version(header: bytes) -> bytes:
     fields = msgspec.msgpack.decode(header)
     return msgspec.msgpack.encode(
-        {**fields, "version": contents.JOURNAL_VERSION, "protocol": messages.PROTOCOL_VERSION}
+        {
+            **fields,
+            "version": journal_contents.JOURNAL_VERSION,
+            "protocol": messages.PROTOCOL_VERSION,
+        }
     )
 
 

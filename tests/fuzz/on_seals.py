@@ -9,13 +9,13 @@ from collections.abc import Callable
 import msgspec
 
 from tests.fuzz.decoder import Decoder, Desk
-from tests.keys import key_folder, of_scheduler
-from tunemq_scheduler.executors.wire_seals import WireSeals
-from tunemq_shared import wire
-from tunemq_shared.live_keys import LiveKeys
-from tunemq_shared.undecodable import UNDECODABLE
-from tunemq_workers.ear_mail import NoMail, check_task
-from tunemq_workers.wire_seals import NodeSeals
+from tests.support.keys import key_folder, of_scheduler
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_workers.broker.consumer_messages import NoMail, check_task
+from tunemq_workers.broker.node_signing import NodeSeals
 
 _NODE = "0123456789abcdef"
 _KEY = "tunemq:events:1"
@@ -32,7 +32,7 @@ def of_seals(desk: Desk) -> list[Decoder]:
                 _mail(keys),
                 (),
                 (base64.b64encode(keys.orders.close(b"\x80", b"mail", _NODE.encode())),),
-                ("tunemq_workers.wire_seals:NodeSeals.mail",),
+                ("tunemq_workers.broker.node_signing:NodeSeals.mail",),
             ),
             Decoder(
                 f"{how} reply",
@@ -55,8 +55,8 @@ def of_seals(desk: Desk) -> list[Decoder]:
                 _of_table(WireSeals(keys).introduction),
                 (),
                 (
-                    _table(**{wire.HELLO.decode(): keys.events.close(b"h", b"hello")}),
-                    _table(**{wire.BYE.decode(): keys.events.close(b"h", b"bye")}),
+                    _table(**{redis_keys.HELLO.decode(): keys.events.close(b"h", b"hello")}),
+                    _table(**{redis_keys.BYE.decode(): keys.events.close(b"h", b"bye")}),
                 ),
                 (),
             ),
@@ -91,9 +91,9 @@ def of_seals(desk: Desk) -> list[Decoder]:
             (NoMail,),
             (_task(),),
             (
-                "tunemq_workers.ear_mail:_task",
-                "tunemq_workers.ear_mail:_arguments",
-                "tunemq_workers.ear_mail:check_task",
+                "tunemq_workers.broker.consumer_messages:_task",
+                "tunemq_workers.broker.consumer_messages:_arguments",
+                "tunemq_workers.broker.consumer_messages:check_task",
             ),
         )
     )
@@ -116,7 +116,9 @@ def _of_table(read: Callable[[dict[bytes, bytes]], object]) -> Callable[[bytes],
         try:
             fields = msgspec.msgpack.decode(data, type=dict[bytes, bytes])
         except UNDECODABLE:
-            fields = dict.fromkeys((wire.HELLO, wire.BYE, wire.HEADER, wire.EVENTS, b"f"), data)
+            fields = dict.fromkeys(
+                (redis_keys.HELLO, redis_keys.BYE, redis_keys.HEADER, redis_keys.EVENTS, b"f"), data
+            )
         return read(fields)
 
     return read_fields
@@ -146,6 +148,6 @@ def _task() -> bytes:
         "body": base64.b64encode(body).decode(),
         "content-type": "application/json",
         "content-encoding": "utf-8",
-        "headers": {"task": wire.TASK, "id": "1", "timelimit": [None, None]},
+        "headers": {"task": redis_keys.TASK, "id": "1", "timelimit": [None, None]},
         "properties": {"body_encoding": "base64", "delivery_tag": "t", "delivery_info": {}},
     }).encode()  # fmt: skip

@@ -12,32 +12,30 @@ import msgspec
 
 from tests.fuzz.decoder import Decoder, of_type, samples_of
 from tests.fuzz.samples import Samples
-from tunemq_scheduler.client import requests as client
-from tunemq_scheduler.executors.hellos import read_hello
-from tunemq_scheduler.farm import lease
-from tunemq_scheduler.farm.relay import forking
-from tunemq_scheduler.farm.relay import frames as relay_frames
-from tunemq_scheduler.farm.relay import messages as relay
-from tunemq_scheduler.farm.request_entry import KINDS, Unanswerable, decode_entry
-from tunemq_shared import answers as a
-from tunemq_shared import introductions, messages, output_pieces, vitals
-from tunemq_shared.errors import MetricError, RequestRefused, WireError
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_client as client
+from tunemq_scheduler.farm.common import scheduler_lease
+from tunemq_scheduler.farm.ipc import fork_messages
+from tunemq_scheduler.farm.ipc import ipc_messages as relay
+from tunemq_scheduler.farm.ipc import nonblocking_frames as relay_frames
+from tunemq_scheduler.farm.service.request_entry import KINDS, Unanswerable, decode_entry
+from tunemq_scheduler.transport.nodes.registration_checks import read_hello
+from tunemq_shared.base.errors import MetricError, RequestRefused, WireError
+from tunemq_shared.base.undecodable import UNDECODABLE
 from tunemq_shared.executables.report_line import Reported
-from tunemq_shared.live_keys import LiveKeys
-from tunemq_shared.requests import REQUESTS_VERSION
-from tunemq_shared.seals import Seal
-from tunemq_shared.undecodable import UNDECODABLE
-from tunemq_workers import (
-    checkpoint_messages,
-    forkserver_messages,
-    frames,
-    host_channel,
-    log_messages,
-    mail,
-    redis_client,
-    trial_events,
-)
-from tunemq_workers.transfers import messages as transfers
+from tunemq_shared.health import node_metrics
+from tunemq_shared.protocol import messages, output_pieces, registration
+from tunemq_shared.protocol.farm_requests import REQUESTS_VERSION
+from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_shared.signing.message_signing import Seal
+from tunemq_workers.broker import event_validation, redis_client
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.logs import log_messages
+from tunemq_workers.processes import forkserver_messages
+from tunemq_workers.runtime import frames
+from tunemq_workers.runtime import transfer_messages as transfers
+from tunemq_workers.trial_process import node_channel
+from tunemq_workers.trials import command_queue
 
 _OWN = "0123456789abcdef"
 _ANSWERS = [
@@ -54,37 +52,42 @@ def of_redis() -> list[Decoder]:
             "hello",
             read_hello,
             (WireError,),
-            (hello, *samples_of(introductions.NodeHello)),
-            ("tunemq_shared.introductions:decode_hello",
-             "tunemq_scheduler.executors.hellos:_why_unreadable"),
+            (hello, *samples_of(registration.NodeHello)),
+            ("tunemq_shared.protocol.registration:decode_hello",
+             "tunemq_scheduler.transport.nodes.registration_checks:_why_unreadable"),
         ),
         of_type(
-            "tunemq_shared.introductions:decode_header",
-            introductions.decode_header,
-            introductions.BatchHeader,
+            "tunemq_shared.protocol.registration:decode_header",
+            registration.decode_header,
+            registration.BatchHeader,
         ),
         Decoder(
             "shared.vitals:decode_vitals",
-            vitals.decode_vitals,
+            node_metrics.decode_vitals,
             UNDECODABLE,
-            (*samples_of(vitals.NodeVitals), msgspec.msgpack.encode(vitals.NodeVitals(load=1.0))),
-            ("tunemq_shared.vitals:decode_vitals",),
+            (
+                *samples_of(node_metrics.NodeVitals),
+                msgspec.msgpack.encode(node_metrics.NodeVitals(load=1.0)),
+            ),
+            ("tunemq_shared.health.node_metrics:decode_vitals",),
         ),
         of_type(
-            "tunemq_shared.output_pieces:decode", output_pieces.decode, output_pieces.OutputPiece
+            "tunemq_shared.protocol.output_pieces:decode",
+            output_pieces.decode,
+            output_pieces.OutputPiece,
         ),
         of_type(
-            "tunemq_shared.messages:decode_node_event",
+            "tunemq_shared.protocol.messages:decode_node_event",
             messages.decode_node_event,
             messages.NodeEvent,
         ),
         of_type(
-            "tunemq_shared.messages:decode_node_events",
+            "tunemq_shared.protocol.messages:decode_node_events",
             messages.decode_node_events,
             list[messages.NodeEvent],
         ),
         of_type(
-            "tunemq_shared.messages:decode_assignment",
+            "tunemq_shared.protocol.messages:decode_assignment",
             messages.decode_assignment,
             messages.Assignment,
         ),
@@ -93,7 +96,7 @@ def of_redis() -> list[Decoder]:
             _entry,
             (Unanswerable,),
             _entries(),
-            ("tunemq_scheduler.farm.request_entry:decode_entry",),
+            ("tunemq_scheduler.farm.service.request_entry:decode_entry",),
         ),
         *(
             Decoder(
@@ -101,7 +104,7 @@ def of_redis() -> list[Decoder]:
                 lambda data, kind=kind: client._decoded(data, kind),  # type: ignore[misc]
                 (RequestRefused,),
                 samples_of(kind),
-                ("tunemq_scheduler.client.requests:_decoded",),
+                ("tunemq_scheduler.api.farm_client:_decoded",),
             )
             for kind in (a.Reply, *_ANSWERS)
         ),
@@ -110,21 +113,21 @@ def of_redis() -> list[Decoder]:
             lambda data: client._decoded(data, a.FarmAnnouncement, is_json=True),
             (RequestRefused,),
             samples_of(a.FarmAnnouncement, as_json=True),
-            ("tunemq_scheduler.client.requests:_decoded",),
+            ("tunemq_scheduler.api.farm_client:_decoded",),
         ),
         Decoder(
             "term in an announcement",
             client._term_in,
             (),
             samples_of(a.FarmAnnouncement, as_json=True),
-            ("tunemq_scheduler.client.requests:_term_in",),
+            ("tunemq_scheduler.api.farm_client:_term_in",),
         ),
         Decoder(
             "holder of the scheduler's lease",
-            lease._holder,
+            scheduler_lease._holder,
             (),
-            tuple(b"3:a:b:" + one for one in samples_of(lease.Holder, as_json=True)),
-            ("tunemq_scheduler.farm.lease:_holder",),
+            tuple(b"3:a:b:" + one for one in samples_of(scheduler_lease.Holder, as_json=True)),
+            ("tunemq_scheduler.farm.common.scheduler_lease:_holder",),
         ),
         Decoder(
             "reply of Redis",
@@ -138,25 +141,28 @@ def of_redis() -> list[Decoder]:
 
 def of_processes() -> list[Decoder]:
     """What processes of one machine tell each other; those of a trial run anybody's code."""
-    w = "tunemq_workers"
     return [
         of_type(
-            f"{w}.checkpoint_messages:decode_room",
+            "tunemq_workers.checkpoints.checkpoint_messages:decode_room",
             checkpoint_messages.decode_room,
             checkpoint_messages.RoomAnswer,
         ),
         of_type(
-            f"{w}.checkpoint_messages:decode_fetch",
+            "tunemq_workers.checkpoints.checkpoint_messages:decode_fetch",
             checkpoint_messages.decode_fetch,
             checkpoint_messages.FetchCheckpoint,
         ),
         of_type(
-            f"{w}.checkpoint_messages:decode_fetched",
+            "tunemq_workers.checkpoints.checkpoint_messages:decode_fetched",
             checkpoint_messages.decode_fetched,
             checkpoint_messages.FetchAnswer,
         ),
         *(
-            of_type(f"{w}.trial_events:{name}", getattr(trial_events, name), *kinds)
+            of_type(
+                f"tunemq_workers.broker.event_validation:{name}",
+                getattr(event_validation, name),
+                *kinds,
+            )
             for name, *kinds in (
                 ("_decode_event", messages.ResultReported, messages.TrialStarted),
                 ("_decode_deep", messages.ResultReported),
@@ -165,34 +171,66 @@ def of_processes() -> list[Decoder]:
             )
         ),
         of_type(
-            f"{w}.forkserver_messages:decode_command",
+            "tunemq_workers.processes.forkserver_messages:decode_command",
             forkserver_messages.decode_command,
             forkserver_messages.Command,
         ),
         of_type(
-            f"{w}.forkserver_messages:decode_report",
+            "tunemq_workers.processes.forkserver_messages:decode_report",
             forkserver_messages.decode_report,
             forkserver_messages.Report,
         ),
         of_type(
-            f"{w}.forkserver_messages:decode_host_spec",
+            "tunemq_workers.processes.forkserver_messages:decode_host_spec",
             forkserver_messages.decode_host_spec,
             forkserver_messages.HostSpec,
         ),
         of_type(
-            f"{w}.forkserver_messages:decode_boot",
+            "tunemq_workers.processes.forkserver_messages:decode_boot",
             forkserver_messages.decode_boot,
             forkserver_messages.Boot,
             as_json=True,
         ),
-        of_type(f"{w}.host_channel:_decode_order", host_channel._decode_order, messages.HostOrder),
-        of_type(f"{w}.mail:_decode_letter", mail._decode_letter, mail._Letter),
-        of_type(f"{w}.mail:_decode_order", mail._decode_order, messages.HostOrder),
-        of_type(f"{w}.mail:_decode_beginning", mail._decode_beginning, mail._OrderBegins),
-        of_type(f"{w}.log_messages:decode_order", log_messages.decode_order, log_messages.Order),
-        of_type(f"{w}.log_messages:decode_answer", log_messages.decode_answer, log_messages.Answer),
-        of_type(f"{w}.transfers.messages:decode_order", transfers.decode_order, transfers.Order),
-        of_type(f"{w}.transfers.messages:decode_answer", transfers.decode_answer, transfers.Answer),
+        of_type(
+            "tunemq_workers.trial_process.node_channel:_decode_order",
+            node_channel._decode_order,
+            messages.HostOrder,
+        ),
+        of_type(
+            "tunemq_workers.trials.command_queue:_decode_letter",
+            command_queue._decode_letter,
+            command_queue._Letter,
+        ),
+        of_type(
+            "tunemq_workers.trials.command_queue:_decode_order",
+            command_queue._decode_order,
+            messages.HostOrder,
+        ),
+        of_type(
+            "tunemq_workers.trials.command_queue:_decode_beginning",
+            command_queue._decode_beginning,
+            command_queue._OrderBegins,
+        ),
+        of_type(
+            "tunemq_workers.logs.log_messages:decode_order",
+            log_messages.decode_order,
+            log_messages.Order,
+        ),
+        of_type(
+            "tunemq_workers.logs.log_messages:decode_answer",
+            log_messages.decode_answer,
+            log_messages.Answer,
+        ),
+        of_type(
+            "tunemq_workers.runtime.transfer_messages:decode_order",
+            transfers.decode_order,
+            transfers.Order,
+        ),
+        of_type(
+            "tunemq_workers.runtime.transfer_messages:decode_answer",
+            transfers.decode_answer,
+            transfers.Answer,
+        ),
         Decoder(
             "frames of a host",
             lambda data: [
@@ -201,29 +239,29 @@ def of_processes() -> list[Decoder]:
             ],
             (WireError,),
             (frames.frame(frames.EVENT, b"abc") * 3, frames.frame(frames.IDLE)),
-            (f"{w}.frames:_unpack_header",),
+            ("tunemq_workers.runtime.frames:_unpack_header",),
         ),
         Decoder(
             "frames of an experiment",
             lambda data: _in_pieces(relay_frames.FrameDecoder(), data),
             (WireError,),
             (b"\0\0\0\3abc" * 3,),
-            ("tunemq_scheduler.farm.relay.frames:FrameDecoder.feed",),
+            ("tunemq_scheduler.farm.ipc.nonblocking_frames:FrameDecoder.feed",),
         ),
         of_type(
-            "tunemq_scheduler.farm.relay.messages:decode_for_experiment",
+            "tunemq_scheduler.farm.ipc.ipc_messages:decode_for_experiment",
             relay.decode_for_experiment,
             relay.ToExperiment,
         ),
         of_type(
-            "tunemq_scheduler.farm.relay.messages:decode_for_supervisor",
+            "tunemq_scheduler.farm.ipc.ipc_messages:decode_for_supervisor",
             relay.decode_for_supervisor,
             relay.ToSupervisor,
         ),
         of_type(
-            "tunemq_scheduler.farm.relay.forking:decode",
-            forking.decode,
-            forking.Answer,
+            "tunemq_scheduler.farm.ipc.fork_messages:decode",
+            fork_messages.decode,
+            fork_messages.Answer,
             refuses=(*UNDECODABLE, OverflowError),
         ),
         Decoder(
@@ -239,7 +277,7 @@ def of_processes() -> list[Decoder]:
 # --- Redis ----------------------------------------------------------------------------------------
 
 
-def _hello() -> introductions.NodeHello:
+def _hello() -> registration.NodeHello:
     fields: dict[str, Any] = {
         "protocol": messages.PROTOCOL_VERSION,
         "incarnation": _OWN,
@@ -250,7 +288,7 @@ def _hello() -> introductions.NodeHello:
         "gpus": (messages.Gpu("GPU-a0", "H200", 1e11),),
         "began": 1e9,
     }
-    return msgspec.structs.replace(Samples(1).of(introductions.NodeHello), **fields)
+    return msgspec.structs.replace(Samples(1).of(registration.NodeHello), **fields)
 
 
 def _entry(data: bytes) -> object:

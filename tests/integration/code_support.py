@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.farm_support import Scheduler
-from tunemq_scheduler.carrying import search_path
-from tunemq_shared.blob_store import open_blobs
-from tunemq_shared.blobs import BlobFolder
-from tunemq_shared.bundles import bundle
-from tunemq_shared.messages import BlobRef, Environment, HostStart
-from tunemq_shared.shipping import blobs_of, ship
+from tunemq_scheduler.experiment.code_upload import search_path
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.blob_store import open_blobs
+from tunemq_shared.code.bundles import bundle
+from tunemq_shared.protocol.messages import BlobRef, Environment, HostStart
+from tunemq_shared.trainable.trainable_blobs import blobs_of, ship
 
 #: The node's interpreter and variables, and nothing else.
 BARE = Environment("", (), {}, (), inherits=True)

@@ -9,11 +9,11 @@ import sys
 import cloudpickle
 import redis
 
-from tunemq_shared import messages as m
-from tunemq_shared import wire
-from tunemq_shared.introductions import BatchHeader, NodeHello
-from tunemq_shared.live_keys import LiveKeys
-from tunemq_workers.wire_seals import NodeSeals
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.registration import BatchHeader, NodeHello
+from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_workers.broker.node_signing import NodeSeals
 
 
 class FakeNode:
@@ -36,10 +36,12 @@ class FakeNode:
         self.redis.close()
 
     def renew(self) -> None:
-        self._seals.hear_challenge(self.redis.get(wire.CHALLENGE) or b"")
+        self._seals.hear_challenge(self.redis.get(redis_keys.CHALLENGE) or b"")
         self._renewals += 1
         sealed = self._seals.lease(f"{self._renewals}:{self.taken[0]}:{self.taken[1]}")
-        self.redis.set(wire.lease(self.incarnation), sealed, px=int(wire.LEASE_TTL_S * 1000))
+        self.redis.set(
+            redis_keys.lease(self.incarnation), sealed, px=int(redis_keys.LEASE_TTL_S * 1000)
+        )
 
     def say_hello(self, began: float = 0.0) -> None:
         self.renew()
@@ -56,21 +58,21 @@ class FakeNode:
             began=began,
         )
         sealed = self.keys.events.close(m.encode(hello), b"hello")
-        self.redis.xadd(wire.NODES, {wire.HELLO: sealed})
+        self.redis.xadd(redis_keys.NODES, {redis_keys.HELLO: sealed})
 
     def say_goodbye(self) -> None:
         sealed = self.keys.events.close(self.incarnation.encode(), b"bye")
-        self.redis.xadd(wire.NODES, {wire.BYE: sealed})
+        self.redis.xadd(redis_keys.NODES, {redis_keys.BYE: sealed})
 
     def read_mail(self, within: int = 60) -> m.Assignment | None:
         """Take the next assignment in the queue; None when there is none for ``within`` seconds."""
-        popped = self.redis.brpop([wire.queue(self.incarnation)], within)
+        popped = self.redis.brpop([redis_keys.queue(self.incarnation)], within)
         if popped is None:
             return None
         return self.take(json.loads(popped[1]))
 
     def take(self, message: dict) -> m.Assignment:
-        assert message["headers"]["task"] == wire.TASK
+        assert message["headers"]["task"] == redis_keys.TASK
         (payload,), _, _ = json.loads(base64.b64decode(message["body"]))
         sealed = base64.b64decode(payload)
         about = (b"mail", self.incarnation.encode())
@@ -85,20 +87,20 @@ class FakeNode:
         encoded = m.encode(list(events))
         about = (b"batch", key.encode(), encoded)
         fields = {
-            wire.HEADER: self.keys.events.close(m.encode(header), *about),
-            wire.EVENTS: encoded,
+            redis_keys.HEADER: self.keys.events.close(m.encode(header), *about),
+            redis_keys.EVENTS: encoded,
         }
         self.last = max(self.last, start + len(events) - 1)
         return self.redis.xadd(key, fields, nomkstream=True) is not None
 
     def journalled(self) -> int:
-        fields = self.redis.hgetall(wire.reply(self.incarnation))
+        fields = self.redis.hgetall(redis_keys.reply(self.incarnation))
         named = [name for name in fields if name.startswith(b"j:")]
         return max((int(self.reply(name.decode())) for name in named), default=0)
 
     def reply(self, field: str) -> str:
         """What a field of the scheduler's reply says; nothing where there is none."""
-        sealed = self.redis.hget(wire.reply(self.incarnation), field)
+        sealed = self.redis.hget(redis_keys.reply(self.incarnation), field)
         if sealed is None:
             return ""
         about = (b"reply", self.incarnation.encode(), field.encode())

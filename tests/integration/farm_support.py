@@ -21,13 +21,12 @@ import redis
 from celery import Celery
 from kombu import Exchange, Queue
 
-from tests.support import eventually, need
-from tunemq_shared import wire
-from tunemq_shared.blobs import BlobFolder
-from tunemq_shared.conditions import TO_THE_END, Horizon
-from tunemq_shared.introductions import NodeHello, decode_header, decode_hello
-from tunemq_shared.live_keys import LiveKeys
-from tunemq_shared.messages import (
+from tests.support.waiting import eventually, need
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol.conditions import TO_THE_END, Horizon
+from tunemq_shared.protocol.messages import (
     PROTOCOL_VERSION,
     Assignment,
     Environment,
@@ -37,8 +36,9 @@ from tunemq_shared.messages import (
     decode_node_events,
     encode,
 )
-from tunemq_shared.packing import pack_config
-from tunemq_shared.shipping import ship
+from tunemq_shared.protocol.registration import NodeHello, decode_header, decode_hello
+from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_shared.trainable.trainable_blobs import ship
 
 #: What stays in a node's working folder, empty: its caches.
 CACHES = frozenset({"cache", "blobs", "code"})
@@ -114,7 +114,7 @@ class Scheduler:
     ) -> None:
         self._server, self._folder = server, folder
         self.keys = LiveKeys.none() if keys is None else keys
-        self.key = wire.events(experiment)
+        self.key = redis_keys.events(experiment)
         self._app = Celery("scheduler", set_as_current=False, fixups=[])
         self._app.conf.update(
             broker_url=f"redis+socket://{server.credentials}{server.path}",
@@ -137,23 +137,27 @@ class Scheduler:
         self._generations += 1
         self.client.xgroup_create(self.key, "made", mkstream=True)
         self.client.xgroup_destroy(self.key, "made")
-        self.client.set(wire.GENERATION, f"generation {self._generations}")
+        self.client.set(redis_keys.GENERATION, f"generation {self._generations}")
 
     def hellos(self) -> list[NodeHello]:
         """Who has introduced itself in this generation."""
-        said = [fields for _, fields in self.client.xrange(wire.NODES)]
+        said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
         return [
-            decode_hello(opened(fields[wire.HELLO], b"hello"))
+            decode_hello(opened(fields[redis_keys.HELLO], b"hello"))
             for fields in said
-            if wire.HELLO in fields
+            if redis_keys.HELLO in fields
         ]
 
     def goodbyes(self) -> list[str]:
         """The incarnations that ended in peace."""
-        said = [fields for _, fields in self.client.xrange(wire.NODES)]
+        said = [fields for _, fields in self.client.xrange(redis_keys.NODES)]
         opened = self.keys.events.open
-        return [opened(fields[wire.BYE], b"bye").decode() for fields in said if wire.BYE in fields]
+        return [
+            opened(fields[redis_keys.BYE], b"bye").decode()
+            for fields in said
+            if redis_keys.BYE in fields
+        ]
 
     def start(self, trainable: Any, config: dict[str, Any] | None = None, **how: Any) -> HostStart:
         """How to host a trial of ``trainable``."""
@@ -188,9 +192,9 @@ class Scheduler:
 
     def post(self, incarnation: str, mail: str) -> None:
         """Put mail into a node's queue, whatever it is."""
-        name = wire.queue(incarnation)
+        name = redis_keys.queue(incarnation)
         self._app.send_task(
-            wire.TASK,
+            redis_keys.TASK,
             args=[mail],
             queue=Queue(
                 name, exchange=Exchange("", no_declare=True), routing_key=name, no_declare=True
@@ -202,8 +206,10 @@ class Scheduler:
         """All batches in the stream: the number of the first event, and the events."""
         batches = []
         for _, fields in self.client.xrange(self.key):
-            events = fields[wire.EVENTS]
-            header = self.keys.events.open(fields[wire.HEADER], b"batch", self.key.encode(), events)
+            events = fields[redis_keys.EVENTS]
+            header = self.keys.events.open(
+                fields[redis_keys.HEADER], b"batch", self.key.encode(), events
+            )
             batches.append((decode_header(header).first, decode_node_events(events)))
         return batches
 
@@ -221,7 +227,7 @@ class Scheduler:
 
     def journal(self, incarnation: str, n: int) -> None:
         """Say that events are journalled up to number ``n``."""
-        self.reply(incarnation, wire.journalled(self.key), str(n))
+        self.reply(incarnation, redis_keys.journalled(self.key), str(n))
 
     def announce(self, incarnation: str, version: int) -> None:
         """Say which assignment is the newest."""
@@ -231,11 +237,11 @@ class Scheduler:
         """Set a field of the reply to a node."""
         about = (b"reply", incarnation.encode(), field.encode())
         sealed = self.keys.orders.close(value.encode(), *about)
-        self.client.hset(wire.reply(incarnation), field, sealed)
+        self.client.hset(redis_keys.reply(incarnation), field, sealed)
 
     def lease(self, incarnation: str) -> list[int]:
         """The lease's counter, and the term and version that were taken; empty without one."""
-        value = self.client.get(wire.lease(incarnation))
+        value = self.client.get(redis_keys.lease(incarnation))
         if not value:
             return []
         opened = self.keys.events.open(value, b"lease", incarnation.encode())
@@ -266,7 +272,7 @@ class Node:
         scheduler: Scheduler,
         folder: Path,
         *more: str,
-        program: tuple[str, str] = ("-m", "tunemq_workers.node"),
+        program: tuple[str, str] = ("-m", "tunemq_workers.node.node_process"),
         before: Sequence[str] = (),
     ) -> None:
         self.folder = folder
@@ -297,7 +303,11 @@ class Node:
 
         def is_one() -> bool:
             children = children_of(self.process.pid)
-            found[:] = [pid for pid in children if b"tunemq_workers.ear" in command_line(pid)]
+            found[:] = [
+                pid
+                for pid in children
+                if b"tunemq_workers.broker.celery_consumer" in command_line(pid)
+            ]
             return len(found) == 1
 
         eventually(is_one, message=lambda: f"what forks ears: {found}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tunemq_workers.gpu_locks import FOLDERS
+from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 
 @pytest.fixture

@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.object_servers import ObjectServer
+from tests.support.stores.object_servers import ObjectServer
 from tests.unit.scheduler.loops import NODE, PLAN, result, started
-from tunemq_scheduler.adopting import adopt_written
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_shared import messages as m
-from tunemq_shared.local_store import LocalStore
-from tunemq_shared.manifest import CheckpointInfo
-from tunemq_shared.stores import open_store
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.storage.local_checkpoint_recovery import adopt_written
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.manifest import CheckpointInfo
+from tunemq_shared.checkpoints.open_store import open_store
+from tunemq_shared.protocol import messages as m
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from tests.integration.fake_node import FakeNode
-from tests.support import eventually
+from tests.support.waiting import eventually
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
     ReattachTrial,
@@ -19,18 +20,18 @@ from tunemq_scheduler.core.commands import (
     StartTrial,
     StopTrial,
 )
-from tunemq_scheduler.embedded.farm import EmbeddedFarm
-from tunemq_scheduler.executors import lease_watch, node_wire
-from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
-from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_shared import messages as m
-from tunemq_shared import wire
-from tunemq_shared.conditions import TO_THE_END, next_result
-from tunemq_shared.errors import WireUnavailable
+from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
+from tunemq_scheduler.transport import node_transport
+from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
+from tunemq_scheduler.transport.nodes import lease_watch
+from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import TO_THE_END, next_result
 
 pytestmark = pytest.mark.integration
 
-KEY = wire.events("exp1")
+KEY = redis_keys.events("exp1")
 PLAN = ExperimentPlan(
     experiment="e",
     experiment_id="exp1",
@@ -74,7 +75,7 @@ def node(farm: EmbeddedFarm) -> Iterator[FakeNode]:
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look every 20 ms, so that tests need not last for seconds."""
-    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.02)
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_a_turns_orders_come_as_one_message_and_say_how_to_start_until_confirmed
     second = StartTrial("t2", 1, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
     executor.perform([START, second])
     mail = joined.read_mail()
-    assert joined.redis.llen(wire.queue("inc1")) == 0
+    assert joined.redis.llen(redis_keys.queue("inc1")) == 0
     assert [(order.trial, order.start is not None) for order in mail.orders] == [
         ("t1", True),
         ("t2", True),
@@ -169,7 +170,7 @@ def test_orders_that_are_not_confirmed_are_sent_again(executor, joined, quick_lo
     while again is None:
         joined.renew()
         executor.poll(0.03)
-        if joined.redis.llen(wire.queue("inc1")):
+        if joined.redis.llen(redis_keys.queue("inc1")):
             again = joined.read_mail()
 
     assert again == lost
@@ -179,8 +180,8 @@ def test_a_released_trial_is_no_longer_listed(executor, joined, quick_looks):
     executor.perform([START])
     joined.read_mail()
     executor.perform([ReleaseTrial("t1", 1, "inc1")])
-    assert joined.redis.llen(wire.queue("inc1")) == 0
-    turn_until(executor, lambda: joined.redis.llen(wire.queue("inc1")))
+    assert joined.redis.llen(redis_keys.queue("inc1")) == 0
+    turn_until(executor, lambda: joined.redis.llen(redis_keys.queue("inc1")))
 
     assert joined.read_mail().orders == ()
 
@@ -274,10 +275,10 @@ def test_a_silent_node_is_lost_and_gets_no_mail_and_is_not_fenced(executor, join
     executor.poll(0.0)
 
     assert facts[-1] == m.NodeLost("inc1", "its lease was not renewed for 6 s")
-    turn_until(executor, lambda: not joined.redis.exists(wire.queue("inc1")))
-    assert not joined.redis.hget(wire.reply("inc1"), "f")
+    turn_until(executor, lambda: not joined.redis.exists(redis_keys.queue("inc1")))
+    assert not joined.redis.hget(redis_keys.reply("inc1"), "f")
     executor.perform([StopTrial("t1", 1, "inc1")])  # the runner may not have read it yet
-    assert not joined.redis.exists(wire.queue("inc1"))
+    assert not joined.redis.exists(redis_keys.queue("inc1"))
 
 
 def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_before(
@@ -292,7 +293,9 @@ def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_b
     for _ in range(5):
         joined.renew()
         executor.poll(0.03)  # looks at leases, and would send what waits
-    assert not joined.redis.exists(wire.queue("inc1")), "an empty assignment would kill its hosts"
+    assert not joined.redis.exists(redis_keys.queue("inc1")), (
+        "an empty assignment would kill its hosts"
+    )
 
     other = StartTrial("t2", 3, "inc1", 1, b"", {"cpu": 1.0}, TO_THE_END, 0, ())
     executor.perform([
@@ -306,7 +309,7 @@ def test_a_node_that_is_heard_again_is_told_all_that_it_is_to_host_and_nothing_b
     assert (unwanted.trial, unwanted.epoch, unwanted.kill) == ("t2", 3, True)
 
     executor.perform([ReleaseTrial("t2", 3, "inc1")])
-    turn_until(executor, lambda: (joined.renew(), joined.redis.llen(wire.queue("inc1")))[1])
+    turn_until(executor, lambda: (joined.renew(), joined.redis.llen(redis_keys.queue("inc1")))[1])
     while (mail := joined.read_mail(within=1)) is not None:
         last = mail
     assert [order.trial for order in last.orders] == ["t1"]
@@ -320,9 +323,9 @@ def test_a_node_that_takes_its_leave_is_dead_at_once_and_leaves_nothing(executor
 
     assert [type(fact) for fact in facts] == [m.BatchRead, m.ResultReported, m.NodeLost]
     assert facts[-1].is_dead
-    turn_until(executor, lambda: joined.redis.xlen(wire.NODES) == 0)
-    assert not joined.redis.exists(wire.queue("inc1"))
-    assert joined.redis.hget(wire.reply("inc1"), "f")
+    turn_until(executor, lambda: joined.redis.xlen(redis_keys.NODES) == 0)
+    assert not joined.redis.exists(redis_keys.queue("inc1"))
+    assert joined.redis.hget(redis_keys.reply("inc1"), "f")
 
 
 @pytest.mark.parametrize("ending", ["goodbye", "restart"])
@@ -363,7 +366,7 @@ def test_f03_the_next_scheduler_goes_on_with_what_nodes_host_and_reads_nothing_t
     facts = poll_until(second, m.BatchRead)
     assert not any(isinstance(fact, m.NodeJoined | m.NodeLost) for fact in facts)
     assert [fact.step for fact in facts if isinstance(fact, m.ResultReported)] == [2]
-    turn_until(second, lambda: (node.renew(), node.redis.llen(wire.queue("inc1")))[1])
+    turn_until(second, lambda: (node.renew(), node.redis.llen(redis_keys.queue("inc1")))[1])
     mail = node.read_mail()
     assert mail.term == 2
     assert [order.start for order in mail.orders] == [PLAN.host_start(START)]
@@ -379,14 +382,14 @@ def test_after_redis_was_killed_everything_is_there_again_and_nothing_is_lost(
     joined.send(KEY, result(1))
     poll_until(executor, m.BatchRead)
     executor.release({"inc1": 1})
-    generation = joined.redis.get(wire.GENERATION)
+    generation = joined.redis.get(redis_keys.GENERATION)
 
     eventually(lambda: farm.trouble() is None and "redis" in farm.pids)  # reads the pids
     os.kill(farm.pids["redis"], signal.SIGKILL)
     turn_until(executor, lambda: _is_new_generation(joined, generation))
     executor.perform([ContinueTrial("t1", 1, "inc1", next_result(1))])
     joined.say_hello()
-    turn_until(executor, lambda: joined.redis.llen(wire.queue("inc1")))
+    turn_until(executor, lambda: joined.redis.llen(redis_keys.queue("inc1")))
     mail = joined.read_mail()
 
     assert mail.orders[0].start is not None, "what the node had confirmed may be forgotten"
@@ -398,7 +401,7 @@ def test_after_redis_was_killed_everything_is_there_again_and_nothing_is_lost(
 
 def _is_new_generation(node: FakeNode, old: bytes) -> bool:
     try:
-        return node.redis.get(wire.GENERATION) not in {None, old}
+        return node.redis.get(redis_keys.GENERATION) not in {None, old}
     except redis.ConnectionError:
         return False
 
@@ -482,8 +485,13 @@ def test_what_is_left_of_an_experiment_expires(executor, joined):
     reader.join()
 
     assert mail[0].orders == (), "what still runs must end"
-    assert joined.journalled() == wire.EVERYTHING, "nobody wants what it still says"
-    owned = {wire.GENERATION, wire.NODES, wire.reply("inc1"), wire.lease("inc1")}
+    assert joined.journalled() == redis_keys.EVERYTHING, "nobody wants what it still says"
+    owned = {
+        redis_keys.GENERATION,
+        redis_keys.NODES,
+        redis_keys.reply("inc1"),
+        redis_keys.lease("inc1"),
+    }
     left = {key.decode() for key in joined.redis.keys("*")} - owned
     assert all(joined.redis.ttl(key) > 0 for key in left), left
     assert not [key for key in left if "kombu" in key]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_celery_executor import PLAN, START, executor, farm, joined, node
-from tests.support import eventually
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["executor", "farm", "joined", "node"]
 
@@ -43,7 +43,16 @@ def test_any_celery_worker_understands_the_task(executor, joined, farm, tmp_path
     heard = tmp_path / "heard"
     url = f"redis+socket://{farm.url.removeprefix('unix://')}"
     worker = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", CELERY_WORKER, url, wire.queue("inc1"), str(heard)],
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            CELERY_WORKER,
+            url,
+            redis_keys.queue("inc1"),
+            str(heard),
+        ],
         stdout=subprocess.DEVNULL,
     )
     try:

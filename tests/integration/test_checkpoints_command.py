@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.commands import Run, run_tunemq
-from tests.object_servers import ObjectServer
-from tests.searches import fit
+from tests.support.commands import Run, run_tunemq
+from tests.support.searches.searches import fit
+from tests.support.stores.object_servers import ObjectServer
 from tunemq_scheduler.journal import FILE_NAME, Journal, read_entries, read_header
-from tunemq_shared.messages import CheckpointCommitted
-from tunemq_shared.stores import join, open_objects
+from tunemq_shared.checkpoints.open_store import join, open_objects
+from tunemq_shared.protocol.messages import CheckpointCommitted
 
 pytestmark = pytest.mark.integration
 

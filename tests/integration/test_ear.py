@@ -14,13 +14,13 @@ import pytest
 
 from tests.integration.farm_support import RedisServer, children_of, is_alive
 from tests.integration.node_fixtures import scheduler, server
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_workers.child_process import ChildProcess
-from tunemq_workers.ear_process import MAIL, READY, REFUSED, fork_ear, start_forkserver
-from tunemq_workers.frames import FrameDecoder
-from tunemq_workers.mail import Mailbox
-from tunemq_workers.wire_seals import NodeSeals
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_workers.broker.consumer_start import MAIL, READY, REFUSED, fork_ear, start_forkserver
+from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.runtime.frames import FrameDecoder
+from tunemq_workers.trials.command_queue import Mailbox
 
 __all__ = ["scheduler", "server"]
 
@@ -100,8 +100,8 @@ def test_an_ear_leaves_nothing_in_redis(ear, scheduler):
 
 def test_what_is_no_task_of_ours_is_refused_and_holds_nothing_up(ear, scheduler):
     before = ear.pid
-    scheduler.client.lpush(wire.queue("inc"), '{"body": "", "headers": {}, "properties": {}}')
-    scheduler.client.lpush(wire.queue("inc"), "nonsense")
+    scheduler.client.lpush(redis_keys.queue("inc"), '{"body": "", "headers": {}, "properties": {}}')
+    scheduler.client.lpush(redis_keys.queue("inc"), "nonsense")
     scheduler.assign("inc")
     assert [ear.next(), ear.next()] == 2 * [(REFUSED, b"unreadable")]
     assert ear.next()[0] == MAIL
@@ -141,7 +141,7 @@ def test_an_ear_that_was_forked_has_nothing_left_to_import(server):
     code = f"""
 import socket, sys
 from celery import signals
-from tunemq_workers import ear
+from tunemq_workers.broker import celery_consumer as ear
 imported = set(sys.modules)
 def tell(**_):
     theirs = {{"celery", "kombu", "redis", "billiard", "vine", "amqp"}}
@@ -159,8 +159,8 @@ ear._listen({server.url!r}, "inc", ours)
 def test_an_ear_dies_with_its_node(server, tmp_path):
     node = f"""
 import time
-from tunemq_workers.ear_process import fork_ear, start_forkserver
-from tunemq_shared.processes import children_of
+from tunemq_workers.broker.consumer_start import fork_ear, start_forkserver
+from tunemq_shared.system.processes import children_of
 forkserver = start_forkserver({server.url!r}, "inc", {str(tmp_path / "ear.log")!r})
 ear = fork_ear(forkserver)  # without this end of it, it has no node
 ear.recv(100)
@@ -183,7 +183,7 @@ def test_an_ear_whose_event_loop_has_no_socket_ends():
     deaf = f"""
 import socket
 from types import SimpleNamespace
-from tunemq_workers import ear
+from tunemq_workers.broker import celery_consumer as ear
 hub, consumer = SimpleNamespace(readers={{}}), SimpleNamespace(restart_count=1)
 worker = SimpleNamespace(hub=hub, consumer=consumer)
 ear._watch(socket.socket(fileno={theirs.fileno()}), worker)

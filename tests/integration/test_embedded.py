@@ -14,14 +14,14 @@ import psutil
 import pytest
 import redis
 
-from tests.support import eventually
-from tunemq_scheduler.embedded import layout, runtime_folder, warm
+from tests.support.waiting import eventually
+from tunemq_scheduler.embedded import runtime_folder, runtime_layout, warm_farms
 from tunemq_scheduler.embedded.command_lines import default_cpus, environment
-from tunemq_scheduler.embedded.farm import EmbeddedFarm
+from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
 from tunemq_scheduler.embedded.redis_server import find_redis_server
-from tunemq_scheduler.embedded.warm import embedded_farm
-from tunemq_shared.errors import ConfigError, WireUnavailable
-from tunemq_shared.messages import Environment
+from tunemq_scheduler.embedded.warm_farms import embedded_farm
+from tunemq_shared.base.errors import ConfigError, WireUnavailable
+from tunemq_shared.protocol.messages import Environment
 
 pytestmark = pytest.mark.integration
 
@@ -45,10 +45,10 @@ def farm() -> Iterator[EmbeddedFarm]:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Warm farms whose nodes are none; they end with the test."""
-    warm.stop_all()  # those of searches before, whose nodes are some
-    monkeypatch.setattr(warm, "EmbeddedFarm", lambda cpus, **_: start_farm("exec sleep 600"))
+    warm_farms.stop_all()  # those of searches before, whose nodes are some
+    monkeypatch.setattr(warm_farms, "EmbeddedFarm", lambda cpus, **_: start_farm("exec sleep 600"))
     yield
-    warm.stop_all()
+    warm_farms.stop_all()
 
 
 def pid_of(farm: EmbeddedFarm, service: str) -> int:
@@ -121,9 +121,9 @@ def test_stopping_leaves_no_process_and_no_folder(farm):
 
 
 def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
-    first = told_pid_of(farm, layout.REDIS)
+    first = told_pid_of(farm, runtime_layout.REDIS)
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: pid_of(farm, layout.REDIS) not in {0, first})
+    eventually(lambda: pid_of(farm, runtime_layout.REDIS) not in {0, first})
     farm.wait_until_ready()
 
     assert farm.trouble() is None
@@ -132,13 +132,13 @@ def test_a_redis_that_dies_is_started_again_at_once_at_the_same_place(farm):
 
 def test_a_node_that_dies_is_started_again_and_its_orphans_are_killed(farm):
     eventually(lambda: len(descendants(farm)) == 3)
-    first = told_pid_of(farm, layout.NODE)
+    first = told_pid_of(farm, runtime_layout.NODE)
     (orphan,) = psutil.Process(first).children()
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: pid_of(farm, layout.NODE) not in {0, first})
+    eventually(lambda: pid_of(farm, runtime_layout.NODE) not in {0, first})
 
     eventually(lambda: not orphan.is_running())
-    assert pid_of(farm, layout.REDIS) in {process.pid for process in descendants(farm)}
+    assert pid_of(farm, runtime_layout.REDIS) in {process.pid for process in descendants(farm)}
 
 
 def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
@@ -154,9 +154,9 @@ def test_a_node_that_cannot_run_is_given_up_and_the_reason_is_told():
 
 def kill_node(farm: EmbeddedFarm) -> None:
     """Kill the node, and wait until there is another."""
-    before = told_pid_of(farm, layout.NODE)
+    before = told_pid_of(farm, runtime_layout.NODE)
     os.kill(before, signal.SIGKILL)
-    eventually(lambda: farm.trouble() or pid_of(farm, layout.NODE) != before)
+    eventually(lambda: farm.trouble() or pid_of(farm, runtime_layout.NODE) != before)
 
 
 def test_f22_deaths_of_a_node_for_which_a_trial_is_judged_are_not_held_against_it():
@@ -182,7 +182,10 @@ def test_a_command_that_does_not_exist_is_given_up_and_named():
 
 def test_when_its_keeper_is_killed_everything_goes_and_the_handle_says_so():
     farm = start_farm("exec sleep 600")
-    services = [psutil.Process(told_pid_of(farm, name)) for name in (layout.REDIS, layout.NODE)]
+    services = [
+        psutil.Process(told_pid_of(farm, name))
+        for name in (runtime_layout.REDIS, runtime_layout.NODE)
+    ]
     os.kill(farm.keeper_pid, signal.SIGKILL)
 
     eventually(lambda: not any(process.is_running() for process in services))
@@ -217,8 +220,8 @@ def prewarmed() -> Iterator[EmbeddedFarm]:
 
 
 def test_what_to_get_ready_for_is_told_in_a_private_file_and_on_no_command_line(prewarmed):
-    path = os.path.join(prewarmed.folder, layout.PREWARM)
-    node = psutil.Process(told_pid_of(prewarmed, layout.NODE))
+    path = os.path.join(prewarmed.folder, runtime_layout.PREWARM)
+    node = psutil.Process(told_pid_of(prewarmed, runtime_layout.NODE))
     eventually(lambda: path in node.cmdline())
 
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
@@ -230,9 +233,9 @@ def test_a_node_reads_the_file_once_and_removes_it():
     environment = Environment(sys.executable, (), {"PATH": os.environ["PATH"]}, ())
     farm = EmbeddedFarm(1, prewarm=environment)
     try:
-        log = Path(farm.folder, layout.NODE, "node.log")
+        log = Path(farm.folder, runtime_layout.NODE, "node.log")
         eventually(lambda: log.exists() and "forkserver.started" in log.read_text())
-        assert not os.path.exists(os.path.join(farm.folder, layout.PREWARM))
+        assert not os.path.exists(os.path.join(farm.folder, runtime_layout.PREWARM))
     finally:
         farm.stop()
 
@@ -259,7 +262,7 @@ def test_a_farm_whose_keeper_died_is_replaced(stand_in):
 
 
 def test_a_search_that_may_ask_for_gpus_has_a_farm_that_offers_those_of_its_script(monkeypatch):
-    warm.stop_all()
+    warm_farms.stop_all()
 
     def search(*, gpus: bool) -> EmbeddedFarm:
         with embedded_farm(1, gpus=gpus) as farm:
@@ -267,10 +270,10 @@ def test_a_search_that_may_ask_for_gpus_has_a_farm_that_offers_those_of_its_scri
 
     def is_node(farm: EmbeddedFarm, *gpus: str) -> bool:
         """Whether it has a node that was started with these options about GPUs."""
-        pid = pid_of(farm, layout.NODE)
+        pid = pid_of(farm, runtime_layout.NODE)
         line = psutil.Process(pid).cmdline() if pid else []
         found = line[line.index("--gpus") :][:2] if "--gpus" in line else []
-        return "tunemq_workers.node" in line and found == list(gpus)
+        return "tunemq_workers.node.node_process" in line and found == list(gpus)
 
     try:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -282,7 +285,7 @@ def test_a_search_that_may_ask_for_gpus_has_a_farm_that_offers_those_of_its_scri
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
         of_second = search(gpus=True)
     finally:
-        warm.stop_all()
+        warm_farms.stop_all()
     assert again is with_gpus
     assert len({plain, with_gpus, of_second}) == 3
 
@@ -313,8 +316,8 @@ def test_a_forked_child_of_the_script_leaves_the_farm_alone(stand_in):
         pass
     child = os.fork()
     if not child:
-        warm.stop_all()  # what its atexit would do
-        os._exit(len(warm._idle))
+        warm_farms.stop_all()  # what its atexit would do
+        os._exit(len(warm_farms._idle))
     assert os.waitpid(child, 0)[1] == 0
 
     with embedded_farm(1) as again:
@@ -330,11 +333,11 @@ def test_signals_and_masks_of_the_script_do_not_reach_the_farm():
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         signal.signal(signal.SIGCHLD, before)
-    node = psutil.Process(told_pid_of(farm, layout.NODE))
+    node = psutil.Process(told_pid_of(farm, runtime_layout.NODE))
     eventually(lambda: node.name() == "sleep")
     node.terminate()
 
-    eventually(lambda: pid_of(farm, layout.NODE) != node.pid)
+    eventually(lambda: pid_of(farm, runtime_layout.NODE) != node.pid)
     farm.stop()
 
 
@@ -354,7 +357,7 @@ def test_where_the_runtime_directory_has_a_long_path_another_place_is_found(tmp_
     folder = runtime_folder.make_runtime_folder()
 
     assert not folder.startswith(str(deep))
-    assert len(os.path.join(folder, layout.SOCKET)) <= 107
+    assert len(os.path.join(folder, runtime_layout.SOCKET)) <= 107
     assert list(deep.iterdir()) == []
     os.rmdir(folder)
 

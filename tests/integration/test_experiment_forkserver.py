@@ -17,13 +17,18 @@ import msgspec
 import pytest
 
 from tests.integration.farm_support import is_alive
-from tests.support import eventually
-from tunemq_scheduler.farm.exits import EXIT_AGAIN, EXIT_FAILED, EXIT_OTHER_VERSION, EXIT_USE
-from tunemq_scheduler.farm.relay import forkservers as forkservers_module
-from tunemq_scheduler.farm.relay import messages as r
-from tunemq_scheduler.farm.relay import process as process_module
-from tunemq_scheduler.farm.relay.forkservers import Forkservers
-from tunemq_scheduler.farm.relay.frames import FrameSocket
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common.scheduler_exit_codes import (
+    EXIT_AGAIN,
+    EXIT_FAILED,
+    EXIT_OTHER_VERSION,
+    EXIT_USE,
+)
+from tunemq_scheduler.farm.ipc import experiment_forkservers as forkservers_module
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc import watched_process as process_module
+from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
+from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
 
 pytestmark = pytest.mark.integration
 
@@ -319,7 +324,7 @@ def test_a_forkserver_that_has_no_descriptor_left_refuses_and_goes_on(begin, for
 
 _SHORT_LIVED = """#!{python}
 import os, signal, sys
-from tunemq_scheduler.farm import experiment_forkserver
+from tunemq_scheduler.farm.process import experiment_forkserver
 sys.argv = sys.argv[sys.argv.index("-m") + 1:]
 experiment_forkserver._leave_the_forkserver = lambda _pid: os.kill(os.getpid(), signal.SIGKILL)
 sys.exit(experiment_forkserver.main())
@@ -424,7 +429,7 @@ _SUPERVISOR = """
 import socket, sys, time
 from pathlib import Path
 from tests.integration.test_experiment_forkserver import _SLEEPS, Experiment
-from tunemq_scheduler.farm.relay.forkservers import Forkservers
+from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
 
 experiment = Experiment(Forkservers(""), Path(sys.argv[1], "search"), _SLEEPS)
 experiment.told()

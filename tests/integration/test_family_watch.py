@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tunemq_shared.trial_limits import TrialLimits
-from tunemq_workers.family_watch import FamilyWatch
+from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_workers.processes.tree_watch import FamilyWatch
 
 pytestmark = pytest.mark.integration
 

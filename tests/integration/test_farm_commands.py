@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.farm_desk import ServedDesk, served
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support import eventually
+from tests.support.farms.farm_api_server import ServedDesk, served
+from tests.support.waiting import eventually
 from tunemq.__main__ import main
-from tunemq_shared.answers import ExperimentState as State
-from tunemq_shared.requests import ScriptCode
+from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_shared.protocol.farm_requests import ScriptCode
 
 __all__ = ["server"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.fake_gpus import FOLDER, FakeGpus, gpu
-from tests.farm_processes import TcpRedis
-from tests.farm_service import FarmService, Here, Search
 from tests.integration.gpu_fixtures import uuids
-from tests.support import eventually
-from tunemq_shared import answers as a
-from tunemq_shared import requests as r
+from tests.support.fake_gpus import FOLDER, FakeGpus, gpu
+from tests.support.farms.farm_processes import TcpRedis
+from tests.support.farms.farm_service import FarmService, Here, Search
+from tests.support.waiting import eventually
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_shared.protocol import farm_requests as r
 
 __all__ = ["uuids"]
 

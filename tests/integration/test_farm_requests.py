@@ -10,27 +10,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.farm_desk import CODE, ServedDesk, detail, served
-from tests.farm_processes import fail_to_save
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support import eventually
-from tunemq_scheduler.client import requests as client_module
-from tunemq_scheduler.client.requests import FarmClient
-from tunemq_scheduler.farm.announcing import announcing
-from tunemq_shared import answers as a
-from tunemq_shared import requests as r
-from tunemq_shared import wire
-from tunemq_shared.answers import ExperimentState as State
-from tunemq_shared.errors import (
+from tests.support.farms.farm_api_server import CODE, ServedDesk, detail, served
+from tests.support.farms.farm_processes import fail_to_save
+from tests.support.waiting import eventually
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_client as client_module
+from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.api.request_signing import open_answer
+from tunemq_scheduler.farm.monitoring.farm_status import announcing
+from tunemq_shared.base.errors import (
     ConfigError,
     NoScheduler,
     RequestRefused,
     SchedulerSuperseded,
     WireUnavailable,
 )
-from tunemq_shared.request_seals import open_answer
-from tunemq_shared.seals import Seal
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import farm_requests as r
+from tunemq_shared.signing.message_signing import Seal
 
 __all__ = ["server"]
 
@@ -69,9 +69,9 @@ def send(server: RedisServer, request_id: str = "0" * 32, **changes):
         **changes,
     }
     fields["body"] = Seal("").close(fields["body"])
-    server.client.xadd(wire.REQUESTS, fields)
+    server.client.xadd(redis_keys.REQUESTS, fields)
     found = []
-    eventually(lambda: found.append(server.client.get(wire.answer(request_id))) or found[-1])
+    eventually(lambda: found.append(server.client.get(redis_keys.answer(request_id))) or found[-1])
     return msgspec.msgpack.decode(open_answer(Seal(""), found[-1], request_id), type=a.Reply)
 
 
@@ -89,13 +89,13 @@ def test_nothing_is_left_in_redis(desk, client, server):
     client.ask(r.ListExperiments(), a.ExperimentList)
 
     eventually(lambda: not server.client.keys("tunemq:answer:*"))
-    assert server.client.xlen(wire.REQUESTS) == 0
+    assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
 def test_what_is_sent_twice_is_done_once_and_answered_again(desk, server):
     body = msgspec.msgpack.encode(submit(is_made_up=True))
     first = send(server, kind="submit", body=body)
-    server.client.delete(wire.answer("0" * 32))
+    server.client.delete(redis_keys.answer("0" * 32))
     again = send(server, kind="submit", body=body)
 
     assert again == first
@@ -106,7 +106,7 @@ def test_what_a_scheduler_before_has_done_is_not_done_again(server, tmp_path):
     body = msgspec.msgpack.encode(submit(is_made_up=True))
     with served(server.url, server.client, tmp_path):
         first = send(server, kind="submit", body=body)
-    server.client.delete(wire.answer("0" * 32))
+    server.client.delete(redis_keys.answer("0" * 32))
     with served(server.url, server.client, tmp_path, term=8) as desk:
         assert send(server, kind="submit", body=body) == first
         assert len(desk.queue.all()) == 1
@@ -116,7 +116,7 @@ def test_a_submission_that_was_not_remembered_is_known_by_its_request(server, tm
     body = msgspec.msgpack.encode(submit(is_made_up=True))
     with served(server.url, server.client, tmp_path):
         send(server, kind="submit", body=body)
-    server.client.delete(wire.answer("0" * 32))
+    server.client.delete(redis_keys.answer("0" * 32))
     (tmp_path / ".farm" / "requests").unlink()
     with served(server.url, server.client, tmp_path, term=8) as desk:
         send(server, kind="submit", body=body)
@@ -144,7 +144,7 @@ def test_an_answer_that_comes_later_is_waited_for(desk, client):
 
 
 def test_an_experiment_that_does_not_answer_is_told(desk, client, monkeypatch):
-    monkeypatch.setattr("tunemq_scheduler.farm.requests._PATIENCE_S", 0.05)
+    monkeypatch.setattr("tunemq_scheduler.farm.service.request_server._PATIENCE_S", 0.05)
     client.ask(submit(), a.Submitted)
     desk.run("exp")
     desk.experiments.answers_later = True
@@ -218,18 +218,20 @@ def test_what_cannot_be_read_is_answered_with_why(desk, server, changes, told):
 
 
 def test_another_version_of_requests_is_told_in_what_all_versions_read(desk, server):
-    server.client.xadd(wire.REQUESTS, {"v": "9", "tunemq": "8.8", "id": "3" * 32, "kind": "ls"})
-    eventually(lambda: server.client.get(wire.answer("3" * 32)))
-    reply = msgspec.msgpack.decode(server.client.get(wire.answer("3" * 32)), type=a.Reply)
+    server.client.xadd(
+        redis_keys.REQUESTS, {"v": "9", "tunemq": "8.8", "id": "3" * 32, "kind": "ls"}
+    )
+    eventually(lambda: server.client.get(redis_keys.answer("3" * 32)))
+    reply = msgspec.msgpack.decode(server.client.get(redis_keys.answer("3" * 32)), type=a.Reply)
     assert reply.version == r.REQUESTS_VERSION
     assert "version 2, and this is one of version 9 (TuneMQ 8.8)" in reply.refusal.text
 
 
 def test_rubbish_in_the_stream_is_thrown_away(desk, client, server):
-    server.client.xadd(wire.REQUESTS, {"x": "y"})
-    server.client.xadd(wire.REQUESTS, {"id": "../../x"})
+    server.client.xadd(redis_keys.REQUESTS, {"x": "y"})
+    server.client.xadd(redis_keys.REQUESTS, {"id": "../../x"})
     client.ask(submit(), a.Submitted)
-    assert server.client.xlen(wire.REQUESTS) == 0
+    assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
 def test_a_bug_of_the_handler_is_told_and_the_next_request_is_done(desk, client, capfd):
@@ -252,11 +254,11 @@ def test_answer_that_cannot_be_written_is_refused_and_the_next_request_is_done(d
 def test_a_farm_without_a_scheduler_is_told_with_what_starts_one(server, client):
     with pytest.raises(NoScheduler, match="tunemq scheduler --redis"):
         client.ask(submit(), a.Submitted)
-    assert server.client.xlen(wire.REQUESTS) == 0
+    assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
 def test_a_scheduler_that_has_not_announced_itself_takes_no_requests(server, client, tmp_path):
-    server.client.set(wire.SCHEDULER, "8:token:0:{}")
+    server.client.set(redis_keys.SCHEDULER, "8:token:0:{}")
     server.client.execute_command(*announcing(7))
     with pytest.raises(NoScheduler, match="no scheduler runs"):
         client.farm()
@@ -271,7 +273,7 @@ def test_a_request_that_nobody_takes_is_withdrawn(server, tmp_path):
     ):
         client.ask(submit(), a.Submitted)
 
-    assert server.client.xlen(wire.REQUESTS) == 0
+    assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
 def test_a_request_that_is_old_is_not_done(server, tmp_path):
@@ -284,9 +286,9 @@ def test_a_request_that_is_old_is_not_done(server, tmp_path):
         "kind": "submit",
         "body": body,
     }
-    server.client.xadd(wire.REQUESTS, fields, id=f"{(seconds - 3600) * 1000}-0")
+    server.client.xadd(redis_keys.REQUESTS, fields, id=f"{(seconds - 3600) * 1000}-0")
     with served(server.url, server.client, tmp_path) as desk:
-        eventually(lambda: server.client.xlen(wire.REQUESTS) == 0)
+        eventually(lambda: server.client.xlen(redis_keys.REQUESTS) == 0)
         turns = desk.turns
         eventually(lambda: desk.turns > turns + 3)
         assert desk.queue.all() == []
@@ -294,8 +296,8 @@ def test_a_request_that_is_old_is_not_done(server, tmp_path):
 
 def test_an_older_scheduler_takes_nothing(server, tmp_path):
     desk = ServedDesk(server.url, tmp_path, term=7)
-    server.client.set(wire.TERM, 8)
-    server.client.xadd(wire.REQUESTS, {"x": "y"})
+    server.client.set(redis_keys.TERM, 8)
+    server.client.xadd(redis_keys.REQUESTS, {"x": "y"})
 
     def is_superseded():
         try:
@@ -306,7 +308,7 @@ def test_an_older_scheduler_takes_nothing(server, tmp_path):
 
     eventually(is_superseded)
     desk.server.close()
-    assert server.client.xlen(wire.REQUESTS) == 1
+    assert server.client.xlen(redis_keys.REQUESTS) == 1
 
 
 def test_a_client_waits_for_a_redis_that_was_killed_and_a_scheduler_that_reconnects(
@@ -361,7 +363,7 @@ def test_a_request_is_sent_again_after_redis_lost_it(server, tmp_path, monkeypat
 
     asking = threading.Thread(target=ask)
     asking.start()
-    eventually(lambda: server.client.xlen(wire.REQUESTS))
+    eventually(lambda: server.client.xlen(redis_keys.REQUESTS))
     server.client.flushall()
     desk.announce(server.client)
     with desk:
@@ -371,8 +373,10 @@ def test_a_request_is_sent_again_after_redis_lost_it(server, tmp_path, monkeypat
 
 def test_another_version_of_the_scheduler_is_named(desk, client, server):
     server.client.execute_command(*announcing(desk.term))
-    found = msgspec.json.decode(server.client.get(wire.FARM))
-    server.client.set(wire.FARM, msgspec.json.encode({**found, "version": 5, "tunemq": "9.9"}))
+    found = msgspec.json.decode(server.client.get(redis_keys.FARM))
+    server.client.set(
+        redis_keys.FARM, msgspec.json.encode({**found, "version": 5, "tunemq": "9.9"})
+    )
     with pytest.raises(RequestRefused, match=r"TuneMQ 9\.9\) speaks version 5"):
         client.farm()
 
@@ -416,7 +420,7 @@ def test_client_of_a_redis_that_refuses_writes_is_told_so_and_not_that_no_schedu
 ):
     with pytest.raises(WireUnavailable, match=refusing):  # no lease can be renewed there
         client.farm()
-    assert not server.client.exists(wire.REQUESTS)
+    assert not server.client.exists(redis_keys.REQUESTS)
 
 
 def test_client_is_told_at_once_that_redis_refuses_writes_while_a_lease_is_there(

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 
 import tunemq as tune
-from tests.farm_desk import ServedDesk, served
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support import eventually
-from tunemq_scheduler.client.pickled_tuner import load_tuner_parts
+from tests.support.farms.farm_api_server import ServedDesk, served
+from tests.support.waiting import eventually
+from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
 from tunemq_scheduler.journal import FILE_NAME, read_header
-from tunemq_shared.answers import ExperimentState as State
-from tunemq_shared.errors import ConfigError, TrainableError, TuneError, WireUnavailable
-from tunemq_shared.requests import PickledCode
+from tunemq_shared.base.errors import ConfigError, TrainableError, TuneError, WireUnavailable
+from tunemq_shared.protocol.farm_requests import PickledCode
 
 __all__ = ["server"]
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fake_gpus import FakeGpus, gpu
 from tests.integration.farm_support import Node, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.support import eventually
-from tunemq_shared.messages import DevicesUsed, HostFreed, ResultReported
-from tunemq_workers.gpu_locks import FOLDERS
+from tests.support.fake_gpus import FakeGpus, gpu
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import DevicesUsed, HostFreed, ResultReported
+from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["scheduler", "server"]
 
@@ -26,7 +26,7 @@ def takes_memory(config):
     import time
     from pathlib import Path
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     folder = Path(config["held"])
     folder.mkdir(exist_ok=True)

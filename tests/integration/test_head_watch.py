@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests.certificate_server import showing
-from tests.object_servers import Certificate
-from tests.small_disk import with_small_disk
-from tests.support import eventually
-from tunemq_scheduler.farm import head_watch
-from tunemq_scheduler.farm.head_watch import HeadWatch
-from tunemq_scheduler.farm.snapshot import DiskState
-from tunemq_scheduler.folders import BACKUP_NOTE
+from tests.support.small_disk import with_small_disk
+from tests.support.stores.object_servers import Certificate
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.monitoring import head_watch
+from tunemq_scheduler.farm.monitoring.farm_snapshot import DiskState
+from tunemq_scheduler.farm.monitoring.head_watch import HeadWatch
+from tunemq_scheduler.storage.folders import BACKUP_NOTE
 
 pytestmark = pytest.mark.integration
 
@@ -70,8 +70,8 @@ def test_head_watch_without_room_for_files_or_rights_says_that_nothing_can_be_wr
 ):
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from tunemq_scheduler.farm.head_watch import HeadWatch\n"
-        "from tests.support import eventually\n"
+        "from tunemq_scheduler.farm.monitoring.head_watch import HeadWatch\n"
+        "from tests.support.waiting import eventually\n"
         "place = sys.argv[1]\n"
         "watch = HeadWatch('redis://127.0.0.1:1', place, place, Path(place), {})\n"
         "eventually(lambda: 'results' in watch.seen().disks)\n"

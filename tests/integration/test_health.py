@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_processes import Command, TcpRedis
-from tests.farm_service import FarmService, Search
 from tests.integration.farm_support import RedisServer, Scheduler
 from tests.integration.node_fixtures import scheduler, server
-from tests.service_manager import ServiceManager, variable_of
-from tests.support import descendants, eventually
+from tests.support.farms.farm_processes import Command, TcpRedis
+from tests.support.farms.farm_service import FarmService, Search
+from tests.support.service_manager import ServiceManager, variable_of
+from tests.support.waiting import descendants, eventually
 
 __all__ = ["scheduler", "server"]
 

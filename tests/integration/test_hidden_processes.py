@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_processes import TcpRedis
-from tests.farm_service import FarmService, Here, Search
-from tests.hidden_processes import hiding
 from tests.integration.farm_support import is_alive
-from tests.other_users import NOBODY, open_folder, reachable
-from tests.support import eventually
-from tunemq_scheduler.farm.exits import EXIT_SUPERSEDED
+from tests.support.farms.farm_processes import TcpRedis
+from tests.support.farms.farm_service import FarmService, Here, Search
+from tests.support.hidden_processes import hiding
+from tests.support.other_users import NOBODY, open_folder, reachable
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_SUPERSEDED
 
 __all__ = ["open_folder"]
 
@@ -128,8 +128,8 @@ def test_worker_that_does_not_see_its_forkserver_ends_stalled_trials_and_shows_t
 _HIDES = """
 import sys
 import msgspec
-from tunemq_scheduler.farm.holder import Holder
-from tunemq_shared.prctl import keep_memory_private
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_shared.system.process_control import keep_memory_private
 keep_memory_private()
 print(msgspec.json.encode(Holder.this_process()).decode(), flush=True)
 input()
@@ -138,11 +138,11 @@ _LOOKS = """
 import json, os, signal, subprocess, sys, tempfile
 from pathlib import Path
 import msgspec
-from tunemq_scheduler.farm.holder import Holder
-from tunemq_shared.claimed_process import exists, is_hidden, open_claimed
-from tunemq_shared.stopped_process import StopDetector
-from tunemq_shared.processes import children_of
-from tunemq_workers.memory_groups import MemoryGroups
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_shared.system.claimed_process import exists, is_hidden, open_claimed
+from tunemq_shared.system.stopped_process import StopDetector
+from tunemq_shared.system.processes import children_of
+from tunemq_workers.processes.memory_groups import MemoryGroups
 
 def loses_its_memory_group():
     with tempfile.TemporaryDirectory() as root:

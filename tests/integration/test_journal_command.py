@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.commands import Run, run_tunemq
-from tests.object_servers import ObjectServer
-from tests.searches import fit
+from tests.support.commands import Run, run_tunemq
+from tests.support.searches.searches import fit
+from tests.support.stores.object_servers import ObjectServer
 from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
+from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal import Journal, read_turns, recover
-from tunemq_scheduler.journal.frames import Frames
-from tunemq_scheduler.journal.layout import snapshot_file, turns_file
-from tunemq_scheduler.replay import replay_recovered
-from tunemq_shared import messages as m
-from tunemq_shared.stores import join
+from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_layout import snapshot_file, turns_file
+from tunemq_shared.checkpoints.open_store import join
+from tunemq_shared.protocol import messages as m
 
 pytestmark = pytest.mark.integration
 
@@ -129,7 +129,7 @@ def test_damage_is_found_named_and_salvaged_up_to_it(experiment: Path, tunemq: R
 def test_what_the_last_generation_has_is_salvaged_with_nothing_lost(
     tmp_path: Path, what: str
 ) -> None:
-    from tunemq_scheduler.journal.salvaging import salvage
+    from tunemq_scheduler.journal.salvage import salvage
 
     folder = tmp_path / "journal"
     # The first snapshot has no history, so that damage in that leaves it of use.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.object_servers import ObjectServer, running_minio
-from tests.support import eventually
+from tests.support.stores.object_servers import ObjectServer, running_minio
+from tests.support.waiting import eventually
 from tests.unit.scheduler.journals import (
     HEADER,
     TURNS,
@@ -20,14 +20,14 @@ from tests.unit.scheduler.journals import (
     state_of,
     take_snapshot,
 )
-from tunemq_scheduler.journal import FILE_NAME, Journal, copy, recover
-from tunemq_scheduler.journal.copy import JournalCopy
-from tunemq_scheduler.journal.fetch import fetch_journal
-from tunemq_shared import messages as m
-from tunemq_shared.errors import BugError, JournalError
-from tunemq_shared.key_files import journal_seal
-from tunemq_shared.object_store import MissingObject, ObjectInfo, ObjectStore
-from tunemq_shared.stores import open_objects
+from tunemq_scheduler.journal import FILE_NAME, Journal, journal_copy, recover
+from tunemq_scheduler.journal.fetch_copy import fetch_journal
+from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_shared.base.errors import BugError, JournalError
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.object_store import MissingObject, ObjectInfo, ObjectStore
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.key_files import journal_seal
 
 pytestmark = pytest.mark.integration
 
@@ -94,8 +94,8 @@ def test_what_is_written_is_in_the_store_within_a_moment_and_can_be_brought_back
 def test_a_copy_that_is_fetched_while_it_grows_is_one_of_what_was_written(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy, "PERIOD_S", 0.05)
-    monkeypatch.setattr(copy, "_MERGED", 4)
+    monkeypatch.setattr(journal_copy, "PERIOD_S", 0.05)
+    monkeypatch.setattr(journal_copy, "_MERGED", 4)
     states: list[State] = [((), ())]
     is_over = threading.Event()
 
@@ -155,8 +155,8 @@ def test_a_synced_folder_counts_where_it_goes_on_from_the_copy_and_not_where_it_
 def test_pieces_are_put_once_and_many_small_ones_become_one(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy, "PERIOD_S", 0.001)
-    monkeypatch.setattr(copy, "_MERGED", 8)
+    monkeypatch.setattr(journal_copy, "PERIOD_S", 0.001)
+    monkeypatch.setattr(journal_copy, "_MERGED", 8)
     put: list[str] = []
     put_bytes = objects.put_bytes
     monkeypatch.setattr(
@@ -178,7 +178,7 @@ def test_pieces_are_put_once_and_many_small_ones_become_one(
 def test_a_piece_that_is_not_listed_is_damage_once_the_next_listing_lacks_it_too(
     objects: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: int
 ) -> None:
-    monkeypatch.setattr(copy, "PERIOD_S", 0.001)
+    monkeypatch.setattr(journal_copy, "PERIOD_S", 0.001)
     with Journal.create(tmp_path / "journal", HEADER) as journal:
         copied = JournalCopy(journal, objects, SEAL)
         for turn in TURNS[:3]:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.searches import fit
+from tests.support.searches.searches import fit
 from tunemq.schedulers import ASHAScheduler
-from tunemq_scheduler import unsynced
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.journal import FILE_NAME, layout, recover, writing
-from tunemq_scheduler.opening import Opened
-from tunemq_scheduler.replay import replay_recovered
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.journal_replay import replay_recovered
+from tunemq_scheduler.experiment.open_experiment import Opened
+from tunemq_scheduler.journal import FILE_NAME, journal_layout, journal_writer, recover
+from tunemq_scheduler.output import unsynced_files
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +32,7 @@ def climbs(config):
 def test_the_journal_gives_the_state_whatever_it_was_shortened_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int
 ) -> None:
-    monkeypatch.setattr(writing, "SEGMENT_BYTES", segment_bytes)
+    monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", segment_bytes)
     runners: list[TrialRunner] = []
     take = Opened.take_snapshot
 
@@ -92,17 +92,19 @@ def fails_first(config):
 def test_f04_what_a_snapshot_lets_go_of_is_on_the_disk_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(writing, "SEGMENT_BYTES", 3_000)
-    monkeypatch.setattr(unsynced, "AT_ONCE", at_once)  # with 0 a thread does it, as far as it can
+    monkeypatch.setattr(journal_writer, "SEGMENT_BYTES", 3_000)
+    monkeypatch.setattr(
+        unsynced_files, "AT_ONCE", at_once
+    )  # with 0 a thread does it, as far as it can
     disk = Disk(monkeypatch)
-    put_in_place = layout.put_in_place
+    put_in_place = journal_layout.put_in_place
     missing: list[tuple[str, int]] = []
     names: set[str] = set()
     snapshots = 0
 
     def noted(part: Path, path: Path, *, sync: bool) -> None:
         nonlocal snapshots
-        if path.suffix == layout.SNAPSHOT_SUFFIX:
+        if path.suffix == journal_layout.SNAPSHOT_SUFFIX:
             snapshots += 1
             found = [
                 one
@@ -113,7 +115,7 @@ def test_f04_what_a_snapshot_lets_go_of_is_on_the_disk_before(
             missing.extend((str(one), lacks) for one in found if (lacks := disk.lacks(one)))
         put_in_place(part, path, sync=sync)
 
-    monkeypatch.setattr(layout, "put_in_place", noted)
+    monkeypatch.setattr(journal_layout, "put_in_place", noted)
     fit(
         fails_first,
         {"slope": tune.grid_search([0.1, 0.6, 0.2, 0.7])},

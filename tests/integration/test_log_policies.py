@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import tunemq as tune
-from tests.own_farm import Listener, farm
-from tests.searches import fit
-from tunemq_scheduler.core.trial import TrialSummary
+from tests.support.farms.own_farm import Listener, farm
+from tests.support.searches.searches import fit
+from tunemq_scheduler.core.trials.trial import TrialSummary
+from tunemq_scheduler.experiment.journal_replay import replay_recovered
 from tunemq_scheduler.journal import FILE_NAME, read_entries
-from tunemq_scheduler.journal.reading import recover
-from tunemq_scheduler.replay import replay_recovered
-from tunemq_shared import messages as m
+from tunemq_scheduler.journal.journal_reader import recover
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["farm"]
 

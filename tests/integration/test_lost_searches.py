@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_processes import TcpRedis
-from tunemq_scheduler.farm.lost_searches import LostSearch, is_hosted
-from tunemq_shared import wire
+from tests.support.farms.farm_processes import TcpRedis
+from tunemq_scheduler.farm.service.lost_searches import LostSearch, is_hosted
+from tunemq_shared.broker import redis_keys
 
 pytestmark = pytest.mark.integration
 
-LOST = LostSearch(name="lost", address="s3://b/lost", events_key=wire.events("ab12c3f4.2"), term=7)
+LOST = LostSearch(
+    name="lost", address="s3://b/lost", events_key=redis_keys.events("ab12c3f4.2"), term=7
+)
 
 
 @pytest.fixture
@@ -30,11 +32,11 @@ def test_the_id_of_a_lost_search_is_that_of_its_trials():
 def test_nodes_keep_a_search_until_another_farm_was_there_or_it_said_goodbye(redis):
     client = redis.client
     assert is_hosted(redis.url, LOST), "Redis was wiped, and nodes were not"
-    client.set(wire.STREAMS, wire.listed([wire.events("farm"), LOST.events_key]))
+    client.set(redis_keys.STREAMS, redis_keys.listed([redis_keys.events("farm"), LOST.events_key]))
     client.xadd(LOST.events_key, {"h": "x"})
     assert is_hosted(redis.url, LOST)
     client.expire(LOST.events_key, 60)
     assert not is_hosted(redis.url, LOST), "its scheduler said goodbye"
     client.persist(LOST.events_key)
-    client.set(wire.STREAMS, wire.listed([wire.events("farm")]))
+    client.set(redis_keys.STREAMS, redis_keys.listed([redis_keys.events("farm")]))
     assert not is_hosted(redis.url, LOST), "another scheduler had the farm"

@@ -11,9 +11,9 @@ import pytest
 
 from tests.integration.farm_support import Node, RedisServer, Scheduler, is_alive, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.other_users import NOBODY, open_folder, reachable
-from tests.support import eventually
-from tunemq_shared.messages import (
+from tests.support.other_users import NOBODY, open_folder, reachable
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import (
     HostDied,
     HostFreed,
     ResultReported,
@@ -21,7 +21,7 @@ from tunemq_shared.messages import (
     TrialFinished,
     TrialStarted,
 )
-from tunemq_shared.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimits
 
 __all__ = ["open_folder", "scheduler", "server"]
 
@@ -122,7 +122,7 @@ def run(node: GroupedNode, scheduler: Scheduler, trainable, trial="t1", **how):
 def takes_two_gib(config):
     import mmap
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"x": 1})
     block = mmap.mmap(-1, 2 << 30)
@@ -135,7 +135,7 @@ def takes_two_gib(config):
 def counts(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for n in range(100_000):
         report({"n": n})
@@ -211,7 +211,7 @@ def test_a_trial_whose_child_exceeds_the_memory_ends_with_all_its_processes(
 def where_am_i(config):
     from pathlib import Path
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"groups": Path("/proc/self/cgroup").read_text()})
 
@@ -224,7 +224,7 @@ def test_a_trial_without_a_memory_limit_gets_no_group(node, scheduler):
 
 
 def reports_thrice(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for n in range(3):
         report({"n": n})
@@ -240,7 +240,7 @@ def test_a_trial_within_its_limit_finishes_and_its_group_goes(node, scheduler):
 def reads_and_writes_files(config):
     import os
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for n in range(3):
         with open("data", "wb") as file:
@@ -289,7 +289,7 @@ def test_groups_of_a_killed_node_go_when_the_next_begins_a_trial(
 def raises_its_limit(config):
     from pathlib import Path
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     (line,) = [
         line

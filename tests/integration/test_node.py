@@ -19,10 +19,10 @@ from tests.integration.farm_support import (
     order,
 )
 from tests.integration.node_fixtures import node, scheduler, server
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_shared.conditions import next_result
-from tunemq_shared.messages import (
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.conditions import next_result
+from tunemq_shared.protocol.messages import (
     FORKSERVER_LOST,
     Environment,
     HostDied,
@@ -33,7 +33,7 @@ from tunemq_shared.messages import (
     TrialFinished,
     TrialStarted,
 )
-from tunemq_shared.trial_limits import TrialLimits
+from tunemq_shared.protocol.trial_limits import TrialLimits
 
 __all__ = ["node", "scheduler", "server"]
 
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.integration
 
 
 def three_results(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for n in range(3):
         report({"loss": n / 10})
@@ -50,7 +50,7 @@ def three_results(config):
 def without_end(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     while True:
         report({"loss": 0.5})
@@ -309,14 +309,21 @@ def test_events_wait_while_the_stream_is_missing(node, scheduler):
 
 
 def test_a_node_without_a_generation_waits_with_its_hello(server, scheduler, tmp_path):
-    scheduler.client.delete(wire.GENERATION)
+    scheduler.client.delete(redis_keys.GENERATION)
     folder = tmp_path / "early"
-    command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", server.url]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tunemq_workers.node.node_process",
+        "--redis",
+        server.url,
+    ]
     process = subprocess.Popen([*command, "--name", "early", "--workdir", str(folder)])
     try:
         eventually(lambda: scheduler.client.keys("tunemq:lease:*"))
         assert not scheduler.hellos()
-        scheduler.client.set(wire.GENERATION, "late")
+        scheduler.client.set(redis_keys.GENERATION, "late")
         eventually(scheduler.hellos)
     finally:
         process.terminate()
@@ -412,9 +419,9 @@ def test_a_file_to_prewarm_from_that_was_read_before_is_no_error(server, schedul
 
 
 SMALL_CAPS = """
-from tunemq_workers import node_loop
-from tunemq_workers.node import main
-from tunemq_workers.output_caps import OutputCaps
+from tunemq_workers.node import node_loop
+from tunemq_workers.node.node_process import main
+from tunemq_workers.logs.output_caps import OutputCaps
 node_loop.OutputCaps = lambda *of: OutputCaps(*of, period_s=0.05, limit_bytes=1_000)
 raise SystemExit(main())
 """
@@ -470,7 +477,7 @@ def test_a_fenced_node_kills_its_hosts_and_ends(node, scheduler):
     ],
 )
 def test_a_bad_option_is_refused_with_its_name_and_the_fix(tmp_path, option, value, message):
-    command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--name", "n"]
+    command = [sys.executable, "-P", "-m", "tunemq_workers.node.node_process", "--name", "n"]
     if option != "--redis":
         command += ["--redis", f"unix://{tmp_path}/none.sock"]
     command += ["--workdir", str(tmp_path), option, value]

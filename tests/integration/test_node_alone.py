@@ -10,9 +10,9 @@ import pytest
 
 from tests.integration.farm_support import Node, RedisServer, Scheduler, is_alive, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_shared.messages import (
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.messages import (
     HostDied,
     HostFreed,
     ResultReported,
@@ -88,16 +88,16 @@ def test_f08_a_short_silence_ends_nothing(node, scheduler, server, host):
 
 
 def test_f03_trials_whose_farm_has_no_scheduler_for_too_long_save_and_end(node, scheduler, host):
-    scheduler.client.set(wire.SCHEDULER, "1:host:somebody")
+    scheduler.client.set(redis_keys.SCHEDULER, "1:host:somebody")
     renewals = scheduler.renewals(node.incarnation)
     eventually(lambda: scheduler.renewals(node.incarnation) > renewals + 2)
     assert is_alive(host)
-    scheduler.client.delete(wire.SCHEDULER)
+    scheduler.client.delete(redis_keys.SCHEDULER)
     eventually(lambda: not is_alive(host), message=node.log)
     eventually(lambda: scheduler.said(HostFreed), message=node.log)
     assert scheduler.said(TrialPaused)
 
-    scheduler.client.set(wire.SCHEDULER, "2:host:another")
+    scheduler.client.set(redis_keys.SCHEDULER, "2:host:another")
     scheduler.assign(node.incarnation, order("t2", scheduler.start(without_end)))
     eventually(lambda: len(scheduler.said(TrialStarted)) == 2, message=node.log)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.counted_proxy import counted
 from tests.integration.farm_support import (
     Node,
     RedisServer,
@@ -21,12 +20,13 @@ from tests.integration.farm_support import (
     order,
 )
 from tests.integration.node_fixtures import scheduler, server
-from tests.object_servers import ObjectServer, running_minio
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_shared.failpoints import VARIABLE as FAILPOINTS
-from tunemq_shared.local_store import LocalStore
-from tunemq_shared.messages import (
+from tests.support.proxies.counted_proxy import counted
+from tests.support.stores.object_servers import ObjectServer, running_minio
+from tests.support.waiting import eventually
+from tunemq_shared.base.failpoints import VARIABLE as FAILPOINTS
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
     CheckpointLost,
@@ -68,8 +68,8 @@ def saving(config):
     import tempfile
     import time
 
-    from tunemq_shared.checkpoint import Checkpoint
-    from tunemq_shared.session import get_checkpoint, report
+    from tunemq_shared.checkpoints.checkpoint import Checkpoint
+    from tunemq_shared.trial.session import get_checkpoint, report
 
     done = 0
     restored = get_checkpoint()
@@ -308,7 +308,7 @@ def test_the_cache_of_an_experiment_that_is_over_is_removed(node, scheduler, sto
     eventually(lambda: scheduler.said(CheckpointCommitted), message=node.log)
     scheduler.assign(node.incarnation)
     assert list((node.folder / "cache").iterdir())
-    scheduler.journal(node.incarnation, wire.EVERYTHING)
+    scheduler.journal(node.incarnation, redis_keys.EVERYTHING)
     eventually(lambda: not list((node.folder / "cache").iterdir()), message=node.log)
 
 
@@ -344,7 +344,14 @@ def test_a_wrong_size_of_the_cache_is_named(tmp_path, server):
     import subprocess
     import sys
 
-    command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", server.url]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tunemq_workers.node.node_process",
+        "--redis",
+        server.url,
+    ]
     options = ["--name", "n", "--workdir", str(tmp_path / "node"), "--cache-bytes", "much"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     assert done.returncode == 64

@@ -17,19 +17,21 @@ from tests.integration.code_support import (
 )
 from tests.integration.farm_support import Node, RedisServer, Scheduler, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.object_servers import ObjectServer
-from tests.plans import PLAN
-from tests.support import eventually
-from tunemq_scheduler.carrying import Carriage, carry
+from tests.support.searches.plans import PLAN
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.executors.redis_line import RedisLine
-from tunemq_scheduler.executors.wire_seals import WireSeals
-from tunemq_scheduler.farm.output_files import OutputFiles
-from tunemq_scheduler.prepare import prepare
-from tunemq_shared.blobs import BlobFolder
-from tunemq_shared.bundles import remove
-from tunemq_shared.conditions import TO_THE_END
-from tunemq_shared.messages import (
+from tunemq_scheduler.experiment.code_upload import Carriage, carry
+from tunemq_scheduler.experiment.start_checks import prepare
+from tunemq_scheduler.farm.output.trial_output_files import OutputFiles
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.bundles import remove
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.messages import (
     Environment,
     HostFreed,
     HostStart,
@@ -37,9 +39,7 @@ from tunemq_shared.messages import (
     TrialFailed,
     TrialFinished,
 )
-from tunemq_shared.packing import pack_config
-from tunemq_shared.parameters import with_parameters
-from tunemq_shared.stores import open_objects
+from tunemq_shared.trainable.parameters import with_parameters
 
 __all__ = ["scheduler", "server"]
 
@@ -64,7 +64,7 @@ def ask_modules(config):
     """Report what modules of the user's say, one imported at once and one later."""
     import helper
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     def later():
         from models import net
@@ -78,7 +78,7 @@ def ask_surroundings(config, data=()):
     import os
     import sys
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     secrets = ("TUNEMQ_S3", "TUNEMQ_REDIS", "AWS_ACCESS", "AWS_SECRET")
     keys = [name for name in os.environ if name.startswith(secrets)]
@@ -97,7 +97,7 @@ def ask_surroundings(config, data=()):
 def ask_version(config):
     import dummy
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"version": dummy.VERSION})
 
@@ -277,7 +277,7 @@ def print_and_draw(config):
     import time
     from pathlib import Path
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     print("hello from the trial")
     Path("plot.png").write_text("a plot")

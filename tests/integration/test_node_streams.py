@@ -11,9 +11,9 @@ import pytest
 
 from tests.integration.farm_support import Node, RedisServer, Scheduler, order
 from tests.integration.node_fixtures import server
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_shared.messages import (
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.messages import (
     Environment,
     HostFreed,
     NodeWarned,
@@ -21,7 +21,7 @@ from tunemq_shared.messages import (
     TrialFinished,
     TrialStarted,
 )
-from tunemq_workers import outboxes
+from tunemq_workers.broker import outboxes
 
 __all__ = ["server"]
 
@@ -51,7 +51,7 @@ def node(server: RedisServer, one: Scheduler, two: Scheduler, tmp_path: Path) ->
 
 
 def three_results(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for n in range(3):
         report({"loss": n / 10})
@@ -60,7 +60,7 @@ def three_results(config):
 def without_end(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     while True:
         report({"loss": 0.5})
@@ -127,7 +127,7 @@ def test_numbers_go_on_when_an_experiment_comes_back_to_a_node_that_had_forgotte
     eventually(lambda: story_of(one) == STORY, message=node.log)
     one.assign(node.incarnation)
     one.journal(node.incarnation, 6)
-    reply, field = wire.reply(node.incarnation), wire.journalled(one.key)
+    reply, field = redis_keys.reply(node.incarnation), redis_keys.journalled(one.key)
     eventually(lambda: not one.client.hexists(reply, field), message=node.log)
     one.assign(node.incarnation, order("c", one.start(three_results)))
     eventually(lambda: story_of(one) == 2 * STORY, message=node.log)
@@ -136,9 +136,9 @@ def test_numbers_go_on_when_an_experiment_comes_back_to_a_node_that_had_forgotte
 def test_nothing_is_left_of_an_experiment_that_nobody_reads_any_more(node, one, two):
     one.assign(node.incarnation, order("a", one.start(without_end)))
     eventually(lambda: one.said(ResultReported), message=node.log)
-    one.journal(node.incarnation, wire.EVERYTHING)
+    one.journal(node.incarnation, redis_keys.EVERYTHING)
     one.assign(node.incarnation)
-    reply, field = wire.reply(node.incarnation), wire.journalled(one.key)
+    reply, field = redis_keys.reply(node.incarnation), redis_keys.journalled(one.key)
     eventually(lambda: not one.client.hexists(reply, field), message=node.log)
 
 

@@ -14,15 +14,16 @@ from tests.integration.fake_node import FakeNode
 from tests.integration.farm_support import Node, RedisServer, Scheduler, is_alive
 from tests.integration.node_fixtures import server
 from tests.integration.test_node_streams import without_end
-from tests.support import eventually
-from tunemq_scheduler.executors import lease_watch, node_wire
-from tunemq_scheduler.executors.node_batches import events_of
-from tunemq_scheduler.executors.node_wire import NodeWire
-from tunemq_scheduler.executors.wire_client import WireClient
-from tunemq_shared import messages as m
-from tunemq_shared import wire as names
-from tunemq_shared.conditions import TO_THE_END
-from tunemq_shared.errors import BugError
+from tests.support.waiting import eventually
+from tunemq_scheduler.transport import node_transport
+from tunemq_scheduler.transport.node_batches import events_of
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.nodes import lease_watch
+from tunemq_scheduler.transport.transport_client import WireClient
+from tunemq_shared.base.errors import BugError
+from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import TO_THE_END
 
 __all__ = ["server"]
 
@@ -97,7 +98,7 @@ def goes_on(one: Experiment, wire: NodeWire, *others: Experiment) -> None:
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.1)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import pytest
 from minio import MinioAdmin
 from minio.credentials import StaticProvider
 
-from tests.object_servers import Certificate, running_minio
-from tests.store_roles import wait_for_users
-from tunemq_shared import remote_objects
-from tunemq_shared.errors import StoreError
-from tunemq_shared.remote_objects import PROBE_S
-from tunemq_shared.s3_address import parse_address
-from tunemq_shared.s3_objects import S3Objects
-from tunemq_shared.stores import open_objects
+from tests.support.stores.object_servers import Certificate, running_minio
+from tests.support.stores.store_roles import wait_for_users
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects.remote_objects import PROBE_S
+from tunemq_shared.objects.s3_address import parse_address
+from tunemq_shared.objects.s3_objects import S3Objects
 
 pytestmark = pytest.mark.integration
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.host_support import Server
-from tests.support import eventually
-from tunemq_workers.output_caps import OutputCaps
-from tunemq_workers.reactor import Reactor
+from tests.support.forkserver_driver import Server
+from tests.support.waiting import eventually
+from tunemq_workers.logs.output_caps import OutputCaps
+from tunemq_workers.runtime.reactor import Reactor
 
 pytestmark = pytest.mark.integration
 
@@ -72,7 +72,7 @@ def prints_a_lot(config):
     import sys
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     def wait_for_a_cut():
         # For a moment, in the middle of one, the file is empty.

@@ -6,12 +6,12 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support import eventually
-from tunemq_scheduler.executors.wire_seals import WireSeals
-from tunemq_scheduler.farm.output_reader import OutputReader
-from tunemq_shared import wire
-from tunemq_shared.output_pieces import OutputPiece, encode
-from tunemq_shared.refusals import Refusals
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.output.output_reader import OutputReader
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.output_pieces import OutputPiece, encode
+from tunemq_shared.protocol.rejections import Refusals
 
 __all__ = ["server"]
 
@@ -27,16 +27,16 @@ def test_one_bad_experiment_does_not_stop_the_others(server: RedisServer, tmp_pa
     names = ("file", "stream", "good")
     reader.follow({name: (tmp_path / name, name) for name in names})
     piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
-    server.client.xadd(wire.output("file"), {"o": piece})
-    server.client.set(wire.output("stream"), "no stream")
-    server.client.xadd(wire.output("good"), {"o": piece})
+    server.client.xadd(redis_keys.output("file"), {"o": piece})
+    server.client.set(redis_keys.output("stream"), "no stream")
+    server.client.xadd(redis_keys.output("good"), {"o": piece})
     reader.start()
     try:
         path = tmp_path / "good" / "train_a" / "stdout"
         eventually(lambda: path.exists() and path.read_bytes() == b"one\n")
-        server.client.xadd(wire.output("file"), {"o": piece})
+        server.client.xadd(redis_keys.output("file"), {"o": piece})
         server.client.xadd(
-            wire.output("good"),
+            redis_keys.output("good"),
             {"o": b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 4, b"two"))},
         )
         eventually(lambda: path.read_bytes() == b"one\ntwo")
@@ -54,7 +54,7 @@ def test_one_that_was_over_before_anybody_looked_is_read_all_the_same(
     reader.follow({"quick": (tmp_path / "quick", "quick")})
     reader.follow({})
     piece = b"\0" + encode(OutputPiece("a", 1, "train_a", "stdout", 0, b"one\n"))
-    server.client.xadd(wire.output("quick"), {"o": piece})
+    server.client.xadd(redis_keys.output("quick"), {"o": piece})
     reader.start()
     try:
         path = tmp_path / "quick" / "train_a" / "stdout"

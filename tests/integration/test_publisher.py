@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from tunemq_scheduler.embedded.farm import EmbeddedFarm
-from tunemq_scheduler.executors.app import Publisher
-from tunemq_shared import wire
-from tunemq_shared.errors import WireUnavailable
+from tunemq_scheduler.embedded.embedded_farm import EmbeddedFarm
+from tunemq_scheduler.transport.redis.celery_publisher import Publisher
+from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.broker import redis_keys
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +30,7 @@ OF_THE_SCRIPT = {
 
 PUBLISH = """
 import os, sys
-from tunemq_scheduler.executors.app import Publisher
+from tunemq_scheduler.transport.redis.celery_publisher import Publisher
 before = dict(os.environ)
 publisher = Publisher(sys.argv[1])
 publisher.publish("inc1", "inc1/1:1", "payload")
@@ -51,8 +51,8 @@ def test_variables_and_settings_of_the_scripts_own_celery_change_nothing(farm):
     environ = {**os.environ, **OF_THE_SCRIPT}
     subprocess.run([sys.executable, "-c", PUBLISH, farm.url], env=environ, check=True, timeout=120)
     client = redis.Redis.from_url(farm.url)
-    assert client.llen(wire.queue("inc1")) == 1
-    assert client.keys("*") == [wire.queue("inc1").encode()]
+    assert client.llen(redis_keys.queue("inc1")) == 1
+    assert client.keys("*") == [redis_keys.queue("inc1").encode()]
     client.close()
 
 

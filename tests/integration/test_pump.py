@@ -8,18 +8,18 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tunemq_shared import wire
-from tunemq_shared.errors import WireUnavailable
-from tunemq_shared.redis_address import parse_address
-from tunemq_workers import pump as pump_module
-from tunemq_workers.pump import Pump
-from tunemq_workers.pump_messages import Append, Appended, LookNow, NotAppended
+from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.broker.redis_address import parse_address
+from tunemq_workers.broker import event_publisher as pump_module
+from tunemq_workers.broker.event_publisher import Pump
+from tunemq_workers.broker.publisher_messages import Append, Appended, LookNow, NotAppended
 
 __all__ = ["server"]
 
 pytestmark = pytest.mark.integration
 
-KEY = wire.events("one")
+KEY = redis_keys.events("one")
 BATCHES = ((b"first", b"1"), (b"second", b"2"))
 
 
@@ -28,7 +28,7 @@ class Pumping:
 
     def __init__(self, server: RedisServer, url: str) -> None:
         self.client = server.client
-        self.client.set(wire.GENERATION, "g1")
+        self.client.set(redis_keys.GENERATION, "g1")
         self.client.xadd(KEY, {"h": "", "e": ""})
         self.facts = []
         self.pump = Pump(parse_address(url), "inc1", self.facts.append)
@@ -73,12 +73,12 @@ def test_pump_asked_for_another_generation_appends_nothing(pumping):
 @pytest.mark.parametrize("value", ["g2", "g1", None])
 def test_generation_written_since_the_last_append_stops_the_next_one(pumping, value):
     assert pumping.append() == [Appended(KEY)]
-    pumping.client.delete(wire.GENERATION)
+    pumping.client.delete(redis_keys.GENERATION)
     if value is not None:
-        pumping.client.set(wire.GENERATION, value)
+        pumping.client.set(redis_keys.GENERATION, value)
     assert pumping.append() == [NotAppended(KEY, "the wire was reset")]
     assert pumping.length == len(BATCHES)
-    pumping.client.set(wire.GENERATION, "g3")
+    pumping.client.set(redis_keys.GENERATION, "g3")
     pumping.append(b"g3")
     assert pumping.append(b"g3") == [Appended(KEY)]
 
@@ -116,7 +116,7 @@ def test_pump_whose_loop_takes_no_facts_for_long_lets_the_lease_expire(pumping, 
     monkeypatch.setattr(pump_module, "LOOP_HANGS_S", 0.2)
     pumping.pump.is_hurried = True
     pumping.pump._turn(None)
-    lease = wire.lease("inc1")
+    lease = redis_keys.lease("inc1")
     assert pumping.client.exists(lease)
     pumping.client.delete(lease)
     time.sleep(0.3)

@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tunemq_scheduler.executors.redis_line import RedisLine
-from tunemq_shared.errors import WireError, WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_shared.base.errors import WireError, WireUnavailable
 
 __all__ = ["server"]
 

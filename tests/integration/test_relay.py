@@ -15,18 +15,18 @@ import msgspec
 import psutil
 import pytest
 
-from tests.farm_processes import SCRIPT, Farm, farms, m
 from tests.integration.fake_node import FakeNode
 from tests.integration.farm_support import is_alive
-from tests.relay_supervisor import RelaySupervisor
-from tests.support import eventually
-from tunemq_scheduler.farm.relay import messages as r
-from tunemq_scheduler.farm.relay.link import Outcome
-from tunemq_scheduler.farm.relay.process import ERRORS, OUTPUT
-from tunemq_shared.answers import Done, ExperimentDetail, Refusal
-from tunemq_shared.blob_store import open_blobs
-from tunemq_shared.bundles import bundle
-from tunemq_shared.requests import ScriptCode
+from tests.support.farms.farm_processes import SCRIPT, Farm, farms, m
+from tests.support.farms.relay_supervisor import RelaySupervisor
+from tests.support.waiting import eventually
+from tunemq_scheduler.api.farm_answers import Done, ExperimentDetail, Refusal
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_connection import Outcome
+from tunemq_scheduler.farm.ipc.watched_process import ERRORS, OUTPUT
+from tunemq_shared.code.blob_store import open_blobs
+from tunemq_shared.code.bundles import bundle
+from tunemq_shared.protocol.farm_requests import ScriptCode
 
 pytestmark = pytest.mark.integration
 _REPOSITORY = Path(__file__).parents[2]
@@ -209,7 +209,7 @@ def test_a_killed_supervisor_is_followed_by_one_that_repeats_no_step(farm):
     farm.worker("a")
     path = farm.folder / "job.json"
     path.write_bytes(msgspec.json.encode(job(farm, trials=2, steps=30, gate=5)))
-    line = [sys.executable, "-m", "tests.relay_supervisor", farm.redis.url, str(path)]
+    line = [sys.executable, "-m", "tests.support.farms.relay_supervisor", farm.redis.url, str(path)]
     line += [str(farm.results / "search")]
     first = subprocess.Popen(line, cwd=_REPOSITORY)
     farm.wait_for_steps(2, 5)

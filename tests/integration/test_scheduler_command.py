@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_processes import Command
+from tests.support.farms.farm_processes import Command
 
 pytestmark = pytest.mark.integration
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.farm_processes import TcpRedis
-from tests.support import eventually
-from tunemq_scheduler.executors.redis_line import RedisLine
-from tunemq_scheduler.farm import lease as lease_module
-from tunemq_scheduler.farm.holder import Holder
-from tunemq_scheduler.farm.lease import SchedulerLease
-from tunemq_shared import wire
-from tunemq_shared.errors import SchedulerSuperseded, WireUnavailable
+from tests.support.farms.farm_processes import TcpRedis
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common import scheduler_lease as lease_module
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_shared.base.errors import SchedulerSuperseded, WireUnavailable
+from tunemq_shared.broker import redis_keys
 
 pytestmark = pytest.mark.integration
 
@@ -66,7 +66,7 @@ def freeze(lease: SchedulerLease, monkeypatch) -> None:
     assert is_frozen.wait(60), "its last look is over"
     line = RedisLine(lease._url)
     line.connect()
-    line.ask([("PEXPIRE", wire.SCHEDULER, "100")])
+    line.ask([("PEXPIRE", redis_keys.SCHEDULER, "100")])
     line.close()
 
 
@@ -121,7 +121,7 @@ def test_the_lease_of_a_silent_process_elsewhere_is_free_when_it_has_run_out(
     claim, redis, monkeypatch
 ):
     silent = claim(holder=elsewhere(Holder.this_process()))
-    assert 0 < redis.client.pttl(wire.SCHEDULER) <= 1000 * LONG_S
+    assert 0 < redis.client.pttl(redis_keys.SCHEDULER) <= 1000 * LONG_S
     freeze(silent, monkeypatch)
     successor = claim()
     assert successor.term > silent.term
@@ -174,7 +174,7 @@ def test_whoever_takes_the_farm_deletes_the_stream_before_that_is_not_its_own(cl
     third = claim()
     assert line.ask([third.taking(["another"])]) == [1]
     assert (redis.client.exists("one"), redis.client.exists("another")) == (0, 1)
-    assert redis.client.get(wire.STREAMS) == b"another"
+    assert redis.client.get(redis_keys.STREAMS) == b"another"
     assert line.ask([second.taking(["one"])]) == [0]  # it woke too late
     assert redis.client.exists("another") == 1
     line.close()
@@ -189,7 +189,7 @@ def test_of_several_streams_those_that_are_not_the_next_ones_own_are_deleted(cla
     line.ask([lease.taking(["one", "another", "third"])])
     line.ask([lease.taking(["another", "new"])])
     assert [redis.client.exists(key) for key in ("one", "another", "third")] == [0, 1, 0]
-    assert wire.unlisted(redis.client.get(wire.STREAMS).decode()) == ["another", "new"]
+    assert redis_keys.unlisted(redis.client.get(redis_keys.STREAMS).decode()) == ["another", "new"]
     line.ask([lease.taking([])])
     assert not redis.client.exists("another")
     line.close()
@@ -202,7 +202,7 @@ def test_a_wiped_redis_does_not_bring_a_replaced_one_back(claim, redis, monkeypa
     successor = claim(holder=elsewhere(Holder.this_process(), "successor"))
     redis.client.flushall()
     monkeypatch.setattr(zombie, "_look", look)
-    eventually(lambda: redis.client.get(wire.TERM) == str(successor.term).encode())
+    eventually(lambda: redis.client.get(redis_keys.TERM) == str(successor.term).encode())
     eventually(lambda: zombie._successor is not None)
     with pytest.raises(SchedulerSuperseded):
         zombie.check_known()
@@ -229,7 +229,7 @@ def test_without_redis_there_is_no_lease(redis):
 def test_a_lease_that_was_given_back_is_free_at_once(claim, redis):
     lease = claim(holder=elsewhere(Holder.this_process()))
     lease.close()
-    assert redis.client.get(wire.SCHEDULER) is None
+    assert redis.client.get(redis_keys.SCHEDULER) is None
     started = time.monotonic()
     claim()
     assert time.monotonic() - started < LONG_S / 2

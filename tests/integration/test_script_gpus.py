@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.fake_gpus import FakeGpus, gpu
-from tests.farm_processes import Command
 from tests.integration.node_fixtures import server
-from tests.support import eventually
-from tunemq_workers.gpu_locks import FOLDERS
+from tests.support.fake_gpus import FakeGpus, gpu
+from tests.support.farms.farm_processes import Command
+from tests.support.waiting import eventually
+from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["server"]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import fit, results_of, table_of
-from tunemq_shared.errors import CheckpointError
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, results_of, table_of
+from tunemq_shared.base.errors import CheckpointError
 
 __all__ = ["ended_searches"]
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import fit, results_of
-from tests.support import need
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, results_of
+from tests.support.waiting import need
 from tunemq.schedulers import ASHAScheduler
 from tunemq.stopper import Stopper
 

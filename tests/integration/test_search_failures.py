@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import fit, results_of, tuner
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, results_of, tuner
 from tunemq.search import Searcher
 
 __all__ = ["ended_searches"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.journals import check_journal, ended_searches
-from tests.searches import fit
+from tests.support.searches.journals import check_journal, ended_searches
+from tests.support.searches.searches import fit
 from tunemq.schedulers import ASHAScheduler
 from tunemq_scheduler.journal import FILE_NAME, read_turns
 from tunemq_scheduler.schedulers import FIFOScheduler
-from tunemq_shared.errors import InvariantBroken
+from tunemq_shared.base.errors import InvariantBroken
 
 __all__ = ["ended_searches"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import fit, printed_by, results_of, table_of, tuner
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, printed_by, results_of, table_of, tuner
 
 __all__ = ["ended_searches"]
 

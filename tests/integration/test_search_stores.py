@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.checkpoints import contents
-from tests.journals import ended_searches
-from tests.searches import fit, results_of
-from tests.support import eventually, free_port
+from tests.support.searches.checkpoints import contents
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, results_of
+from tests.support.waiting import eventually, free_port
 from tunemq_scheduler.journal import FILE_NAME, read_header
 from tunemq_scheduler.security.findings import Level
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
-from tunemq_shared.errors import ConfigError, StoreError
-from tunemq_shared.stored_checkpoint import StoredCheckpoint
+from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
+from tunemq_shared.base.errors import ConfigError, StoreError
 
 __all__ = ["ended_searches"]
 

@@ -15,11 +15,11 @@ import psutil
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import farm_processes, fit, tuner
-from tests.support import eventually
-from tunemq_scheduler.embedded import warm
-from tunemq_shared import wire
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import farm_processes, fit, tuner
+from tests.support.waiting import eventually
+from tunemq_scheduler.embedded import warm_farms
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["ended_searches"]
 
@@ -106,7 +106,7 @@ def test_eight_trials_share_an_array_of_with_parameters(tmp_path):
 
 
 def test_a_step_that_holds_the_gil_does_not_make_its_node_look_dead():
-    held_s = wire.LEASE_TTL_S + 2
+    held_s = redis_keys.LEASE_TTL_S + 2
 
     def train(config):
         import ctypes
@@ -258,7 +258,7 @@ def test_the_farm_stays_warm_for_the_next_search_and_holds_no_trial():
     def trials():
         return [name for name in names() if name.startswith("draws_")]
 
-    warm.stop_all()  # of searches before something may be left that ends just now
+    warm_farms.stop_all()  # of searches before something may be left that ends just now
     tuner(draws).fit()
     eventually(lambda: not trials())
     before = {process.pid for process in farm_processes()}

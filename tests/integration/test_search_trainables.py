@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.journals import ended_searches
-from tests.searches import fit, printed_by, results_of
-from tests.support import eventually
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, printed_by, results_of
+from tests.support.waiting import eventually
 from tunemq.trainable import wrap_function
 
 __all__ = ["ended_searches"]

@@ -7,11 +7,11 @@ import time
 import pytest
 import redis
 
-from tests.searches import fit, results_of
-from tests.support import eventually
-from tunemq_scheduler.callback import Callback
-from tunemq_scheduler.embedded import warm
-from tunemq_shared.errors import SearchFailed
+from tests.support.searches.searches import fit, results_of
+from tests.support.waiting import eventually
+from tunemq_scheduler.embedded import warm_farms
+from tunemq_scheduler.results.callback import Callback
+from tunemq_shared.base.errors import SearchFailed
 
 pytestmark = pytest.mark.integration
 
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.integration
 @pytest.fixture(autouse=True)
 def _farms_of_its_own():
     """End warm farms before and after."""
-    warm.stop_all()
+    warm_farms.stop_all()
     yield
-    warm.stop_all()
+    warm_farms.stop_all()
 
 
 def three_results():
@@ -62,9 +62,9 @@ def test_four_searches_in_a_row_are_all_whole_and_warm_ones_are_quick():
         grid = fit(three_results(), {"x": number}, num_samples=2, metric="loss", mode="min")
         took.append(time.perf_counter() - started)
         assert [len(results_of(result)) for result in grid] == [3, 3]
-    assert len(warm._idle) == 1
+    assert len(warm_farms._idle) == 1
     assert min(took[1:]) < 2.0  # 0.02 s on an idle machine
-    (farm,) = warm._idle
+    (farm,) = warm_farms._idle
     eventually(lambda: not reply_of(farm), message="the node remembers searches that are over")
 
 
@@ -79,12 +79,12 @@ class Breaks(Callback):
 def test_what_a_search_leaves_unread_does_not_hold_up_the_next():
     with pytest.raises(SearchFailed, match="enough of this"):
         fit(without_end(), {"x": 1}, callbacks=[Breaks()])
-    (farm,) = warm._idle
+    (farm,) = warm_farms._idle
     started = time.perf_counter()
     grid = fit(three_results(), {"x": 1})
     assert time.perf_counter() - started < 20.0  # 0.02 s on an idle machine
     assert len(results_of(grid[0])) == 3
-    assert warm._idle == [farm]
+    assert warm_farms._idle == [farm]
     eventually(lambda: not reply_of(farm), message="the node remembers searches that are over")
 
 
@@ -100,7 +100,7 @@ def test_a_search_with_other_keys_for_its_store_gets_a_node_that_knows_them(monk
     for secret in ("first", "other", "other"):
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
         fit(three_results(), {"x": 1.0})
-        farms += warm._idle
+        farms += warm_farms._idle
     assert len(farms) == 3
     assert farms[0] is not farms[1]
     assert farms[1] is farms[2]

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.chain_searches import ChainSearch, chain_searches
-from tests.commands import run_tunemq
-from tests.journals import ended_searches
-from tests.object_servers import ServedFolder
-from tests.searches import fit, results_of
-from tests.support import eventually
-from tunemq_shared.stored_checkpoint import StoredCheckpoint
+from tests.support.commands import run_tunemq
+from tests.support.searches.chain_searches import ChainSearch, chain_searches
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit, results_of
+from tests.support.stores.object_servers import ServedFolder
+from tests.support.waiting import eventually
+from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
 
 __all__ = ["ended_searches"]
 

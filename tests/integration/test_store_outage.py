@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search, farm_service
 from tests.integration.test_farm_metrics import scrape
-from tests.object_servers import ObjectServer, running_minio
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.stores.object_servers import ObjectServer, running_minio
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(420)]
 

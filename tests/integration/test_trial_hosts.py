@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests.host_support import alive, serve
-from tests.support import eventually
-from tunemq_shared.conditions import Condition
-from tunemq_shared.messages import (
+from tests.support.forkserver_driver import alive, serve
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointDamaged,
     CheckpointRef,
@@ -22,7 +22,7 @@ from tunemq_shared.messages import (
     TrialPaused,
     TrialStarted,
 )
-from tunemq_workers import frames
+from tunemq_workers.runtime import frames
 
 __all__ = ["serve"]
 
@@ -34,7 +34,7 @@ def look_around(config):
     import sys
     from pathlib import Path
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     sys.stdout.write("printed\n")
     sys.stderr.write("complained\n")
@@ -145,7 +145,7 @@ def count_threads(config):
     import numpy as np
     from threadpoolctl import threadpool_info
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     np.ones((64, 64)) @ np.ones((64, 64))
     report({library["user_api"]: library["num_threads"] for library in threadpool_info()})
@@ -175,7 +175,7 @@ def draw(config):
     drawn = [random.random()]
     import numpy as np
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     drawn.append(float(np.random.random()))  # noqa: NPY002 - this one is seeded
     report({"drawn": drawn})
@@ -199,7 +199,7 @@ def use_multiprocessing(config):
     import multiprocessing
     import operator
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     context = multiprocessing.get_context(config["method"])
     with context.Pool(2) as pool:
@@ -220,8 +220,8 @@ def report_in_a_child(config):
     import os
     import sys
 
-    from tunemq_shared.errors import TuneError
-    from tunemq_shared.session import report
+    from tunemq_shared.base.errors import TuneError
+    from tunemq_shared.trial.session import report
 
     pid = os.fork()
     if pid == 0:
@@ -243,7 +243,7 @@ def test_a_child_of_a_trial_cannot_report_and_reads_why(serve):
 
 
 def count_to_three(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for step in range(3):
         report({"loss": step})
@@ -306,8 +306,8 @@ REMOTE = "s3://bucket/exp?endpoint=http://127.0.0.1:1&region=us-east-1&path_styl
 
 
 def count_with_checkpoints(config):
-    from tunemq_shared.checkpoint import Checkpoint
-    from tunemq_shared.session import get_checkpoint, report
+    from tunemq_shared.checkpoints.checkpoint import Checkpoint
+    from tunemq_shared.trial.session import get_checkpoint, report
 
     kept = get_checkpoint()
     first = 0 if kept is None else kept.to_dict()["n"]
@@ -442,7 +442,7 @@ def test_a_configuration_larger_than_a_packet_arrives(serve):
 
 
 def measure(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"size": len(config["large"])})
 

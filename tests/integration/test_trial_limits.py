@@ -11,12 +11,12 @@ import pytest
 import tunemq as tune
 from tests.integration.farm_support import is_alive, order
 from tests.integration.node_fixtures import node, scheduler, server
-from tests.journals import ended_searches
-from tests.searches import fit
-from tests.support import eventually
+from tests.support.searches.journals import ended_searches
+from tests.support.searches.searches import fit
+from tests.support.waiting import eventually
 from tunemq_scheduler.journal import FILE_NAME, read_entries
-from tunemq_shared.conditions import next_result
-from tunemq_shared.messages import (
+from tunemq_shared.protocol.conditions import next_result
+from tunemq_shared.protocol.messages import (
     HostDied,
     HostFreed,
     ResultReported,
@@ -24,8 +24,8 @@ from tunemq_shared.messages import (
     TrialFinished,
     TrialStarted,
 )
-from tunemq_shared.trial_limits import TrialLimits
-from tunemq_workers.forkserver_messages import DUMP_SIGNAL
+from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_workers.processes.forkserver_messages import DUMP_SIGNAL
 
 __all__ = ["ended_searches", "node", "scheduler", "server"]
 
@@ -55,7 +55,7 @@ def printed(scheduler, name="stderr"):
 def sleeps(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"x": 1})
     time.sleep(600)
@@ -84,7 +84,7 @@ def test_a_trial_that_takes_too_long_ends_and_its_stack_is_in_its_log(
 def waits_in_a_call_that_a_signal_ends(config):
     import ctypes
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"x": 1})
     ctypes.CDLL(None).sleep(600)  # returns early when any handler has run
@@ -106,7 +106,7 @@ def holds_the_gil_and_every_signal(config):
     import signal
     import threading
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     def waits():
         threading.Event().wait()
@@ -137,7 +137,7 @@ def takes_every_handler_there_is(config):
     import signal
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):
@@ -157,7 +157,7 @@ def says_goodbye(config):
     import sys
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     def leave(*_):
         print("goodbye")
@@ -182,7 +182,7 @@ def raises_a_family_and_sleeps(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     reading, writing = os.pipe()
     if os.fork() == 0:
@@ -207,7 +207,7 @@ def test_the_whole_family_of_one_that_takes_too_long_is_gone_when_its_slot_is_fr
 
 
 def three_quick_steps(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     for n in range(3):
         report({"x": n})
@@ -232,7 +232,7 @@ def test_a_trial_that_waits_at_its_horizon_takes_no_time(node, scheduler):
 def stalls_behind_its_horizon(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"x": 1})
     time.sleep(600)
@@ -265,7 +265,7 @@ def children_hold_it_together(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"x": 1})
     for _ in range(3):
@@ -288,7 +288,7 @@ def shares_what_it_holds(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     held = b"x" * (100 << 20)
     for _ in range(4):
@@ -304,7 +304,7 @@ def maps_a_file(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     with open("data", "wb") as file:
         file.writelines(b"x" * (1 << 20) for _ in range(300))
@@ -322,7 +322,7 @@ def shares_what_is_loaded(config):
     import time
     from multiprocessing.shared_memory import SharedMemory
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     block = SharedMemory(create=True, size=120 << 20)
 
@@ -345,7 +345,7 @@ def multiplies(config):
     import os
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"x": 1})
     for _ in range(6):

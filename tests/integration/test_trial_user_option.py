@@ -13,15 +13,15 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.other_users import NOBODY, open_folder, reachable
-from tests.secured_redis import secured_redis
-from tests.support import eventually, need
+from tests.support.farms.secured_redis import secured_redis
+from tests.support.other_users import NOBODY, open_folder, reachable
+from tests.support.waiting import eventually, need
 from tests.unit.workers.fakes import Clock
-from tunemq_shared import wire
-from tunemq_shared.errors import ConfigError
-from tunemq_workers import account_folders
-from tunemq_workers.account import Account
-from tunemq_workers.account_folders import claim_workdir, give_folders, keep_rights
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.broker import redis_keys
+from tunemq_workers.node import trial_user_folders
+from tunemq_workers.node.trial_user_folders import claim_workdir, give_folders, keep_rights
+from tunemq_workers.system.trial_user import Account
 
 __all__ = ["open_folder", "server"]
 
@@ -107,9 +107,9 @@ def test_worker_whose_user_cannot_read_the_certificate_of_redis_starts(open_fold
         environ = {**os.environ, "TUNEMQ_REDIS": redis.url("worker")}
         worker = subprocess.Popen(line, env=environ, cwd="/", stdout=said, stderr=said)
         try:
-            redis.client.set(wire.GENERATION, "one")
+            redis.client.set(redis_keys.GENERATION, "one")
             eventually(
-                lambda: redis.client.exists(wire.NODES),
+                lambda: redis.client.exists(redis_keys.NODES),
                 within=60,
                 message=(open_folder / "said").read_text,
             )
@@ -132,7 +132,7 @@ def test_folders_of_a_worker_that_ran_trials_as_somebody_else_are_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("root, to give folders away", os.geteuid() == 0 or None)
-    monkeypatch.setattr(account_folders, "_check", lambda account, folders: None)
+    monkeypatch.setattr(trial_user_folders, "_check", lambda account, folders: None)
     root = tmp_path / "node"
     (root / "blobs" / "deep").mkdir(parents=True)
     (root / "blobs" / "deep" / "file").write_text("of root's")

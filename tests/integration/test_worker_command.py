@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_processes import Command, TcpRedis
 from tests.integration.farm_support import (
     RedisServer,
     Scheduler,
@@ -20,9 +19,16 @@ from tests.integration.farm_support import (
     order,
 )
 from tests.integration.node_fixtures import scheduler, server
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_shared.messages import HostDied, HostFreed, ResultReported, TrialFailed, TrialPaused
+from tests.support.farms.farm_processes import Command, TcpRedis
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.messages import (
+    HostDied,
+    HostFreed,
+    ResultReported,
+    TrialFailed,
+    TrialPaused,
+)
 
 __all__ = ["scheduler", "server"]
 
@@ -32,7 +38,7 @@ pytestmark = pytest.mark.integration
 def without_end(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     while True:
         report({"loss": 0.5})
@@ -42,7 +48,7 @@ def without_end(config):
 def deaf(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"loss": 0.5})
     while True:
@@ -204,10 +210,12 @@ def test_a_password_in_the_environment_is_in_no_list_of_processes(tmp_path):
         return [command_line(pid) for pid in family_of(worker.process.pid)]
 
     try:
-        eventually(lambda: any(b"tunemq_workers.ear" in one for one in command_lines()))
+        eventually(
+            lambda: any(b"tunemq_workers.broker.celery_consumer" in one for one in command_lines())
+        )
         assert not any(b"s3cret" in one for one in command_lines())
-        redis.client.set(wire.GENERATION, "g")
-        eventually(lambda: redis.client.xlen(wire.NODES), message=lambda: worker.said)
+        redis.client.set(redis_keys.GENERATION, "g")
+        eventually(lambda: redis.client.xlen(redis_keys.NODES), message=lambda: worker.said)
     finally:
         worker.kill()
         redis.end()
@@ -244,9 +252,9 @@ def test_a_worker_that_was_fenced_begins_anew_in_the_same_process(worker, schedu
 
 def test_a_worker_whose_name_another_one_took_ends(worker, scheduler):
     incarnation = worker.incarnation(scheduler)
-    scheduler.reply(incarnation, "f", wire.STARTED_AGAIN)
+    scheduler.reply(incarnation, "f", redis_keys.STARTED_AGAIN)
     assert worker.ends() == 76
-    assert wire.STARTED_AGAIN in worker.said
+    assert redis_keys.STARTED_AGAIN in worker.said
 
 
 def test_the_terminal_of_a_worker_may_be_stuck(server, scheduler, tmp_path):

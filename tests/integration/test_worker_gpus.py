@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from tests.farm_processes import Command
 from tests.integration.farm_support import RedisServer, Scheduler, order
 from tests.integration.gpu_fixtures import uuids
 from tests.integration.node_fixtures import scheduler, server
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_shared.introductions import NodeHello
-from tunemq_shared.messages import Gpu, HostDied, HostFreed, ResultReported, TrialPaused
-from tunemq_shared.vitals import decode_vitals
+from tests.support.farms.farm_processes import Command
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.health.node_metrics import decode_vitals
+from tunemq_shared.protocol.messages import Gpu, HostDied, HostFreed, ResultReported, TrialPaused
+from tunemq_shared.protocol.registration import NodeHello
 
 __all__ = ["scheduler", "server", "uuids"]
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 def tells_what_it_sees(config):
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"sees": os.environ.get("CUDA_VISIBLE_DEVICES", "anything")})
 
@@ -38,8 +38,8 @@ def saves_every_third_step(config):
     import time
     from pathlib import Path
 
-    from tunemq_shared.checkpoint import Checkpoint
-    from tunemq_shared.session import report
+    from tunemq_shared.checkpoints.checkpoint import Checkpoint
+    from tunemq_shared.trial.session import report
 
     step = 0
     while True:
@@ -177,7 +177,7 @@ def test_gpus_that_cannot_be_offered_are_named(worker):
 def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
     one = worker("one", "--gpus", "0")
     incarnation = one.hello(scheduler).incarnation
-    key = wire.vitals(incarnation)
+    key = redis_keys.vitals(incarnation)
     found = []
 
     def has_looked() -> bool:
@@ -189,7 +189,7 @@ def test_a_worker_says_how_its_machine_is_beside_its_lease(worker, scheduler):
     eventually(has_looked)
     assert found[0].disk_free > 0
     assert found[0].version
-    assert 0 < scheduler.client.pttl(key) <= wire.LEASE_TTL_S * 1000
+    assert 0 < scheduler.client.pttl(key) <= redis_keys.LEASE_TTL_S * 1000
     one.send(signal.SIGTERM)
     assert one.ends() == 0
     assert not scheduler.client.exists(key)

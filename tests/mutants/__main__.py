@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple, cast
 import psutil
 
 from tests.mutants.table import ROOT, Mutant, all_mutants
-from tunemq_shared.prctl import adopt_orphans
+from tunemq_shared.system.process_control import adopt_orphans
 
 _OPTIONS: Final = ("-q", "--tb=no", "-rfEs", "-p", "no:randomly", "-p", "no:cacheprovider")
 

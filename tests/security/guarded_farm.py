@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.farm_support import RedisServer, Scheduler, family_of
-from tests.object_servers import ObjectServer
-from tests.other_users import NOBODY, open_folder
-from tests.support import eventually
-from tunemq_shared.messages import Environment, HostStart, TrialFailed
+from tests.support.other_users import NOBODY, open_folder
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import Environment, HostStart, TrialFailed
 
 __all__ = ["farm", "open_folder"]
 

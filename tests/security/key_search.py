@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunemq_shared.checkpoint import Checkpoint
-from tunemq_shared.session import report
+from tunemq_shared.checkpoints.checkpoint import Checkpoint
+from tunemq_shared.trial.session import report
 
 _CHUNK = 2**22
 _LARGEST = 64 * 2**20

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from tests.farm_processes import Command
 from tests.integration.fake_node import FakeNode
 from tests.integration.farm_support import RedisServer, Scheduler
-from tests.keys import key_folder, of_scheduler, of_worker
-from tests.support import eventually
-from tunemq_scheduler.executors.node_batches import events_of
-from tunemq_scheduler.executors.node_wire import NodeWire
-from tunemq_shared import messages as m
-from tunemq_shared import wire as names
-from tunemq_shared.live_keys import LiveKeys
-from tunemq_shared.vitals import NodeVitals, decode_vitals
+from tests.support.farms.farm_processes import Command
+from tests.support.keys import key_folder, of_scheduler, of_worker
+from tests.support.waiting import eventually
+from tunemq_scheduler.transport.node_batches import events_of
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.health.node_metrics import NodeVitals, decode_vitals
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.live_keys import LiveKeys
 
 KEY = names.events("one")
 #: What is still to happen, and does not, is waited for so long.

@@ -11,10 +11,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.farm_processes import TcpRedis
 from tests.security.canaries import Canaries, CommandLines, files_below
 from tests.security.overheard import Overheard
-from tests.support import eventually
+from tests.support.farms.farm_processes import TcpRedis
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.security
 

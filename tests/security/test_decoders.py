@@ -15,7 +15,7 @@ from tests.fuzz.decoders import EXCUSED, all_decoders
 from tests.fuzz.fuzzing import Fuzzer
 from tests.fuzz.mutations import Mutator
 from tests.fuzz.places import decoding_places, places_in
-from tunemq_shared.errors import WireError
+from tunemq_shared.base.errors import WireError
 
 pytestmark = pytest.mark.security
 

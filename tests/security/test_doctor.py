@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.examined_farm import ExaminedFarm, farm
+from tests.support.farms.examined_farm import ExaminedFarm, farm
+from tunemq_scheduler.cli.doctor_command import shown
 from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
-from tunemq_scheduler.tools.doctor import shown
 
 __all__ = ["farm"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.examined_farm import ExaminedFarm, beginning_with, farm, shifted_library
-from tests.farm_service import Search
 from tests.integration.gpu_fixtures import uuids
-from tests.small_disk import on_small_disk, with_small_disk
+from tests.support.farms.examined_farm import ExaminedFarm, beginning_with, farm, shifted_library
+from tests.support.farms.farm_service import Search
+from tests.support.small_disk import on_small_disk, with_small_disk
 from tunemq_scheduler.security.findings import Level
-from tunemq_workers.gpu_locks import FOLDERS
+from tunemq_workers.gpu.gpu_locks import FOLDERS
 
 __all__ = ["farm", "uuids"]
 

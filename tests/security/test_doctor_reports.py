@@ -6,10 +6,10 @@ import secrets
 
 import pytest
 
-from tests.examined_farm import ExaminedFarm, farm
-from tests.farm_service import Search
-from tests.store_roles import admin_of
-from tests.support import eventually
+from tests.support.farms.examined_farm import ExaminedFarm, farm
+from tests.support.farms.farm_service import Search
+from tests.support.stores.store_roles import admin_of
+from tests.support.waiting import eventually
 from tunemq_scheduler.security.findings import Finding, Level
 
 __all__ = ["farm"]

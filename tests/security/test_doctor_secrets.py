@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examined_farm import ExaminedFarm, farm
-from tunemq_scheduler.security.doctor.arguments import Process, Secrets, check_arguments
+from tests.support.farms.examined_farm import ExaminedFarm, farm
+from tunemq_scheduler.security.doctor.argument_checks import Process, Secrets, check_arguments
 from tunemq_scheduler.security.findings import Level
-from tunemq_shared.redis_address import parse_address
+from tunemq_shared.broker.redis_address import parse_address
 
 __all__ = ["farm"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.examined_farm import ExaminedFarm, farm
-from tests.farm_processes import fail_to_save
-from tests.lying_redis import OLDER, LyingRedis
-from tests.object_servers import MinioServer, minio_program
-from tests.support import eventually, need
+from tests.support.farms.examined_farm import ExaminedFarm, farm
+from tests.support.farms.farm_processes import fail_to_save
+from tests.support.proxies.lying_redis import OLDER, LyingRedis
+from tests.support.stores.object_servers import MinioServer, minio_program
+from tests.support.waiting import eventually, need
 from tunemq_scheduler.security.findings import Level
 
 __all__ = ["farm"]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests import store_roles
-from tests.examined_farm import ExaminedFarm, farm
-from tests.object_servers import ObjectServer
-from tests.store_roles import make_roles
-from tests.support import eventually
+from tests.support.farms.examined_farm import ExaminedFarm, farm
+from tests.support.stores import store_roles
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.stores.store_roles import make_roles
+from tests.support.waiting import eventually
 from tunemq_scheduler.security.doctor import examination
 from tunemq_scheduler.security.doctor.examination import Patient
 from tunemq_scheduler.security.findings import Level

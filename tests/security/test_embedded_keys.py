@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import tunemq as tune
-from tunemq_shared.key_files import KEYS_VARIABLE
+from tunemq_shared.signing.key_files import KEYS_VARIABLE
 
 pytestmark = [pytest.mark.security, pytest.mark.integration]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.farm_service import FarmService, Here, Search, farm_service
-from tests.keys import key_folder
-from tests.other_users import NOBODY, open_folder, reachable
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Here, Search, farm_service
+from tests.support.keys import key_folder
+from tests.support.other_users import NOBODY, open_folder, reachable
+from tests.support.waiting import eventually
 from tunemq_scheduler.security.key_folder import SCHEDULER_FILE, WORKER_FILE, KeyFolder
-from tunemq_shared.errors import RequestRefused
-from tunemq_shared.key_files import KEYS_VARIABLE
+from tunemq_shared.base.errors import RequestRefused
+from tunemq_shared.signing.key_files import KEYS_VARIABLE
 
 __all__ = ["open_folder"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import run_tunemq
-from tunemq_shared import wire
-from tunemq_shared.key_files import read_key_file
-from tunemq_shared.live_keys import Role
-from tunemq_shared.refusals import OFTEN_HONEST
-from tunemq_shared.seals import HEAD_BYTES
+from tests.support.commands import run_tunemq
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.rejections import OFTEN_HONEST
+from tunemq_shared.signing.key_files import read_key_file
+from tunemq_shared.signing.live_keys import Role
+from tunemq_shared.signing.message_signing import HEAD_BYTES
 
 pytestmark = pytest.mark.security
 
@@ -75,8 +75,8 @@ def test_a_mistake_is_told_in_a_line_with_the_fix(tmp_path):
 
 
 def test_the_numbers_of_the_page_are_those_of_the_code():
-    assert f"more than {wire.REQUEST_TTL_S} seconds old" in PAGE
-    assert f"or {wire.CLOCK_TOLERANCE_S} seconds ahead" in PAGE
+    assert f"more than {redis_keys.REQUEST_TTL_S} seconds old" in PAGE
+    assert f"or {redis_keys.CLOCK_TOLERANCE_S} seconds ahead" in PAGE
     assert f"a head of {HEAD_BYTES} bytes" in PAGE
 
 

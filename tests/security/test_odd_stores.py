@@ -13,8 +13,8 @@ import pytest
 
 from tunemq_scheduler.security.findings import Finding, Level
 from tunemq_scheduler.security.store_probes import _S3Probe, probe_store, refuse_open_store
-from tunemq_shared.errors import ConfigError, StoreError
-from tunemq_shared.s3_address import parse_address
+from tunemq_shared.base.errors import ConfigError, StoreError
+from tunemq_shared.objects.s3_address import parse_address
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.farm_processes import TcpRedis
-from tests.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
+from tests.support.farms.farm_processes import TcpRedis
+from tests.support.farms.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
 from tunemq_scheduler.security.findings import Level
 from tunemq_scheduler.security.own_addresses import own_addresses
 from tunemq_scheduler.security.redis_probes import (
@@ -21,8 +21,8 @@ from tunemq_scheduler.security.redis_probes import (
     WRITES,
     probe,
 )
-from tunemq_shared.errors import WireUnavailable
-from tunemq_shared.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION
+from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.broker.redis_dangers import CVE, DEFAULT_USER, PASSWORD, TLS, VERSION
 
 SHIPPED_USERS = (SHIPPED / "users.acl").read_text()
 pytestmark = [pytest.mark.integration, pytest.mark.security]

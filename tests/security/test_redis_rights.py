@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import Search
-from tests.secured_farm import secured_farm
-from tests.secured_redis import SecuredRedis, secured_redis
-from tests.support import eventually
+from tests.support.farms.farm_service import Search
+from tests.support.farms.secured_farm import secured_farm
+from tests.support.farms.secured_redis import SecuredRedis, secured_redis
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

@@ -13,9 +13,9 @@ import pytest
 from tests.integration.farm_support import order
 from tests.integration.node_fixtures import server
 from tests.security.signed_wire import worker
-from tests.support import eventually
-from tunemq_shared import wire
-from tunemq_shared.messages import TrialFinished
+from tests.support.waiting import eventually
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.messages import TrialFinished
 
 __all__ = ["server", "worker"]
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 
 def one_step(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"loss": 0.5})
 
@@ -48,7 +48,7 @@ def message(body: bytes, content_type: str, encoding: str, **headers: object) ->
         "body": base64.b64encode(body).decode(),
         "content-type": content_type,
         "content-encoding": encoding,
-        "headers": {"task": wire.TASK, "id": "1", **headers},
+        "headers": {"task": redis_keys.TASK, "id": "1", **headers},
         "properties": properties,
     })  # fmt: skip
 
@@ -56,7 +56,9 @@ def message(body: bytes, content_type: str, encoding: str, **headers: object) ->
 def foreign_messages(gadget: Gadget) -> list[str]:
     pickled = pickle.dumps(((gadget,), {}, {}))
     task = json.dumps([["payload"], {}, {}]).encode()
-    chained = {"chain": [{"task": wire.TASK, "args": ["payload"], "options": {"queue": "stolen"}}]}
+    chained = {
+        "chain": [{"task": redis_keys.TASK, "args": ["payload"], "options": {"queue": "stolen"}}]
+    }
     yaml = f"!!python/object/apply:pathlib.Path.touch [{gadget.path}]".encode()
     return [
         message(pickled, "application/x-python-serialize", "binary"),
@@ -79,7 +81,7 @@ def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_n
     scheduler, incarnation = worker.scheduler, worker.introduced()
     gadget = Gadget(tmp_path / "unpickled")
     foreign = foreign_messages(gadget)
-    scheduler.client.lpush(wire.queue(incarnation), *foreign)
+    scheduler.client.lpush(redis_keys.queue(incarnation), *foreign)
     scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
 
     eventually(lambda: scheduler.said(TrialFinished), within=60, message=lambda: worker.said)
@@ -93,7 +95,7 @@ def test_s01_messages_with_pickles_and_other_foreign_ones_are_refused_and_hold_n
 
 def test_s15_what_is_longer_than_any_assignment_is_refused_unread(worker):
     scheduler, incarnation = worker.scheduler, worker.introduced()
-    scheduler.client.lpush(wire.queue(incarnation), b"[" * (50 * 2**20))
+    scheduler.client.lpush(redis_keys.queue(incarnation), b"[" * (50 * 2**20))
     scheduler.assign(incarnation, order("t", scheduler.start(one_step)))
 
     eventually(lambda: scheduler.said(TrialFinished), within=60, message=lambda: worker.said)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tunemq_shared.errors import BugError, TrainableError
-from tunemq_shared.pickling import dump
-from tunemq_shared.unpickling import load_pickled
+from tunemq_shared.base.errors import BugError, TrainableError
+from tunemq_shared.base.pickling import dump
+from tunemq_shared.base.unpickling import load_pickled
 
 pytestmark = pytest.mark.security
 
@@ -35,7 +35,7 @@ _YAML = frozenset({
 })  # fmt: skip
 #: All that there is, with the reason why it may be.
 ALLOWED = {
-    "shared/tunemq_shared/unpickling.py: pickle.loads",  # the one place, see there
+    "shared/tunemq_shared/base/unpickling.py: pickle.loads",  # the one place, see there
 }
 
 
@@ -101,10 +101,10 @@ def test_s01_nothing_that_is_read_is_run_but_in_one_place() -> None:
 
 #: How the processes begin that hold a farm's keys, and what of them rules unpickling out.
 KEY_HOLDERS = {
-    "the supervisor": "scheduler/tunemq_scheduler/farm/serving.py",
-    "the node": "workers/tunemq_workers/node.py",
-    "the ear": "workers/tunemq_workers/ear.py",
-    "transfers and log scanners": "workers/tunemq_workers/child_beginning.py",
+    "the supervisor": "scheduler/tunemq_scheduler/farm/scheduler_service.py",
+    "the node": "workers/tunemq_workers/node/node_process.py",
+    "the ear": "workers/tunemq_workers/broker/celery_consumer.py",
+    "transfers and log scanners": "workers/tunemq_workers/processes/child_start.py",
 }
 
 
@@ -122,9 +122,9 @@ def test_s01_a_process_that_holds_keys_rules_out_that_it_unpickles(holder: str) 
 def test_s01_a_process_that_has_ruled_it_out_unpickles_nothing_and_neither_do_its_forks() -> None:
     code = """
 import os, pickle, sys
-from tunemq_shared.errors import BugError
-from tunemq_shared.packing import unpack_config
-from tunemq_shared.unpickling import load_pickled, never_unpickle, unpickle
+from tunemq_shared.base.errors import BugError
+from tunemq_shared.code.config_packing import unpack_config
+from tunemq_shared.base.unpickling import load_pickled, never_unpickle, unpickle
 
 class Harm:
     def __reduce__(self):
@@ -157,7 +157,7 @@ def test_s01_the_supervisor_loads_no_code_that_unpickles_experiments() -> None:
     """What turns pickles into trainables and configurations is not even imported there."""
     code = """
 import sys
-import tunemq_scheduler.farm.serving, tunemq_scheduler.farm.supervisor
+import tunemq_scheduler.farm.scheduler_service, tunemq_scheduler.farm.service.supervisor
 never = {"packing", "code", "shipping", "parameter_blob"}
 sys.exit(" ".join(sorted(never & {name.rpartition(".")[2] for name in sys.modules
                                   if name.startswith("tunemq_shared.")})) or 0)

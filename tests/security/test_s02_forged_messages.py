@@ -10,17 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.farm_processes import Command
 from tests.integration.farm_support import RedisServer, order
 from tests.integration.node_fixtures import server
-from tests.keys import of_scheduler
 from tests.security.signed_wire import KEY, SignedWire, SignedWorker, worker
-from tests.support import eventually
-from tunemq_scheduler.executors import lease_watch, node_wire
-from tunemq_shared import messages as m
-from tunemq_shared import wire as names
-from tunemq_shared.live_keys import LiveKeys
-from tunemq_shared.vitals import NodeVitals
+from tests.support.farms.farm_processes import Command
+from tests.support.keys import of_scheduler
+from tests.support.waiting import eventually
+from tunemq_scheduler.transport import node_transport
+from tunemq_scheduler.transport.nodes import lease_watch
+from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.health.node_metrics import NodeVitals
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.live_keys import LiveKeys
 
 __all__ = ["server", "worker"]
 
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 @pytest.fixture
 def wire(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedWire]:
     """Looks often, so that tests need not last for seconds."""
-    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.05)
     wire = SignedWire(server, tmp_path)
     yield wire
     wire.close()
@@ -52,7 +53,7 @@ def touch(config):
 def without_end(config):
     import time
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     while True:
         report({"loss": 0.5})

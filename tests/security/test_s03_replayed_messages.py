@@ -11,10 +11,11 @@ import pytest
 from tests.integration.farm_support import RedisServer, order
 from tests.integration.node_fixtures import server
 from tests.security.signed_wire import KEY, SignedWire, SignedWorker
-from tests.support import eventually
-from tunemq_scheduler.executors import lease_challenge, lease_watch, node_wire
-from tunemq_shared import messages as m
-from tunemq_shared import wire as names
+from tests.support.waiting import eventually
+from tunemq_scheduler.transport import lease_challenge, node_transport
+from tunemq_scheduler.transport.nodes import lease_watch
+from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.protocol import messages as m
 
 __all__ = ["server"]
 
@@ -23,14 +24,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.security]
 
 @pytest.fixture
 def wire(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedWire]:
-    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.05)
     wire = SignedWire(server, tmp_path)
     yield wire
     wire.close()
 
 
 def count_starts(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     with open(config["path"], "a", encoding="utf-8") as file:
         file.write("started\n")

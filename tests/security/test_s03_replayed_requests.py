@@ -11,19 +11,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.farm_desk import CODE, ServedDesk, served
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.keys import key_folder, of_scheduler, of_submitter
-from tests.support import eventually
-from tunemq_scheduler.client import requests as client_module
-from tunemq_scheduler.client.requests import FarmClient
+from tests.support.farms.farm_api_server import CODE, ServedDesk, served
+from tests.support.keys import key_folder, of_scheduler, of_submitter
+from tests.support.waiting import eventually
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api import farm_client as client_module
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.api.request_signing import close_request, open_answer
 from tunemq_scheduler.security.key_folder import KeyFolder
-from tunemq_shared import answers as a
-from tunemq_shared import requests as r
-from tunemq_shared import wire
-from tunemq_shared.errors import RequestRefused
-from tunemq_shared.request_seals import close_request, open_answer
+from tunemq_shared.base.errors import RequestRefused
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import farm_requests as r
 
 __all__ = ["server"]
 
@@ -60,9 +60,9 @@ def sent_by_ada(desk: ServedDesk, ago_s: float = 0.0) -> dict[str, str | bytes]:
 
 def answer_to(server: RedisServer, desk: ServedDesk, fields) -> a.Reply:
     """Send it; what is answered."""
-    key = wire.answer(fields["id"])
+    key = redis_keys.answer(fields["id"])
     server.client.delete(key)
-    server.client.xadd(wire.REQUESTS, fields)
+    server.client.xadd(redis_keys.REQUESTS, fields)
     eventually(lambda: server.client.exists(key))
     reply = open_answer(desk.keys.submitter("ada"), server.client.get(key), fields["id"])
     return msgspec.msgpack.decode(reply, type=a.Reply)
@@ -87,16 +87,16 @@ def test_s03_nor_by_the_next_scheduler(server, tmp_path, keys):
 
 def test_s03_nor_when_what_was_done_is_forgotten(desk, server):
     """What nobody remembers was sent so long ago that its own time is over."""
-    kept = sent_by_ada(desk, ago_s=wire.REQUEST_TTL_S + 1)
+    kept = sent_by_ada(desk, ago_s=redis_keys.REQUEST_TTL_S + 1)
     reply = answer_to(server, desk, kept)
-    assert f"{wire.REQUEST_TTL_S} s are the most" in reply.refusal.text
+    assert f"{redis_keys.REQUEST_TTL_S} s are the most" in reply.refusal.text
     assert desk.queue.all() == []
     assert [told[:2] for told in desk.refused] == [("request", "expired")]
     assert answer_to(server, desk, sent_by_ada(desk, ago_s=60)).refusal is None
 
 
 def test_s03_nor_one_of_a_time_that_is_yet_to_come(desk, server):
-    kept = sent_by_ada(desk, ago_s=-wire.CLOCK_TOLERANCE_S - 60)
+    kept = sent_by_ada(desk, ago_s=-redis_keys.CLOCK_TOLERANCE_S - 60)
     assert "ahead" in answer_to(server, desk, kept).refusal.text
     assert desk.queue.all() == []
     assert [told[:2] for told in desk.refused] == [("request", "early")]
@@ -135,7 +135,7 @@ def test_s03_a_request_that_waited_for_its_scheduler_is_done(server, tmp_path, k
         thread.start()
 
         def times() -> set[bytes]:
-            return {fields[b"sent"] for _, fields in server.client.xrange(wire.REQUESTS)}
+            return {fields[b"sent"] for _, fields in server.client.xrange(redis_keys.REQUESTS)}
 
         eventually(lambda: len(times()) > 2)
         with desk:

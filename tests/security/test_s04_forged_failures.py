@@ -12,11 +12,11 @@ import pytest
 from tests.integration.farm_support import RedisServer, order
 from tests.integration.node_fixtures import server
 from tests.security.signed_wire import KEY, SignedWire, SignedWorker
-from tests.support import eventually
-from tunemq_scheduler.executors.app import Publisher
-from tunemq_shared import messages as m
-from tunemq_shared import wire as names
-from tunemq_workers.ear import make_app
+from tests.support.waiting import eventually
+from tunemq_scheduler.transport.redis.celery_publisher import Publisher
+from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.protocol import messages as m
+from tunemq_workers.broker.celery_consumer import make_app
 
 __all__ = ["server"]
 
@@ -45,7 +45,7 @@ def gadget(path: Path) -> dict[str, object]:
 
 
 def one_step(config):
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     report({"loss": 0.5})
 

@@ -13,13 +13,13 @@ from typing import Final
 
 import pytest
 
-from tests.farm_processes import TcpRedis, redis_program
-from tests.farm_service import FarmService
-from tests.hosts import Host, Hosts
-from tests.lying_redis import WITH_THE_CVE
-from tests.secured_redis import SHIPPED, make_certificates
-from tests.support import eventually, need
-from tests.tls_proxy import proxy_command
+from tests.support.farms.farm_processes import TcpRedis, redis_program
+from tests.support.farms.farm_service import FarmService
+from tests.support.farms.network_namespaces import Host, Hosts
+from tests.support.farms.secured_redis import SHIPPED, make_certificates
+from tests.support.proxies.lying_redis import WITH_THE_CVE
+from tests.support.proxies.tls_proxy import proxy_command
+from tests.support.waiting import eventually, need
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

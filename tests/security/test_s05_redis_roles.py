@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 from redis.retry import Retry
 
-from tests.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
+from tests.support.farms.secured_redis import ROLES, SHIPPED, SecuredRedis, secured_redis
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

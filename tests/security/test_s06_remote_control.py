@@ -10,9 +10,9 @@ import psutil
 import pytest
 from celery import Celery
 
-from tests.farm_service import FarmService, Search, farm_service
 from tests.integration.farm_support import family_of
-from tests.support import eventually
+from tests.support.farms.farm_service import FarmService, Search, farm_service
+from tests.support.waiting import eventually
 from tunemq_scheduler.security.redis_probes import REMOTE_CONTROL, probe
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.farm_service import Search, farm_service
-from tests.object_servers import Certificate, minio_program, running_minio
-from tests.store_roles import make_roles
-from tests.support import eventually, need
+from tests.support.farms.farm_service import Search, farm_service
+from tests.support.stores.object_servers import Certificate, minio_program, running_minio
+from tests.support.stores.store_roles import make_roles
+from tests.support.waiting import eventually, need
 
 pytestmark = [
     pytest.mark.integration,

@@ -10,24 +10,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.commands import run_tunemq
-from tests.keys import a_key, key_folder, of_scheduler, of_worker
-from tests.object_servers import ObjectServer
+from tests.support.commands import run_tunemq
+from tests.support.keys import a_key, key_folder, of_scheduler, of_worker
+from tests.support.stores.object_servers import ObjectServer
 from tests.unit.scheduler.journals import HEADER, TURNS
-from tunemq_scheduler.farm.holder import Holder
-from tunemq_scheduler.farm.record import RunRecord, store_record, stored_record
+from tunemq_scheduler.experiment.restore import bring_experiment
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.run_record import RunRecord, store_record, stored_record
 from tunemq_scheduler.journal import FILE_NAME, Journal
 from tunemq_scheduler.journal.copied_objects import CopiedObject, parse_key
-from tunemq_scheduler.journal.copy import JournalCopy
-from tunemq_scheduler.journal.fetch import fetch_journal
-from tunemq_scheduler.restoring import bring_experiment
-from tunemq_scheduler.saved_tuner import TUNER_FILE
-from tunemq_shared import messages as m
-from tunemq_shared.errors import ConfigError, JournalError
-from tunemq_shared.key_files import journal_seal
-from tunemq_shared.object_store import MissingObject, ObjectStore
-from tunemq_shared.packing import PICKLED
-from tunemq_shared.seals import Seal
+from tunemq_scheduler.journal.fetch_copy import fetch_journal
+from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.settings.saved_tuner import TUNER_FILE
+from tunemq_shared.base.errors import ConfigError, JournalError
+from tunemq_shared.code.config_packing import PICKLED
+from tunemq_shared.objects.object_store import MissingObject, ObjectStore
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.message_signing import Seal
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
@@ -120,10 +120,10 @@ def test_s07_forged_copy_with_a_greater_number_is_refused(
 
 def bring_experiment_from(objects: ObjectStore, folder: Path, seal: Seal) -> None:
     """As `--take-over` does."""
-    from tunemq_scheduler import restoring
+    from tunemq_scheduler.experiment import restore
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(restoring, "open_objects", lambda _address: objects)
+        patched.setattr(restore, "open_objects", lambda _address: objects)
         bring_experiment("s3://unused/farm/digits", str(folder), seal)
 
 

@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import farm_service
-from tests.late_proxy import late_proxy
-from tests.object_servers import (
+from tests.support.farms.farm_service import farm_service
+from tests.support.proxies.late_proxy import late_proxy
+from tests.support.stores.object_servers import (
     Certificate,
     MinioServer,
     ObjectServer,
     minio_program,
     running_minio,
 )
-from tests.store_roles import make_roles
-from tests.support import eventually, need
+from tests.support.stores.store_roles import make_roles
+from tests.support.waiting import eventually, need
 from tunemq_scheduler.security.findings import Finding, Level
 from tunemq_scheduler.security.store_probes import clock_finding, probe_store
-from tunemq_shared.errors import StoreError
-from tunemq_shared.retrying import StoreUnavailable
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import StoreUnavailable
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from tests.object_servers import ObjectServer
-from tests.store_roles import ROLES, make_roles
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.stores.store_roles import ROLES, make_roles
 from tunemq_scheduler.security.forged_uploads import forgeries
 from tunemq_scheduler.security.store_probes import _Asker
-from tunemq_shared.errors import StoreError
-from tunemq_shared.object_client import Refused
-from tunemq_shared.s3_address import Keys, parse_address
-from tunemq_shared.s3_client import S3Client
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.objects.object_client import Refused
+from tunemq_shared.objects.s3_address import Keys, parse_address
+from tunemq_shared.objects.s3_client import S3Client
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

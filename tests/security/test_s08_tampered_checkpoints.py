@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chain_searches import ChainSearch, chain_searches
-from tests.commands import run_tunemq
-from tests.object_servers import ObjectServer
-from tunemq_shared import messages as m
-from tunemq_shared.object_store import ObjectStore
-from tunemq_shared.stores import open_objects
+from tests.support.commands import run_tunemq
+from tests.support.searches.chain_searches import ChainSearch, chain_searches
+from tests.support.stores.object_servers import ObjectServer
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.object_store import ObjectStore
+from tunemq_shared.protocol import messages as m
 
 pytestmark = [pytest.mark.faults, pytest.mark.integration, pytest.mark.security]
 

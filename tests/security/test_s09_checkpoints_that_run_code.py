@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import tunemq as tune
-from tests.commands import run_tunemq
-from tests.object_servers import ObjectServer
-from tests.searches import fit
-from tunemq_shared.errors import CheckpointError
-from tunemq_shared.stores import join
+from tests.support.commands import run_tunemq
+from tests.support.searches.searches import fit
+from tests.support.stores.object_servers import ObjectServer
+from tunemq_shared.base.errors import CheckpointError
+from tunemq_shared.checkpoints.open_store import join
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

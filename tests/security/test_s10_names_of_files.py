@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.checkpoints import KEY, info
-from tests.object_servers import ServedFolder
 from tests.simulation.memory_objects import MemoryObjects
-from tunemq_scheduler.restoring import _bring_files
-from tunemq_shared.errors import CheckpointCorrupt, StoreError
-from tunemq_shared.manifest import MANIFEST, FileEntry, make_manifest
-from tunemq_shared.object_checkpoints import download
-from tunemq_shared.object_store import ObjectInfo
-from tunemq_shared.retrying import Cancel
-from tunemq_shared.safe_names import is_safe_name
+from tests.support.searches.checkpoints import KEY, info
+from tests.support.stores.object_servers import ServedFolder
+from tunemq_scheduler.experiment.restore import _bring_files
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.safe_names import is_safe_name
+from tunemq_shared.checkpoints.manifest import MANIFEST, FileEntry, make_manifest
+from tunemq_shared.checkpoints.object_checkpoints import download
+from tunemq_shared.objects.object_store import ObjectInfo
 
 pytestmark = pytest.mark.security
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.object_servers import Certificate, ServedFolder, serving
-from tunemq_scheduler.farm.trusted_requests import TrustedRequests, UntrustedRequest
-from tunemq_scheduler.listening import parse_listen
-from tunemq_scheduler.tools import store
-from tunemq_shared import remote_objects
-from tunemq_shared.errors import ConfigError, StoreError
-from tunemq_shared.s3_address import parse_address
-from tunemq_shared.s3_objects import S3Objects
+from tests.support.stores.object_servers import Certificate, ServedFolder, serving
+from tunemq_scheduler.cli import store_command
+from tunemq_scheduler.farm.monitoring.listen_address import parse_listen
+from tunemq_scheduler.farm.monitoring.trusted_requests import TrustedRequests, UntrustedRequest
+from tunemq_shared.base.errors import ConfigError, StoreError
+from tunemq_shared.objects import remote_objects
+from tunemq_shared.objects.s3_address import parse_address
+from tunemq_shared.objects.s3_objects import S3Objects
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 
@@ -72,8 +72,8 @@ def test_s12_metrics_answer_to_their_servers_names_and_those_it_is_given():
 
 
 def test_s12_by_default_no_other_machine_reaches_it():
-    assert store.DEFAULT_LISTEN == "127.0.0.1:7380"
-    assert parse_listen(store.DEFAULT_LISTEN) == ("127.0.0.1", 7380)
+    assert store_command.DEFAULT_LISTEN == "127.0.0.1:7380"
+    assert parse_listen(store_command.DEFAULT_LISTEN) == ("127.0.0.1", 7380)
 
 
 def test_s12_wherever_it_listens_it_asks_for_keys(tmp_path: Path):
@@ -90,13 +90,13 @@ def test_s12_over_tls_nobody_reads_what_is_sent(tmp_path: Path, monkeypatch: pyt
     certificate = Certificate(tmp_path / "certificate")
     with serving(tmp_path / "server", certificate=certificate) as server:
         assert f"at https://127.0.0.1:{server.port}\n" in server.said()
-        with server.objects(store.BUCKET) as objects:
+        with server.objects(store_command.BUCKET) as objects:
             objects.probe()
             objects.put_bytes("a", bytes(2**20))
             assert objects.get_bytes("a", limit=2**20) == bytes(2**20)
         environ = {**server.environ, "AWS_CA_BUNDLE": ""}
         for endpoint in (server.url, f"http{server.url[5:]}"):
-            address = f"s3://{store.BUCKET}/a?endpoint={endpoint}"
+            address = f"s3://{store_command.BUCKET}/a?endpoint={endpoint}"
             with (
                 S3Objects(parse_address(address, environ), environ) as objects,
                 pytest.raises(StoreError),

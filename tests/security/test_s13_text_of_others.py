@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.scheduler.trials_for_logs import FakeTrial
-from tunemq_scheduler.loggers import CSVLoggerCallback
-from tunemq_scheduler.loggers.csv_cells import columns_of, row_of
-from tunemq_scheduler.report.harmless import harmless_json, harmless_output, write_output
-from tunemq_scheduler.tools import command, experiments, farm_tables
-from tunemq_shared import answers as a
-from tunemq_shared.errors import ConfigError
-from tunemq_shared.safe_text import harmless
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.cli import experiment_commands, farm_tables, main
+from tunemq_scheduler.output.loggers import CSVLoggerCallback
+from tunemq_scheduler.output.terminal.harmless import harmless_json, harmless_output, write_output
+from tunemq_scheduler.results.csv_cells import columns_of, row_of
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.safe_text import harmless
 
 pytestmark = pytest.mark.security
 
@@ -168,7 +168,7 @@ def test_s13_errors_and_answers_steer_no_terminal_either(capsys, text):
     def add_parser(groups):
         groups.add_parser("fail").set_defaults(run=fail)
 
-    assert command.main("1", ["fail"], others=[add_parser]) == 64
+    assert main.main("1", ["fail"], others=[add_parser]) == 64
     assert not steers(capsys.readouterr().err)
 
     class Client:
@@ -177,9 +177,9 @@ def test_s13_errors_and_answers_steer_no_terminal_either(capsys, text):
                 a.Why(lines=(f"because {text}",)) if kind is a.Why else a.Done(text=f"did {text}")
             )
 
-    options = command.argparse.Namespace(experiment="n", trial="", json=False)
-    experiments.tell_why(Client(), options)
-    experiments.resume(Client(), options)
+    options = main.argparse.Namespace(experiment="n", trial="", json=False)
+    experiment_commands.tell_why(Client(), options)
+    experiment_commands.resume(Client(), options)
     told = capsys.readouterr().out
     assert "because " in told
     assert "did " in told
@@ -192,8 +192,8 @@ def test_s13_json_answer_of_a_command_steers_no_terminal(capsys, text):
         def ask(self, _request, _kind):
             return a.Why(lines=(f"because {text}",))
 
-    options = command.argparse.Namespace(experiment="n", trial="", json=True)
-    experiments.tell_why(Client(), options)
+    options = main.argparse.Namespace(experiment="n", trial="", json=True)
+    experiment_commands.tell_why(Client(), options)
     told = capsys.readouterr().out
     assert json.loads(told)["lines"] == [f"because {text}"]
     assert not steers(told)
@@ -239,7 +239,7 @@ def test_s13_a_restored_trial_finds_its_columns_whatever_they_are_called(names):
 
 def test_s13_what_comes_from_outside_has_no_way_round_the_terminal():
     """Commands write what a farm answers by these; here nobody may begin to write it himself."""
-    folder = Path(sys.modules[experiments.__name__].__file__).parent
+    folder = Path(sys.modules[experiment_commands.__name__].__file__).parent
     tools = ("experiments.py", "nodes.py", "on_farm.py", "run.py")
     farm = ("serving.py", "requests.py")
     files = [folder / name for name in tools]

@@ -16,14 +16,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_service import FarmService, Search
-from tests.keys import key_folder
-from tests.object_servers import Certificate, ObjectServer, minio_program, running_minio
-from tests.secured_redis import SecuredRedis, secured_redis
 from tests.security.canaries import Canaries, CommandLines, files_below
 from tests.security.overheard import Overheard
-from tests.store_roles import make_roles
-from tests.support import eventually, need
+from tests.support.farms.farm_service import FarmService, Search
+from tests.support.farms.secured_redis import SecuredRedis, secured_redis
+from tests.support.keys import key_folder
+from tests.support.stores.object_servers import (
+    Certificate,
+    ObjectServer,
+    minio_program,
+    running_minio,
+)
+from tests.support.stores.store_roles import make_roles
+from tests.support.waiting import eventually, need
 
 pytestmark = [
     pytest.mark.integration,

@@ -18,12 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.farm_processes import TcpRedis
-from tests.farm_service import FarmService, Here, Search
 from tests.integration.farm_support import family_of
-from tests.object_servers import ObjectServer
 from tests.security.canaries import Canaries, files_below
-from tests.support import eventually
+from tests.support.farms.farm_processes import TcpRedis
+from tests.support.farms.farm_service import FarmService, Here, Search
+from tests.support.stores.object_servers import ObjectServer
+from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.integration,

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.keys import key_folder, of_scheduler
-from tunemq_scheduler.farm.serving import Service
-from tunemq_scheduler.farm.supervisor import Farm
+from tests.support.keys import key_folder, of_scheduler
+from tunemq_scheduler.farm.scheduler_service import Service
+from tunemq_scheduler.farm.service.supervisor import Farm
 from tunemq_scheduler.security.doctor.examination import Patient
-from tunemq_shared.key_files import read_key_file
-from tunemq_shared.redis_address import parse_address
-from tunemq_shared.s3_address import find_keys
-from tunemq_shared.seals import Key
+from tunemq_shared.broker.redis_address import parse_address
+from tunemq_shared.objects.s3_address import find_keys
+from tunemq_shared.signing.key_files import read_key_file
+from tunemq_shared.signing.message_signing import Key
 
 pytestmark = pytest.mark.security
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.counted_proxy import counted
-from tests.farm_service import Search, farm_service
-from tests.object_servers import ObjectServer, minio_program, running_minio
-from tests.support import need
+from tests.support.farms.farm_service import Search, farm_service
+from tests.support.proxies.counted_proxy import counted
+from tests.support.stores.object_servers import ObjectServer, minio_program, running_minio
+from tests.support.waiting import need
 
 pytestmark = [pytest.mark.integration, pytest.mark.security]
 

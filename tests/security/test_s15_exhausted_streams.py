@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from tests.farm_desk import served
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.keys import key_folder, of_scheduler, of_submitter
 from tests.security.signed_wire import KEY, SignedWire
-from tests.support import eventually
-from tunemq_scheduler.client.requests import FarmClient
-from tunemq_scheduler.executors import node_wire
-from tunemq_scheduler.executors.node_wire import NodeWire
+from tests.support.farms.farm_api_server import served
+from tests.support.keys import key_folder, of_scheduler, of_submitter
+from tests.support.waiting import eventually
+from tunemq_scheduler.api.farm_client import FarmClient
 from tunemq_scheduler.security.unsigned_start import refuse_unsigned
-from tunemq_shared import messages as m
-from tunemq_shared import wire as names
-from tunemq_shared.errors import ConfigError
-from tunemq_shared.live_keys import LiveKeys
+from tunemq_scheduler.transport import node_transport
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.signing.live_keys import LiveKeys
 
 __all__ = ["server"]
 
@@ -36,7 +36,7 @@ _LAST = f"{_GREATEST}-{_GREATEST}"
 
 @pytest.fixture
 def wire(server: RedisServer, tmp_path: Path, monkeypatch) -> Iterator[SignedWire]:
-    monkeypatch.setattr(node_wire, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(node_transport, "_LOOK_EVERY_S", 0.05)
     wire = SignedWire(server, tmp_path)
     yield wire
     wire.close()

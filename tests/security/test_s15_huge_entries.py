@@ -9,25 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_desk import served
 from tests.integration.farm_support import Node, RedisServer, Scheduler
 from tests.integration.node_fixtures import server
-from tests.support import eventually
-from tunemq_scheduler.client.requests import FarmClient
-from tunemq_scheduler.executors.bounded_parser import REPLY_BYTES, STRING_BYTES
-from tunemq_scheduler.executors.node_wire import NodeWire
-from tunemq_scheduler.executors.redis_line import RedisLine
-from tunemq_scheduler.executors.stream_reader import StreamReader
-from tunemq_scheduler.executors.wire_seals import WireSeals
-from tunemq_scheduler.farm.holder import Holder
-from tunemq_scheduler.farm.lease import SchedulerLease
-from tunemq_scheduler.farm.output_reader import OutputReader
+from tests.support.farms.farm_api_server import served
+from tests.support.waiting import eventually
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
+from tunemq_scheduler.farm.output.output_reader import OutputReader
 from tunemq_scheduler.security.unsigned_start import refuse_unsigned
-from tunemq_shared import wire as names
-from tunemq_shared.errors import SchedulerSuperseded
-from tunemq_shared.live_keys import LiveKeys
-from tunemq_shared.messages import NodeJoined
-from tunemq_shared.output_pieces import OutputPiece, encode
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.redis.bounded_replies import REPLY_BYTES, STRING_BYTES
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_scheduler.transport.redis.stream_reader import StreamReader
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.base.errors import SchedulerSuperseded
+from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.protocol.messages import NodeJoined
+from tunemq_shared.protocol.output_pieces import OutputPiece, encode
+from tunemq_shared.signing.live_keys import LiveKeys
 
 __all__ = ["server"]
 

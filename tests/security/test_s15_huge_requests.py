@@ -8,10 +8,10 @@ import pytest
 
 from tests.integration.farm_support import RedisServer
 from tests.integration.node_fixtures import server
-from tests.support import eventually
-from tunemq_scheduler.farm import request_stream
-from tunemq_scheduler.farm.request_stream import FIELD_BYTES, RequestStream
-from tunemq_shared import wire
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.service import request_stream
+from tunemq_scheduler.farm.service.request_stream import FIELD_BYTES, RequestStream
+from tunemq_shared.broker import redis_keys
 
 __all__ = ["server"]
 
@@ -32,7 +32,7 @@ def test_request_stream_with_huge_entries_holds_one_at_a_time_and_cuts_it_off(
     server: RedisServer,
 ):
     for number in range(_TIMES):
-        server.client.xadd(wire.REQUESTS, {"id": number, "body": b"x" * _HUGE})
+        server.client.xadd(redis_keys.REQUESTS, {"id": number, "body": b"x" * _HUGE})
     stream = RequestStream(server.url, lambda *_: None)
     tracemalloc.start()
     try:
@@ -44,11 +44,11 @@ def test_request_stream_with_huge_entries_holds_one_at_a_time_and_cuts_it_off(
     assert [entry[b"id"] for entry in taken] == [b"%d" % number for number in range(_TIMES)]
     assert {len(entry[b"body"]) for entry in taken} == {FIELD_BYTES}
     assert peak < 4 * _HUGE
-    assert server.client.xlen(wire.REQUESTS) == 0
+    assert server.client.xlen(redis_keys.REQUESTS) == 0
 
 
 def test_request_stream_leaves_out_fields_that_no_request_has(server: RedisServer):
-    server.client.xadd(wire.REQUESTS, {f"field{number}": "x" for number in range(1000)})
+    server.client.xadd(redis_keys.REQUESTS, {f"field{number}": "x" for number in range(1000)})
     stream = RequestStream(server.url, lambda *_: None)
     (entry,) = taken_from(stream, 1)
     stream.close()
@@ -58,7 +58,7 @@ def test_request_stream_leaves_out_fields_that_no_request_has(server: RedisServe
 def test_request_stream_takes_no_more_in_one_go_than_it_has_room_for(server: RedisServer):
     fields = {f"field{number}": b"x" * FIELD_BYTES for number in range(8)}
     for _ in range(40):
-        server.client.xadd(wire.REQUESTS, fields)
+        server.client.xadd(redis_keys.REQUESTS, fields)
     stream = RequestStream(server.url, lambda *_: None)
     sizes: list[int] = []
     eventually(

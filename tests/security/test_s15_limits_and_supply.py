@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tunemq_shared import message_limits, requests
+from tunemq_shared.protocol import farm_requests, message_limits
 
 pytestmark = pytest.mark.security
 
@@ -101,4 +101,4 @@ def test_s15_each_kind_of_message_has_a_length_that_is_looked_at_first() -> None
     known = {name: size for name, size in vars(message_limits).items() if "BYTES" in name}
     assert len(known) >= 10
     assert all(2**7 < size <= 64 * 2**20 for size in known.values())
-    assert requests.MAX_REQUEST_BYTES <= 2**20
+    assert farm_requests.MAX_REQUEST_BYTES <= 2**20

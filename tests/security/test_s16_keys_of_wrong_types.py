@@ -13,20 +13,20 @@ from itertools import chain
 import pytest
 import redis as redis_py
 
-from tests.farm_desk import served
 from tests.integration.node_fixtures import server
-from tests.own_farm import ChainRun, OwnFarm, made_to_search_on
-from tests.secured_redis import SHIPPED
-from tests.support import eventually
-from tunemq_scheduler.client.requests import FarmClient
-from tunemq_scheduler.executors.wire_seals import WireSeals
-from tunemq_scheduler.farm.holder import Holder
-from tunemq_scheduler.farm.lease import SchedulerLease
-from tunemq_scheduler.farm.output_reader import OutputReader
+from tests.support.farms.farm_api_server import served
+from tests.support.farms.own_farm import ChainRun, OwnFarm, made_to_search_on
+from tests.support.farms.secured_redis import SHIPPED
+from tests.support.waiting import eventually
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
+from tunemq_scheduler.farm.output.output_reader import OutputReader
 from tunemq_scheduler.security.unsigned_start import refuse_unsigned
-from tunemq_shared import wire
-from tunemq_shared.live_keys import LiveKeys
-from tunemq_shared.output_pieces import OutputPiece, encode
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.output_pieces import OutputPiece, encode
+from tunemq_shared.signing.live_keys import LiveKeys
 
 __all__ = ["server"]
 
@@ -41,23 +41,23 @@ WRITES = {
 }
 #: What a scheduler and its nodes keep while a search runs, and the types that it has there.
 OF_NODES = {
-    wire.NODES: "stream",
-    wire.events("*"): "stream",
-    wire.GENERATION: "string",
-    wire.SIGNS: "string",
-    wire.CHALLENGE: "string",
-    wire.SCHEDULER: "string",
-    wire.lease("*"): "string",
-    wire.vitals("*"): "string",
-    wire.reply("*"): "hash",
-    wire.queue("*"): "list",
+    redis_keys.NODES: "stream",
+    redis_keys.events("*"): "stream",
+    redis_keys.GENERATION: "string",
+    redis_keys.SIGNS: "string",
+    redis_keys.CHALLENGE: "string",
+    redis_keys.SCHEDULER: "string",
+    redis_keys.lease("*"): "string",
+    redis_keys.vitals("*"): "string",
+    redis_keys.reply("*"): "hash",
+    redis_keys.queue("*"): "list",
 }
 #: What only a farm's scheduler has.
 OF_FARMS = {
-    wire.TERM: "string",
-    wire.STREAMS: "string",
-    wire.SCHEDULER: "string",
-    wire.SIGNS: "string",
+    redis_keys.TERM: "string",
+    redis_keys.STREAMS: "string",
+    redis_keys.SCHEDULER: "string",
+    redis_keys.SIGNS: "string",
 }
 
 
@@ -104,7 +104,7 @@ def test_s16_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, t
     client = own.server.client
     for count, kind in enumerate(wrong_for(OF_NODES[pattern])):
         keys = client.keys(pattern) if "*" in pattern else [pattern.encode()]
-        for key in keys or [wire.queue(hello(client)).encode()]:
+        for key in keys or [redis_keys.queue(hello(client)).encode()]:
             put(client, key.decode(), kind)
         run.open_gate(40 + 20 * count)
         print(pattern, kind, run.goes_on(time.monotonic(), within=BACK_S))
@@ -116,15 +116,15 @@ def test_s16_search_whose_key_gets_another_type_goes_on_and_loses_nothing(own, t
 
 def hello(client: redis_py.Redis) -> str:
     """The incarnation of a node; while its queue is empty there is no key of it."""
-    return client.keys(wire.reply("*"))[0].decode().removeprefix(wire.reply(""))
+    return client.keys(redis_keys.reply("*"))[0].decode().removeprefix(redis_keys.reply(""))
 
 
 def test_s16_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp_path):
     run = ChainRun(own, tmp_path, steps=60, gate=20)
     run.wait_for_step(3)
     worker = redis_py.Redis.from_url(own.url_of("worker"), protocol=2, driver_info=None)
-    (key,) = own.server.client.keys(wire.events("*"))
-    for one, gate in ((key, 35), (wire.NODES, 50)):
+    (key,) = own.server.client.keys(redis_keys.events("*"))
+    for one, gate in ((key, 35), (redis_keys.NODES, 50)):
         worker.delete(one)
         worker.set(one, "x")
         run.open_gate(gate)
@@ -132,7 +132,7 @@ def test_s16_scheduler_with_a_key_of_another_type_counts_it_and_says_so(own, tmp
     run.open_gate(60)
     run.ends()
     worker.close()
-    for one in (key.decode(), wire.NODES):
+    for one in (key.decode(), redis_keys.NODES):
         assert any(f"{one} in Redis" in line for line in run.told), run.told
 
 
@@ -152,17 +152,19 @@ def test_s16_farm_whose_keys_had_other_types_gets_its_scheduler(server, key, kin
         assert server.client.eval(*lease.taking(["tunemq:events:one"])[1:]) == 1
     finally:
         lease.close()
-    assert server.client.get(wire.STREAMS) == b"tunemq:events:one"
+    assert server.client.get(redis_keys.STREAMS) == b"tunemq:events:one"
 
 
-@pytest.mark.parametrize("key", [wire.REQUESTS, wire.TERM, wire.FARM, wire.SCHEDULER])
+@pytest.mark.parametrize(
+    "key", [redis_keys.REQUESTS, redis_keys.TERM, redis_keys.FARM, redis_keys.SCHEDULER]
+)
 def test_s16_requests_are_answered_after_a_key_of_another_type(server, tmp_path, key):
     with served(server.url, server.client, tmp_path) as desk, FarmClient(server.url) as client:
         assert client.farm().store
-        kind = "list" if key != wire.REQUESTS else "string"
+        kind = "list" if key != redis_keys.REQUESTS else "string"
         put(server.client, key, kind)
         desk.announce(server.client)
-        if key == wire.REQUESTS:
+        if key == redis_keys.REQUESTS:
             eventually(lambda: server.client.type(key) != b"string")
             assert [one[:2] for one in desk.refused] == [("key", "wrong_type")]
         assert client.farm().store
@@ -172,28 +174,28 @@ def test_s16_output_is_written_down_after_its_stream_had_another_type(server, tm
     news: list[str] = []
     seals = WireSeals()
     reader = OutputReader(server.url, news.append, seals.output, seals.refused.add)
-    key = wire.events("one")
-    put(server.client, wire.output(key), "string")
+    key = redis_keys.events("one")
+    put(server.client, redis_keys.output(key), "string")
     (tmp_path / "train_t1").mkdir()
     reader.follow({"one": (tmp_path, key)})
     reader.start()
     try:
-        eventually(lambda: not server.client.exists(wire.output(key)))
+        eventually(lambda: not server.client.exists(redis_keys.output(key)))
         piece = OutputPiece("t1", 1, "train_t1", "stdout", 0, b"hello\n")
-        server.client.xadd(wire.output(key), {wire.PIECE: b"\0" + encode(piece)})
+        server.client.xadd(redis_keys.output(key), {redis_keys.PIECE: b"\0" + encode(piece)})
         eventually((tmp_path / "train_t1" / "stdout").exists)
     finally:
         reader.close()
     assert seals.refused.counts() == (("key", "wrong_type", 1),)
-    assert wire.output(key) in "".join(seals.refused.news())
+    assert redis_keys.output(key) in "".join(seals.refused.news())
     assert news == []
 
 
 def test_all_keys_of_the_farm_are_here():
     names = {
         value
-        for value in vars(wire).values()
+        for value in vars(redis_keys).values()
         if isinstance(value, str) and value.startswith("tunemq:")
     }
-    tried = {*chain(OF_NODES, OF_FARMS), wire.REQUESTS, wire.FARM}
+    tried = {*chain(OF_NODES, OF_FARMS), redis_keys.REQUESTS, redis_keys.FARM}
     assert names <= tried, names - tried

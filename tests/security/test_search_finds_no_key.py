@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.farm_processes import TcpRedis
-from tests.farm_service import FarmService, Here, Search
-from tests.keys import key_folder
-from tests.other_users import NOBODY, open_folder, reachable
-from tests.support import eventually
+from tests.support.farms.farm_processes import TcpRedis
+from tests.support.farms.farm_service import FarmService, Here, Search
+from tests.support.keys import key_folder
+from tests.support.other_users import NOBODY, open_folder, reachable
+from tests.support.waiting import eventually
 from tunemq_scheduler.security.key_folder import SCHEDULER_FILE
-from tunemq_shared.key_files import read_key_file
-from tunemq_shared.live_keys import KEYS_VARIABLE
+from tunemq_shared.signing.key_files import read_key_file
+from tunemq_shared.signing.live_keys import KEYS_VARIABLE
 
 __all__ = ["open_folder"]
 

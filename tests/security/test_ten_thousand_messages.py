@@ -21,25 +21,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.keys import key_folder, of_scheduler, of_worker
-from tests.unit.scheduler.test_roster import HELLO
-from tunemq_scheduler.executors.roster import Roster
-from tunemq_scheduler.executors.tenant import Tenant
-from tunemq_scheduler.executors.wire_seals import WireSeals
-from tunemq_scheduler.farm.done_requests import DoneRequests
-from tunemq_scheduler.farm.requests import RequestServer
-from tunemq_shared import answers as a
-from tunemq_shared import message_limits as limits
-from tunemq_shared import messages as m
-from tunemq_shared import requests as r
-from tunemq_shared import wire
-from tunemq_shared.introductions import BatchHeader
-from tunemq_shared.refusals import Refusals
-from tunemq_shared.request_seals import close_request
-from tunemq_shared.requests import MAX_REQUEST_BYTES, REQUESTS_VERSION
-from tunemq_shared.seals import KEY_ID_BYTES, SECRET_BYTES, Key, Seal
-from tunemq_workers.mail import Mailbox
-from tunemq_workers.wire_seals import NodeSeals
+from tests.support.keys import key_folder, of_scheduler, of_worker
+from tests.unit.scheduler.transport.nodes.test_roster import HELLO
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api.request_signing import close_request
+from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.request_server import RequestServer
+from tunemq_scheduler.transport.experiment_channel import Tenant
+from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import farm_requests as r
+from tunemq_shared.protocol import message_limits as limits
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.farm_requests import MAX_REQUEST_BYTES, REQUESTS_VERSION
+from tunemq_shared.protocol.registration import BatchHeader
+from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Key, Seal
+from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.trials.command_queue import Mailbox
 
 pytestmark = [pytest.mark.security, pytest.mark.slow]
 
@@ -131,13 +131,15 @@ class BothEnds:
         self.last[kind] = sealed
         match kind:
             case "hello":
-                said = self.wire.introduction({wire.HELLO: sealed})
+                said = self.wire.introduction({redis_keys.HELLO: sealed})
                 if said is not None:
                     self.roster.read_hello(b"1-0", said.body)
             case "goodbye":
-                assert self.wire.introduction({wire.BYE: sealed}) is None or request == DONE
+                assert self.wire.introduction({redis_keys.BYE: sealed}) is None or request == DONE
             case "events":
-                fields = self.wire.batch(STREAM, {wire.HEADER: sealed, wire.EVENTS: EVENTS})
+                fields = self.wire.batch(
+                    STREAM, {redis_keys.HEADER: sealed, redis_keys.EVENTS: EVENTS}
+                )
                 if fields is not None:
                     self.roster.read_batch(self.tenant, b"2-0", fields)
             case "lease":

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.integration.farm_support import order
-from tests.other_users import NOBODY, open_folder, reachable
 from tests.security.guarded_farm import farm
 from tests.security.key_search import halves_of, saving, searching
-from tests.support import eventually
-from tunemq_shared.messages import (
+from tests.support.other_users import NOBODY, open_folder, reachable
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     ResultReported,
     TrialFailed,

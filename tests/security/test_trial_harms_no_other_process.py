@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.farm_support import order
-from tests.other_users import NOBODY, open_folder, reachable
 from tests.security.guarded_farm import farm
-from tests.support import eventually
-from tunemq_shared.messages import Environment, HostFreed, ResultReported, TrialFailed
+from tests.support.other_users import NOBODY, open_folder, reachable
+from tests.support.waiting import eventually
+from tunemq_shared.protocol.messages import Environment, HostFreed, ResultReported, TrialFailed
 
 __all__ = ["farm", "open_folder"]
 
@@ -48,7 +48,7 @@ def speaks_for_its_forkserver(config):
 
     import msgspec
 
-    from tunemq_shared.session import report
+    from tunemq_shared.trial.session import report
 
     forkserver = os.getppid()
     number = int(Path(f"/proc/{forkserver}/cmdline").read_bytes().split(b"\0")[-3])

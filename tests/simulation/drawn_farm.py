@@ -15,12 +15,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.simulation.memory_objects import Delayed, MemoryObjects
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.kept_checkpoints import KeepRule, KeptCheckpoints
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_shared import messages as m
-from tunemq_shared import object_checkpoints
-from tunemq_shared.manifest import (
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, KeptCheckpoints
+from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.checkpoints import object_checkpoints
+from tunemq_shared.checkpoints.manifest import (
     COMMITTED,
     FILES,
     MANIFEST,
@@ -28,8 +28,8 @@ from tunemq_shared.manifest import (
     FileEntry,
     make_manifest,
 )
-from tunemq_shared.object_checkpoints import Uploaded
-from tunemq_shared.retrying import Cancel
+from tunemq_shared.checkpoints.object_checkpoints import Uploaded
+from tunemq_shared.protocol import messages as m
 
 #: So many checkpoints of a trial may be on a node and not committed.
 ROOM = 3

@@ -10,14 +10,14 @@ from tests.simulation.problem import Problem
 from tunemq.testing.journal_replay import Outcome, outcome, replay, replay_lock_step
 from tunemq.testing.simulated_executor import SimulatedTrialExecutor, SimulationSettings
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.kept_checkpoints import KeepRule
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.event_driver import EventDriver
-from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
+from tunemq_scheduler.results.trial_view import TrialView
 from tunemq_scheduler.schedulers import TrialScheduler
-from tunemq_scheduler.trial_view import TrialView
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 
 class ListJournal:

@@ -17,17 +17,17 @@ from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.kept_checkpoints import KeepRule
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.core.trial import ERROR, TrialSummary
-from tunemq_scheduler.event_driver import EventDriver
-from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.trials.trial import ERROR, TrialSummary
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.schedulers import TrialScheduler
-from tunemq_shared import messages as m
-from tunemq_shared.errors import InvariantBroken
-from tunemq_shared.packing import pack_config
+from tunemq_shared.base.errors import InvariantBroken
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol import messages as m
 
 #: A search is over so long, in virtual seconds, after the last fault: back-offs, away nodes'
 #: uploads and what is left to train, many times over.

@@ -12,7 +12,7 @@ from tunemq_scheduler.search import (
     ConcurrencyLimiter,
     Searcher,
 )
-from tunemq_scheduler.stopper import Stopper
+from tunemq_scheduler.stopping.stopper import Stopper
 
 MAX_T: Final = 6
 

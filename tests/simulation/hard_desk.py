@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from tests.simulation.hard_farm import HardFarm
 from tests.simulation.shared_farm import SharingExperiment
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
-from tunemq_scheduler.farm.allotting.allotter import Allotter
-from tunemq_scheduler.farm.allotting.settings import AllotterSettings
-from tunemq_scheduler.farm.pace import Pace
-from tunemq_shared import messages as m
-from tunemq_shared.allotments import Usage
+from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.allocation.offer_pace import Pace
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_shared.protocol import messages as m
 
 NAME: Final = "mine"
 OWNER: Final = "ann"

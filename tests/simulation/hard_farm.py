@@ -9,9 +9,9 @@ from tunemq.testing.simulated_farm import SimulatedFarm
 from tunemq.testing.simulated_trial_processes import Host, SimulatedHosts
 from tunemq.testing.simulated_uploads import SimulatedUploads
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_shared import messages as m
-from tunemq_shared.conditions import Horizon
-from tunemq_shared.packing import unpack_config
+from tunemq_shared.code.config_packing import unpack_config
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import Horizon
 
 FOR_EVER: Final = float("inf")
 #: How often a node asks again whether the store or a GPU is back.

@@ -22,18 +22,18 @@ from tests.simulation.problem import Problem
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
-from tunemq_scheduler.core.placement import could_hold, holds_when_empty
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
-from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
-from tunemq_scheduler.event_driver import EventDriver
-from tunemq_scheduler.experiment_view import ExperimentView
-from tunemq_scheduler.farm.allotting.settings import AllotterSettings
-from tunemq_scheduler.farm.relay.teller import Teller
-from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_shared import messages as m
-from tunemq_shared.allotments import WHOLE_NODE
-from tunemq_shared.errors import InvariantBroken, ResourceError, SearchFailed
+from tunemq_scheduler.core.allotments import WHOLE_NODE
+from tunemq_scheduler.core.placement.placement import could_hold, holds_when_empty
+from tunemq_scheduler.core.runner_settings import ALONE, EXCLUDE_NODE, LogRule, RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
+from tunemq_scheduler.experiment.experiment_view import ExperimentView
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_scheduler.farm.ipc.status_reporter import Teller
+from tunemq_shared.base.errors import InvariantBroken, ResourceError, SearchFailed
+from tunemq_shared.protocol import messages as m
 
 #: Nothing new goes wrong from then on; what is away for good stays away.
 CALM_S: Final = 60.0

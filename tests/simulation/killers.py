@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.farm.allotting.allotter import Allotter
-from tunemq_scheduler.farm.allotting.settings import AllotterSettings
-from tunemq_shared import messages as m
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_shared.protocol import messages as m
 
 CPUS = 4.0
 STEPS = 5

@@ -11,24 +11,24 @@ from typing import Any, Final
 
 import msgspec
 
-from tests.farm_desk import CODE
-from tests.plans import PLAN
 from tests.simulation.farm import CountedRecords
 from tests.simulation.problem import Problem, noise
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.event_driver import EventDriver
-from tunemq_scheduler.farm.relay import messages as r
-from tunemq_scheduler.farm.relay.executor import RelayedExecutor
-from tunemq_scheduler.farm.relay.line import SupervisorLine
-from tunemq_scheduler.farm.relay.link import ExperimentLink, Wire
-from tunemq_scheduler.loop import ExperimentLoop
-from tunemq_scheduler.plan import ExperimentPlan
+from tests.support.farms.farm_api_server import CODE
+from tests.support.searches.plans import PLAN
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentLink, Wire
+from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
 from tunemq_scheduler.schedulers import FIFOScheduler
-from tunemq_shared import messages as m
-from tunemq_shared.allotments import Usage
-from tunemq_shared.conditions import Condition
-from tunemq_shared.wire import events
+from tunemq_shared.broker.redis_keys import events
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import Condition
 
 #: A trial reports every 30 s, up to so many times, and saves at every tenth result.
 PERIOD_S: Final = 30.0

@@ -15,12 +15,12 @@ from tests.simulation.large_experiment import Experiment
 from tests.simulation.large_nodes import LargeNodes
 from tests.simulation.metering import Meter
 from tunemq.testing.virtual_time import VirtualTime
-from tunemq_scheduler.executors.roster import Roster
-from tunemq_scheduler.executors.tenant import Tenant
-from tunemq_scheduler.executors.wire_client import WireClient
-from tunemq_scheduler.farm.allotting.allotter import Allotter
-from tunemq_shared import messages as m
-from tunemq_shared import wire
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.transport.experiment_channel import Tenant
+from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_scheduler.transport.transport_client import WireClient
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
 
 #: What trials of the experiments ask for, in turn.
 REQUESTS: Final = (
@@ -202,7 +202,7 @@ class LargeFarm:
     def _beat(self) -> None:
         self._look()
         self._turn_soon()
-        self.time.after(wire.LEASE_PERIOD_S / 2, self._beat)
+        self.time.after(redis_keys.LEASE_PERIOD_S / 2, self._beat)
 
     def _look(self) -> None:
         """Twice a second: the leases."""

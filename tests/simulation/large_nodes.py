@@ -15,9 +15,9 @@ from tunemq.testing.simulated_trial_processes import SimulatedHosts
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_shared import messages as m
-from tunemq_shared import wire
-from tunemq_shared.introductions import BatchHeader, NodeHello
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.registration import BatchHeader, NodeHello
 
 GPUS: Final = 8
 _LATENCY_S: Final = 0.05
@@ -104,13 +104,13 @@ class LargeNodes:
     def _report(self, node: str, *events: m.NodeEvent) -> None:
         """All of one trial: a batch of its experiment's stream."""
         trial = next(one.trial for one in events if not isinstance(one, m.NodeWarned))
-        key = wire.events(trial.partition("_")[0])
+        key = redis_keys.events(trial.partition("_")[0])
         first = self._numbers[node, key] + 1
         self._numbers[node, key] += len(events)
         self.seen["results"] += sum(isinstance(one, m.ResultReported) for one in events)
         self.seen["trials over"] += sum(isinstance(one, m.HostFreed) for one in events)
         header = BatchHeader(m.PROTOCOL_VERSION, node, first, (1, self._taken[node]))
-        fields = {wire.HEADER: m.encode(header), wire.EVENTS: m.encode(events)}
+        fields = {redis_keys.HEADER: m.encode(header), redis_keys.EVENTS: m.encode(events)}
         self.seen["bytes"] += sum(map(len, fields.values()))
         self._time.after(_LATENCY_S, self._append, key, self._entry_id(), fields)
 

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tunemq_shared.errors import CheckpointCorrupt
-from tunemq_shared.object_store import MissingObject, ObjectInfo, ObjectStore
-from tunemq_shared.retrying import Cancel, ignore
+from tunemq_shared.base.errors import CheckpointCorrupt
+from tunemq_shared.base.retrying import Cancel, ignore
+from tunemq_shared.objects.object_store import MissingObject, ObjectInfo, ObjectStore
 
 
 class MemoryObjects(ObjectStore):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from tests.support import without_collections
+from tests.support.waiting import without_collections
 
 
 class Meter:

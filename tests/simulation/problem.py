@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tests.plans import PLAN
-from tunemq_scheduler.algorithms import Algorithms
+from tests.support.searches.plans import PLAN
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
 from tunemq_scheduler.schedulers import TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
@@ -18,8 +18,8 @@ from tunemq_scheduler.search import (
     SearchGenerator,
     loguniform,
 )
-from tunemq_scheduler.stopper import Stopper
-from tunemq_shared.conditions import Condition
+from tunemq_scheduler.stopping.stopper import Stopper
+from tunemq_shared.protocol.conditions import Condition
 
 SPACE: Final = {"lr": loguniform(1e-4, 1.0)}
 

@@ -16,8 +16,8 @@ from tunemq.testing.journal_replay import compare
 from tunemq.testing.simulated_faults import FaultSettings
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
-from tunemq_shared import messages as m
-from tunemq_shared.conditions import Condition
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import Condition
 
 MAX_T: Final = 9
 #: Seeds that once failed: they are run for ever. A line is a scenario, a seed, and what it showed.

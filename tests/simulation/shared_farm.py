@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from tunemq_scheduler.core.placement import Placement
-from tunemq_scheduler.farm.allotting.allotter import Allotter
-from tunemq_scheduler.farm.allotting.settings import AllotterSettings
-from tunemq_shared.allotments import Amounts, Usage, Wanted
-from tunemq_shared.messages import Gpu, NodeJoined, NodeOffered
+from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.core.placement.placement import Placement
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_shared.protocol.messages import Gpu, NodeJoined, NodeOffered
 
 #: A request, and how long a trial of it takes.
 Job = tuple[dict[str, float], float]

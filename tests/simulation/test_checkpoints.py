@@ -13,11 +13,11 @@ from tunemq.testing.journal_replay import compare, replay
 from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.trial import TERMINATED, TrialSummary
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.trial import TERMINATED, TrialSummary
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
-from tunemq_shared import messages as m
-from tunemq_shared.conditions import Condition
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import Condition
 
 SEEDS = 25
 MAX_T = 9

@@ -9,13 +9,13 @@ import pytest
 from tests.simulation.scenarios import check
 from tunemq.testing.faulty_executor import FaultyTrialExecutor
 from tunemq.testing.simulated_farm import SimulatedFarm
-from tunemq_scheduler.core.node_events import NodeEvents
-from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.core.runner import TrialRunner
+from tunemq_scheduler.core.events.node_events import NodeEvents
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trial import Trial
-from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.trial import Trial
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
+from tunemq_scheduler.transport.desired_state import Mailbox
 
 
 def noticed(scenario: str, seeds: int = 12) -> str:

@@ -8,10 +8,10 @@ import pytest
 
 from tests.simulation.farm import Search
 from tunemq.testing.simulated_executor import SimulationSettings
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.snapshot import dump
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 SEEDS = 12
 LIMITS = {"none": {}, "in_experiment": {"in_experiment": 3}, "max_bytes": {"max_bytes": 5}}

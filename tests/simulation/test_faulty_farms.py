@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.faulty import FaultySearch
 from tests.simulation.scenarios import SCENARIOS, check, kept_seeds
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 SEEDS = 12
 #: Searches in which everything goes wrong, in so many parts that run beside each other.

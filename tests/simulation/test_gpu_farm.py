@@ -14,12 +14,12 @@ import pytest
 from tests.unit.scheduler.stories import Story
 from tunemq.testing.journal_auditor import Auditor
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.placement import could_hold
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
-from tunemq_scheduler.core.snapshot import dump
-from tunemq_shared import messages as m
-from tunemq_shared.device_use import DeviceUse
+from tunemq_scheduler.core.placement.placement import could_hold
+from tunemq_scheduler.core.runner_settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.device_use import DeviceUse
 
 SLACK: Final = 1e-6
 #: Of each farm; and its trials. The last once showed what snapshots lacked.

@@ -15,18 +15,18 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.plans import PLAN
+from tests.support.searches.plans import PLAN
 from tunemq.testing.journal_auditor import Auditor
 from tunemq.testing.journal_replay import replay
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.kept_checkpoints import KeepRule
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.executors.celery_executor import CeleryTrialExecutor
-from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.executors.mailed_orders import MailedOrders
-from tunemq_shared import messages as m
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
+from tunemq_scheduler.transport.desired_state import Mailbox
+from tunemq_scheduler.transport.desired_state_orders import MailedOrders
+from tunemq_shared.protocol import messages as m
 
 LAST_STEP = 6
 NODES = 2

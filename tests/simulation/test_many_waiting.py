@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.simulation.shared_farm import node
-from tests.support import without_collections
-from tunemq_scheduler.farm.allotting.allotter import Allotter
-from tunemq_shared.allotments import Amounts, Usage, Wanted
+from tests.support.waiting import without_collections
+from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
 
 ONE = {"cpu": 1.0, "gpu": 1.0}
 WAITING = 1000

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.test_scale import counted_calls
 from tests.unit.scheduler.loops import Loop
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 CPUS = 10
 #: Trials that wait, in two searches of which one is so much larger.

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.unit.scheduler.stories import Story
 from tunemq.testing.journal_auditor import Auditor
-from tunemq_scheduler.core.placement import Placement
-from tunemq_scheduler.core.waiting import PATIENCE
-from tunemq_shared import messages as m
+from tunemq_scheduler.core.placement.placement import Placement
+from tunemq_scheduler.core.trials.waiting_trials import PATIENCE
+from tunemq_shared.protocol import messages as m
 
 SLACK = 1e-6
 #: Model and memory of the devices that there are; the last are of nodes that do not list theirs.

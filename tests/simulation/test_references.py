@@ -11,7 +11,7 @@ import random
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.simulation.drawn_farm import MOST_TRIALS, Farm
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 Farm.TestCase.settings = settings(
     max_examples=50,

@@ -10,20 +10,20 @@ import pytest
 
 from tests.simulation.farm import Search
 from tunemq.testing.simulated_executor import SimulationSettings
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.snapshot import dump
-from tunemq_scheduler.event_driver import EventDriver
-from tunemq_scheduler.plateau import ExperimentPlateauStopper, TrialPlateauStopper
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     ConcurrencyLimiter,
     Searcher,
 )
-from tunemq_scheduler.search.optuna_search import OptunaSearch
-from tunemq_scheduler.stopper import CombinedStopper, FunctionStopper, NoopStopper, Stopper
-from tunemq_shared import messages as m
-from tunemq_shared.packing import pack_config
+from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
+from tunemq_scheduler.stopping.plateau import ExperimentPlateauStopper, TrialPlateauStopper
+from tunemq_scheduler.stopping.stopper import CombinedStopper, FunctionStopper, NoopStopper, Stopper
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol import messages as m
 
 SEEDS = 3
 TRIALS = 30

@@ -10,8 +10,8 @@ from tests.simulation.farm import Search
 from tunemq.testing.journal_replay import compare
 from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
-from tunemq_shared.conditions import Condition
-from tunemq_shared.errors import InvariantBroken
+from tunemq_shared.base.errors import InvariantBroken
+from tunemq_shared.protocol.conditions import Condition
 
 #: Promised; and of what nobody promised fewer.
 SEEDS, FEWER = 200, 60

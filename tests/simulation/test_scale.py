@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.simulation.farm import CountingJournal, Search
-from tests.support import without_collections
+from tests.support.waiting import without_collections
 from tunemq.testing.simulated_executor import SimulationSettings
 from tunemq_scheduler.core import commands as c
 from tunemq_scheduler.schedulers import ASHAScheduler, TrialScheduler

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tunemq_scheduler.farm.allotting.settings import AllotterSettings
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
 
 HOUR = 3600.0
 #: So often it is looked who holds what, in seconds.

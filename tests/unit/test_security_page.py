@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tunemq_scheduler.executors import lease_challenge
-from tunemq_shared import redis_release, refusals, wire
+from tunemq_scheduler.transport import lease_challenge
+from tunemq_shared.broker import redis_keys, redis_release
+from tunemq_shared.protocol import rejections
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
@@ -63,13 +64,13 @@ def test_tests_that_are_named_after_a_threat_are_on_the_page() -> None:
 
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     # A lease is believed while its node has answered the challenge of now or the one before it.
-    assert f"the time of\n  a lease ({wire.LEASE_TTL_S:g} s) has passed" in PAGE
+    assert f"the time of\n  a lease ({redis_keys.LEASE_TTL_S:g} s) has passed" in PAGE
     assert f"count for {2 * lease_challenge._REPLACED_EVERY_S:g} s at most" in PAGE
-    assert wire.REQUEST_TTL_S == 120
+    assert redis_keys.REQUEST_TTL_S == 120
     assert "void after two minutes" in PAGE
     first, last = redis_release._WEAK_FROM, redis_release._WEAK_UP_TO
     assert f"not {'.'.join(map(str, first))} to {'.'.join(map(str, last))}, which" in PAGE
-    assert refusals.TOLD_EVERY_S == 60
+    assert rejections.TOLD_EVERY_S == 60
     assert "told once a minute at most" in PAGE
 
 

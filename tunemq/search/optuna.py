@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tunemq_scheduler.search.optuna_search import OptunaSearch
+from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
 
 __all__ = ["OptunaSearch"]

@@ -15,11 +15,11 @@ from typing import Final
 import msgspec
 
 from tunemq.testing.simulated_farm import SimulatedFarm
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import DropNode, ExecutorCommand
-from tunemq_scheduler.executors.mailbox import Mailbox
-from tunemq_scheduler.executors.mailed_orders import MailedOrders
-from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_shared import messages as m
+from tunemq_scheduler.transport.desired_state import Mailbox
+from tunemq_scheduler.transport.desired_state_orders import MailedOrders
+from tunemq_shared.protocol import messages as m
 
 #: Leases are looked at this often.
 _LOOK_EVERY_S: Final = 1.0

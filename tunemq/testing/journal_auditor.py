@@ -24,11 +24,11 @@ from typing import Protocol, get_args
 import msgspec
 
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.trial import FINISHED, PAUSED, PENDING, RUNNING
-from tunemq_shared import messages as m
-from tunemq_shared.errors import InvariantBroken
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.trial import FINISHED, PAUSED, PENDING, RUNNING
+from tunemq_shared.base.errors import InvariantBroken
+from tunemq_shared.protocol import messages as m
 
 #: (incarnation, number) -> the event that this node stated under this number, if that is known.
 Said = Callable[[str, int], m.Event | None]

@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from tunemq_scheduler.algorithms import Algorithms
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.event_driver import EventDriver
-from tunemq_scheduler.plan import ExperimentPlan
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.event_driver import EventDriver
 from tunemq_scheduler.search.search_generator import Suggestion
-from tunemq_shared import messages as m
-from tunemq_shared.errors import BugError, InvariantBroken
-from tunemq_shared.packing import pack_config
+from tunemq_shared.base.errors import BugError, InvariantBroken
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol import messages as m
 
 
 def replay(settings: RunnerSettings, entries: Iterable[m.Entry]) -> TrialRunner:

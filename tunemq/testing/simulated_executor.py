@@ -15,6 +15,7 @@ import msgspec
 from tunemq.testing.simulated_trial_processes import Metrics, SimulatedHosts, StepTime
 from tunemq.testing.simulated_uploads import UploadSettings
 from tunemq.testing.virtual_time import VirtualTime
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import (
     ContinueTrial,
     DropNode,
@@ -23,9 +24,8 @@ from tunemq_scheduler.core.commands import (
     StartTrial,
     StopTrial,
 )
-from tunemq_scheduler.executors.executor import TrialExecutor
-from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_shared import messages as m
+from tunemq_scheduler.transport.trial_executor import TrialExecutor
+from tunemq_shared.protocol import messages as m
 
 
 class SimulationSettings(msgspec.Struct, frozen=True, kw_only=True):

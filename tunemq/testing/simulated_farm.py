@@ -16,9 +16,9 @@ from tunemq.testing.simulated_node import SimulatedNode
 from tunemq.testing.simulated_store import SimulatedStore
 from tunemq.testing.simulated_trial_processes import Metrics, SimulatedHosts, StepTime
 from tunemq.testing.virtual_time import VirtualTime
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 #: How long it takes until a node hears that the wire is a new one.
 _HEARS_S: Final = 0.5

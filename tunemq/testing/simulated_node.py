@@ -15,7 +15,7 @@ from tunemq.testing.simulated_faults import Faults
 from tunemq.testing.simulated_trial_processes import SimulatedHosts
 from tunemq.testing.virtual_time import VirtualTime
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 #: A trial's id and an epoch of it.
 Key = tuple[str, int]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tunemq_scheduler.core.commands import DeleteCheckpoint
-from tunemq_scheduler.store_keeper import Removal
-from tunemq_shared.messages import CheckpointCommitted
+from tunemq_scheduler.storage.checkpoint_garbage_collector import Removal
+from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
 class SimulatedStore:

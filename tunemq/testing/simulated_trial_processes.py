@@ -8,11 +8,11 @@ from typing import Any
 from tunemq.testing.simulated_store import SimulatedStore
 from tunemq.testing.simulated_uploads import SimulatedUploads, UploadSettings
 from tunemq.testing.virtual_time import VirtualTime
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_scheduler.plan import ExperimentPlan
-from tunemq_shared import messages as m
-from tunemq_shared.conditions import Condition, Horizon, first_that_holds
-from tunemq_shared.packing import unpack_config
+from tunemq_shared.code.config_packing import unpack_config
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import Condition, Horizon, first_that_holds
 
 #: (config, step) -> the metrics that the simulated trainable reports.
 Metrics = Callable[[dict[str, Any], int], dict[str, Any]]

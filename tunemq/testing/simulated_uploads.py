@@ -10,8 +10,8 @@ import msgspec
 
 from tunemq.testing.simulated_store import SimulatedStore
 from tunemq_scheduler.core.commands import StartTrial
-from tunemq_shared import messages as m
-from tunemq_shared.errors import BugError
+from tunemq_shared.base.errors import BugError
+from tunemq_shared.protocol import messages as m
 
 
 class UploadSettings(msgspec.Struct, frozen=True, kw_only=True):

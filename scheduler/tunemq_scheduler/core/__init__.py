@@ -1,1 +1,1 @@
-"""The pure core: what happens to trials, with no clock, no randomness and no I/O."""
+"""The pure state machine: `TrialRunner` and what it knows. No clock, no randomness, no I/O."""

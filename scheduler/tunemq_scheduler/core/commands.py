@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from tunemq_shared.conditions import Horizon
-from tunemq_shared.messages import (
+from tunemq_shared.protocol.conditions import Horizon
+from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointRef,
     HostDied,

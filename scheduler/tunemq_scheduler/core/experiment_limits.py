@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from tunemq_scheduler.core.kept_checkpoints import KeepRule, Kept
-from tunemq_shared.errors import BugError
-from tunemq_shared.messages import CheckpointCommitted
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, Kept
+from tunemq_shared.base.errors import BugError
+from tunemq_shared.protocol.messages import CheckpointCommitted
 
 #: Score and order: what is better is greater.
 _Rank = tuple[float, int]

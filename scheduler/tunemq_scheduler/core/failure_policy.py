@@ -12,10 +12,10 @@ A class of failures belongs to one of four budgets:
 Two things come before these: a line of its output that, by a log policy, means that a trial is not
 tried again, or not on that node; and a GPU's memory that was too little while others had parts of
 it, too, where that is to be tried once without them. Such a failure is of no budget
-(`tunemq_scheduler.core.failure_events`).
+(`tunemq_scheduler.core.events.failure_events`).
 
 Whatever is tried again is tried at once the first time, and then after growing pauses until a new
-result comes (`tunemq_scheduler.core.trial.Trial.back_off`).
+result comes (`tunemq_scheduler.core.trials.trial.Trial.back_off`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.core.asking import TOLERANCE
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.trial import Trial
-from tunemq_shared.messages import FORKSERVER_LOST, HostDied, NodeLost, TrialFailed
-from tunemq_shared.resource_names import GPU, GPU_MEMORY
+from tunemq_scheduler.core.placement.resource_request import TOLERANCE
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trials.trial import Trial
+from tunemq_shared.protocol.messages import FORKSERVER_LOST, HostDied, NodeLost, TrialFailed
+from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
 
 FAILURES: Final = "failures"
 IN_A_ROW: Final = "in a row"

@@ -1,6 +1,6 @@
 """`RunnerState`: what is known of an experiment, and what one may ask about it.
 
-Only `tunemq_scheduler.core.runner.TrialRunner` changes it.
+Only `tunemq_scheduler.core.trial_runner.TrialRunner` changes it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.away import AwayNode
-from tunemq_scheduler.core.checkpoint_book import CheckpointBook
-from tunemq_scheduler.core.node_health import NodeHealth
-from tunemq_scheduler.core.placement import could_hold, holds_when_empty
-from tunemq_scheduler.core.review import Review
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.core.slots import Slots
-from tunemq_scheduler.core.trial import (
+from tunemq_scheduler.core.checkpoints.checkpoint_book import CheckpointBook
+from tunemq_scheduler.core.metric_values import reaches
+from tunemq_scheduler.core.nodes.away_nodes import AwayNode
+from tunemq_scheduler.core.nodes.failing_nodes import NodeHealth
+from tunemq_scheduler.core.nodes.slots import Slots
+from tunemq_scheduler.core.placement.placement import could_hold, holds_when_empty
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.trial import (
     ERROR,
     FINISHED,
     PAUSED,
@@ -27,9 +28,8 @@ from tunemq_scheduler.core.trial import (
     Trial,
     TrialSummary,
 )
-from tunemq_scheduler.core.values import reaches
-from tunemq_scheduler.core.waiting import WaitingTrials
-from tunemq_shared import messages as m
+from tunemq_scheduler.core.trials.waiting_trials import WaitingTrials
+from tunemq_shared.protocol import messages as m
 
 #: For so long a trial that failed time after time on one node waits for a place on another.
 ELSEWHERE_S: Final = 120.0

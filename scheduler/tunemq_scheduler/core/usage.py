@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tunemq_scheduler.core.node_health import LAST_NODE_PAUSE_S
+from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.core.nodes.failing_nodes import LAST_NODE_PAUSE_S
 from tunemq_scheduler.core.runner_state import RunnerState
-from tunemq_scheduler.core.trial import PAUSED, PENDING, RUNNING, Trial
-from tunemq_shared.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, Trial
 
 #: How many trials a search without a limit would have at once.
 ANY_NUMBER: Final = 1_000_000

@@ -1,1 +1,1 @@
-"""The farm of one script: a private Redis and one node that live and die with it."""
+"""A private Redis and one node, started and ended with the user's script."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tunemq_shared.errors import ConfigError
+from tunemq_shared.base.errors import ConfigError
 
 #: All that is ours; in a source checkout each lies in a folder of its own.
 _PACKAGES: Final = ("tunemq", "tunemq_shared", "tunemq_scheduler", "tunemq_workers")
@@ -16,7 +16,7 @@ _PACKAGES: Final = ("tunemq", "tunemq_shared", "tunemq_scheduler", "tunemq_worke
 _SITE_FOLDERS: Final = ("site-packages", "dist-packages")
 _ENTER: Final = (
     "import sys; sys.path += sys.argv.pop(1), sys.argv.pop(1);"
-    " from tunemq_scheduler.embedded.keeper import main; main()"
+    " from tunemq_scheduler.embedded.watchdog import main; main()"
 )
 
 
@@ -46,7 +46,7 @@ def node_command(
     ``prewarm`` is a file with an environment that it gets ready for before a trial asks for it.
     ``gpus``: it offers those that the script may see. Else it asks no driver, which may take long.
     """
-    command = [sys.executable, "-P", "-m", "tunemq_workers.node", "--redis", url]
+    command = [sys.executable, "-P", "-m", "tunemq_workers.node.node_process", "--redis", url]
     command += ["--name", "local", "--workdir", workdir]
     command += ["--watch-pid", keeper, "--cpus", str(cpus)]
     if not gpus:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 from typing import Final
 
-from tunemq_shared.errors import ConfigError
+from tunemq_shared.base.errors import ConfigError
 
 #: The first with ``XADD NOMKSTREAM`` and ``XTRIM MINID``; also the oldest that Celery 5.7 speaks
 #: to.

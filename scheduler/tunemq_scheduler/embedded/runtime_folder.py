@@ -10,8 +10,8 @@ import os
 import tempfile
 from collections.abc import Iterator
 
-from tunemq_scheduler.embedded.layout import PREFIX, SOCKET
-from tunemq_shared.errors import ConfigError
+from tunemq_scheduler.embedded.runtime_layout import PREFIX, SOCKET
+from tunemq_shared.base.errors import ConfigError
 
 #: ``sun_path`` holds 108 bytes, the last of which is zero.
 _LONGEST_SOCKET_PATH = 107

@@ -1,1 +1,1 @@
-"""The scheduler of a farm: a process of its own, on nodes that it did not start."""
+"""`tunemq scheduler`, the service of a farm."""

@@ -5,22 +5,24 @@
     journal.snapshot(state, finished)           when it `wants_snapshot`
     journal, found = Journal.resume(folder / FILE_NAME)
 
-It is a folder in that of its experiment: see `tunemq_scheduler.journal.layout`. How damage is told
-from a torn end: `tunemq_scheduler.journal.frames`. Why it is so: docs/decisions 0001 and 0014.
+It is a folder in that of its experiment: see `tunemq_scheduler.journal.journal_layout`. How damage
+is told from a torn end: `tunemq_scheduler.journal.journal_frames`. Why it is so: docs/decisions
+0001 and
+0014.
 """
 
 from __future__ import annotations
 
-from tunemq_scheduler.journal.contents import JOURNAL_VERSION, JournalHeader, Snapshot
-from tunemq_scheduler.journal.layout import FILE_NAME
-from tunemq_scheduler.journal.reading import (
+from tunemq_scheduler.journal.journal_contents import JOURNAL_VERSION, JournalHeader, Snapshot
+from tunemq_scheduler.journal.journal_layout import FILE_NAME
+from tunemq_scheduler.journal.journal_reader import (
     Recovered,
     read_entries,
     read_header,
     read_turns,
     recover,
 )
-from tunemq_scheduler.journal.writing import SEGMENT_BYTES, Journal, Position
+from tunemq_scheduler.journal.journal_writer import SEGMENT_BYTES, Journal, Position
 
 __all__ = [
     "FILE_NAME",

@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from typing import Final, NamedTuple
 
-from tunemq_scheduler.journal.layout import FILE_NAME, HISTORY, is_numbered
-from tunemq_shared.errors import JournalError
-from tunemq_shared.seals import Seal, SealBroken, unchecked_body
+from tunemq_scheduler.journal.journal_layout import FILE_NAME, HISTORY, is_numbered
+from tunemq_shared.base.errors import JournalError
+from tunemq_shared.signing.message_signing import Seal, SealBroken, unchecked_body
 
 #: Says that the copy holds all that its snapshot needs; has the experiment's id.
 READY: Final = "ready"

@@ -28,8 +28,14 @@ from tunemq_scheduler.search.objective import (
     is_real,
     need_objective,
 )
-from tunemq_shared.conditions import TO_THE_END, TRAINING_ITERATION, Condition, Horizon, lookup
-from tunemq_shared.errors import ConfigError
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.protocol.conditions import (
+    TO_THE_END,
+    TRAINING_ITERATION,
+    Condition,
+    Horizon,
+    lookup,
+)
 
 
 class AsyncHyperBandScheduler(TrialScheduler):

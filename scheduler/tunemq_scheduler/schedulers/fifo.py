@@ -10,9 +10,9 @@ from tunemq_scheduler.schedulers.trial_scheduler import (
     TrialScheduler,
     decides_as,
 )
+from tunemq_scheduler.search.algorithm_states import Stateless
 from tunemq_scheduler.search.objective import Metric
-from tunemq_scheduler.states import Stateless
-from tunemq_shared.conditions import TO_THE_END, Horizon
+from tunemq_shared.protocol.conditions import TO_THE_END, Horizon
 
 
 class FIFOScheduler(Stateless, TrialScheduler):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol, Self
 
+from tunemq_scheduler.search.algorithm_states import Stateful
 from tunemq_scheduler.search.objective import Metric, Mode, settle_objective
-from tunemq_scheduler.states import Stateful
-from tunemq_shared import messages
-from tunemq_shared.conditions import Horizon
-from tunemq_shared.errors import SearchFailed
+from tunemq_shared.base.errors import SearchFailed
+from tunemq_shared.protocol import messages
+from tunemq_shared.protocol.conditions import Horizon
 
 
 class Verdict(str):

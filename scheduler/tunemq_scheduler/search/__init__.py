@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunemq_scheduler.search.basic_variant import BasicVariantGenerator
 from tunemq_scheduler.search.concurrency import ConcurrencyLimiter
-from tunemq_scheduler.search.create import create_searcher, make_searcher
+from tunemq_scheduler.search.create_searcher import create_searcher, make_searcher
 from tunemq_scheduler.search.domains import (
     choice,
     grid_search,
@@ -29,7 +29,7 @@ from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
 from tunemq_scheduler.search.searcher import Searcher
 
 if TYPE_CHECKING:
-    from tunemq_scheduler.search.optuna_search import OptunaSearch
+    from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
 
 __all__ = [
     "BasicVariantGenerator",
@@ -58,7 +58,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "OptunaSearch":
-        from tunemq_scheduler.search.optuna_search import OptunaSearch
+        from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
 
         return OptunaSearch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

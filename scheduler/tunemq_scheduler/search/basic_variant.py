@@ -11,7 +11,7 @@ from tunemq_scheduler.search.objective import Metric, Mode, check_count, is_whol
 from tunemq_scheduler.search.searcher import Searcher
 from tunemq_scheduler.search.space import Grid, Path, merge, path_name, read_space
 from tunemq_scheduler.search.variants import generators, resolve
-from tunemq_shared.errors import ConfigError, SearchSpaceError
+from tunemq_shared.base.errors import ConfigError, SearchSpaceError
 
 
 class BasicVariantGenerator(Searcher):

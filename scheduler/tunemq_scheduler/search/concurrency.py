@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tunemq_scheduler.search.algorithm_states import state_of
 from tunemq_scheduler.search.objective import Metric, Mode, accepted, check_count
 from tunemq_scheduler.search.searcher import Searcher
-from tunemq_scheduler.states import state_of
-from tunemq_shared.errors import ConfigError
+from tunemq_shared.base.errors import ConfigError
 
 
 class ConcurrencyLimiter(Searcher):

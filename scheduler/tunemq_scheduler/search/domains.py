@@ -23,7 +23,7 @@ from tunemq_scheduler.search.domain_types import (
     index_below,
 )
 from tunemq_scheduler.search.objective import is_real, is_whole
-from tunemq_shared.errors import SearchSpaceError
+from tunemq_shared.base.errors import SearchSpaceError
 
 __all__ = [
     "Choice",

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tunemq_scheduler.search.algorithm_states import Stateful, state_of
 from tunemq_scheduler.search.domain_types import Function
 from tunemq_scheduler.search.objective import Metric, Mode, accepted, metric_names, read_number
 from tunemq_scheduler.search.searcher import Searcher, accepts_points, innermost
@@ -19,9 +20,8 @@ from tunemq_scheduler.search.space import (
     variables,
 )
 from tunemq_scheduler.search.variants import generators, resolve
-from tunemq_scheduler.states import Stateful, state_of
-from tunemq_shared.errors import SearchFailed, SearchSpaceError
-from tunemq_shared.nesting import too_deep
+from tunemq_shared.base.errors import SearchFailed, SearchSpaceError
+from tunemq_shared.base.nesting import too_deep
 
 log = logging.getLogger(__name__)
 

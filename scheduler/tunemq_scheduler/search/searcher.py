@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Literal
 
+from tunemq_scheduler.search.algorithm_states import Stateful
 from tunemq_scheduler.search.objective import Metric, Mode, check_objective
-from tunemq_scheduler.states import Stateful
 
 
 class Searcher(Stateful, ABC):

@@ -14,9 +14,9 @@ from typing import Any
 
 from tunemq_scheduler.search.domain_types import Choice, Domain, Function, GridSearch
 from tunemq_scheduler.search.domains import grid_search
-from tunemq_shared.errors import SearchSpaceError
-from tunemq_shared.nesting import parts_of, too_deep
-from tunemq_shared.safe_text import plain_number, repr_of, text_of
+from tunemq_shared.base.errors import SearchSpaceError
+from tunemq_shared.base.nesting import parts_of, too_deep
+from tunemq_shared.base.safe_text import plain_number, repr_of, text_of
 
 Path = tuple[Any, ...]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from tunemq_scheduler.search.domain_types import Domain, Function, GridSearch
 from tunemq_scheduler.search.space import Path, check_depth, path_name, rebuild
-from tunemq_shared.errors import SearchSpaceError
-from tunemq_shared.failures import one_line
+from tunemq_shared.base.errors import SearchSpaceError
+from tunemq_shared.base.failure_text import one_line
 
 Generators = Callable[[Path], random.Random]
 

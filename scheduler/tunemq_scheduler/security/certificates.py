@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from tunemq_shared.errors import TuneError
-from tunemq_shared.redis_address import RedisAddress
-from tunemq_shared.redis_address import parse_address as parse_redis
-from tunemq_shared.s3_address import as_reached_from_here, find_ca_file, parse_address
-from tunemq_shared.store_address import is_remote
+from tunemq_shared.base.errors import TuneError
+from tunemq_shared.broker.redis_address import RedisAddress
+from tunemq_shared.broker.redis_address import parse_address as parse_redis
+from tunemq_shared.objects.s3_address import as_reached_from_here, find_ca_file, parse_address
+from tunemq_shared.objects.store_address import is_remote
 
 _ANSWER_S: Final = 10.0
 #: A file with more is a bundle of public authorities, of which some expire and none of which is

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from tunemq_shared.errors import ConfigError
-from tunemq_shared.key_files import (
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.signing.key_files import (
     EVENTS,
     JOURNALS,
     ORDERS,
@@ -28,8 +28,8 @@ from tunemq_shared.key_files import (
     KeyFile,
     read_key_file,
 )
-from tunemq_shared.live_keys import Role
-from tunemq_shared.seals import KEY_ID_BYTES, SECRET_BYTES, Key
+from tunemq_shared.signing.live_keys import Role
+from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Key
 
 SCHEDULER_FILE: Final = Role.SCHEDULER.value
 WORKER_FILE: Final = Role.WORKER.value

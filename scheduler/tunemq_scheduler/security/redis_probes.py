@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from tunemq_scheduler.executors.redis_line import RedisLine, RedisRefusesWrites
-from tunemq_scheduler.executors.redis_room import PROBE
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.own_addresses import own_addresses
-from tunemq_scheduler.security.refusing import refuse
 from tunemq_scheduler.security.role_rights import lacking, role_of
-from tunemq_shared import redis_dangers
-from tunemq_shared.errors import WireError, WireUnavailable
-from tunemq_shared.redis_address import RedisAddress, parse_address
-from tunemq_shared.redis_dangers import LACKS_RIGHTS
-from tunemq_shared.redis_release import Release, release_in_hello, release_in_info
+from tunemq_scheduler.security.start_up_findings import refuse
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine, RedisRefusesWrites
+from tunemq_scheduler.transport.redis.redis_memory import PROBE
+from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_shared.broker import redis_dangers
+from tunemq_shared.broker.redis_address import RedisAddress, parse_address
+from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
+from tunemq_shared.broker.redis_release import Release, release_in_hello, release_in_info
 
 EVICTION, AOF, WRITES, LUA = "redis-eviction", "redis-aof", "redis-writes", "redis-lua"
 RIGHTS, REMOTE_CONTROL = "redis-rights", "celery-remote-control"

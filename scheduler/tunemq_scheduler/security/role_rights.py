@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tunemq_scheduler.executors.redis_line import Command, RedisLine, rights_fix
-from tunemq_shared import wire
-from tunemq_shared.errors import WireError, WireUnavailable
+from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine, rights_fix
+from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_shared.broker import redis_keys
 
 _NOBODY: Final = "doctor-rights"
-_REPLY, _LEASE, _ANSWER = wire.reply(_NOBODY), wire.lease(_NOBODY), wire.answer(_NOBODY)
-_EVENTS, _QUEUE = wire.events(_NOBODY), wire.queue(_NOBODY)
+_REPLY, _LEASE, _ANSWER = (
+    redis_keys.reply(_NOBODY),
+    redis_keys.lease(_NOBODY),
+    redis_keys.answer(_NOBODY),
+)
+_EVENTS, _QUEUE = redis_keys.events(_NOBODY), redis_keys.queue(_NOBODY)
 _PIDBOX: Final = "_kombu.binding.celery.pidbox"
 #: There is no way to try LPUSH that does nothing; nobody sees the key in between.
 _PUSH: Final = "redis.call('LPUSH', KEYS[1], '') redis.call('DEL', KEYS[1])"
@@ -51,7 +55,7 @@ _TRIED: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
             ("EVAL", _PUSH, "1", _QUEUE),
         ),
         "worker": (
-            ("GET", wire.GENERATION),
+            ("GET", redis_keys.GENERATION),
             ("SET", _LEASE, "", "XX"),
             ("DEL", _LEASE),
             ("EXISTS", _EVENTS),
@@ -61,7 +65,7 @@ _TRIED: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
             ("HDEL", _REPLY, "f"),
             ("BRPOP", _QUEUE, "0.01"),
             ("XADD", _EVENTS, "NOMKSTREAM", "*", "f", ""),
-            ("WATCH", wire.GENERATION),
+            ("WATCH", redis_keys.GENERATION),
             ("MULTI",),
             ("EXEC",),
         ),
@@ -69,7 +73,7 @@ _TRIED: Final[Mapping[str, tuple[Command, ...]]] = MappingProxyType(
             ("GET", _ANSWER),
             ("DEL", _ANSWER),
             ("XADD", _ANSWER, "NOMKSTREAM", "*", "f", ""),
-            ("XDEL", wire.REQUESTS, "1-1"),
+            ("XDEL", redis_keys.REQUESTS, "1-1"),
         ),
         "exporter": (("INFO", "server"), ("LLEN", _QUEUE), ("XLEN", _EVENTS)),
     }

@@ -15,14 +15,19 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
-from tunemq_shared.blobs import BLOBS
-from tunemq_shared.errors import StoreError
-from tunemq_shared.object_client import Refused
-from tunemq_shared.remote_objects import PROBE
-from tunemq_shared.retrying import Cancel, StoreUnavailable, TimedOut, retried
-from tunemq_shared.s3_address import as_reached_from_here, find_ca_file, find_keys, parse_address
-from tunemq_shared.s3_client import S3Client
-from tunemq_shared.s3_errors import WRONG_KEYS
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import Cancel, StoreUnavailable, TimedOut, retried
+from tunemq_shared.code.blob_folder import BLOBS
+from tunemq_shared.objects.object_client import Refused
+from tunemq_shared.objects.remote_objects import PROBE
+from tunemq_shared.objects.s3_address import (
+    as_reached_from_here,
+    find_ca_file,
+    find_keys,
+    parse_address,
+)
+from tunemq_shared.objects.s3_client import S3Client
+from tunemq_shared.objects.s3_errors import WRONG_KEYS
 
 #: Seconds until a server's next bytes, and for all that a role tries, with all retries.
 _ANSWER_S: Final = 5.0

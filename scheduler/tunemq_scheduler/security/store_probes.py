@@ -23,12 +23,12 @@ from urllib.parse import urlencode, urlsplit
 
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
 from tunemq_scheduler.security.forged_uploads import forgeries
-from tunemq_scheduler.security.refusing import refuse
-from tunemq_shared.errors import StoreError
-from tunemq_shared.object_client import Refused
-from tunemq_shared.remote_objects import PROBE, PROBE_ANSWER_S
-from tunemq_shared.retrying import StoreUnavailable
-from tunemq_shared.s3_address import (
+from tunemq_scheduler.security.start_up_findings import refuse
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import StoreUnavailable
+from tunemq_shared.objects.object_client import Refused
+from tunemq_shared.objects.remote_objects import PROBE, PROBE_ANSWER_S
+from tunemq_shared.objects.s3_address import (
     DEFAULT_KEYS,
     Keys,
     S3Address,
@@ -38,8 +38,8 @@ from tunemq_shared.s3_address import (
     is_amazon,
     parse_address,
 )
-from tunemq_shared.s3_client import S3Client
-from tunemq_shared.store_address import is_remote
+from tunemq_shared.objects.s3_client import S3Client
+from tunemq_shared.objects.store_address import is_remote
 
 #: Seconds between two clocks: from here on somebody should know; S3 refuses from 15 minutes on.
 SKEW_S: Final = 60.0

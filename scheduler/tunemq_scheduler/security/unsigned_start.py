@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tunemq_scheduler.executors.key_types import KeyType, clear_wrong_types
-from tunemq_scheduler.executors.redis_line import RedisLine
 from tunemq_scheduler.security.findings import problem
-from tunemq_scheduler.security.refusing import refuse
-from tunemq_shared import wire
-from tunemq_shared.live_keys import LiveKeys
+from tunemq_scheduler.security.start_up_findings import refuse
+from tunemq_scheduler.transport.redis.key_types import KeyType, clear_wrong_types
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.signing.live_keys import LiveKeys
 
 _CHECK: Final = "farm-keys"
 #: Of what stands in Redis no more is shown.
@@ -39,8 +39,8 @@ def refuse_unsigned(
     line = RedisLine(url)
     try:
         line.connect()
-        clear_wrong_types(line, {wire.SIGNS: KeyType.STRING}, lambda *said: tell(said[-1]))
-        (signs,) = line.ask([("GET", wire.SIGNS)])
+        clear_wrong_types(line, {redis_keys.SIGNS: KeyType.STRING}, lambda *said: tell(said[-1]))
+        (signs,) = line.ask([("GET", redis_keys.SIGNS)])
     finally:
         line.close()
     if not signs:

@@ -8,10 +8,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunemq_shared.errors import TrainableError
+from tunemq_shared.base.errors import TrainableError
+from tunemq_shared.executables.run_executable import REPORT, STDOUT, Command, run
 from tunemq_shared.executables.templates import check_names, names_in
-from tunemq_shared.executables.trial import REPORT, STDOUT, Command, run
-from tunemq_shared.session import running
+from tunemq_shared.trial.session import running
 
 
 def executable(

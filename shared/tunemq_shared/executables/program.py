@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tunemq_shared.errors import ExecutableFailed, TrainableError
-from tunemq_shared.processes import all_pids, is_readable, signal_group, signal_name, stat_of
+from tunemq_shared.base.errors import ExecutableFailed, TrainableError
+from tunemq_shared.system.processes import all_pids, is_readable, signal_group, signal_name, stat_of
 
 #: How much of the end of stderr an error shows.
 _TAIL_BYTES: Final = 4096

@@ -26,7 +26,7 @@ no trial runs here.
 _EX_USAGE = 64
 #: Also in `report_line`, which is not imported here.
 _VARIABLE = "TUNEMQ_REPORT"
-#: Also in `tunemq_shared.undecodable`.
+#: Also in `tunemq_shared.base.undecodable`.
 _NO_JSON = (ValueError, RecursionError)
 
 

@@ -8,8 +8,8 @@ import socket
 from contextlib import suppress
 from typing import Any, Final, Self
 
-from tunemq_shared.errors import MetricError
-from tunemq_shared.undecodable import NO_JSON
+from tunemq_shared.base.errors import MetricError
+from tunemq_shared.base.undecodable import NO_JSON
 
 #: The variable with the socket's path.
 VARIABLE: Final = "TUNEMQ_REPORT"

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from tunemq_shared.errors import TrainableError
+from tunemq_shared.base.errors import TrainableError
 
 #: What an argument may name besides parameters; those come first where both have a name.
 OURS: Final = {

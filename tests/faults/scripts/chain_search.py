@@ -1,4 +1,4 @@
-"""A search of `tests.chain` on a store, for tests that kill parts of it or cut it off.
+"""A search of `chain` on a store, for tests that kill parts of it or cut it off.
 
 ``chain_search.py FOLDER OPTIONS``: as `search.py`. When the search is over, FOLDER/results.json
 holds for each trial its last value and step, its status and the keys of its checkpoints. A search
@@ -15,8 +15,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import tunemq as tune
-import tunemq_scheduler.search_run as search_parts
-from tests.chain import chain, chain_class
+import tunemq_scheduler.experiment.search_run as search_parts
+from tests.support.searches.chain import chain, chain_class
 
 
 @dataclass

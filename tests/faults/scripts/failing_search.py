@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 import tunemq as tune
-import tunemq_scheduler.search_run as parts
+import tunemq_scheduler.experiment.search_run as parts
 
 STEPS = 8
 
@@ -87,7 +87,7 @@ def reports_text():
 
 def kills_its_node():
     for process in psutil.Process().parents():
-        if "tunemq_workers.node" in process.cmdline():
+        if "tunemq_workers.node.node_process" in process.cmdline():
             os.kill(process.pid, signal.SIGKILL)
             time.sleep(600)
 

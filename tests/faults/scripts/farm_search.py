@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import tunemq as tune
-from tests.chain import chain
+from tests.support.searches.chain import chain
 
 options = {
     "trials": 4,

@@ -21,9 +21,9 @@ from pathlib import Path
 import msgspec
 
 import tunemq as tune
-import tunemq_scheduler.experiment as parts
-import tunemq_scheduler.search_run as search_parts
-from tunemq_scheduler.loop import INTERRUPT_GRACE_S
+import tunemq_scheduler.experiment.run_experiment as parts
+import tunemq_scheduler.experiment.search_run as search_parts
+from tunemq_scheduler.experiment.experiment_loop import INTERRUPT_GRACE_S
 
 
 @dataclass

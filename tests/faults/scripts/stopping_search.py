@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tunemq as tune
-import tunemq_scheduler.search_run as parts
+import tunemq_scheduler.experiment.search_run as parts
 from tunemq.schedulers import ASHAScheduler
 
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.core.settings import RunnerSettings
+from tunemq_scheduler.core.runner_settings import RunnerSettings
 from tunemq_scheduler.journal import Journal, JournalHeader, Recovered, Snapshot
-from tunemq_shared import messages as m
+from tunemq_shared.protocol import messages as m
 
 HEADER: Final = JournalHeader(
     experiment="digits",

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from tests.plans import PLAN
-from tunemq_scheduler.algorithms import Algorithms
+from tests.support.searches.plans import PLAN
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_scheduler.event_driver import EventDriver
-from tunemq_scheduler.executors.executor import TrialExecutor
-from tunemq_scheduler.loop import ExperimentLoop
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
 from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
 from tunemq_scheduler.search import (
     BasicVariantGenerator,
     Searcher,
     SearchGenerator,
 )
-from tunemq_shared import messages as m
-from tunemq_shared.errors import JournalError
+from tunemq_scheduler.transport.trial_executor import TrialExecutor
+from tunemq_shared.base.errors import JournalError
+from tunemq_shared.protocol import messages as m
 
 NODE = m.NodeJoined("n.1", "n", "host", "127.0.0.1", {"cpu": 1.0})
 

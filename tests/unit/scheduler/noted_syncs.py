@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.support import eventually
+from tests.support.waiting import eventually
 from tests.unit.scheduler.trials_for_logs import FakeTrial
-from tunemq_scheduler.syncing import callback as module
-from tunemq_scheduler.syncing import lane
-from tunemq_scheduler.syncing.callback import SyncerCallback
-from tunemq_scheduler.syncing.syncer import Syncer
-from tunemq_shared.messages import CheckpointCommitted
+from tunemq_scheduler.output.syncing import sync_queue
+from tunemq_scheduler.output.syncing import syncer_callback as module
+from tunemq_scheduler.output.syncing.syncer import Syncer
+from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
+from tunemq_shared.protocol.messages import CheckpointCommitted
 
 
 class Counter:
@@ -100,7 +100,7 @@ def folder(tmp_path: Path) -> Path:
 def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REST_S", 0.01)
     monkeypatch.setattr(module, "ARTIFACTS_REST_S", 0.01)
-    monkeypatch.setattr(lane, "PAUSE_S", 0.001)
+    monkeypatch.setattr(sync_queue, "PAUSE_S", 0.001)
 
 
 @pytest.fixture

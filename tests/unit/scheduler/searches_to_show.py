@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tests.unit.scheduler.trials_for_logs import FakeTrial
-from tunemq_scheduler.failures import Failure, FailureLog
+from tunemq_scheduler.results.trial_failures import Failure, FailureLog
 
 
 class FakeSearch:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunemq_scheduler.core import commands as c
-from tunemq_scheduler.core.runner import TrialRunner
-from tunemq_scheduler.core.settings import RunnerSettings
-from tunemq_shared import messages as m
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_shared.protocol import messages as m
 
 NODE = "node.1"
 TO_THE_END = m.HorizonSet("a", ())

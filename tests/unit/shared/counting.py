@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tunemq_shared.trainable import Trainable
+from tunemq_shared.trainable.trainable import Trainable
 
 
 class Counter(Trainable):

@@ -6,10 +6,9 @@ import shutil
 from collections import deque
 from pathlib import Path
 
-from tunemq_shared.channel import Channel
-from tunemq_shared.conditions import TO_THE_END, Condition, Horizon
-from tunemq_shared.errors import CheckpointCorrupt
-from tunemq_shared.messages import (
+from tunemq_shared.base.errors import CheckpointCorrupt
+from tunemq_shared.protocol.conditions import TO_THE_END, Condition, Horizon
+from tunemq_shared.protocol.messages import (
     BlobRef,
     CheckpointCommitted,
     CheckpointDamaged,
@@ -24,7 +23,8 @@ from tunemq_shared.messages import (
     decode_node_event,
     encode,
 )
-from tunemq_shared.trial_session import TrialSession
+from tunemq_shared.trial.trial_channel import Channel
+from tunemq_shared.trial.trial_session import TrialSession
 
 
 class MemoryChannel(Channel):

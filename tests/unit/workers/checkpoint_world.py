@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
-from tunemq_shared.checkpoint_sink import checkpoint_key
-from tunemq_shared.local_store import LocalStore
-from tunemq_shared.manifest import CheckpointInfo
-from tunemq_shared.messages import (
+from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.manifest import CheckpointInfo
+from tunemq_shared.protocol.messages import (
     CheckpointCommitted,
     CheckpointLost,
     CheckpointRef,
@@ -17,11 +17,12 @@ from tunemq_shared.messages import (
     decode_node_event,
     encode,
 )
-from tunemq_workers import checkpoint_messages, frames
-from tunemq_workers.cache_limits import CacheLimits
-from tunemq_workers.checkpoint_messages import FetchCheckpoint
-from tunemq_workers.checkpoints import Checkpoints
-from tunemq_workers.host_contracts import Host
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
+from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
+from tunemq_workers.runtime import frames
+from tunemq_workers.runtime.trial_process_interfaces import Host
 
 STORE = "s3://bucket/exp?endpoint=http://127.0.0.1:9"
 KEY = "tunemq:events:exp"

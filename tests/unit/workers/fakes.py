@@ -10,11 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from tunemq_shared.conditions import TO_THE_END
-from tunemq_shared.manifest import COMMITTED, FILES, MANIFEST
-from tunemq_shared.messages import BlobRef, Environment, HostOrder, HostStart, encode
-from tunemq_workers import checkpoint_messages, frames
-from tunemq_workers.transfers.messages import Upload, Uploaded
+from tunemq_shared.checkpoints.manifest import COMMITTED, FILES, MANIFEST
+from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.messages import BlobRef, Environment, HostOrder, HostStart, encode
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.runtime import frames
+from tunemq_workers.runtime.transfer_messages import Upload, Uploaded
 
 
 class Clock:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.unit.workers.fakes import Clock, order, start
-from tunemq_shared.messages import Gpu
-from tunemq_workers.gpu_drivers import Xid
-from tunemq_workers.gpu_keeper import GpuKeeper
-from tunemq_workers.gpu_looks import DeviceLook, Holding, Look
-from tunemq_workers.host_contracts import Host
+from tunemq_shared.protocol.messages import Gpu
+from tunemq_workers.gpu.drivers import Xid
+from tunemq_workers.gpu.gpu_availability import GpuKeeper
+from tunemq_workers.gpu.gpu_snapshot import DeviceLook, Holding, Look
+from tunemq_workers.runtime.trial_process_interfaces import Host
 
 MIB, GIB = 2**20, 2**30
 #: The node's process, and that of somebody who is not of the farm.

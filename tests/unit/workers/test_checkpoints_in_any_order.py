@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.workers.checkpoint_world import World, committed_ref
-from tunemq_shared.messages import CheckpointCommitted, CheckpointLost, CheckpointWritten
+from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointLost, CheckpointWritten
 
 TRIALS = ("a", "b", "c")
 WAITING = 1

@@ -13,12 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.fuzz.decoder import samples_of
 from tests.unit.workers.fakes import order, start
-from tests.unit.workers.test_hosts import Node
-from tunemq_shared import messages as m
-from tunemq_shared.messages import CheckpointRef, encode
-from tunemq_shared.trial_limits import TrialLimits
-from tunemq_workers import checkpoint_messages, frames
-from tunemq_workers.checkpoint_messages import FetchCheckpoint
+from tests.unit.workers.trials.test_trial_supervisor import Node
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.messages import CheckpointRef, encode
+from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
+from tunemq_workers.runtime import frames
 
 TRIALS = ("a", "b", "c")
 KINDS = (

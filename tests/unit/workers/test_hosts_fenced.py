@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tests.unit.workers.fakes import order, start
-from tests.unit.workers.test_hosts import node
-from tunemq_shared.messages import HostFreed, TrialPaused, encode
-from tunemq_workers import frames
+from tests.unit.workers.trials.test_trial_supervisor import node
+from tunemq_shared.protocol.messages import HostFreed, TrialPaused, encode
+from tunemq_workers.runtime import frames
 
 __all__ = ["node"]
 

@@ -1,1 +1,1 @@
-"""``tunemq doctor``: the checks that are not a single service's, and all checks in a row."""
+"""`tunemq doctor`: looks for what is wrong with a farm."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Final
 
 from tunemq_scheduler.security.certificates import certificates_of
-from tunemq_scheduler.security.doctor.bounded import within
+from tunemq_scheduler.security.doctor.time_limit import within
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
-from tunemq_shared.errors import TuneError
+from tunemq_shared.base.errors import TuneError
 
 #: As the alerts have it.
 _SOON_DAYS: Final = 14.0

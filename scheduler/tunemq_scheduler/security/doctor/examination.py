@@ -11,50 +11,55 @@ from typing import Final
 
 import msgspec
 
-from tunemq_scheduler.client.requests import FarmClient
-from tunemq_scheduler.executors.redis_line import RedisLine
-from tunemq_scheduler.folders import BACKUP_NOTE, OWN_FOLDER
-from tunemq_scheduler.security.doctor.arguments import (
+from tunemq_scheduler.api.farm_answers import (
+    ExperimentList,
+    ExperimentState,
+    FarmDescription,
+    NodeList,
+)
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.security.doctor.argument_checks import (
     Secrets,
     check_arguments,
     running_processes,
 )
-from tunemq_scheduler.security.doctor.bounded import within
 from tunemq_scheduler.security.doctor.certificates import check_certificates
-from tunemq_scheduler.security.doctor.disks import check_folder
+from tunemq_scheduler.security.doctor.disk_checks import check_folder
 from tunemq_scheduler.security.doctor.farm_facts import read_farm
-from tunemq_scheduler.security.doctor.keys import (
+from tunemq_scheduler.security.doctor.key_checks import (
     check_keys,
     check_private_files,
     private_copy,
     private_files,
     secrets_in,
 )
-from tunemq_scheduler.security.doctor.nodes import Versions, check_nodes
+from tunemq_scheduler.security.doctor.node_checks import Versions, check_nodes
 from tunemq_scheduler.security.doctor.reports import (
     check_backup,
     check_scheduler_reports,
     check_searches,
 )
+from tunemq_scheduler.security.doctor.time_limit import within
 from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
 from tunemq_scheduler.security.redis_probes import WRITES, probe
 from tunemq_scheduler.security.store_access import StoreKeys, StoreRole, try_store
 from tunemq_scheduler.security.store_probes import probe_store
-from tunemq_shared.answers import ExperimentList, ExperimentState, FarmDescription, NodeList
-from tunemq_shared.errors import (
+from tunemq_scheduler.storage.folders import BACKUP_NOTE, OWN_FOLDER
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_shared.base.errors import (
     NoScheduler,
     StoreError,
     TuneError,
     WireError,
     WireUnavailable,
 )
-from tunemq_shared.key_files import KeyFile
-from tunemq_shared.redis_address import parse_address
-from tunemq_shared.requests import ListExperiments, ListNodes
-from tunemq_shared.retrying import StoreUnavailable
-from tunemq_shared.s3_address import find_keys
-from tunemq_shared.store_address import canonical_address, is_remote
-from tunemq_shared.variables import unknown_variables
+from tunemq_shared.base.known_variables import unknown_variables
+from tunemq_shared.base.retrying import StoreUnavailable
+from tunemq_shared.broker.redis_address import parse_address
+from tunemq_shared.objects.s3_address import find_keys
+from tunemq_shared.objects.store_address import canonical_address, is_remote
+from tunemq_shared.protocol.farm_requests import ListExperiments, ListNodes
+from tunemq_shared.signing.key_files import KeyFile
 
 #: The scheduler is asked for so long.
 _ANSWER_S: Final = 10.0

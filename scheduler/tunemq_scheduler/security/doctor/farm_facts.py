@@ -12,15 +12,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tunemq_scheduler.executors.redis_line import Command, RedisLine, ReplyTooLong
-from tunemq_shared import wire
-from tunemq_shared.message_limits import VITALS_BYTES
-from tunemq_shared.seals import Seal, SealBroken
-from tunemq_shared.undecodable import UNDECODABLE
-from tunemq_shared.vitals import NodeAbout, NodeVitals, decode_vitals
+from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine, ReplyTooLong
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.health.node_metrics import NodeAbout, NodeVitals, decode_vitals
+from tunemq_shared.protocol.message_limits import VITALS_BYTES
+from tunemq_shared.signing.message_signing import Seal, SealBroken
 
 _SCANNED_AT_ONCE: Final = "1000"
-_PREFIX: Final = wire.vitals("")
+_PREFIX: Final = redis_keys.vitals("")
 _STRANGE: Final = re.compile(r"[^\w.+:@/ -]", re.ASCII)
 _LONGEST_WORD: Final = 80
 
@@ -136,7 +136,7 @@ def _vitals_keys(line: RedisLine) -> list[str]:
     found: set[str] = set()
     cursor = "0"
     while True:
-        look: Command = ("SCAN", cursor, "MATCH", wire.vitals("*"), "COUNT", _SCANNED_AT_ONCE)
+        look: Command = ("SCAN", cursor, "MATCH", redis_keys.vitals("*"), "COUNT", _SCANNED_AT_ONCE)
         ((following, keys),) = line.ask([look])
         found.update(key.decode(errors="replace") for key in keys)
         cursor = following.decode()
@@ -148,7 +148,7 @@ def _ahead(vitals: NodeVitals, left_ms: int, now: float) -> float | None:
     """How far a node's clock was ahead when it said this, which Redis knows by what is left."""
     if vitals.clock is None or left_ms < 0:
         return None
-    return vitals.clock - (now - (wire.LEASE_TTL_S - left_ms / 1000))
+    return vitals.clock - (now - (redis_keys.LEASE_TTL_S - left_ms / 1000))
 
 
 def _unix(answer: list[bytes]) -> float:

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from tunemq_scheduler.api.farm_answers import ExperimentRow, NodeList, NodeRow
 from tunemq_scheduler.security.doctor.farm_facts import NodeFacts, harmless_word
 from tunemq_scheduler.security.findings import Finding, ok, problem, warning
-from tunemq_shared.answers import ExperimentRow, NodeList, NodeRow
-from tunemq_shared.byte_sizes import show_bytes
-from tunemq_shared.refusals import OFTEN_HONEST
-from tunemq_shared.safe_text import harmless
+from tunemq_shared.base.byte_sizes import show_bytes
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.protocol.rejections import OFTEN_HONEST
 
 #: A store that fails for less may only have been slow, or have been started again.
 _FAILS_S: Final = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
-from tests.unit.scheduler.farm.test_allotter import ONE, an_allotter, wants
-from tunemq_shared.allotments import Amounts, Usage, Wanted
+from tests.unit.scheduler.farm.allocation.test_allotter import ONE, an_allotter, wants
+from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
 
 BAD = {"n-0": "XID 79"}
 WORDS = "GPU n-0 of node n is set aside: XID 79"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.keys import key_folder
+from tests.support.keys import key_folder
 from tunemq_scheduler.security.key_folder import KeyFolder
-from tunemq_shared.errors import ConfigError
-from tunemq_shared.key_files import SUBMITTER_NAME, KeyFile, read_key_file
-from tunemq_shared.seals import Seal
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.signing.key_files import SUBMITTER_NAME, KeyFile, read_key_file
+from tunemq_shared.signing.message_signing import Seal
 
 
 @pytest.fixture

@@ -1,0 +1,154 @@
+"""`ExperimentHandle`: an experiment on a farm, in the hands of the script that submitted it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from tunemq_scheduler.api.farm_answers import Done, ExperimentDetail, ExperimentRow, ExperimentState
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.api.log_following import follow
+from tunemq_scheduler.experiment.open_experiment import ResumeOptions
+from tunemq_scheduler.experiment.restore import can_restore, restored, results_so_far
+from tunemq_scheduler.journal import FILE_NAME, read_header
+from tunemq_scheduler.output.terminal.harmless import write_output
+from tunemq_scheduler.results.result_grid import ResultGrid
+from tunemq_shared.base.errors import JournalError, NoScheduler, TuneError, WireUnavailable
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.objects.store_address import is_remote, without_settings
+from tunemq_shared.protocol.farm_requests import Pause, Request, Resume, ShowExperiment, Stop
+from tunemq_shared.system.standard_streams import tell
+
+_PAUSE_S: Final = 0.5
+
+
+class ExperimentHandle:
+    """An experiment that a farm runs, whether or not this script lives.
+
+    Args:
+        address: of the farm's Redis.
+        name: of the experiment on the farm.
+        trainable: what it runs.
+    """
+
+    def __init__(self, address: str, name: str, trainable: Any) -> None:
+        self.address = address
+        self.name = name
+        self._trainable = trainable
+
+    def __repr__(self) -> str:
+        return f"ExperimentHandle({self.name!r})"
+
+    def status(self) -> ExperimentRow:
+        """How it is now.
+
+        Raises:
+            TuneError: the farm cannot be asked, or does not know it any more.
+        """
+        return self._detail().experiment
+
+    def stop(self) -> str:
+        """Stop it; what its trials have is saved. Says what happens."""
+        return self._have(Stop(name=self.name))
+
+    def pause(self) -> str:
+        """Have it give its slots back until `resume`. Says what happens."""
+        return self._have(Pause(name=self.name))
+
+    def resume(self) -> str:
+        """Go on with it. Says what happens."""
+        return self._have(Resume(name=self.name))
+
+    def wait(self, timeout_s: float | None = None) -> ExperimentState:
+        """Wait until it is over, however often its scheduler is started again meanwhile.
+
+        Returns:
+            FINISHED, STOPPED or FAILED; another state when the time is over.
+
+        Raises:
+            TuneError: the farm does not know it any more.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        state = None
+        while True:
+            try:
+                state = self.status().state
+            except (NoScheduler, WireUnavailable):
+                if deadline is not None and time.monotonic() > deadline:
+                    raise
+            if state is not None and state.is_over:
+                return state
+            if deadline is not None and time.monotonic() > deadline and state is not None:
+                return state
+            time.sleep(_PAUSE_S)
+
+    def get_results(self) -> ResultGrid:
+        """What became of its trials so far.
+
+        Raises:
+            TuneError: nothing of it can be read from this machine; says where it is.
+        """
+        detail = self._detail()
+        place = self._readable(detail)
+        if place is None:
+            raise TuneError(
+                f"the results of {self.name} are in {detail.folder} on the scheduler's machine,"
+                " which is not to be read from here. Give the farm a store, or look with `tunemq"
+                f" show {self.name}`."
+            )
+        return results_so_far(restored(place, self._trainable, ResumeOptions()), self._trainable)
+
+    def attach(self, *, shows: bool) -> ResultGrid:
+        """Wait until it is over, and return its results.
+
+        Args:
+            shows: whether what it prints is shown here.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; it goes on, which is said.
+            TuneError: it failed, or nothing of it can be read from this machine.
+        """
+        try:
+            with FarmClient(self.address) as client:
+                page = follow(
+                    client, self.name, show=_show if shows else lambda _data: None, tell=_tell
+                )
+        except KeyboardInterrupt:
+            _tell(f"{self.name} goes on without this script; stop it with: tunemq stop {self.name}")
+            raise
+        if page.state is ExperimentState.FAILED:
+            raise TuneError(f"{self.name} failed: {page.reason}")
+        return self.get_results()
+
+    def _have(self, request: Request) -> str:
+        with FarmClient(self.address) as client:
+            return client.ask(request, Done).text
+
+    def _detail(self) -> ExperimentDetail:
+        with FarmClient(self.address) as client:
+            return client.ask(ShowExperiment(name=self.name, trials=0), ExperimentDetail)
+
+    def _readable(self, detail: ExperimentDetail) -> str | None:
+        """Its folder, if that is to be seen from here and no namesake's; else its store."""
+        if can_restore(detail.folder) and self._is_of(detail.folder, detail.experiment.id):
+            return detail.folder
+        store = without_settings(detail.store)
+        return detail.store if is_remote(store) and can_restore(detail.store) else None
+
+    @staticmethod
+    def _is_of(folder: str, identity: str) -> bool:
+        try:
+            return read_header(Path(folder) / FILE_NAME).experiment_id.startswith(identity)
+        except JournalError:
+            return False
+
+
+def _show(data: bytes) -> None:
+    if sys.stdout is not None:
+        write_output(sys.stdout, data)
+
+
+def _tell(text: str) -> None:
+    tell(f"tunemq: {harmless(text)}")

@@ -1,0 +1,353 @@
+"""`FarmClient`: asks a farm's scheduler, through Redis, and waits for the answer."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import time
+from contextlib import suppress
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+
+from tunemq_scheduler.api.farm_answers import Answer, FarmDescription, Refusal, Reply
+from tunemq_scheduler.api.login import login_name
+from tunemq_scheduler.api.request_signing import close_request, open_answer
+from tunemq_scheduler.transport.redis.redis_connection import Command, RedisLine, RedisRefusesWrites
+from tunemq_shared.base.errors import (
+    ConfigError,
+    NoScheduler,
+    RequestRefused,
+    WireError,
+    WireUnavailable,
+)
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.farm_requests import (
+    MAX_REQUEST_BYTES,
+    REQUESTS_VERSION,
+    DescribeFarm,
+    Request,
+)
+from tunemq_shared.signing.key_files import KEYS_VARIABLE, OPERATOR
+from tunemq_shared.signing.live_keys import Role, find_keys
+from tunemq_shared.signing.message_signing import Seal, SealBroken
+
+_A = TypeVar("_A", bound=Answer)
+_E = TypeVar("_E", bound=msgspec.Struct)
+
+#: How long an answer may take to come.
+TIMEOUT_S: Final = 40.0
+#: A scheduler that lives is seen within this time, even if Redis has just been wiped.
+_SEEN_WITHIN_S: Final = 2.5
+#: One that has ended is waited for so long, since it may be started again just now.
+_BACK_WITHIN_S: Final = 5.0
+#: A request is sent again so often: Redis may have been wiped, or the scheduler started again.
+_AGAIN_S: Final = 2.0
+#: An answer that is not the scheduler's may be followed by its own, for so long.
+_MENDED_WITHIN_S: Final = 3.0
+#: Between two looks for an answer: the first pause, and the longest.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
+_RETRY_S: Final = 0.2
+#: A term has no more, which is about the time in seconds.
+_TERM_DIGITS: Final = 18
+#: Requests that nobody took are thrown away beyond this number.
+_MOST_REQUESTS: Final = 10_000
+
+
+class _Envelope(msgspec.Struct):
+    """The part of a `Reply` that every version has."""
+
+    version: int
+    tunemq: str
+
+
+class _Announced(msgspec.Struct):
+    """Likewise of a `FarmAnnouncement`."""
+
+    term: int
+
+
+class FarmClient:
+    """Somebody who uses a farm.
+
+    Args:
+        url: where the farm's Redis is.
+        owner: in whose name; by default that in the key file. In a file of several it is the name
+            of the user who is logged in, else `OPERATOR`; without a file the user's name.
+        timeout_s: how long an answer may take.
+        keys: the path of the owner's key file; else `TUNEMQ_KEYS` says it, else there is none and
+            nothing is signed.
+
+    Raises:
+        ConfigError: the address or the key file cannot be used.
+    """
+
+    def __init__(
+        self, url: str, *, owner: str = "", timeout_s: float = TIMEOUT_S, keys: str | None = None
+    ) -> None:
+        self._keys = find_keys(keys, Role.SUBMITTER)
+        self._is_named = bool(owner)
+        self.owner = owner or self._own_name()
+        self._check_owner()
+        try:
+            self._line = RedisLine(url)
+        except ValueError as error:
+            raise ConfigError(
+                f"the address of Redis cannot be used: {error} Give it like"
+                " redis://:password@host:6379/0."
+            ) from error
+        self._timeout_s = timeout_s
+        self._tunemq = importlib.metadata.version("tunemq")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._line.close()
+
+    def farm(self) -> FarmDescription:
+        """What there is to know of the farm.
+
+        Raises:
+            TuneError: see `ask`.
+        """
+        return self.ask(DescribeFarm(), FarmDescription)
+
+    def ask(self, request: Request, answer: type[_A]) -> _A:
+        """Ask, and wait for the answer.
+
+        Args:
+            answer: the kind of answer that there is to this kind of request.
+
+        Raises:
+            ConfigError: what was asked for is of no use; says why.
+            RequestRefused: it is not possible now, or another version of TuneMQ runs there, or who
+                answers does not have our keys.
+            NoScheduler: the farm has none, or it does not answer; nothing was done, unless the
+                message says that it may have been.
+            WireUnavailable: Redis cannot be reached, or takes no writes.
+        """
+        self._check_version(_decoded(self._find_scheduler(), _Envelope, is_json=True))
+        if self._keys.look():
+            self._check_owner()  # others stand there now
+        asked = _Asked(request, self.owner, self._tunemq, self._keys.submitter(self.owner))
+        try:
+            data = self._answer_to(asked)
+        except KeyboardInterrupt:
+            with suppress(WireError):
+                self._withdraw(asked)
+            raise
+        self._check_version(_decoded(data, _Envelope))
+        reply = _decoded(data, Reply)
+        if reply.refusal is not None:
+            raise _refused(reply.refusal)
+        return _decoded(bytes(reply.answer), answer)
+
+    # --- the two ways -----------------------------------------------------------------------------
+
+    def _answer_to(self, asked: _Asked) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        again, pause = 0.0, _FIRST_PAUSE_S
+        trouble: WireUnavailable | None = None
+        broken: SealBroken | None = None
+        seen = time.monotonic()
+        while (now := time.monotonic()) < deadline:
+            try:
+                if now >= again:
+                    (entry,) = self._ask([asked.command()])
+                    asked.entries.append(entry)
+                    again = now + _AGAIN_S
+                found, lease = self._ask([("GET", asked.key), ("GET", redis_keys.SCHEDULER)])
+                trouble = None
+                seen = seen if lease is None else now
+            except WireUnavailable as error:
+                trouble, found, seen = error, None, now
+                time.sleep(_RETRY_S)
+            except RedisRefusesWrites as error:
+                trouble, found, seen = WireUnavailable(str(error)), None, now
+                if not asked.entries:
+                    break
+                time.sleep(_RETRY_S)
+            if found is not None:
+                try:
+                    data = open_answer(asked.seal, bytes(found), asked.id)
+                except SealBroken as error:
+                    if broken is None:
+                        deadline = min(deadline, now + _MENDED_WITHIN_S)
+                    broken = error
+                else:
+                    self._line.post([("DEL", asked.key)])  # a page of a log is large
+                    return data
+            if now > seen + _BACK_WITHIN_S:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+        if trouble is not None:
+            raise trouble
+        if broken is not None:
+            raise self._distrusted(broken) from broken
+        at = f"the scheduler of the farm at {self._line.address}"
+        what = "has ended" if now < deadline else f"did not answer within {self._timeout_s:g} s"
+        if self._withdraw(asked):
+            raise NoScheduler(f"{at} {what}; the request was withdrawn, nothing was done.")
+        raise NoScheduler(
+            f"{at} has taken the request, and {what}; it may have been done: look with `tunemq ls`."
+        )
+
+    def _withdraw(self, asked: _Asked) -> bool:
+        """Take the request back; whether nobody had begun it, so that it is never done."""
+        if not asked.entries:
+            return True
+        (removed,) = self._ask([("XDEL", redis_keys.REQUESTS, *asked.entries)])
+        return bool(removed == len(asked.entries))
+
+    def _find_scheduler(self) -> bytes:
+        """What the farm's scheduler announces.
+
+        Raises:
+            NoScheduler: it has none.
+            WireUnavailable: Redis cannot be reached, or takes no writes.
+        """
+        deadline = time.monotonic() + _SEEN_WITHIN_S
+        while True:
+            lease, found = self._ask([("GET", redis_keys.SCHEDULER), ("GET", redis_keys.FARM)])
+            if lease is not None and found is not None and _term_in(found) == _term_of(lease):
+                return bytes(found)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_RETRY_S)
+        self._try_to_write()
+        raise NoScheduler(
+            f"no scheduler runs on the farm at {self._line.address}. Start one on the farm's head:"
+            " tunemq scheduler --redis URL"
+        )
+
+    def _try_to_write(self) -> None:
+        """Return if Redis takes a request: where it does not, no scheduler can renew its lease.
+
+        Raises:
+            WireUnavailable: it does not; says why.
+        """
+        asked = _Asked(DescribeFarm(), self.owner, self._tunemq, self._keys.submitter(self.owner))
+        try:
+            asked.entries += self._ask([asked.command()])
+            self._withdraw(asked)
+        except RedisRefusesWrites as error:
+            raise WireUnavailable(str(error)) from error
+
+    def _own_name(self) -> str:
+        name, known = login_name(), self._keys.submitters
+        if len(known) == 1:
+            return known[0]
+        return OPERATOR if name not in known and OPERATOR in known else name
+
+    def _check_owner(self) -> None:
+        known = self._keys.submitters
+        if not self._keys.is_signed or self.owner in known:
+            return
+        text = (
+            f"the key file {self._keys.path} has no keys of {self.owner!r}, but of"
+            f" {', '.join(known[:5])}{', ...' if len(known) > 5 else ''}"
+        )
+        if self._is_named or len(known) == 1:
+            raise ConfigError(
+                f"{text}: ask as one of these, by that one's own file; keys for another are made"
+                " by: tunemq keys add FOLDER NAME"
+            )
+        raise ConfigError(
+            f"{text}. To run commands with the scheduler's key file, make keys for its operator and"
+            f" copy scheduler.toml again: tunemq keys add FOLDER {OPERATOR}"
+        )
+
+    def _distrusted(self, broken: SealBroken) -> RequestRefused:
+        """What is said of an answer that is not believed; not what it says itself."""
+        if not self._keys.is_signed:
+            return RequestRefused(
+                f"the answer {broken}: this farm has keys. Have who runs it make some for you"
+                f" (tunemq keys add FOLDER {self.owner}), and name the file by ${KEYS_VARIABLE}."
+            )
+        return RequestRefused(
+            f"whoever answers at {self._line.address} does not have the keys of {self.owner} in"
+            f" {self._keys.path}: the answer {broken}. The scheduler may run without keys, or know"
+            " others than these, which its log says: start it with --keys scheduler.toml, and copy"
+            " the files again if keys were changed. If it knows them, somebody else answers in its"
+            " place. What you asked may have been done: look with `tunemq ls`."
+        )
+
+    def _ask(self, commands: list[Command]) -> list[Any]:
+        self._line.connect()
+        return self._line.ask(commands)
+
+    def _check_version(self, found: _Envelope) -> None:
+        if found.version != REQUESTS_VERSION:
+            raise RequestRefused(
+                f"this farm's scheduler (TuneMQ {found.tunemq}) speaks version {found.version} of"
+                f" requests, and this is TuneMQ {self._tunemq} with version {REQUESTS_VERSION}; use"
+                " the same TuneMQ on both sides."
+            )
+
+
+class _Asked:
+    """A request on its way: its entry for the stream, and what is known of it there."""
+
+    def __init__(self, request: Request, owner: str, tunemq: str, seal: Seal) -> None:
+        self.id, self.seal = os.urandom(16).hex(), seal
+        self._body = msgspec.msgpack.encode(request)
+        if len(self._body) > MAX_REQUEST_BYTES:
+            raise ConfigError(
+                f"this request has {len(self._body)} bytes, and {MAX_REQUEST_BYTES} are the most;"
+                " shorten its environment variables and names."
+            )
+        self._owner, self._tunemq = owner, tunemq
+        self._kind = str(type(request).__struct_config__.tag)
+        self.key = redis_keys.answer(self.id)
+        #: Where it stands in the stream, each time that it was sent.
+        self.entries: list[bytes] = []
+
+    def command(self) -> Command:
+        """Sends it now."""
+        sent = str(int(time.time() * 1000))
+        fields: dict[str, str | bytes] = {
+            "v": str(REQUESTS_VERSION),
+            "tunemq": self._tunemq,
+            "id": self.id,
+            "owner": self._owner,
+            "kind": self._kind,
+            "sent": sent,
+            "body": close_request(
+                self.seal, self._body, request=self.id, kind=self._kind, sent=sent
+            ),
+        }
+        limit = ("MAXLEN", "~", str(_MOST_REQUESTS))
+        flat = [part for field in fields.items() for part in field]
+        return ("XADD", redis_keys.REQUESTS, *limit, "*", *flat)
+
+
+def _decoded(data: bytes, kind: type[_E], *, is_json: bool = False) -> _E:
+    try:
+        if is_json:
+            return msgspec.json.decode(data, type=kind)
+        return msgspec.msgpack.decode(data, type=kind)
+    except UNDECODABLE as error:
+        raise RequestRefused(f"what the farm's scheduler says cannot be read: {error}.") from error
+
+
+def _term_of(lease: bytes) -> int:
+    """The term in a scheduler's lease, which begins with it; 0 in what is no lease."""
+    term = lease.partition(b":")[0]
+    return int(term) if term.isdigit() and len(term) <= _TERM_DIGITS else 0
+
+
+def _term_in(announced: bytes) -> int:
+    with suppress(*UNDECODABLE):
+        return msgspec.json.decode(announced, type=_Announced).term
+    return -1
+
+
+def _refused(refusal: Refusal) -> ConfigError | RequestRefused:
+    return ConfigError(refusal.text) if refusal.is_wrong_use else RequestRefused(refusal.text)

@@ -1,0 +1,126 @@
+"""Hands experiments to a farm: scripts, and Tuners of scripts that run here."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.api.code_folder import code_place, script_name
+from tunemq_scheduler.api.farm_answers import Submitted
+from tunemq_scheduler.api.farm_client import FarmClient
+from tunemq_scheduler.storage.folders import experiment_name, safe_name
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.code.blob_store import PATIENCE_S, BlobStore, open_blobs
+from tunemq_shared.code.bundles import bundle
+from tunemq_shared.protocol.farm_requests import Code, PickledCode, ScriptCode, Settings, Submit
+from tunemq_shared.protocol.node_orders import BlobRef
+from tunemq_shared.system.standard_streams import tell
+
+#: Where programs of other people lie.
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+
+
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be said of an experiment beside its code.
+
+    Attributes:
+        name: empty for one that is made up.
+        folder: of the code that is sent; None for what the script seems to need.
+    """
+
+    name: str = ""
+    priority: int = 0
+    folder: str | None = None
+    settings: Settings = Settings()
+
+    def __post_init__(self) -> None:
+        safe = safe_name(self.name, "experiment")
+        if self.name and safe != self.name:
+            raise ConfigError(f"an experiment cannot be called {self.name!r}; call it {safe!r}.")
+
+
+def submit_script(client: FarmClient, given: str, wishes: Wishes) -> Submitted:
+    """Have a farm run the Tuner of a script, which does not run here.
+
+    Args:
+        given: ``SCRIPT`` or ``SCRIPT:NAME``.
+
+    Raises:
+        ConfigError: something given is of no use; nothing was queued.
+        StoreError: the farm's store cannot be reached from here.
+        TuneError: see `FarmClient.ask`.
+    """
+    script = script_name(given)
+    place = code_place(script.path, wishes.folder)
+    with open_blobs(client.farm().store, _tell_troubles()) as blobs:
+        code = ScriptCode(
+            bundle=bundle(place.source, blobs), script=place.script, tuner=script.tuner
+        )
+    return _submit(client, code, wishes, script.path.stem)
+
+
+def submit_pickled(client: FarmClient, pickled: bytes, wishes: Wishes, fallback: str) -> Submitted:
+    """Have a farm run a Tuner of this process.
+
+    What it imports from beside the running script, or from the folder that is wished for, is sent
+    along.
+
+    Args:
+        pickled: by `tunemq_scheduler.api.pickled_tuner`.
+        fallback: begins the name, where none is wished for.
+
+    Raises:
+        ConfigError: something given is of no use; nothing was queued.
+        StoreError: the farm's store cannot be reached from here.
+        TuneError: see `FarmClient.ask`.
+    """
+    with open_blobs(client.farm().store, _tell_troubles()) as blobs:
+        code = PickledCode(tuner=blobs.put(pickled), bundle=_modules(wishes.folder, blobs))
+    return _submit(client, code, wishes, fallback)
+
+
+def _tell_troubles() -> Callable[[str], None]:
+    """Says each trouble with the store once, for its client tries again silently."""
+    told = {""}
+
+    def on_trouble(trouble: str) -> None:
+        if trouble not in told:
+            told.add(trouble)
+            tell(f"tunemq: {trouble} It is tried again for up to {PATIENCE_S:g} s.")
+
+    return on_trouble
+
+
+def _modules(folder: str | None, blobs: BlobStore) -> BlobRef | None:
+    if folder is not None:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"fit(folder={folder!r}): there is no such folder.")
+        return bundle(folder, blobs)
+    main = sys.modules.get("__main__")
+    running = getattr(main, "__file__", None)
+    if running is None or not running.endswith(".py"):
+        return None  # a notebook, or an installed program
+    path = Path(running).absolute()
+    if not _INSTALLED.isdisjoint(path.parts):
+        return None
+    module = getattr(getattr(main, "__spec__", None), "name", "")
+    if "." in module:  # python -m package.module: it imports the package from where that lies
+        return bundle(path.parents[module.count(".")], blobs)
+    place = code_place(path)
+    return bundle(place.source, blobs) if place.source.is_dir() else None
+
+
+def _submit(client: FarmClient, code: Code, wishes: Wishes, fallback: str) -> Submitted:
+    request = Submit(
+        name=wishes.name or experiment_name(fallback, time.time()),
+        is_made_up=not wishes.name,
+        code=code,
+        priority=wishes.priority,
+        settings=wishes.settings,
+    )
+    return client.ask(request, Submitted)

@@ -1,0 +1,1 @@
+"""What all layers of the scheduler use: the plan of an experiment, signals, installed packages."""

@@ -1,0 +1,1 @@
+"""The commands of `tunemq`: each module reads arguments, calls the scheduler, and prints."""

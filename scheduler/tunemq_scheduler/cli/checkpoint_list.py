@@ -1,0 +1,170 @@
+"""The checkpoints that an experiment has, found from its folder or from its place in a store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.journal_replay import replay_recovered
+from tunemq_scheduler.journal import FILE_NAME, recover
+from tunemq_scheduler.journal.fetch_copy import fetch_journal
+from tunemq_scheduler.journal.journal_keys import known_journal_seal
+from tunemq_shared.base.errors import CheckpointError, ConfigError, StoreError
+from tunemq_shared.checkpoints.manifest import MANIFEST, MAX_MANIFEST
+from tunemq_shared.checkpoints.open_store import (
+    canonical_address,
+    is_remote,
+    open_objects,
+    open_store,
+)
+from tunemq_shared.checkpoints.remote_store import RemoteStore
+from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.objects.object_store import MissingObject
+from tunemq_shared.objects.store_address import without_settings
+from tunemq_shared.protocol.messages import CheckpointCommitted
+
+
+@dataclass(frozen=True)
+class KeptCheckpoint:
+    """One checkpoint that the journal knows.
+
+    Attributes:
+        trial: the id of its trial.
+        committed: what the journal says of it.
+        is_newest: whether it is its trial's newest.
+    """
+
+    trial: str
+    committed: CheckpointCommitted
+    is_newest: bool
+
+    @property
+    def key(self) -> str:
+        """Its key in the store."""
+        return self.committed.key
+
+    @property
+    def trial_name(self) -> str:
+        """The name of its trial's folder."""
+        return self.key.partition("/")[0]
+
+
+class Kept:
+    """All checkpoints of one experiment, and the store that has them.
+
+    Args:
+        runner: the state that the journal gives.
+        store: where the files are; closed by `opened`.
+        address: of the store, or the folder.
+    """
+
+    def __init__(self, runner: TrialRunner, store: Store, address: str) -> None:
+        self.runner = runner
+        self.store = store
+        self.address = address
+
+    def all(self) -> list[KeptCheckpoint]:
+        """By trial in the order of the search, the oldest first."""
+        return [
+            KeptCheckpoint(trial, committed, committed is kept[-1])
+            for trial in sorted([*self.runner.finished, *self.runner.live])
+            if (kept := self.runner.summary(trial).checkpoints)
+            for committed in kept
+        ]
+
+    def there(self) -> set[str]:
+        """The keys of all checkpoints that the store has, known or not."""
+        return set(self.store.list_checkpoints())
+
+    def unknown(self) -> dict[str, str]:
+        """Checkpoints in the store that this journal does not know, with their manifests' hashes.
+
+        There are some where the journal is not the newest one. Only in an object store do they
+        matter to anybody: they may refer to objects of others.
+        """
+        if not isinstance(self.store, RemoteStore):
+            return {}
+        known = {*self.runner.live_checkpoints(), *(one.key for one in self.all())}
+        return {
+            key: hashlib.sha256(
+                self.store.objects.get_bytes(f"{key}/{MANIFEST}", limit=MAX_MANIFEST)
+            ).hexdigest()
+            for key in sorted(self.there() - known)
+        }
+
+    def named(self, name: str) -> KeptCheckpoint:
+        """The checkpoint with this key; of a trial's id or name, the newest one.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        found = None
+        for one in self.all():
+            if one.key == name:
+                return one
+            if name in {one.trial, one.trial_name}:
+                found = one
+        if found is None:
+            keys = [one.key for one in self.all()]
+            there_are = ", ".join(keys[:5]) + (" ..." if len(keys) > 5 else "") or "none"
+            raise CheckpointError(
+                f"{without_settings(self.address)} has no checkpoint {name!r}; give a key, or a "
+                f"trial's id or name. There are: {there_are}."
+            )
+        return found
+
+
+@contextmanager
+def opened(experiment: str) -> Iterator[Kept]:
+    """The checkpoints of the experiment at a local folder or at its address in a store.
+
+    Raises:
+        ConfigError: there is no experiment.
+        JournalError: its journal cannot be read.
+        StoreError: its store cannot be reached.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunemq-journal-") as scratch:
+        if is_remote(experiment):
+            address = canonical_address(experiment)
+            folder = _fetched_journal(address, scratch)
+        else:
+            folder = Path(os.path.expanduser(experiment.removeprefix("file://"))).absolute()
+            address = ""
+        path = folder / FILE_NAME
+        if not path.exists():
+            raise ConfigError(
+                f"{experiment} is no experiment: there is no {FILE_NAME} in it. Give the folder "
+                "that a search has made, or its address in a store."
+            )
+        found = recover(path)
+        runner = replay_recovered(found)
+        address = address or found.header.store or str(folder)
+        store = open_store(address)
+        try:
+            yield Kept(runner, store, address)
+        finally:
+            store.close()
+
+
+def _fetched_journal(address: str, scratch: str) -> Path:
+    """A folder with the copy of the journal that is in the store."""
+    objects = open_objects(address)
+    objects.probe(is_read_only=True)
+    try:
+        fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_seal(address))
+    except MissingObject as error:
+        raise ConfigError(
+            f"{without_settings(address)} is no experiment, or its journal has not been copied "
+            "there yet: give the local folder of the search instead."
+        ) from error
+    except StoreError as error:
+        raise StoreError(
+            f"the journal of {without_settings(address)} cannot be read: {error}"
+        ) from error
+    return Path(scratch)

@@ -1,0 +1,158 @@
+"""``tunemq checkpoints``: list, verify, get and rm, on an experiment's folder or address."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tunemq_scheduler.cli.checkpoint_list import Kept, KeptCheckpoint, opened
+from tunemq_scheduler.output.terminal.formatting import clean
+from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.system.folder_trees import remove_tree
+
+#: Exit code where checkpoints are damaged or missing.
+EXIT_DAMAGED = 1
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to the command line."""
+    group = groups.add_parser(
+        "checkpoints",
+        help="list, verify, get or remove the checkpoints of an experiment",
+        description="Works on what an experiment's journal knows, in its folder or in its store.",
+    )
+    commands = group.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], what: str) -> None:
+        parser = commands.add_parser(name, help=what, description=what)
+        parser.add_argument(
+            "experiment", help="its folder, or its address such as s3://bucket/prefix/experiment"
+        )
+        parser.set_defaults(run=run)
+        parsers[name] = parser
+
+    parsers: dict[str, argparse.ArgumentParser] = {}
+    add("list", list_checkpoints, "show the checkpoints that are kept")
+    add("verify", verify, "read every byte and compare it with the manifests")
+    add("get", get, "copy a checkpoint's verified files into a folder")
+    add("rm", remove, "remove checkpoints from the store; not while their search runs")
+    naming = "a checkpoint's key; or a trial's id or name, for its newest one"
+    parsers["verify"].add_argument("checkpoints", nargs="*", help=f"{naming}; default: all")
+    parsers["get"].add_argument("checkpoint", help=naming)
+    parsers["get"].add_argument("folder", nargs="?", help="a new one; default: the key's last part")
+    parsers["rm"].add_argument("checkpoints", nargs="+", help=naming)
+    parsers["rm"].add_argument("--yes", action="store_true", help="do not ask")
+
+
+def list_checkpoints(options: argparse.Namespace) -> int:
+    """Print a table of what is kept."""
+    with opened(options.experiment) as kept:
+        found, there = kept.all(), kept.there()
+        table = Table(box=None, pad_edge=False)
+        for heading in ("checkpoint", "trial", "iteration", "size", ""):
+            table.add_column(
+                heading, justify="right" if heading in {"iteration", "size"} else "left"
+            )
+        for one in found:
+            size, newest = decimal(one.committed.size), "newest" if one.is_newest else ""
+            state = newest if one.key in there else "not there"
+            cells = (one.key, one.trial, str(one.committed.step), size, state)
+            # Text, not str: what users named may look like markup.
+            table.add_row(*(Text(clean(cell)) for cell in cells))
+        if found:
+            Console().print(table)
+        total = decimal(sum(one.committed.size for one in found if one.key in there))
+        amount = len(there.intersection(one.key for one in found))
+        sys.stdout.write(f"{amount} checkpoints, {total}, in {kept.address}\n")
+        if unknown := kept.unknown():
+            sys.stdout.write(
+                f"{len(unknown)} more are there that this journal does not know: the search is "
+                "not over, or was killed, or the journal there is an older copy.\n"
+            )
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Read checkpoints as a restore would, and say which are damaged."""
+    damaged = []
+    with opened(options.experiment) as kept, tempfile.TemporaryDirectory() as scratch:
+        chosen = [kept.named(name) for name in options.checkpoints] or kept.all()
+        for one in _with_bar(chosen, "verifying"):
+            target = Path(scratch, "checkpoint")
+            try:
+                kept.store.get_checkpoint(one.key, one.committed.sha256, target)
+            except CheckpointCorrupt as error:
+                damaged.append(str(error))
+            _remove_tree(target)
+    for line in damaged:
+        sys.stdout.write(f"{harmless(line)}\n")
+    sys.stdout.write(f"{len(chosen) - len(damaged)} of {len(chosen)} checkpoints are whole.\n")
+    return EXIT_DAMAGED if damaged else 0
+
+
+def get(options: argparse.Namespace) -> int:
+    """Copy one checkpoint into a new folder."""
+    with opened(options.experiment) as kept:
+        one = kept.named(options.checkpoint)
+        target = Path(options.folder or os.path.basename(one.key)).absolute()
+        if target.exists():
+            raise CheckpointError(f"{target} is there already; name a folder that is to be made.")
+        for _ in _with_bar([one], "copying"):
+            kept.store.get_checkpoint(one.key, one.committed.sha256, target)
+    sys.stdout.write(f"{harmless(one.key)} (iteration {one.committed.step}) is in {target}\n")
+    return 0
+
+
+def remove(options: argparse.Namespace) -> int:
+    """Remove checkpoints, but for the objects in them that others refer to."""
+    with opened(options.experiment) as kept:
+        chosen = {one.key: one for one in map(kept.named, options.checkpoints)}
+        if not options.yes and not _agreed(chosen.values()):
+            sys.stdout.write("nothing was removed\n")
+            return 0
+        collected = _collected_without(kept, set(chosen))
+    sys.stdout.write(f"{len(chosen)} checkpoints removed, {decimal(collected)} freed\n")
+    return 0
+
+
+def _collected_without(kept: Kept, condemned: set[str]) -> int:
+    live = {**kept.runner.live_checkpoints(), **kept.unknown()}
+    rest = {key: sha256 for key, sha256 in live.items() if key not in condemned}
+    return kept.store.collect(rest, lambda key: key not in condemned).bytes
+
+
+def _agreed(chosen: Iterable[KeptCheckpoint]) -> bool:
+    for one in chosen:
+        newest = ", the newest of its trial" if one.is_newest else ""
+        sys.stdout.write(f"{clean(one.key)}: {decimal(one.committed.size)}{newest}\n")
+    try:
+        return input("Remove for good? [y/N] ").strip().lower() in {"y", "yes"}
+    except EOFError:  # no terminal, and no --yes
+        return False
+
+
+def _with_bar(chosen: list[KeptCheckpoint], what: str) -> Iterable[KeptCheckpoint]:
+    """Each in turn, with a bar of the bytes that are done, on stderr where that is a terminal."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(what, total=sum(one.committed.size for one in chosen))
+        for one in chosen:
+            bar.update(task, description=f"{what} {one.key}")
+            yield one
+            bar.advance(task, one.committed.size)
+
+
+def _remove_tree(folder: Path) -> None:
+
+    remove_tree(folder)

@@ -1,0 +1,202 @@
+"""``tunemq doctor``: looks a farm over, and says what is wrong and how to mend it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.cli.farm_arguments import tell, write_json
+from tunemq_scheduler.security.findings import Finding, Level
+from tunemq_scheduler.storage.folders import farm_results_folder
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.broker.redis_address import REDIS_VARIABLE
+from tunemq_shared.objects.s3_address import KEY_VARIABLES
+from tunemq_shared.signing.key_files import KEYS_VARIABLE
+
+#: Something given is of no use, as argparse has it.
+EXIT_WRONG_USE: Final = 2
+
+#: What the shipped systemd unit starts the scheduler with.
+_OPTIONS_VARIABLE: Final = "TUNEMQ_SCHEDULER_OPTIONS"
+_STORE_OPTION: Final = re.compile(r"(?:^|\s)--store(?:=|\s+)(\S+)")
+
+_WORST_FIRST: Final = (Level.PROBLEM, Level.WARNING, Level.OK)
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = groups.add_parser(
+        "doctor",
+        help="look a farm over, and say what is wrong and how to mend it",
+        description="Looks at a farm's Redis, store, keys, scheduler, nodes, disks and clocks, and"
+        " says of each whether all is well. Run it on the farm's head, as the user and with the"
+        " environment and the options of `tunemq scheduler`, whether that runs or not. It changes"
+        " nothing of the farm; in the store it writes, reads and removes objects called"
+        " .tunemq-probe-... with the keys that it has. It ends within minutes, also where a server"
+        " does not answer.",
+        epilog="Exit codes, for cron: 0 no problem (there may be warnings); 1 at least one problem:"
+        " a part of the farm does not work or others may misuse it; 2 invalid arguments: nothing"
+        " was checked.",
+    )
+    parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help=f"of the farm; default: ${REDIS_VARIABLE}, which is the place for one with a password",
+    )
+    parser.add_argument(
+        "--store",
+        metavar="ADDRESS",
+        help="of the farm; default: what the farm's scheduler says, and where none answers the"
+        f" --store in ${_OPTIONS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--store-keys",
+        metavar="ROLE=FILE",
+        action="append",
+        default=[],
+        help="try the store with these keys, too: ROLE is worker or submitter, FILE a credentials"
+        " file as AWS_SHARED_CREDENTIALS_FILE names one; may be given for each role. The"
+        " scheduler's keys are those in the environment",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        help=f"the scheduler's key file; default: ${KEYS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--results",
+        metavar="DIR",
+        help="the folder of all experiments; default: $TUNEMQ_RESULTS, else ~/tunemq_results",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="what the scheduler and workers start on with --insecure is a warning, no problem",
+    )
+    parser.add_argument("--json", action="store_true", help="answer in JSON, for programs")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Look, and say what was found; the exit status."""
+    try:
+        found = _examined(options, os.environ)
+    except ConfigError as wrong:
+        tell(str(wrong))
+        return EXIT_WRONG_USE
+    if options.json:
+        write_json(
+            {
+                "findings": found,
+                "problems": _number(found, Level.PROBLEM),
+                "warnings": _number(found, Level.WARNING),
+            }
+        )
+    else:
+        sys.stdout.write(shown(found))
+    return int(any(one.level is Level.PROBLEM for one in found))
+
+
+def shown(findings: Iterable[Finding]) -> str:
+    """Findings as lines for a person: one for each check, below it what is wrong and the fix.
+
+    What a node or a server has said of itself has no control characters here.
+    """
+    found = list(findings)
+    width = max(len(one.check) for one in found)
+    lines: list[str] = []
+    for check, group in groupby(sorted(found, key=_place(found)), key=lambda one: one.check):
+        of_check = sorted(group, key=lambda one: _WORST_FIRST.index(one.level))
+        worst = of_check[0]
+        wrong = [one for one in of_check if one.level is not Level.OK]
+        said = "" if wrong else "; ".join(one.what for one in of_check)
+        lines.append(f"{worst.level.value:7}  {check:{width}}  {said}".rstrip())
+        for one in wrong:
+            lines += [f"{'':9}{one.what}", f"{'':9}to mend it: {one.fix}"]
+    lines.append(_sum(found))
+    return "".join(f"{_printable(line)}\n" for line in lines)
+
+
+def _examined(options: argparse.Namespace, environ: Mapping[str, str]) -> list[Finding]:
+    url = options.redis or environ.get(REDIS_VARIABLE, "")
+    if not url:
+        raise ConfigError(
+            f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
+        )
+    with installed_packages_first("redis"):
+        from tunemq_scheduler.security.doctor.examination import (
+            Patient,
+            allowed_by_insecure,
+            examine,
+        )
+        from tunemq_scheduler.security.store_access import StoreKeys, StoreRole
+
+    def role_keys(given: str) -> StoreKeys:
+        """What --store-keys says."""
+        name, _, file = given.partition("=")
+        roles = [str(role) for role in StoreRole if role is not StoreRole.SCHEDULER]
+        path = os.path.abspath(os.path.expanduser(file))
+        if name not in roles or not os.path.isfile(path):
+            raise ConfigError(
+                f"--store-keys {given!r} is invalid: give ROLE=FILE with one of the roles"
+                f" {' and '.join(roles)} and a file that exists."
+            )
+        of_role = {
+            variable: value for variable, value in environ.items() if variable not in KEY_VARIABLES
+        }
+        of_role["AWS_SHARED_CREDENTIALS_FILE"] = path
+        return StoreKeys(StoreRole(name), of_role, path)
+
+    keys = environ.get(KEYS_VARIABLE, "") if options.keys is None else options.keys
+    found = examine(
+        Patient(
+            url=url,
+            keys=os.path.abspath(os.path.expanduser(keys)) if keys else "",
+            store=options.store or "",
+            store_if_unknown=_store_of_options(environ),
+            results=farm_results_folder(options.results, options.store),
+            environ=environ,
+            role_keys=tuple(map(role_keys, options.store_keys)),
+        )
+    )
+    return allowed_by_insecure(found) if options.insecure else found
+
+
+def _store_of_options(environ: Mapping[str, str]) -> str:
+    """The store that the scheduler's unit names; empty where it names none."""
+    found = _STORE_OPTION.search(environ.get(_OPTIONS_VARIABLE, ""))
+    return found[1] if found else ""
+
+
+def _place(found: Sequence[Finding]) -> Callable[[Finding], int]:
+    """Sorts findings of one check together, where the first of them is."""
+    first: dict[str, int] = {}
+    for number, one in enumerate(found):
+        first.setdefault(one.check, number)
+    return lambda one: first[one.check]
+
+
+def _sum(found: Sequence[Finding]) -> str:
+    checks = len({one.check for one in found})
+    problems, warnings = _number(found, Level.PROBLEM), _number(found, Level.WARNING)
+    if not problems and not warnings:
+        return f"{checks} checks: all is well."
+    return f"{checks} checks: {_counted(problems, 'problem')}, {_counted(warnings, 'warning')}."
+
+
+def _number(found: Iterable[Finding], level: Level) -> int:
+    return sum(one.level is level for one in found)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
+
+
+def _printable(line: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in line)

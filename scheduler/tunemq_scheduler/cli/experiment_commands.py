@@ -1,0 +1,207 @@
+"""``tunemq ls``, ``show``, ``logs``, ``stop``, ``pause``, ``resume``, ``retry``, ``rm``, ``why``.
+
+About experiments of a farm that are there; `tunemq_scheduler.cli.submit_command` makes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.cli.farm_arguments import (
+    add_command,
+    add_experiment,
+    named,
+    tell,
+    write_json,
+)
+from tunemq_scheduler.output.terminal.harmless import write_output
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.protocol import farm_requests as r
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.api.farm_client import FarmClient
+
+_TRIAL = "its id or name"
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to the command line."""
+    ls = add_command(groups, "ls", list_experiments, "list the experiments of a farm")
+    ls.add_argument("--owner", dest="whose", default="", help="only those of this one")
+    ls.add_argument("--active", action="store_true", help="only those that are not over")
+
+    show = add_command(groups, "show", show_experiment, "show an experiment and its trials")
+    add_experiment(show)
+    show.add_argument(
+        "--trials", type=_amount, default=30, metavar="N", help="how many at most; default: 30"
+    )
+
+    logs = add_command(
+        groups,
+        "logs",
+        show_log,
+        "show what an experiment prints, or one of its trials",
+        more="Without a trial: the progress of the experiment.",
+    )
+    add_experiment(logs, trial=_TRIAL)
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until it is over")
+    logs.add_argument("--tail", type=_amount, metavar="BYTES", help="only the last ones")
+
+    stop = add_command(groups, "stop", stop_it, "stop an experiment, or one of its trials")
+    add_experiment(stop, trial=f"{_TRIAL}; default: all of the experiment")
+    add_experiment(
+        add_command(groups, "pause", pause, "have an experiment give its slots back for a while")
+    )
+    add_experiment(
+        add_command(
+            groups, "resume", resume, "go on with an experiment that was paused, stopped, or failed"
+        )
+    )
+    retry = add_command(groups, "retry", retry_it, "run trials in ERROR again")
+    add_experiment(retry, trial=f"{_TRIAL}; default: all that are in ERROR")
+    rm = add_command(groups, "rm", remove, "forget an experiment that is over")
+    add_experiment(rm)
+    rm.add_argument("--files", action="store_true", help="remove results and checkpoints, too")
+    rm.add_argument("--yes", action="store_true", help="do not ask before files are removed")
+    why = add_command(groups, "why", tell_why, "say why a trial or an experiment waits, or ended")
+    add_experiment(why, trial=_TRIAL)
+
+
+def list_experiments(client: FarmClient, options: argparse.Namespace) -> int:
+    """Print a table of them."""
+    request = r.ListExperiments(owner=options.whose, is_all=not options.active)
+    found = client.ask(request, a.ExperimentList)
+    if options.json:
+        write_json(found)
+    elif found.experiments:
+        from tunemq_scheduler.cli.farm_tables import show_experiments
+
+        show_experiments(found.experiments)
+    else:
+        tell("there are no experiments")
+    return 0
+
+
+def show_experiment(client: FarmClient, options: argparse.Namespace) -> int:
+    """Print what is known of one."""
+    request = r.ShowExperiment(name=options.experiment, trials=options.trials)
+    detail = client.ask(request, a.ExperimentDetail)
+    if options.json:
+        write_json(detail)
+    else:
+        from tunemq_scheduler.cli.farm_tables import show_detail
+
+        show_detail(detail)
+    return 0
+
+
+def show_log(client: FarmClient, options: argparse.Namespace) -> int:
+    """Print a log, as it is or as it grows."""
+    from tunemq_scheduler.api.log_following import follow, log_pages
+
+    name, trial = named(options)
+    offset = -options.tail if options.tail else 0
+    if options.json:
+        if options.follow:
+            tell('-f is for people; a program asks for what comes behind "end" itself')
+        for page in log_pages(client, name, trial, offset=offset):
+            write_json(_page_for_programs(page, name, trial))
+        return 0
+    if options.follow:
+        try:
+            page = follow(client, name, trial, offset=offset, show=_print, tell=tell)
+        except KeyboardInterrupt:
+            return 130
+        tell(f"{name} is {page.state}" + (f": {page.reason}" if page.reason else ""))
+        return 0
+    for page in log_pages(client, name, trial, offset=offset):
+        _print(page.data)
+    return 0
+
+
+def stop_it(client: FarmClient, options: argparse.Namespace) -> int:
+    """Stop an experiment or a trial."""
+    name, trial = named(options)
+    return _done(client, r.Stop(name=name, trial=trial), options)
+
+
+def pause(client: FarmClient, options: argparse.Namespace) -> int:
+    """Pause an experiment."""
+    return _done(client, r.Pause(name=options.experiment), options)
+
+
+def resume(client: FarmClient, options: argparse.Namespace) -> int:
+    """Go on with an experiment."""
+    return _done(client, r.Resume(name=options.experiment), options)
+
+
+def retry_it(client: FarmClient, options: argparse.Namespace) -> int:
+    """Run trials in ERROR again."""
+    name, trial = named(options)
+    return _done(client, r.Retry(name=name, trial=trial), options)
+
+
+def remove(client: FarmClient, options: argparse.Namespace) -> int:
+    """Forget an experiment."""
+    name = options.experiment
+    if options.files and not options.yes and not _agreed(name):
+        tell("nothing was removed")
+        return 1
+    return _done(client, r.Remove(name=name, with_files=options.files), options)
+
+
+def tell_why(client: FarmClient, options: argparse.Namespace) -> int:
+    """Say why it is as it is."""
+    name, trial = named(options)
+    why = client.ask(r.AskWhy(name=name, trial=trial), a.Why)
+    if options.json:
+        write_json(why)
+    else:
+        sys.stdout.writelines(f"{harmless(line)}\n" for line in why.lines)
+    return 0
+
+
+def _done(client: FarmClient, request: r.Request, options: argparse.Namespace) -> int:
+    done = client.ask(request, a.Done)
+    if options.json:
+        write_json(done)
+    else:
+        sys.stdout.write(f"{harmless(done.text)}\n")
+    return 0
+
+
+def _agreed(name: str) -> bool:
+    sys.stdout.write(f"Remove the results and checkpoints of {name} for good? [y/N] ")
+    sys.stdout.flush()
+    try:
+        return input().strip().lower() in {"y", "yes"}
+    except EOFError:  # no terminal, and no --yes
+        return False
+
+
+def _print(data: bytes) -> None:
+    write_output(sys.stdout, data)
+
+
+def _page_for_programs(page: a.LogPage, name: str, trial: str) -> dict[str, object]:
+    return {
+        "experiment": name,
+        "trial": trial,
+        "text": page.data.decode(errors="replace"),
+        "offset": page.offset,
+        "end": page.end,
+        "size": page.size,
+        "is_over": page.is_over,
+        "state": page.state,
+        "reason": page.reason,
+    }
+
+
+def _amount(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return number

@@ -1,0 +1,146 @@
+"""What all commands that ask a farm have in common: where it is, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.output.terminal.harmless import harmless_json
+from tunemq_shared.base.errors import (
+    BugError,
+    ConfigError,
+    NoScheduler,
+    TuneError,
+    UserError,
+    WireUnavailable,
+)
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address
+from tunemq_shared.signing.key_files import KEYS_VARIABLE
+from tunemq_shared.system.process_control import leave_no_core_file
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.api.farm_client import FarmClient
+
+#: The scheduler refused, or what was waited for went wrong.
+EXIT_REFUSED: Final = 1
+#: Redis cannot be reached (EX_UNAVAILABLE).
+EXIT_UNAVAILABLE: Final = 69
+#: The farm has no scheduler, or it does not answer (EX_TEMPFAIL).
+EXIT_NO_SCHEDULER: Final = 75
+
+#: For the end of each command's help.
+EXIT_CODES: Final = (
+    "Exit codes: 0 done; 1 refused, or failed; 2 and 64 something given is of no use; 69 Redis"
+    " cannot be reached, or takes no writes; 75 no scheduler runs there."
+)
+
+Act = Callable[["FarmClient", argparse.Namespace], int]
+
+
+def add_command(
+    groups: Any, name: str, act: Act, what: str, *, more: str = "", epilog: str = EXIT_CODES
+) -> argparse.ArgumentParser:
+    """Add a command that asks a farm, with the options that all of them have."""
+    parser: argparse.ArgumentParser = groups.add_parser(
+        name, help=what, description=f"{what[0].upper()}{what[1:]}. {more}", epilog=epilog
+    )
+    add_options(parser)
+    parser.set_defaults(run=lambda options: run(act, options))
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the farm is, and for whom the answer is."""
+    parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help=f"of the farm, such as rediss://host:6379/0; default:"
+        f" ${REDIS_VARIABLE}, which is the place for one with a password",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        help=f"your key file of the farm, if it has keys; default: ${KEYS_VARIABLE}",
+    )
+    parser.add_argument("--json", action="store_true", help="answer in JSON, for programs")
+
+
+def run(act: Act, options: argparse.Namespace) -> int:
+    """Ask the farm; the exit status.
+
+    Raises:
+        UserError: something given is of no use.
+        BugError: ours.
+    """
+    url = options.redis or os.environ.get(REDIS_VARIABLE, "")
+    if not url:
+        raise ConfigError(
+            f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
+        )
+    if options.redis and parse_address(url).password:
+        tell(
+            "whoever lists this machine's processes sees the password in --redis; give the address"
+            f" in ${REDIS_VARIABLE} instead."
+        )
+    leave_no_core_file()
+    with installed_packages_first("redis"):
+        from tunemq_scheduler.api.farm_client import FarmClient
+    try:
+        owner = getattr(options, "owner", None) or ""
+        with FarmClient(url, owner=owner, keys=options.keys) as client:
+            return act(client, options)
+    except (UserError, BugError):
+        raise
+    except TuneError as problem:
+        tell(str(problem))
+        if isinstance(problem, WireUnavailable):
+            return EXIT_UNAVAILABLE
+        return EXIT_NO_SCHEDULER if isinstance(problem, NoScheduler) else EXIT_REFUSED
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def write_json(answer: object) -> None:
+    """Write an answer for programs, in one line that no terminal obeys."""
+    sys.stdout.write(f"{harmless_json(msgspec.json.encode(answer).decode())}\n")
+
+
+def tell(text: str) -> None:
+    """A line for people, beside what the command answers."""
+    sys.stdout.flush()
+    sys.stderr.write(f"tunemq: {harmless(text)}\n")
+
+
+def add_experiment(parser: argparse.ArgumentParser, *, trial: str = "") -> None:
+    """The argument that names an experiment.
+
+    Args:
+        trial: what a trial is named for; empty where none can be.
+    """
+    if not trial:
+        parser.add_argument("experiment", metavar="NAME", help="of the experiment")
+        return
+    parser.add_argument("experiment", metavar="NAME[/TRIAL]", help="of the experiment")
+    parser.add_argument("trial", metavar="TRIAL", nargs="?", default="", help=trial)
+
+
+def named(options: argparse.Namespace) -> tuple[str, str]:
+    """The experiment, and the trial or nothing, that a command line names.
+
+    Raises:
+        ConfigError: it names two trials.
+    """
+    name, slash, trial = options.experiment.partition("/")
+    if slash and options.trial:
+        raise ConfigError(
+            f"{options.experiment} {options.trial} names two trials; write NAME/TRIAL."
+        )
+    return name, trial or options.trial

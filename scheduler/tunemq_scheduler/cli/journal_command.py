@@ -1,0 +1,314 @@
+"""``tunemq journal``: show, check and salvage the journal of an experiment."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tunemq_scheduler.experiment.journal_replay import replay_as_far_as_possible, replay_recovered
+from tunemq_scheduler.journal import FILE_NAME, Recovered
+from tunemq_scheduler.journal.damage_check import Verdict, examine
+from tunemq_scheduler.journal.fetch_copy import fetch_journal
+from tunemq_scheduler.journal.journal_contents import SegmentHeader, decode_header, readable
+from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_keys import known_journal_seal
+from tunemq_scheduler.journal.journal_layout import (
+    SNAPSHOT_SUFFIX,
+    TURNS_SUFFIX,
+    numbers,
+    turns_file,
+)
+from tunemq_scheduler.journal.salvage import Salvaged, salvage
+from tunemq_shared.base.errors import ConfigError, JournalError
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.checkpoints.open_store import canonical_address, is_remote, open_objects
+from tunemq_shared.code.config_packing import peek_config
+from tunemq_shared.protocol.messages import Entry, decode_entries
+
+#: Exit code where the journal is damaged, or was.
+EXIT_DAMAGED = 1
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to the command line."""
+    group = groups.add_parser(
+        "journal",
+        help="show, check or salvage the journal of an experiment",
+        description="The journal is what an experiment knows: every result, decision and "
+        "checkpoint, in order. It is the folder 'journal' in that of the experiment.",
+    )
+    commands = group.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], what: str, more: str) -> Any:
+        parser = commands.add_parser(name, help=what, description=f"{what}. {more}")
+        parser.set_defaults(run=run)
+        return parser
+
+    show = add(
+        "show",
+        show_entries,
+        "print what happened, a line for each event",
+        "The number of its turn stands before each; what a turn holds became durable at once. "
+        "Turns for which a snapshot stands are shown as long as their files are kept.",
+    )
+    check = add(
+        "check",
+        check_journal,
+        "read all of it and replay it",
+        "Exit status 0: it is whole, or torn at its end only, which a restart mends; 1: it is "
+        "damaged. It may be in use.",
+    )
+    mend = add(
+        "salvage",
+        salvage_journal,
+        "write what can be read of a damaged journal into a new one",
+        "The damaged one is kept beside it, under another name. Says what was lost. Not while the "
+        "search runs.",
+    )
+    where = "the experiment's folder, or its journal"
+    for parser in (show, check):
+        parser.add_argument("path", help=f"{where}, or the address of its store")
+    mend.add_argument("path", help=where)
+    show.add_argument("--trial", metavar="ID", help="only what is about this trial")
+    show.add_argument("--tail", metavar="N", type=_count, help="only the last N lines")
+    show.add_argument("--json", action="store_true", help="a JSON object for each line")
+    mend.add_argument("--json", action="store_true", help="a JSON object with what was lost")
+
+
+# --- show -----------------------------------------------------------------------------------------
+
+
+def show_entries(options: argparse.Namespace) -> int:
+    """Print the entries."""
+    with _opened(options.path) as path:
+        lines = _lines(path, options.trial, as_json=options.json)
+        if options.tail is not None:
+            lines = iter(deque(lines, maxlen=options.tail))
+        try:
+            for line in lines:
+                sys.stdout.write(f"{harmless(line)}\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # ``| head`` has seen enough
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  written at exit
+    return 0
+
+
+def _lines(path: Path, trial: str | None, *, as_json: bool) -> Iterator[str]:
+    write = _as_json if as_json else _as_text
+    for turn, entries in _turns(path):
+        for entry in entries:
+            if trial is None or getattr(entry.event, "trial", None) == trial:
+                yield write(turn, entry)
+
+
+def _turns(path: Path) -> Iterator[tuple[int, list[Entry]]]:
+    """All turns that are there, up to the first damage, each with its number."""
+    last = -1
+    for number in numbers(path, TURNS_SUFFIX):
+        segment = turns_file(path, number)
+        frames = iter(Frames(segment))
+        if (first := next(frames, None)) is not None:
+            decode_header(first.payload, SegmentHeader, segment)
+        for frame in frames:
+            if frame.number > last:
+                yield frame.number, readable(frame.payload, decode_entries, segment)
+                last = frame.number
+
+
+def _as_text(turn: int, entry: Entry) -> str:
+    said = [f"{turn:>6}  {_sentence(entry.event)}"]
+    said += [f"-> {_sentence(answer)}" for answer in entry.answers]
+    return "  ".join(said)
+
+
+def _sentence(fact: Any) -> str:
+    fields = (f"{name}={_short(value)}" for name, value in _fields(fact).items())
+    return " ".join([type(fact).__name__, *fields])
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    plain = text.replace("\n", "\\n")
+    return plain if plain.isprintable() and plain else json.dumps(text)
+
+
+def _as_json(turn: int, entry: Entry) -> str:
+    shown = {"turn": turn, "event": type(entry.event).__name__, **_fields(entry.event)}
+    if entry.answers:
+        shown["answers"] = [{"answer": type(one).__name__, **_fields(one)} for one in entry.answers]
+    return json.dumps(shown, default=repr)
+
+
+def _fields(fact: Any) -> dict[str, Any]:
+    fields = {name: getattr(fact, name) for name in fact.__struct_fields__}
+    if isinstance(fields.get("config"), bytes):
+        fields["config"] = peek_config(fields["config"])
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+# --- check ----------------------------------------------------------------------------------------
+
+
+def check_journal(options: argparse.Namespace) -> int:
+    """Read and replay all of it."""
+    with _opened(options.path) as path:
+        verdict = _examined_while_used(path)
+        if verdict.damage or verdict.found is None:
+            sys.stdout.write("".join(f"damaged: {harmless(line)}\n" for line in verdict.damage))
+            sys.stdout.write(
+                "`tunemq journal salvage` writes what can be read into a new journal, and keeps "
+                "this one.\n"
+            )
+            return EXIT_DAMAGED
+        sys.stdout.write("".join(f"{harmless(line)}\n" for line in _described(verdict.found)))
+        if verdict.found.cut:
+            sys.stdout.write(
+                f"{verdict.found.cut} bytes at the end are of a turn that was not complete, or is "
+                "just being written; nothing was done because of it, and a restart cuts them off.\n"
+            )
+    sys.stdout.write("whole\n")
+    return 0
+
+
+def _examined_while_used(path: Path) -> Verdict:
+    """Its search may take a snapshot meanwhile, and remove what is just being read."""
+    while True:
+        files = numbers(path, TURNS_SUFFIX)
+        try:
+            verdict = examine(path, replay_as_far_as_possible)
+        except JournalError:
+            if numbers(path, TURNS_SUFFIX) == files:
+                raise
+        else:
+            if not verdict.damage or numbers(path, TURNS_SUFFIX) == files:
+                return verdict
+
+
+def _described(found: Recovered) -> list[str]:
+    runner = replay_recovered(found)
+    header, states = found.header, dict(sorted(runner.counts.items()))
+    counts = ", ".join(f"{count} {state}" for state, count in states.items() if count)
+    written = f" by TuneMQ {header.tunemq}" if header.tunemq else ""
+    return [
+        f"experiment {header.experiment} ({header.experiment_id}), begun{written}",
+        (
+            f"{found.turn} turns, {found.snapshot_turn} of them in a snapshot, "
+            f"{len(found.finished)} summaries in the history"
+        ),
+        f"{runner.suggested} trials: {counts or 'none'}; {runner.elapsed:.0f} s",
+    ]
+
+
+# --- salvage --------------------------------------------------------------------------------------
+
+
+def salvage_journal(options: argparse.Namespace) -> int:
+    """Make a new journal of what can be read."""
+    path = _local(options.path)
+    done = salvage(path, replay_as_far_as_possible)
+    if options.json:
+        sys.stdout.write(f"{msgspec.json.encode(done, enc_hook=str).decode()}\n")
+        return 0
+    if done.kept is None:
+        sys.stdout.write(f"{path} is whole up to its end: {done.turns} turns. Nothing was done.\n")
+        return 0
+    lines = [
+        *done.damage,
+        f"The new journal has {done.turns} turns, {done.snapshot_turn} of them in a snapshot.",
+        told_lost(done),
+        *_lost_history(done),
+        f"The damaged journal is kept at {done.kept}",
+    ]
+    sys.stdout.write("".join(f"{harmless(line)}\n" for line in lines))
+    return 0
+
+
+def told_lost(done: Salvaged) -> str:
+    """What the new journal lacks, for people."""
+    if done.gone:
+        files = ", ".join(map(str, done.gone))
+        behind = f", {done.unusable} of them whole," if done.unusable else ""
+        return (
+            f"Lost: all turns behind turn {done.turns}{behind} for {files} is missing or holds "
+            "none of them; the journal does not say how many they were. The copy of the journal "
+            "in the search's store, if it has one, may have them: restore the search from there. "
+            "Else the next restore moves the rows of results that the new journal lacks to "
+            "*.unrecorded.* and names them."
+        )
+    if not done.unusable:
+        return "No whole turn is behind the damage; the turns that it hit are lost."
+    return (
+        f"Lost: turn {done.turns + 1}, and {done.unusable} whole turns behind it, which mean "
+        "nothing without it. Trials go on from the last checkpoints that the new journal knows."
+    )
+
+
+def _lost_history(done: Salvaged) -> list[str]:
+    if not done.lost_records:
+        return []
+    trials = ", ".join(done.missing) or "none"
+    records = "1 record" if done.lost_records == 1 else f"{done.lost_records} records"
+    return [
+        (
+            f"Lost: {records} of the history. Finished trials that the search no longer knows: "
+            f"{trials}; their folders stay as they are."
+        ),
+        (
+            "Other finished trials may be shown as they were earlier. If the search has a store, "
+            "the copy of the journal there may be whole."
+        ),
+    ]
+
+
+# --- where it is ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(given: str) -> Iterator[Path]:
+    """The journal of the experiment at a folder, or a copy of the one at an address."""
+    if not is_remote(given):
+        yield _local(given)
+        return
+    with tempfile.TemporaryDirectory(prefix="tunemq-journal-") as scratch:
+        with open_objects(canonical_address(given)) as objects:
+            fetch_journal(objects, Path(scratch, FILE_NAME), known_journal_seal(given))
+        yield Path(scratch, FILE_NAME)
+
+
+def _local(given: str) -> Path:
+    path = Path(os.path.expanduser(given.removeprefix("file://"))).absolute()
+    for one in (path / FILE_NAME, path):
+        if numbers(one, TURNS_SUFFIX) or numbers(one, SNAPSHOT_SUFFIX):
+            return one
+    raise ConfigError(
+        f"there is no journal at {path}: give the folder that a search has made, or the folder "
+        f"{FILE_NAME} in it."
+    )
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines")
+    return int(text)

@@ -1,0 +1,84 @@
+"""The command line of ``tunemq``: finds the command, runs it, and says in a line what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunemq_scheduler.cli import (
+    checkpoints_command,
+    doctor_command,
+    experiment_commands,
+    journal_command,
+    keys_command,
+    nodes_command,
+    run_command,
+    store_command,
+    submit_command,
+)
+from tunemq_scheduler.farm import scheduler_command as scheduler
+from tunemq_shared.base.errors import BugError, TuneError
+from tunemq_shared.base.safe_text import harmless
+
+#: The command line, or what it names, is of no use (EX_USAGE); 1 is a finding, not a mistake.
+EXIT_USAGE = 64
+
+
+#: Adds a command to the command line, whose type argparse keeps to itself.
+AddParser = Callable[[Any], None]
+
+
+def main(
+    version: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    others: Sequence[AddParser] = (),
+) -> int:
+    """Run the command line; returns the exit status.
+
+    Args:
+        version: of TuneMQ.
+        arguments: by default those of this process.
+        others: add the commands of the workers' side, which the scheduler's does not know.
+    """
+    parser = argparse.ArgumentParser(
+        prog="tunemq",
+        description="Hyperparameter search on machines you own.",
+        epilog="A search on this machine is started from a script, or by `tunemq run`: see the"
+        " README. `tunemq report` reports a result from within a trial of `tunemq run`; `tunemq"
+        " health` says whether a scheduler or a worker is well.",
+    )
+    parser.add_argument("--version", action="version", version=f"tunemq {version}")
+    groups = parser.add_subparsers(metavar="COMMAND")
+    run_command.add_parser(groups)
+    scheduler.add_parser(groups)
+    for add_parser in others:
+        add_parser(groups)
+    submit_command.add_parser(groups)
+    experiment_commands.add_parser(groups)
+    nodes_command.add_parser(groups)
+    keys_command.add_parser(groups)
+    doctor_command.add_parser(groups)
+    checkpoints_command.add_parser(groups)
+    journal_command.add_parser(groups)
+    store_command.add_parser(groups)
+    given, behind = run_command.divided(sys.argv[1:] if arguments is None else arguments)
+    options, unknown = parser.parse_known_args(given)
+    if unknown and "command_line" not in options:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if "run" not in options:
+        parser.print_help()
+        return 0
+    try:
+        if "command_line" in options:
+            run_command.take_command(options, unknown, behind)
+        return int(options.run(options))
+    except BugError:
+        raise
+    except TuneError as problem:
+        sys.stderr.write(f"tunemq: {harmless(str(problem))}\n")
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 130

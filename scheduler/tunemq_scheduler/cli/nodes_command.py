@@ -1,0 +1,72 @@
+"""``tunemq nodes``: lists the nodes of a farm, drains them, takes them back, retires them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.cli.farm_arguments import add_command, tell, write_json
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.protocol import farm_requests as r
+from tunemq_shared.protocol.rejections import OFTEN_HONEST
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.api.farm_client import FarmClient
+
+_REQUESTS = {"drain": r.Drain, "resume": r.ResumeNode, "retire": r.Retire}
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = add_command(
+        groups,
+        "nodes",
+        nodes,
+        "list the nodes of a farm, or change what they are for",
+        more="drain: nothing new is placed there, what runs is saved and goes on elsewhere."
+        " resume: it is used again. retire: it is drained, and its worker ends.",
+    )
+    parser.add_argument("change", nargs="?", choices=tuple(_REQUESTS), help="default: list them")
+    parser.add_argument("node", nargs="?", metavar="NODE", help="its name, or its incarnation")
+
+
+def nodes(client: FarmClient, options: argparse.Namespace) -> int:
+    """Print a table of nodes, or change one."""
+    if options.change is not None:
+        return _changed(client, options)
+    found = client.ask(r.ListNodes(), a.NodeList)
+    if options.json:
+        write_json(found)
+    elif found.nodes:
+        from tunemq_scheduler.cli.farm_tables import show_nodes
+
+        show_nodes(found.nodes)
+    else:
+        tell("there are no nodes; start some with: tunemq worker --redis URL")
+    if not options.json:
+        _tell_of(found.refused)
+    return 0
+
+
+def _tell_of(refused: Sequence[a.RefusedRow]) -> None:
+    """What was not believed; what happens on honest farms too is in --json and in metrics."""
+    for row in refused:
+        if row.reason not in OFTEN_HONEST:
+            who = f"node {row.node}" if row.node else "the scheduler"
+            messages = "1 message" if row.times == 1 else f"{row.times} messages"
+            tell(f"{who} refused {messages} of the kind {row.kind}: {row.reason}")
+
+
+def _changed(client: FarmClient, options: argparse.Namespace) -> int:
+    if options.node is None:
+        raise ConfigError(f"which node? Write: tunemq nodes {options.change} NODE")
+    done = client.ask(_REQUESTS[options.change](node=options.node), a.Done)
+    if options.json:
+        write_json(done)
+    else:
+        sys.stdout.write(f"{harmless(done.text)}\n")
+    return 0

@@ -1,0 +1,279 @@
+"""``tunemq run``: a search of which each trial is a command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from tunemq_scheduler.output.terminal.harmless import harmless_json
+from tunemq_shared.base.errors import ConfigError, MetricError, TrialError
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.base.undecodable import NO_JSON
+
+#: No trial has a result.
+EXIT_NOTHING_FOUND: Final = 1
+
+_USAGE = "tunemq run [OPTIONS] [--] PROGRAM [ARGUMENTS]"
+_DESCRIPTION = """\
+Runs PROGRAM once for each configuration of the search space, several at a time, on this machine.
+In its arguments {lr} stands for the parameter lr, {opt.lr} for lr in the group opt, and {{ for a
+brace. It prints its results as lines such as "loss=0.3", or calls `tunemq report loss=0.3`.
+
+  tunemq run --space space.yaml --metric loss --num-samples 20 -- ./train.sh --lr {lr}
+
+Options may also stand behind PROGRAM; what is none of these is the program's. Behind -- all is.
+"""
+_EPILOG = """\
+The space, a YAML or JSON file: a line a parameter, such as
+  lr: {loguniform: [1e-4, 1e-1]}      layers: {choice: [1, 2, 3]}      epochs: 20
+Domains: uniform, quniform, loguniform, qloguniform, randint, qrandint, lograndint, qlograndint,
+randn, qrandn, choice, grid_search.
+
+Programs find in their environment TUNEMQ_PARAM_LR and so on, TUNEMQ_CONFIG (a JSON file with all
+parameters), TUNEMQ_TRIAL_ID, TUNEMQ_TRIAL_DIR, TUNEMQ_CHECKPOINT (a folder to go on from, empty at
+first) and TUNEMQ_CHECKPOINT_DIR (where to put a checkpoint before its result is printed).
+
+Exit codes: 0 there is a best configuration; 1 no trial has a result; 2 or 64 something given is of
+no use; 130 Ctrl-C. See docs/executables.md.
+"""
+#: Metrics of which less is better, by what is in their names.
+_LESS_IS_BETTER: Final = ("loss", "err")
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = groups.add_parser(
+        "run",
+        help="search the best configuration of any program",
+        usage=_USAGE,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # else --lr could be short for one of ours
+        add_help=False,  # -h may be the program's
+    )
+    parser.add_argument("--help", action="help", help="show this and exit")
+
+    def add(option: str, metavar: str, what: str, kind: Callable[[str], Any] = str) -> None:
+        parser.add_argument(option, metavar=metavar, help=what, type=kind, action=_Once)
+
+    whole, number = _number(int), _number(float)
+    add("--space", "FILE", "the search space; needed where the arguments name parameters")
+    add("--metric", "NAME", "the metric to optimise; default: none, every trial just runs")
+    add("--mode", "MODE", "min or max; default: min if `loss` or `err` is in the metric's name")
+    add("--num-samples", "N", "how often the space is sampled; a grid is walked as often", whole)
+    add("--search", "NAME", "random (the default) or optuna; options as for --scheduler")
+    add("--scheduler", "NAME", "fifo (the default) or asha,max_t=81,grace_period=3")
+    add("--max-concurrent", "N", "how many trials run at once; default: as many as fit", whole)
+    add("--cpus", "N", "of each trial; default: 1", number)
+    add("--gpus", "N", "of each trial, also a part such as 0.5", number)
+    add("--resources", "NAME=N,...", "what else each trial takes, such as memory=2e9")
+    add("--max-failures", "N", "how often a trial is tried again, from its checkpoint", whole)
+    add("--time-budget", "SECONDS", "of the whole search", number)
+    add("--seed", "N", "of the configurations", whole)
+    add("--name", "NAME", "of the search and its folder")
+    add("--results", "DIR", "the folder above it; default: $TUNEMQ_RESULTS or ~/tunemq_results")
+    add("--storage", "ADDRESS", "where checkpoints go, such as s3://bucket/prefix")
+    add("--metrics-from", "SOURCE", "stdout (the default), report, or a file of JSON lines")
+    add("--pattern", "REGEX", "of lines with metrics, such as 'loss (?P<loss>\\S+)'")
+    add("--cwd", "DIR", "where the program runs; default: here")
+    parser.add_argument(
+        "--json", action="store_true", help="print the best configuration as JSON, and no table"
+    )
+    parser.set_defaults(run=run, command_line=[])
+
+
+def divided(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments of `tunemq`, and what stands behind ``--`` where that is a program's."""
+    given = list(arguments)
+    if given[:1] != ["run"] or "--" not in given:
+        return given, []
+    at = given.index("--")
+    return given[:at], given[at + 1 :]
+
+
+def take_command(options: argparse.Namespace, unknown: list[str], behind: list[str]) -> None:
+    """Note in the options which command is to be run.
+
+    Raises:
+        ConfigError: it cannot be told from the options, or there is none.
+    """
+    if unknown and behind:
+        raise ConfigError(
+            f"{shlex.join(unknown)} is no option of tunemq run; what is the program's stands "
+            "behind --."
+        )
+    options.command_line = behind or unknown
+    if not options.command_line or options.command_line[0].startswith("-"):
+        given = f", and {options.command_line[0]} is no option" if options.command_line else ""
+        raise ConfigError(f"there is no program to run{given}: {_USAGE}; see tunemq run --help.")
+    for name in ("metric", "mode", "name", "results", "storage", "search", "scheduler"):
+        value = getattr(options, name)
+        if value is not None and "{" in value:
+            raise ConfigError(
+                f"--{name} {value} was taken for an option of tunemq run. If it is the program's, "
+                f"put -- before the program: {_USAGE}."
+            )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the search.
+
+    Raises:
+        UserError: something given is of no use; says what to do.
+    """
+    tuner = tuner_for(options)
+    if not options.json:
+        sys.stdout.write(f"Each trial runs: {harmless(shlex.join(options.command_line))}\n")
+        sys.stdout.flush()
+    grid = tuner.fit()
+    best = None
+    if options.metric is not None:
+        try:
+            best = grid.get_best_result()
+        except (MetricError, TrialError) as problem:
+            sys.stderr.write(f"tunemq run: {harmless(str(problem))}\n")
+    if options.json:
+        told = {
+            "folder": grid.experiment_path,
+            "trials": len(grid),
+            "errors": grid.num_errors,
+            "best": None
+            if best is None
+            else {
+                "trial_id": best.trial_id,
+                "config": best.config,
+                "metrics": best.metrics,
+                "folder": best.path,
+            },
+        }
+        sys.stdout.write(f"{harmless_json(json.dumps(told))}\n")
+    is_found = best is not None if options.metric is not None else grid.num_terminated > 0
+    return 0 if is_found else EXIT_NOTHING_FOUND
+
+
+def tuner_for(options: argparse.Namespace) -> Any:
+    """The search that the options describe, to be run here or elsewhere.
+
+    Raises:
+        UserError: something given is of no use; says what to do.
+    """
+    from tunemq_scheduler.api.tuner import Tuner
+    from tunemq_scheduler.schedulers import create_scheduler
+    from tunemq_scheduler.search import create_searcher
+    from tunemq_scheduler.search.space_file import read_space_file
+    from tunemq_scheduler.settings.config import FailureConfig, RunConfig, TuneConfig
+    from tunemq_scheduler.storage.folders import RESULTS_VARIABLE
+    from tunemq_shared.executables.executable import executable
+    from tunemq_shared.trainable.resources import with_resources
+
+    trainable: Any = executable(
+        options.command_line,
+        metrics_from=options.metrics_from or "stdout",
+        pattern=options.pattern,
+        cwd=options.cwd,
+    )
+    if request := _request(options):
+        trainable = with_resources(trainable, request)
+    if options.results is not None and options.storage is not None:
+        os.environ[RESULTS_VARIABLE] = os.path.abspath(options.results)
+    return Tuner(
+        trainable,
+        param_space=read_space_file(options.space) if options.space is not None else {},
+        tune_config=TuneConfig(
+            metric=options.metric,
+            mode=_mode(options),
+            search_alg=_made("--search", create_searcher, options.search),
+            scheduler=_made("--scheduler", create_scheduler, options.scheduler),
+            num_samples=1 if options.num_samples is None else options.num_samples,
+            max_concurrent_trials=options.max_concurrent,
+            time_budget_s=options.time_budget,
+            seed=options.seed,
+        ),
+        run_config=RunConfig(
+            name=options.name,
+            storage_path=options.storage or options.results,
+            failure_config=FailureConfig(max_failures=options.max_failures or 0),
+            verbose=0 if options.json else 1,
+        ),
+    )
+
+
+class _Once(argparse.Action):
+    """Keeps a value, and refuses a second one: one of the two may be meant for the program."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        del parser, option_string
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(
+                self, "was given twice; if one is the program's, put -- before the program"
+            )
+        setattr(namespace, self.dest, values)
+
+
+def _number(kind: type[int | float]) -> Callable[[str], int | float]:
+    def read(text: str) -> int | float:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is no {'whole ' if kind is int else ''}number; if it is the program's, "
+                "put -- before the program"
+            ) from None
+
+    return read
+
+
+def _mode(options: argparse.Namespace) -> Any:
+    if options.mode is not None or options.metric is None:
+        return options.mode
+    if any(part in options.metric.lower() for part in _LESS_IS_BETTER):
+        return "min"
+    raise ConfigError(
+        f"--metric {options.metric}: say whether less or more of it is better, with --mode min or "
+        "--mode max."
+    )
+
+
+def _request(options: argparse.Namespace) -> dict[str, float]:
+    request = _pairs("--resources", options.resources or "")
+    if options.gpus is not None:
+        request["gpu"] = options.gpus
+    # As of a search in a script, what a trial does not say it takes is one CPU.
+    cpus = options.cpus if options.cpus is not None else (1 if request else None)
+    return request if cpus is None else {"cpu": cpus, **request}
+
+
+def _made(option: str, create: Callable[..., Any], given: str | None) -> Any:
+    """What has the name before the first comma, made with the options behind it."""
+    if given is None:
+        return None
+    name, _, rest = given.partition(",")
+    try:
+        return create(name, **_pairs(option, rest))
+    except TypeError as error:
+        raise ConfigError(f"{option} {given}: {error}.") from error
+
+
+def _pairs(option: str, text: str) -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for pair in filter(None, text.split(",")):
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"{option}: {pair!r} is no NAME=VALUE, such as max_t=81.")
+        try:
+            pairs[name] = json.loads(value)
+        except NO_JSON:
+            pairs[name] = value
+    return pairs

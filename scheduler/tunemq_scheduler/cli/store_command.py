@@ -1,0 +1,258 @@
+"""``tunemq store serve``: a folder of this machine as the store of a farm, by `rclone serve s3`."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+from typing import Final
+
+from tunemq_shared.base.errors import ConfigError, StoreError
+from tunemq_shared.objects.s3_address import find_keys
+from tunemq_shared.system.process_control import die_with_parent, leave_no_core_file
+
+#: Other machines reach it only where ``--listen`` says so.
+DEFAULT_LISTEN: Final = "127.0.0.1:7380"
+#: The bucket that is there from the start.
+BUCKET: Final = "tunemq"
+#: Below the folder that is served: one folder for each bucket, and the keys.
+BUCKETS: Final = "buckets"
+KEYS: Final = "credentials"
+#: Earlier versions write objects in place, so that readers see half of one.
+_OLDEST: Final = (1, 75, 2)
+#: Seconds between two times that all objects are brought to the disk.
+_SYNC_S: Final = 1.0
+#: What `rclone` calls an object that is not complete.
+INCOMPLETE: Final = ".rclone_temp_"
+_FLAGS: Final = (
+    "--config=",
+    "--vfs-cache-mode=off",
+    # Else each list reads all objects for their MD5.
+    "--etag-hash=",
+    "--multipart-streaming-buffer-total=256M",
+    "--min-tls-version=tls1.2",
+)
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands to the command line."""
+    group = groups.add_parser(
+        "store",
+        help="serve a folder as the store of a farm that has neither MinIO nor NFS",
+        description="A store for small farms: a folder of one machine, over S3, by rclone.",
+    )
+    commands = group.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    what = "serve a folder of this machine to all machines of the farm, until Ctrl-C or SIGTERM"
+    parser = commands.add_parser(
+        "serve",
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}. Runs `rclone serve s3` (pip install"
+        " 'tunemq[store]'). Searches keep their checkpoints there with"
+        f" RunConfig(storage_path='s3://{BUCKET}/PREFIX?endpoint=http://HOST:PORT'). Whoever has"
+        " the keys may read, change and remove all that is in the folder.",
+        epilog="Exit codes: 0 it was told to stop; 1 rclone ended by itself; 64 something given is"
+        " of no use.",
+    )
+    parser.add_argument("folder", metavar="DIR", type=Path, help="made if it is not there")
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=DEFAULT_LISTEN,
+        help="where to listen; no HOST for all of this machine's addresses; default: %(default)s,"
+        " which no other machine reaches",
+    )
+    parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        type=Path,
+        help="the keys that clients need, as an AWS credentials file; made, for its owner only, if"
+        f" it is not there; default: DIR/{KEYS}",
+    )
+    parser.add_argument(
+        "--cert",
+        metavar="FILE",
+        type=Path,
+        help="speak https only, with this certificate (PEM); clients name it, or who signed it,"
+        " with ca_file=FILE in the address",
+    )
+    parser.add_argument("--key", metavar="FILE", type=Path, help="its key (PEM)")
+    parser.set_defaults(run=serve)
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve the folder.
+
+    Raises:
+        ConfigError: the folder, the address, the certificate, the keys or rclone cannot be used.
+        StoreError: there are no keys in their file.
+    """
+    from tunemq_scheduler.farm.monitoring.listen_address import listener, parse_listen
+    from tunemq_scheduler.security.store_probes import is_on_loopback
+
+    leave_no_core_file()
+    host, port = parse_listen(options.listen)
+    if bool(options.cert) != bool(options.key):
+        raise ConfigError("--cert and --key go together; give both.")
+    tls = [f"--cert={options.cert}", f"--key={options.key}"] if options.cert else []
+    program = find_rclone()
+    folder = options.folder.absolute()
+    locked = _locked(folder)
+    keys_file = (options.keys or folder / KEYS).absolute()
+    access_key, secret_key = _keys_in(keys_file)
+    _remove_incomplete(folder)
+    listener(host, port, "--listen").close()  # says better than rclone what is wrong
+
+    command = [program, "serve", "s3", f"--addr={options.listen}", *tls, *_FLAGS]
+    me = os.getpid()
+    child = subprocess.Popen(
+        [*command, str(folder / BUCKETS)],
+        env={**os.environ, "RCLONE_AUTH_KEY": f'"{access_key},{secret_key}"'},
+        pass_fds=[locked],
+        preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509  there are no threads
+    )
+    is_told: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        is_told.append(number)
+        child.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+    if _answers(child, host, port):
+        shown = host or socket.gethostname()
+        shown = f"[{shown}]" if ":" in shown else shown
+        endpoint = f"{'https' if tls else 'http'}://{shown}:{port}"
+        _say(
+            f"Serving {folder} at {endpoint}\n"
+            f"  searches:  RunConfig(storage_path='s3://{BUCKET}/results?endpoint={endpoint}')\n"
+            f"  machines:  AWS_SHARED_CREDENTIALS_FILE=FILE, a copy of {keys_file}\n"
+        )
+        if not tls and not is_on_loopback(endpoint if host else ""):
+            _say(
+                "It is reached without TLS: whoever sees the network sees all that is stored. Let"
+                " only a network that you trust carry it, or give --cert and --key.\n"
+            )
+    _sync_until_it_ends(child, locked)
+    if not is_told:
+        sys.stderr.write(f"rclone ended by itself, with code {child.returncode}; see above.\n")
+        return 1
+    _say("Stopped.\n")
+    return 0
+
+
+def find_rclone() -> str:
+    """The program: the one that is installed beside this Python, else one on the PATH.
+
+    Raises:
+        ConfigError: there is none, or it is too old.
+    """
+    beside = Path(sysconfig.get_path("scripts"), "rclone")
+    program = str(beside) if beside.exists() else shutil.which("rclone")
+    oldest = ".".join(map(str, _OLDEST))
+    if program is None:
+        raise ConfigError(
+            f"rclone {oldest} or newer is missing, which serves the folder: pip install"
+            " 'tunemq[store]'."
+        )
+    said = subprocess.run([program, "version"], capture_output=True, text=True, check=False).stdout
+    found = re.match(r"rclone v(\d+)\.(\d+)\.(\d+)", said)
+    if found is None or tuple(map(int, found.groups())) < _OLDEST:
+        version = said.partition("\n")[0] or "no rclone"
+        raise ConfigError(
+            f"{program} is {version}, which shows objects that are half written; {oldest} or newer"
+            " is needed: pip install 'tunemq[store]'."
+        )
+    return program
+
+
+def _locked(folder: Path) -> int:
+    """The folder, opened and locked; made with its first bucket if it is not there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / BUCKETS / BUCKET).mkdir(parents=True, exist_ok=True)
+        locked = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} cannot be served: {error.filename}: {error.strerror}; give one"
+            " that you may write."
+        ) from error
+    try:
+        fcntl.flock(locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ConfigError(
+            f"another process serves the folder {folder}; end that, or serve another one."
+        ) from None
+    return locked
+
+
+def _keys_in(file: Path) -> tuple[str, str]:
+    """The keys in an AWS credentials file, which is made with random ones if it is not there."""
+    try:
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as made:
+            made.write(
+                f"[default]\naws_access_key_id = {secrets.token_hex(10)}\n"
+                f"aws_secret_access_key = {secrets.token_urlsafe(30)}\n"
+            )
+    except FileExistsError:
+        if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise ConfigError(
+                f"others than their owner may read the keys in {file}: chmod 600 {file}, or remove"
+                " it, so that the next start makes other keys."
+            ) from None
+    except OSError as error:
+        raise StoreError(f"the keys cannot be written to {file}: {error.strerror}.") from error
+    keys = find_keys({"AWS_SHARED_CREDENTIALS_FILE": str(file)})
+    return keys.access_key, keys.secret_key
+
+
+def _remove_incomplete(folder: Path) -> None:
+    """Remove what was being written when an earlier rclone was killed."""
+    for place, _, names in os.walk(folder / BUCKETS):
+        for name in names:
+            if name.startswith(INCOMPLETE):
+                Path(place, name).unlink()
+
+
+def _answers(child: subprocess.Popen[bytes], host: str, port: int) -> bool:
+    """Wait until it takes connections; whether it does, for it may end instead."""
+    while child.poll() is None:
+        try:
+            socket.create_connection((host or "localhost", port), 1.0).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return True
+    return False
+
+
+def _sync_until_it_ends(child: subprocess.Popen[bytes], folder: int) -> None:
+    """Bring what is written to the disk again and again: rclone leaves that to the system."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    is_over = False
+    while not is_over:
+        try:
+            child.wait(_SYNC_S)
+            is_over = True
+        except subprocess.TimeoutExpired:
+            pass
+        if libc.syncfs(folder) != 0:
+            reason = os.strerror(ctypes.get_errno())
+            sys.stderr.write(f"The disk of the folder did not keep what was written: {reason}\n")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

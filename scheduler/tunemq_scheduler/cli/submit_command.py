@@ -1,0 +1,151 @@
+"""``tunemq submit``: hands a script's search to a farm."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from tunemq_scheduler.api.farm_answers import ExperimentDetail, ExperimentState, LogPage, Submitted
+from tunemq_scheduler.cli.farm_arguments import EXIT_REFUSED, add_command, tell, write_json
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.known_variables import unknown_variables
+from tunemq_shared.protocol.farm_requests import Settings, ShowExperiment
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.api.farm_client import FarmClient
+
+_MORE = (
+    'The Tuner that the script defines (the part of it under `if __name__ == "__main__"` does not'
+    " run) is run by the farm's scheduler, on the farm's nodes. Without --detach its progress is"
+    " shown here until it is over; Ctrl-C then leaves it running."
+)
+_EPILOG = (
+    "Exit codes: 0 queued (--detach), or finished; 1 refused, failed or stopped; 2 and 64 something"
+    " given is of no use; 69 Redis cannot be reached; 75 no scheduler runs there; 130 Ctrl-C, it"
+    " goes on."
+)
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = add_command(
+        groups, "submit", submit, "hand a script's search to a farm", more=_MORE, epilog=_EPILOG
+    )
+    parser.add_argument("script", metavar="SCRIPT[:NAME]", help="NAME of its Tuner; default: tuner")
+    parser.add_argument("--name", default="", help="of the experiment; default: one is made up")
+    parser.add_argument(
+        "--owner",
+        help="whose it is; default: whose key file it is; without one, the name you are logged in"
+        " with",
+    )
+    parser.add_argument(
+        "--priority", type=int, default=0, metavar="N", help="higher ones first; default: 0"
+    )
+    parser.add_argument(
+        "--folder",
+        metavar="DIR",
+        help="the folder with the code that is sent; it holds the script. Default: the script, and"
+        " its folder if it imports modules from there",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the interpreter of the search and its trials, such as a virtual environment's, as"
+        " the farm's machines find it; default: theirs",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="a variable of their environment; as often as needed. With NAME alone it has the value"
+        " that it has here: for what is secret, since others see a command's arguments",
+    )
+    parser.add_argument(
+        "--preload",
+        metavar="MODULES",
+        help="what trials find imported already, with commas between; default: what the code"
+        " imports",
+    )
+    parser.add_argument(
+        "--detach", action="store_true", help="print the experiment's name, and do not wait"
+    )
+
+
+def submit(client: FarmClient, options: argparse.Namespace) -> int:
+    """Queue it; without ``--detach`` follow it to its end."""
+    from tunemq_scheduler.api.submit import Wishes, submit_script
+
+    for unknown in unknown_variables(os.environ):
+        tell(unknown)
+    wishes = Wishes(
+        name=options.name,
+        priority=options.priority,
+        folder=options.folder,
+        settings=Settings(
+            python=options.python or "",
+            variables=_variables(options.env),
+            preload=_modules(options.preload),
+        ),
+    )
+    submitted = submit_script(client, options.script, wishes)
+    if options.detach:
+        if options.json:
+            write_json(submitted)
+        else:
+            sys.stdout.write(f"{submitted.name}\n")
+        return 0
+    return _attached(client, submitted, is_json=options.json)
+
+
+def _attached(client: FarmClient, submitted: Submitted, *, is_json: bool) -> int:
+    from tunemq_scheduler.api.log_following import follow
+
+    name = submitted.name
+    behind = f", behind {submitted.ahead} other(s)" if submitted.ahead else ""
+    tell(f"{name} is queued{behind}. Ctrl-C leaves it running.")
+    out = sys.stderr if is_json else sys.stdout
+
+    def show(data: bytes) -> None:
+        out.write(data.decode(errors="replace"))
+        out.flush()
+
+    try:
+        page: LogPage = follow(client, name, show=show, tell=tell)
+    except KeyboardInterrupt:
+        tell(
+            f"{name} goes on. Follow it with: tunemq logs -f {name}; stop it with: tunemq stop"
+            f" {name}"
+        )
+        return 130
+    if is_json:
+        write_json(client.ask(ShowExperiment(name=name), ExperimentDetail))
+    tell(f"{name} is {page.state}" + (f": {page.reason}" if page.reason else ""))
+    return 0 if page.state is ExperimentState.FINISHED else EXIT_REFUSED
+
+
+def _variables(given: list[str]) -> dict[str, str]:
+    found = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not name:
+            raise ConfigError(f"--env {one!r} is not usable: write NAME=VALUE, or NAME.")
+        if not equals and name not in os.environ:
+            raise ConfigError(
+                f"--env {name} takes the value from your environment, where it is not set; set it,"
+                " or write NAME=VALUE."
+            )
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _modules(given: str | None) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    modules = tuple(part.strip() for part in given.split(",") if part.strip())
+    for module in modules:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigError(f"--preload {module!r} is no name of a module.")
+    return modules

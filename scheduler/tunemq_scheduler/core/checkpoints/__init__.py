@@ -1,0 +1,1 @@
+"""Which checkpoints and objects the journal still refers to."""

@@ -1,0 +1,95 @@
+"""`CheckpointEvents`: which events about checkpoints count, and what is made of them."""
+
+from __future__ import annotations
+
+from tunemq_scheduler.core.commands import Command, DeleteCheckpoint
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trials.trial import Trial
+from tunemq_shared.protocol.messages import (
+    CheckpointCommitted,
+    CheckpointDamaged,
+    CheckpointLost,
+    CheckpointsForgotten,
+    CheckpointWritten,
+)
+
+CheckpointEvent = (
+    CheckpointWritten
+    | CheckpointCommitted
+    | CheckpointLost
+    | CheckpointDamaged
+    | CheckpointsForgotten
+)
+
+
+class CheckpointEvents:
+    """Reviews each event before the book is told.
+
+    A checkpoint counts if its result is recorded: that comes before, on the wire and in the
+    journal. A commit of one that is known as written counts whatever has become of its trial since.
+    What does not count is removed from the store.
+    """
+
+    def __init__(self, state: RunnerState) -> None:
+        self._state = state
+        self._book = state.book
+
+    def handle(self, event: CheckpointEvent) -> list[Command]:
+        """Take in an event; returns what is to be done."""
+        trial = self._state.live.get(event.trial)
+        if isinstance(event, CheckpointCommitted):
+            return self._committed(trial, event)
+        if trial is None:
+            # Its checkpoints count for nothing; parts of one may have come to the store.
+            if isinstance(event, CheckpointLost):
+                return [DeleteCheckpoint(event.trial, event.key)]
+            return []
+        match event:
+            case CheckpointWritten():
+                self._written(trial, event)
+            case CheckpointLost():
+                trial.story.append(event)
+                return self._book.lost(trial, event.key)
+            case CheckpointDamaged():
+                trial.story.append(event)
+                if self._state.is_epoch(trial, event.epoch) and trial.restoring:
+                    trial.restoring = event.instead
+                return self._book.damaged(trial, event.key)
+            case CheckpointsForgotten():
+                trial.story.append(event)
+                return self._book.clear(trial)
+        return []
+
+    def _written(self, trial: Trial, event: CheckpointWritten) -> None:
+        node = self._state.slots.node_at(event.trial, event.epoch)
+        is_wanted = self._contains_recorded(trial, event)
+        if node is None or not is_wanted:
+            self._state.stale += 1
+        if is_wanted:
+            trial.story.append(event)
+            trial.restoring = ""
+        if node is not None:
+            self._was_kept_by(node)
+            self._book.written(trial, node, event, is_wanted=is_wanted)
+
+    def _committed(self, trial: Trial | None, event: CheckpointCommitted) -> list[Command]:
+        is_known = trial is not None and event.key in trial.checkpoints
+        if trial is None or not (is_known or self._contains_recorded(trial, event)):
+            self._state.stale += 1
+            return [DeleteCheckpoint(event.trial, event.key)]
+        trial.story.append(event)
+        node = self._state.slots.node_at(event.trial, event.epoch)
+        if node is not None and not is_known:  # its host has written it into the store
+            self._was_kept_by(node)
+        return self._book.committed(trial, event)
+
+    def _was_kept_by(self, incarnation: str) -> None:
+        joined = self._state.nodes.get(incarnation)
+        if joined is not None and self._state.health.has_kept(joined.node):
+            self._state.review_nodes()
+
+    def _contains_recorded(
+        self, trial: Trial, event: CheckpointWritten | CheckpointCommitted
+    ) -> bool:
+        """False for one of an older incarnation, or of a result dropped behind the trial's end."""
+        return self._state.is_epoch(trial, event.epoch) and event.step <= trial.last_step

@@ -1,0 +1,259 @@
+"""`FailureEvents`: trials that fail, and nodes that fail trial after trial.
+
+What a failure means is in `tunemq_scheduler.core.failure_policy`, which nodes are set aside in
+`tunemq_scheduler.core.nodes.failing_nodes`; here they meet the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from tunemq_scheduler.core.commands import Command, RecordFailure, TellOfNode
+from tunemq_scheduler.core.failure_policy import (
+    FailureClass,
+    Match,
+    Verdict,
+    classify,
+    judge,
+    match_of,
+    whole_gpus,
+)
+from tunemq_scheduler.core.nodes.failing_nodes import TRIALS_IN_A_ROW
+from tunemq_scheduler.core.runner_settings import ALONE, DO_NOT_RETRY, EXCLUDE_NODE
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trials.trial import RUNNING, Trial
+from tunemq_shared.base.byte_sizes import show_bytes
+from tunemq_shared.protocol.messages import (
+    FORKSERVER_LOST,
+    HostDied,
+    LogMatched,
+    NodeLost,
+    ResultReported,
+    TrialFailed,
+)
+from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
+
+#: So much is kept of a line that matches a log policy; nodes send no more of it, either.
+LINE_LENGTH: Final = 300
+
+
+class Endings(NamedTuple):
+    """What the runner does with a trial that failed; see there."""
+
+    try_again: Callable[[Trial], None]
+    end_in_error: Callable[[Trial, str, list[Command]], None]
+
+
+class _Shunned(NamedTuple):
+    """A node that a trial is kept away from, and for what."""
+
+    node: str
+    match: Match
+
+    def __str__(self) -> str:
+        return f"it is not placed on node {self.node} any more, for {self.match}"
+
+
+class FailureEvents:
+    """Handles the failures of trials that run, for the runner."""
+
+    def __init__(self, state: RunnerState, endings: Endings) -> None:
+        self._state = state
+        self._endings = endings
+
+    def failed(self, trial: Trial, event: TrialFailed | HostDied, commands: list[Command]) -> None:
+        """The host of a trial said that it failed, or died."""
+        failure = classify(event)
+        trial.failed_on_node(self._state.nodes[self._state.slots.node_of(trial)].node)
+        shunned = self._shun_node(trial, failure)
+        if failure.blames_node or shunned is not None:
+            self._blame_node(trial, event, failure, commands)
+        if failure.kind == FORKSERVER_LOST:
+            node = self._state.slots.node_of(trial)
+            fallen = f"the forkserver of {node} in attempt {trial.epoch}"
+            self._fell(
+                trial, fallen, was_alone=isinstance(event, TrialFailed) and not event.is_shared
+            )
+        self._follow(trial, event, failure, self._judge(trial, failure, shunned), commands)
+
+    def matched(self, event: LogMatched) -> list[Command]:
+        """A trial printed what a log policy is about: something follows from it once it fails."""
+        state, trial = self._state, self._state.live.get(event.trial)
+        if trial is None or not state.is_epoch(trial, event.epoch) or trial.status != RUNNING:
+            state.stale += 1
+        elif state.settings.action_of(event.pattern):
+            shown = replace(event, line=event.line[:LINE_LENGTH])
+            trial.matched.setdefault(shown.pattern, shown.line)
+            trial.story.append(shown)
+        return []
+
+    def lost_its_node(
+        self, trial: Trial, event: NodeLost, commands: list[Command], *, was_alone: bool
+    ) -> None:
+        """The node of a trial was lost; a trial that takes node after node with it is poison.
+
+        Only the loss of a node that ran no other trial speaks against this one.
+        """
+        self._fell(trial, event.incarnation, was_alone=was_alone)
+        verdict = self._judge_losses(trial)
+        if verdict.is_retried:
+            self._endings.try_again(trial)
+            return
+        failure = classify(event)
+        trial.count_failure(failure.kind)
+        self._follow(trial, event, failure, verdict, commands)
+
+    @staticmethod
+    def _fell(trial: Trial, what: str, *, was_alone: bool) -> None:
+        """A node or a forkserver is lost, and its trial with it."""
+        if what not in trial.fell_with:
+            trial.fell_with.append(what)
+        if was_alone and what not in trial.fell_alone:
+            trial.fell_alone.append(what)
+
+    def _judge_losses(self, trial: Trial) -> Verdict:
+        """What follows from the loss of a node or a forkserver.
+
+        One that other trials shared is no evidence: each of them runs alone next (`is_suspect`).
+        """
+        limit, fallen = self._state.settings.max_node_losses, trial.fell_alone
+        lost = self._state.still_away(fallen)
+        if trial.fell_with[-1] not in fallen:
+            return Verdict(is_retried=True, told="not counted, for other trials were there")
+        if limit < 0:
+            told = f"loss {len(lost)} in a row, and there may be any number"
+            return Verdict(is_retried=True, told=told)
+        if len(lost) <= limit:
+            told = (
+                f"loss {len(lost)} of at most {limit + 1} in a row while no other trial was there"
+            )
+            return Verdict(is_retried=True, told=told)
+        told = (
+            "nodes or forkservers lost in a row while they ran it and no other trial:"
+            f" {len(lost)} ({', '.join(lost)}); it reported nothing new in between"
+        )
+        return Verdict(is_retried=False, told=told)
+
+    def got_on(self, trial: Trial, event: ResultReported) -> None:
+        """A trial reported a new result, which is not taken in yet."""
+        before, health = trial.last_result, self._state.health
+        # Only the first one of each epoch speaks for the node: that it can still start a trial.
+        if health and (before is None or before.epoch != event.epoch):
+            joined = self._state.nodes.get(self._state.slots.node_of(trial))
+            if joined is not None:
+                health.succeeded(joined.node)
+                self._state.review_nodes()
+        trial.got_on()
+
+    # --- what follows -----------------------------------------------------------------------------
+
+    def _judge(self, trial: Trial, failure: FailureClass, shunned: _Shunned | None) -> Verdict:
+        settings = self._state.settings
+        match = match_of(trial, settings, DO_NOT_RETRY)
+        if match is not None:
+            trial.count_failure(failure.kind)
+            return Verdict(is_retried=False, told=f"not tried again, for {match}")
+        if failure.kind == "cuda_memory" and settings.retry_cuda_memory == ALONE:
+            before, whole = trial.resources, whole_gpus(trial.resources)
+            if whole is not None and self._could_have(trial, whole):
+                trial.excuse_failure()
+                trial.resources, trial.is_alone = whole, True
+                told = f"it shared a GPU ({_part_of(before)}), and has a whole one from now on"
+                return Verdict(is_retried=True, told=told)
+        if shunned is not None:
+            return self._judge_shunned(trial, failure, shunned)
+        trial.count_failure(failure.kind)
+        if failure.kind == "restore" and trial.has_only_damaged_checkpoints:
+            return Verdict(is_retried=False, told="not tried again, for no checkpoint is whole")
+        return self._judge_counted(trial, failure)
+
+    def _judge_counted(self, trial: Trial, failure: FailureClass) -> Verdict:
+        if failure.kind == FORKSERVER_LOST:
+            return self._judge_losses(trial)
+        return judge(failure, trial, self._state.settings)
+
+    def _could_have(self, trial: Trial, request: dict[str, float]) -> bool:
+        if self._state.settings.nodes_may_come:
+            return self._state.placement.could_hold(request)
+        return self._state.may_hold(trial, request)
+
+    def _judge_shunned(self, trial: Trial, failure: FailureClass, shunned: _Shunned) -> Verdict:
+        settings, limit = self._state.settings, self._state.settings.max_excluded_nodes
+        if not settings.nodes_may_come and self._state.shuns_all(trial):
+            trial.count_failure(failure.kind)
+            told = f"{shunned}, and there is no other node that could hold it"
+            return Verdict(is_retried=False, told=told)
+        if 0 <= limit <= trial.excused:
+            trial.count_failure(failure.kind)
+            judged = self._judge_counted(trial, failure)
+            return Verdict(judged.is_retried, f"{judged.told}; {shunned}")
+        trial.excuse_failure()
+        trial.excused += 1
+        of_how_many = f" of at most {limit}" if limit > 0 else ""
+        told = f"{shunned} (excluded node {trial.excused}{of_how_many})"
+        return Verdict(is_retried=True, told=told)
+
+    def _shun_node(self, trial: Trial, failure: FailureClass) -> _Shunned | None:
+        """Keep a trial away from its node from now on, where what it printed there says so."""
+        match = match_of(trial, self._state.settings, EXCLUDE_NODE)
+        if match is None or failure.kind == "trial_limit":  # which it has used up wherever it is
+            return None
+        joined = self._state.nodes[self._state.slots.node_of(trial)]
+        if joined.node not in trial.excluded:
+            trial.excluded.append(joined.node)
+        return _Shunned(joined.node, match)
+
+    def _follow(
+        self,
+        trial: Trial,
+        event: TrialFailed | HostDied | NodeLost,
+        failure: FailureClass,
+        verdict: Verdict,
+        commands: list[Command],
+    ) -> None:
+        is_retried = verdict.is_retried and not self._state.stopping
+        hostname = self._state.hostname_of(trial)
+        record = RecordFailure(
+            trial.trial_id, event, hostname, is_retried, failure.kind, verdict.told
+        )
+        commands.append(record)
+        if is_retried:
+            self._endings.try_again(trial)
+        else:
+            # What it printed stands in its error file, and is not to be kept for each trial.
+            kept = event if isinstance(event, NodeLost) else replace(event, output="")
+            trial.failure, trial.failed_on = kept, hostname
+            reason = f"{failure.words}: {verdict.told}"
+            self._endings.end_in_error(trial, reason, commands)
+
+    def _blame_node(
+        self,
+        trial: Trial,
+        event: TrialFailed | HostDied,
+        failure: FailureClass,
+        commands: list[Command],
+    ) -> None:
+        """It may be the node's fault; several of different trials in a row are."""
+        state, incarnation = self._state, self._state.slots.node_of(trial)
+        reason = event.error if isinstance(event, TrialFailed) else failure.words
+        pause_s = state.health.failed(
+            incarnation,
+            trial,
+            reason,
+            state.nodes,
+            state.elapsed,
+            keeps_nothing=failure.kind == "storage",
+        )
+        state.review_nodes()
+        if pause_s:
+            node = state.nodes[incarnation]
+            commands.append(TellOfNode(node.node, node.hostname, TRIALS_IN_A_ROW, reason, pause_s))
+
+
+def _part_of(request: Mapping[str, float]) -> str:
+    """What of a GPU a request for less than a whole one asks for."""
+    share = request.get(GPU)
+    return f"gpu={share:g}" if share else f"gpu_memory={show_bytes(round(request[GPU_MEMORY]))}"

@@ -1,0 +1,161 @@
+"""`OfferEvents`: a farm says how much of its nodes this experiment may have, and takes it back.
+
+Where more is held of a node than it is offered, nothing is placed there until it is not. If the
+offer names a grace, trials *give way*: they are told to pause, those first that would repeat least,
+and wait for a slot again as soon as their host has said that they did. Who cannot save when asked
+runs on to its next checkpoint. Who has not paused when the grace is over is stopped, and goes on
+from its last checkpoint; the steps that it repeats are counted where they are reported.
+
+None of it is a failure of the trial, and no algorithm is told of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.commands import Command, PauseTrial, StopTrial
+from tunemq_scheduler.core.nodes.slots import Slot
+from tunemq_scheduler.core.placement.resource_request import TOLERANCE
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trials.trial import RUNNING, Trial
+from tunemq_shared.protocol.messages import NodeJoined, NodeOffered, NodeReturned
+
+
+class OfferEvents:
+    """Handles what a farm offers, for the runner.
+
+    Args:
+        set_aside: what the runner does with a trial that has no host any more.
+    """
+
+    def __init__(self, state: RunnerState, set_aside: Callable[[Trial], None]) -> None:
+        self._state = state
+        self._set_aside = set_aside
+
+    def joined(self, node: NodeJoined) -> None:
+        """A node is there, or there again; of a shared one nothing may be had until it is said."""
+        if node.is_shared:
+            self._state.placement.offer(node.incarnation, self._offered_of(node.incarnation))
+
+    def offered(self, event: NodeOffered) -> list[Command]:
+        """From now on so much of a node may be held."""
+        state, node = self._state, event.incarnation
+        known = state.offers.get(node)
+        is_known = node in state.nodes or node in state.away
+        if not is_known or (known is not None and event.n <= known.n):
+            return []
+        state.offers[node] = event
+        if node not in state.nodes:
+            return []
+        state.placement.offer(node, self._offered_of(node))
+        return self.make_room(node, event)
+
+    def make_room(self, node: str, event: NodeOffered | NodeReturned) -> list[Command]:
+        """Have trials give way until no more is held of a node than is offered, if they are to."""
+        state = self._state
+        offer = state.offers.get(node)
+        if offer is None or offer.preempt_grace_s is None:
+            return []
+        excess = _Excess(state.placement.excess(node))
+        staying: list[tuple[Trial, Slot]] = []
+        due = state.elapsed + offer.preempt_grace_s
+        for trial_id, epoch in state.slots.on_node(node):
+            trial, slot = state.live.get(trial_id), state.slots.held_by(trial_id, epoch)
+            is_hosted = trial is not None and trial.epoch == epoch and trial.status == RUNNING
+            if trial is not None and is_hosted and not self._is_leaving(trial):
+                staying.append((trial, slot))
+                continue
+            excess.less(slot)
+            if trial is not None and is_hosted and trial.pausing:
+                state.giving_way.setdefault(trial_id, due)  # it may not take for ever
+        commands: list[Command] = []
+        staying.sort(key=lambda one: _loss(one[0]))
+        # Nobody can go for who has a GPU that is taken back; so those first, and what is still too
+        # much of the rest after them.
+        for is_too_much in (excess.has_device_of, excess.has_any_of):
+            for trial, slot in staying:
+                if trial.trial_id not in state.giving_way and is_too_much(slot):
+                    excess.less(slot)
+                    trial.story.append(event)
+                    state.giving_way[trial.trial_id] = due
+                    commands.append(
+                        PauseTrial(trial.trial_id, trial.epoch, node, at_checkpoint=True)
+                    )
+        return commands
+
+    def tick(self) -> list[Command]:
+        """Time went on: whoever should have given way by now is stopped, and waits for a slot."""
+        state = self._state
+        commands: list[Command] = []
+        for trial_id, due in list(state.giving_way.items()):
+            if state.elapsed < due:
+                continue
+            trial = state.live[trial_id]
+            if trial.stop_ordered or trial.ending:  # it is about to end anyway
+                del state.giving_way[trial_id]
+                continue
+            commands.append(StopTrial(trial_id, trial.epoch, state.slots.node_of(trial)))
+            self.gave_way(trial)
+        return commands
+
+    def gave_way(self, trial: Trial) -> None:
+        """A trial that gave way has no host any more, or none that counts."""
+        if not trial.pausing:  # else it was to pause even so
+            trial.preemptions += 1
+        self._set_aside(trial)
+
+    def _is_leaving(self, trial: Trial) -> bool:
+        is_told = trial.pausing or trial.stop_ordered or trial.ending
+        return bool(is_told) or trial.trial_id in self._state.giving_way
+
+    def _offered_of(self, node: str) -> Amounts:
+        offer = self._state.offers.get(node)
+        return Amounts() if offer is None else Amounts(offer.resources, offer.devices)
+
+
+class _Excess:
+    """What is held beyond the offer by those that stay."""
+
+    def __init__(self, excess: Amounts) -> None:
+        self._resources, self._devices = dict(excess.resources), dict(excess.devices)
+
+    def has_device_of(self, slot: Slot) -> bool:
+        """Whether too much is held of a GPU that this slot has."""
+        return _is_any(self._devices, slot.devices)
+
+    def has_any_of(self, slot: Slot) -> bool:
+        """Whether too much is held of anything that this slot has."""
+        return _is_any(self._resources, slot.resources) or self.has_device_of(slot)
+
+    def less(self, slot: Slot) -> None:
+        """A slot is going to be given back."""
+        _take(self._resources, slot.resources)
+        _take(self._devices, slot.devices)
+
+
+class _Loss(NamedTuple):
+    """What a trial may lose by giving way; less comes first."""
+
+    unsaved_s: float
+    spent_s: float
+    older: int
+
+
+def _loss(trial: Trial) -> _Loss:
+    """The time since its last checkpoint, as far as that is known; then how long it ran at all."""
+    last = trial.last_result
+    if last is None:
+        return _Loss(0.0, 0.0, -trial.number)
+    saved = max((one.step for one in trial.checkpoints if one.is_wanted), default=0)
+    unsaved = last.time_total_s * max(0, last.step - saved) / last.step
+    return _Loss(unsaved, last.time_total_s, -trial.number)
+
+
+def _is_any(excess: Mapping[str, float], held: Mapping[str, float]) -> bool:
+    return any(held.get(name, 0.0) and over > TOLERANCE for name, over in excess.items())
+
+
+def _take(excess: dict[str, float], held: Mapping[str, float]) -> None:
+    excess.update((name, round(over - held.get(name, 0.0), 9)) for name, over in excess.items())

@@ -1,0 +1,168 @@
+"""`ResumeEvents`: a scheduler takes up an experiment that another one left, in whatever state.
+
+What was interrupted or exhausted goes on. Where nothing of the nodes is left (a *cold* start) what
+was stopped goes on, too, and whoever ran waits for a slot, which is no failure of anybody; what
+only those nodes had is lost. Who takes over a search that is just being stopped stops it. Trials
+that ended in ERROR live again if that is wanted: from their last checkpoint, or from nothing, and
+then what they report counts anew (`Trial.lineage`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.core.commands import Command, DropNode, RecordTrialRevived
+from tunemq_scheduler.core.events.node_events import EndIfDue
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trials.kept_checkpoints import Kept, KeptCheckpoints
+from tunemq_scheduler.core.trials.trial import PENDING, RUNNING, TERMINATED, Trial, TrialSummary
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import next_result
+
+#: What `m.ExperimentResumed.errored` may be.
+RESUME, RESTART = "resume", "restart"
+#: Why trials are over that were not, in a run that does not want them.
+NOT_RESUMED = "it was not finished, and is not to be resumed"
+
+_decode_settings = msgspec.msgpack.Decoder(RunnerSettings).decode
+
+
+class Turns(NamedTuple):
+    """What the runner does with trials and nodes; see there."""
+
+    set_aside: Callable[[Trial], None]
+    stop: Callable[[Trial, str, list[Command]], None]
+    end_if_due: EndIfDue
+    node_lost: Callable[[m.NodeLost], list[Command]]
+
+
+class ResumeEvents:
+    """Handles the beginning of a further run, for the runner."""
+
+    def __init__(self, state: RunnerState, turns: Turns) -> None:
+        self._state = state
+        self._turns = turns
+
+    def resumed(self, event: m.ExperimentResumed, answers: Sequence[m.Answer]) -> list[Command]:
+        """A scheduler took up the journal; ``answers`` are horizons of trials that live again."""
+        state = self._state
+        commands: list[Command] = []
+        revived = state.revived_by(event)
+        state.run = event.run
+        state.epochs_from = max(state.epochs_from, event.epochs_from)
+        state.interrupted = ""
+        state.exhausted = False
+        if event.settings:
+            state.settings = _decode_settings(event.settings)
+        self._end_those_due(event, commands)
+        if event.is_cold:
+            state.cold_run, state.stopping = event.run, ""
+            self._lose_all_nodes(commands)
+        if not event.unfinished:
+            for trial in list(state.live.values()):
+                self._turns.stop(trial, NOT_RESUMED, commands)
+        state.queue.regroup()  # the rules may be others
+        for trial_id in revived:
+            self._revive(trial_id, event, answers, commands)
+        return commands
+
+    def _end_those_due(self, event: m.ExperimentResumed, commands: list[Command]) -> None:
+        """Whoever had its last result is over, but for those that may go further now."""
+        for trial in list(self._state.live.values()):
+            if trial.is_finished:
+                continue
+            if trial.trial_id in event.also:
+                trial.reopen()
+            if event.is_cold or trial.status != RUNNING:
+                self._turns.end_if_due(trial, None, commands)
+
+    def _lose_all_nodes(self, commands: list[Command]) -> None:
+        """Nobody is to blame, so that no trial's failures are counted and none waits for that."""
+        state = self._state
+        for trial in list(state.live.values()):
+            if trial.status == RUNNING and not trial.stop_ordered:
+                self._turns.set_aside(trial)
+        for node in [*state.nodes, *state.away]:
+            lost = m.NodeLost(node, "the run before is over", is_dead=True)
+            commands += [
+                one for one in self._turns.node_lost(lost) if not isinstance(one, DropNode)
+            ]
+        state.accepted.clear()
+        state.cursor = "0-0"
+
+    def _revive(
+        self,
+        trial_id: str,
+        event: m.ExperimentResumed,
+        answers: Sequence[m.Answer],
+        commands: list[Command],
+    ) -> None:
+        state = self._state
+        before = state.summary(trial_id).status
+        state.counts[before] -= 1
+        trial = state.live.get(trial_id)
+        if trial is None:
+            trial = _brought_back(trial_id, state.summary(trial_id), state.settings)
+            state.drop_summary(trial_id)
+            state.live[trial_id] = trial
+        else:  # its host or its uploads are there still
+            trial.status = PENDING
+        state.counts[PENDING] += 1
+        trial.story.append(event)
+        trial.reason = trial.failed_on = ""
+        trial.stop_ordered = False
+        trial.failure = None
+        trial.failures, trial.in_a_row, trial.fell_with, trial.fell_alone = {}, {}, [], []
+        trial.excluded, trial.excused, trial.matched, trial.failed_at = [], 0, {}, []
+        trial.fruitless, trial.not_before = 0, 0.0
+        state.queue.follow(trial)
+        state.book.revived(trial)
+        is_anew = event.errored == RESTART and trial_id not in event.also
+        if is_anew:
+            trial.lineage += 1
+            trial.epoch += 1  # a node that was away may still have the old one, and says so
+            trial.last_result = trial.started = None
+            commands += state.book.clear(trial)
+        elif before == TERMINATED:
+            trial.reopen()
+        trial.run_until = next_result(trial.last_step)
+        for answer in answers:
+            if isinstance(answer, m.HorizonSet) and answer.trial == trial_id:
+                trial.run_until = answer.horizon
+        commands.append(RecordTrialRevived(trial_id, trial.lineage, is_anew))
+
+
+def _brought_back(trial_id: str, summary: TrialSummary, settings: RunnerSettings) -> Trial:
+    """A trial of which no more than the summary was kept, before it waits for a slot again."""
+    kept = KeptCheckpoints(settings.keep)
+    ranked = zip(summary.checkpoints, summary.ranks, strict=True)
+    kept.take_back(
+        Kept(
+            order=order,
+            score=score,
+            key=one.key,
+            epoch=one.epoch,
+            step=one.step,
+            written="",
+            node="",
+            committed=one,
+        )
+        for one, (score, order) in ranked
+    )
+    trial = Trial(
+        trial_id=trial_id,
+        number=summary.number,
+        config=summary.config,
+        tag=summary.tag,
+        resources=summary.resources,
+        checkpoints=kept,
+    )
+    trial.epoch, trial.lineage = summary.epoch, summary.lineage
+    trial.num_failures = summary.num_failures
+    trial.preemptions, trial.repeated = summary.preemptions, summary.repeated
+    trial.started, trial.last_result = summary.started, summary.last_result
+    return trial

@@ -1,0 +1,1 @@
+"""The nodes as an experiment knows them: slots, nodes that fail, nodes that are away."""

@@ -1,0 +1,168 @@
+"""Which incarnation of which trial holds what of which node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.core.nodes.away_nodes import Hosted
+from tunemq_scheduler.core.placement.placement import Placement, PlacementState
+from tunemq_scheduler.core.trials.trial import Trial
+from tunemq_shared.base.errors import BugError
+from tunemq_shared.protocol.messages import Gpu
+
+#: A trial's id and an epoch of it.
+Incarnation = tuple[str, int]
+
+
+class SlotsState(msgspec.Struct, array_like=True):
+    """`Slots` written down: who holds what of which node, each node's in their order.
+
+    ``devices``: of those that have GPUs, which, and how much of each.
+    """
+
+    placement: PlacementState
+    held: list[tuple[str, int, str, dict[str, float]]]
+    on_node: list[tuple[str, list[Incarnation]]]
+    devices: list[tuple[str, int, dict[str, float]]]
+
+
+class Slot(NamedTuple):
+    """What an incarnation holds of which node."""
+
+    node: str
+    resources: Mapping[str, float]
+    devices: Mapping[str, float]
+
+
+class Slots:
+    """What is held of the nodes; a slot is held until nothing of its host is left."""
+
+    def __init__(self) -> None:
+        self.placement = Placement()
+        self._held: dict[Incarnation, Slot] = {}
+        self._on_node: dict[str, dict[Incarnation, None]] = {}
+        #: How many epochs of each trial hold one.
+        self._epochs: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[tuple[str, int, str]]:
+        """Trial, epoch and node of every slot, sorted."""
+        return iter(sorted((*incarnation, slot.node) for incarnation, slot in self._held.items()))
+
+    def add_node(self, node: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()) -> None:
+        """A node offers its resources."""
+        self._on_node[node] = {}
+        self.placement.add_node(node, resources, gpus)
+
+    def lose_node(self, node: str) -> list[Hosted]:
+        """A node is gone; returns who held slots of it, and what they held."""
+        self.placement.remove_node(node)
+        held = [(*one, self._let_go(*one)) for one in self._on_node.pop(node)]
+        return [
+            Hosted(trial, epoch, dict(slot.resources), dict(slot.devices))
+            for trial, epoch, slot in held
+        ]
+
+    def hold(self, node: str, hosted: Hosted) -> None:
+        """Take this slot, whatever else could be had: its host is there."""
+        devices = self.placement.hold(node, hosted.resources, hosted.devices)
+        self._have((hosted.trial, hosted.epoch), Slot(node, hosted.resources, devices))
+
+    def take(self, trial: Trial, avoid: Container[str] = ()) -> Slot:
+        """Take a slot for the trial's newest epoch; its node is none of ``avoid``.
+
+        It is the one which has its newest checkpoint on its disk, if it has room.
+
+        Raises:
+            BugError: no node has room.
+        """
+        return self.take_on(
+            trial, self.placement.fit(trial.resources, trial.checkpoints.node, avoid)
+        )
+
+    def take_on(self, trial: Trial, node: str | None) -> Slot:
+        """Take a slot of this node for the trial's newest epoch.
+
+        Raises:
+            BugError: there is no node, or it has no room.
+        """
+        if node is None:
+            raise BugError(f"trial {trial.trial_id} was chosen, and no node has room for it")
+        slot = Slot(node, trial.resources, self.placement.take(node, trial.resources))
+        self._have((trial.trial_id, trial.epoch), slot)
+        return slot
+
+    def give_back(self, trial: str, epoch: int) -> str | None:
+        """Give a slot back; returns its node, None if none was held."""
+        if (trial, epoch) not in self._held:
+            return None
+        slot = self._let_go(trial, epoch)
+        self.placement.give_back(*slot)
+        del self._on_node[slot.node][trial, epoch]
+        return slot.node
+
+    def node_of(self, trial: Trial) -> str:
+        """The node that hosts the trial's newest epoch."""
+        return self._held[trial.trial_id, trial.epoch].node
+
+    def node_at(self, trial: str, epoch: int) -> str | None:
+        """The node that hosts this incarnation, None if none does."""
+        held = self._held.get((trial, epoch))
+        return None if held is None else held.node
+
+    def held_by(self, trial: str, epoch: int) -> Slot:
+        """What this incarnation holds of its node."""
+        return self._held[trial, epoch]
+
+    def has_any(self, trial: Trial) -> bool:
+        """Whether any epoch of the trial holds a slot."""
+        return trial.trial_id in self._epochs
+
+    def on_node(self, node: str) -> list[Incarnation]:
+        """Who holds a slot of this node."""
+        return list(self._on_node[node])
+
+    def trials_on(self, node: str) -> Iterator[str]:
+        """The trials that hold a slot of this node; one with two epochs there comes twice."""
+        return (trial for trial, _ in self._on_node[node])
+
+    def dumped(self) -> SlotsState:
+        """All of it."""
+        held = [
+            (*incarnation, slot.node, dict(slot.resources))
+            for incarnation, slot in self._held.items()
+        ]
+        devices = [
+            (*incarnation, dict(slot.devices))
+            for incarnation, slot in self._held.items()
+            if slot.devices
+        ]
+        on_node = [(node, list(incarnations)) for node, incarnations in self._on_node.items()]
+        return SlotsState(self.placement.dumped(), held, on_node, devices)
+
+    def take_back(self, state: SlotsState) -> None:
+        """Be as it was when it was `dumped`."""
+        self.placement.take_back(state.placement)
+        devices = {(trial, epoch): devices for trial, epoch, devices in state.devices}
+        for trial, epoch, node, resources in state.held:
+            of_gpus = devices.get((trial, epoch), {})
+            self._held[trial, epoch] = Slot(node, resources, of_gpus)
+        self._on_node = {node: dict.fromkeys(held) for node, held in state.on_node}
+        self._epochs = dict(Counter(trial for trial, _ in self._held))
+
+    def _have(self, incarnation: Incarnation, slot: Slot) -> None:
+        self._held[incarnation] = slot
+        self._on_node[slot.node][incarnation] = None
+        self._epochs[incarnation[0]] = self._epochs.get(incarnation[0], 0) + 1
+
+    def _let_go(self, trial: str, epoch: int) -> Slot:
+        self._epochs[trial] -= 1
+        if not self._epochs[trial]:
+            del self._epochs[trial]
+        return self._held.pop((trial, epoch))

@@ -1,0 +1,1 @@
+"""Where a trial may run: requests, nodes, devices, and the reasons against."""

@@ -1,0 +1,435 @@
+"""Which node hosts a trial: best fit, never oversubscribed, never a fraction across GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.placement.placement_node import Node
+from tunemq_scheduler.core.placement.placement_reasons import why_never, why_not_now
+from tunemq_scheduler.core.placement.resource_request import TOLERANCE, Ask, Device, ask_of, choose
+from tunemq_shared.base.errors import InvariantBroken
+from tunemq_shared.protocol.messages import Gpu, NodeJoined
+
+#: A request in one form: its names in order.
+_Request = tuple[tuple[str, float], ...]
+_Key = tuple[tuple[tuple[str, float], ...], tuple[Device, ...]]
+#: How little of a node would be left: less comes first.
+_Left = tuple[bool, float, float, float, float]
+
+_NOTHING: Final = Amounts()
+
+
+class NodeState(msgspec.Struct, array_like=True):
+    """What a node has beside plain amounts; `PlacementState` says the rest of it."""
+
+    gpus: tuple[Gpu, ...]
+    shares: dict[str, float]
+    offered: Amounts | None
+    withheld: dict[str, str] = {}
+
+
+class PlacementState(msgspec.Struct, array_like=True):
+    """A `Placement` written down: each node's resources, in all and free, and the buckets.
+
+    The order of both counts: of several nodes that would do the first is chosen.
+    """
+
+    nodes: list[tuple[str, dict[str, float], dict[str, float]]]
+    buckets: list[list[str]]
+    aside: frozenset[str]
+    details: dict[str, NodeState]
+    reserved: list[tuple[str, _Request]]
+
+
+class _Bucket:
+    """Nodes of which the same is free."""
+
+    __slots__ = ("devices", "free", "nodes")
+
+    def __init__(self, key: _Key) -> None:
+        self.free = dict(key[0])
+        self.devices = key[1]
+        self.nodes: dict[str, None] = {}
+
+
+class Placement:
+    """The nodes' resources, what is taken of them, and the choice of a node.
+
+    Nodes with the same free resources share a bucket, so that a choice costs as many comparisons as
+    there are different amounts free, not as there are nodes. In none are nodes that are set aside,
+    of which more is held than is offered, or that are kept for one request (`reserve`).
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, Node] = {}
+        self._buckets: dict[_Key, _Bucket] = {}
+        self._in_bucket: dict[str, _Key] = {}
+        self._aside: frozenset[str] = frozenset()
+        #: By node, and by request.
+        self._reserved: dict[str, _Request] = {}
+        self._reserves: dict[_Request, str] = {}
+        #: Whether any node, were it empty, could hold a request; asked every turn.
+        self._could_hold: dict[_Request, bool] = {}
+        #: The nodes of which something changed since `touched` was asked.
+        self._touched: dict[str, None] = {}
+
+    def __contains__(self, incarnation: str) -> bool:
+        return incarnation in self._nodes
+
+    @property
+    def total(self) -> dict[str, float]:
+        """All nodes' resources together, but for devices that are withheld and nobody holds."""
+        return _sums(node.there() for node in self._nodes.values())
+
+    @property
+    def free(self) -> dict[str, float]:
+        """What of them is not held; of a shared node others may have some of it."""
+        return _sums(node.not_held() for node in self._nodes.values())
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def add_node(
+        self, incarnation: str, resources: Mapping[str, float], gpus: Sequence[Gpu] = ()
+    ) -> None:
+        """A node offers its resources; where its GPUs are not listed they go by their numbers."""
+        self._nodes[incarnation] = Node(resources, gpus)
+        self._could_hold.clear()
+        self._into_bucket(incarnation)
+
+    def remove_node(self, incarnation: str) -> None:
+        """A node is gone, with all that was taken of it."""
+        self._unreserve_node(incarnation)
+        self._out_of_bucket(incarnation)
+        self._touched[incarnation] = None
+        self._could_hold.clear()
+        del self._nodes[incarnation]
+        self._aside -= {incarnation}
+
+    def offer(self, incarnation: str, amounts: Amounts) -> None:
+        """From now on no more than this may be held of a node that others use, too.
+
+        Where more is held nothing is placed there until it is not.
+        """
+        self._out_of_bucket(incarnation)
+        self._nodes[incarnation].offer(amounts)
+        self._into_bucket(incarnation)
+        self._review_reserved(incarnation)
+
+    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+        """Nothing new is placed on these GPUs of a node from now on, for the reasons given.
+
+        All others may be had (again); who has one that is withheld keeps it.
+        """
+        self._out_of_bucket(incarnation)
+        self._nodes[incarnation].withhold(devices)
+        self._into_bucket(incarnation)
+        self._review_reserved(incarnation)
+
+    def set_aside(self, incarnations: Iterable[str]) -> None:
+        """From now on nothing is placed on these nodes; all others are as always."""
+        aside = frozenset(incarnations)
+        if aside == self._aside:
+            return
+        changed = [one for one in self._nodes if (one in aside) != (one in self._aside)]
+        for incarnation in changed:
+            self._unreserve_node(incarnation)
+            self._out_of_bucket(incarnation)
+        self._aside = aside
+        for incarnation in changed:
+            self._into_bucket(incarnation)
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def fit(
+        self, request: Mapping[str, float], preferred: str = "", avoid: Container[str] = ()
+    ) -> str | None:
+        """A node that has enough free now; None when there is none.
+
+        Args:
+            preferred: taken if it has; else that which would have least left over is.
+            avoid: nodes that will not do.
+        """
+        ask = ask_of(request)
+        is_usable = preferred in self._in_bucket and preferred not in avoid
+        if is_usable and self._nodes[preferred].can_hold(ask):
+            return preferred
+        if self._reserves:
+            kept = self._reserves.get(_in_one_form(request))
+            if kept is not None and kept not in avoid and self._nodes[kept].can_hold(ask):
+                return kept
+        best: str | None = None
+        least: _Left | None = None
+        for bucket in self._buckets.values():
+            left = _left_over(bucket.free, bucket.devices, ask)
+            if left is not None and (least is None or left < least):
+                node = next((one for one in bucket.nodes if one not in avoid), None)
+                if node is not None:
+                    best, least = node, left
+        return best
+
+    def can_hold(self, incarnation: str, request: Mapping[str, float]) -> bool:
+        """Whether a node has enough free now, set aside or not."""
+        return self._nodes[incarnation].can_hold(ask_of(request))
+
+    def is_whole(self, incarnation: str) -> bool:
+        """Whether all of a node that is not withheld may be had."""
+        return self._nodes[incarnation].is_whole()
+
+    def take(self, incarnation: str, request: Mapping[str, float]) -> dict[str, float]:
+        """Take a request's resources of a node; returns which GPUs, and how much of each.
+
+        Raises:
+            InvariantBroken: the node has not enough.
+        """
+        node, ask = self._nodes[incarnation], ask_of(request)
+        devices = node.devices_for(ask) if node.has_amounts(ask) else None
+        if devices is None:
+            raise _too_much(incarnation, node, request)
+        self._change(incarnation, ask, devices, -1)
+        return devices
+
+    def hold(
+        self, incarnation: str, request: Mapping[str, float], devices: Mapping[str, float]
+    ) -> dict[str, float]:
+        """Have these taken, whatever is offered or kept for others; returns the GPUs.
+
+        Where those are not known (they were taken by an older version) they are chosen now.
+
+        Raises:
+            InvariantBroken: the node has not enough, for all that it has.
+        """
+        node, ask = self._nodes[incarnation], ask_of(request)
+        if ask.takes_device and not devices:
+            devices = node.devices_for(ask) or {}
+        if not node.has_in_all(ask, devices):
+            raise _too_much(incarnation, node, request)
+        self._change(incarnation, ask, devices, -1)
+        return dict(devices)
+
+    def give_back(
+        self, incarnation: str, request: Mapping[str, float], devices: Mapping[str, float]
+    ) -> None:
+        """Give a request's resources back; a node that is gone has nothing to give back to."""
+        if incarnation in self._nodes:
+            self._change(incarnation, ask_of(request), devices, +1)
+
+    # --- keeping a node for one request -----------------------------------------------------------
+
+    def reserve(self, request: Mapping[str, float], avoid: Container[str] = ()) -> str | None:
+        """Keep a node for this request: it takes no other until `unreserve`.
+
+        It is the one of which least has to be given back first. None where no node that is free for
+        that could ever hold it; looks at every node.
+        """
+        ask = ask_of(request)
+        best: str | None = None
+        least = float("inf")
+        for incarnation, node in self._nodes.items():
+            if incarnation in self._in_bucket and incarnation not in avoid:
+                missing = node.missing(ask)
+                if missing < least:
+                    best, least = incarnation, missing
+        if best is not None:
+            self._out_of_bucket(best)
+            form = _in_one_form(request)
+            self._reserved[best], self._reserves[form] = form, best
+        return best
+
+    def unreserve(self, request: Mapping[str, float]) -> None:
+        """A request needs its node no longer, if one is kept for it."""
+        if self._reserves and (node := self._reserves.get(_in_one_form(request))) is not None:
+            self._unreserve_node(node)
+
+    @property
+    def reserved(self) -> list[tuple[str, _Request]]:
+        """The nodes that are kept for a request, and for which."""
+        return list(self._reserved.items())
+
+    def is_reserved_for(self, request: Mapping[str, float]) -> bool:
+        """Whether a node is kept for this request."""
+        return bool(self._reserves) and _in_one_form(request) in self._reserves
+
+    # --- what is held -----------------------------------------------------------------------------
+
+    def held(self, incarnation: str) -> Amounts:
+        """What is taken of a node."""
+        return self._nodes[incarnation].held()
+
+    def excess(self, incarnation: str) -> Amounts:
+        """What is held of a node beyond what is offered of it."""
+        return self._nodes[incarnation].excess()
+
+    def touched(self) -> list[str]:
+        """The nodes that came, went, or changed since this was asked the last time."""
+        nodes = list(self._touched)
+        self._touched.clear()
+        return nodes
+
+    # --- in words ---------------------------------------------------------------------------------
+
+    def could_hold(self, request: Mapping[str, float]) -> bool:
+        """Whether any node, were it empty, could hold the request."""
+        form = _in_one_form(request)
+        if form not in self._could_hold:
+            self._could_hold[form] = self.why_never(request) is None
+        return self._could_hold[form]
+
+    def why_never(self, request: Mapping[str, float]) -> str | None:
+        """Why no node, were it empty, could hold the request; None when one could."""
+        return why_never(self._nodes.values(), request)
+
+    def why_not_now(self, request: Mapping[str, float]) -> str | None:
+        """Why no node can take the request now; None when one can."""
+        if self.fit(request) is not None:
+            return None
+        usable = [self._nodes[one] for one in self._in_bucket]
+        return why_not_now(self._nodes.values(), usable, request)
+
+    def withheld_from(self, request: Mapping[str, float]) -> list[tuple[str, str, str]]:
+        """The GPUs that would do for a request, were they not withheld: node, UUID, and why."""
+        ask = ask_of(request)
+        return [
+            (incarnation, uuid, why)
+            for incarnation, node in self._nodes.items()
+            if node.withheld
+            for uuid, why in node.withheld_from(ask).items()
+        ]
+
+    # --- written down -----------------------------------------------------------------------------
+
+    def dumped(self) -> PlacementState:
+        """All of it."""
+        nodes = [(name, node.total, node.free) for name, node in self._nodes.items()]
+        buckets = [list(bucket.nodes) for bucket in self._buckets.values()]
+        details = {
+            name: NodeState(node.gpus, node.shares, node.offered, node.withheld)
+            for name, node in self._nodes.items()
+            if node.gpus or node.offered is not None
+        }
+        return PlacementState(nodes, buckets, self._aside, details, self.reserved)
+
+    def take_back(self, state: PlacementState) -> None:
+        """Be as it was when it was `dumped`."""
+        for name, total, free in state.nodes:
+            details = state.details.get(name)
+            node = self._nodes[name] = Node(total, details.gpus if details is not None else ())
+            if details is not None and details.offered is not None:
+                node.offer(details.offered)
+            if details is not None:
+                node.withhold(details.withheld)
+            node.take_back(free, details.shares if details is not None else None)
+            self._touched[name] = None
+        self._could_hold.clear()
+        self._aside = state.aside
+        self._reserved = dict(state.reserved)
+        self._reserves = {request: node for node, request in state.reserved}
+        for bucket in state.buckets:
+            for name in bucket:
+                self._into_bucket(name)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _change(self, incarnation: str, ask: Ask, devices: Mapping[str, float], sign: int) -> None:
+        self._out_of_bucket(incarnation)
+        self._nodes[incarnation].change(ask, devices, sign)
+        self._into_bucket(incarnation)
+
+    def _into_bucket(self, incarnation: str) -> None:
+        self._touched[incarnation] = None
+        node = self._nodes[incarnation]
+        if incarnation in self._aside or incarnation in self._reserved:
+            return
+        if node.offered is not None and not node.is_open():
+            return
+        key = node.key()
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(key)
+        bucket.nodes[incarnation] = None
+        self._in_bucket[incarnation] = key
+
+    def _out_of_bucket(self, incarnation: str) -> None:
+        key = self._in_bucket.pop(incarnation, None)
+        if key is not None:
+            bucket = self._buckets[key]
+            del bucket.nodes[incarnation]
+            if not bucket.nodes:
+                del self._buckets[key]
+
+    def _review_reserved(self, incarnation: str) -> None:
+        """No node is kept for what it may not hold any more."""
+        request = self._reserved.get(incarnation)
+        if request is not None and not self._nodes[incarnation].may_ever_hold(
+            ask_of(dict(request))
+        ):
+            self._unreserve_node(incarnation)
+
+    def _unreserve_node(self, incarnation: str) -> None:
+        request = self._reserved.pop(incarnation, None)
+        if request is not None:
+            del self._reserves[request]
+            self._into_bucket(incarnation)
+
+
+def could_hold(joined: NodeJoined, request: Mapping[str, float]) -> bool:
+    """Whether a node, were it empty and nothing of it withheld, could hold the request."""
+    return Node(joined.resources, joined.gpus).could_hold(ask_of(request))
+
+
+def holds_when_empty(joined: NodeJoined, request: Mapping[str, float]) -> bool:
+    """Whether a node, were it empty, could hold the request with what is not withheld now."""
+    node = Node(joined.resources, joined.gpus)
+    node.withhold(joined.withheld)
+    return node.can_hold(ask_of(request))
+
+
+def _left_over(free: Mapping[str, float], devices: Sequence[Device], ask: Ask) -> _Left | None:
+    """What would be left, of scarce things such as GPUs before others; None when it does not fit.
+
+    A GPU's node that hosts nothing for its GPUs comes last; then it counts how much would be left
+    of a device that is shared, how much of all scarce things, how large the devices are that would
+    be used, and how many CPUs would be left.
+    """
+    amounts = ask.amounts
+    for name, amount in amounts.items():
+        if amount > free.get(name, 0.0) + TOLERANCE:
+            return None
+    of_device = taken = memory = 0.0
+    if ask.names_device:
+        chosen = choose(devices, ask)
+        if chosen is None:
+            return None
+        for place, share in chosen.items():
+            of_device = devices[place].share - share
+            taken += share
+            memory = max(memory, devices[place].memory)
+    scarce = cpus = 0.0
+    for name, amount in free.items():
+        if name == "cpu":
+            cpus = amount - amounts.get(name, 0.0)
+        elif name != "memory":
+            scarce += amount - amounts.get(name, 0.0)
+    return bool(devices) and not ask.names_device, of_device, scarce - taken, memory, cpus
+
+
+def _too_much(incarnation: str, node: Node, request: Mapping[str, float]) -> InvariantBroken:
+    return InvariantBroken(
+        f"node {incarnation} has {node.free} free ({node.shares} of its GPUs), {dict(request)} was "
+        "placed on it"
+    )
+
+
+def _in_one_form(request: Mapping[str, float]) -> _Request:
+    return tuple(sorted(request.items()))
+
+
+def _sums(nodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for resources in nodes:
+        for name, amount in resources.items():
+            sums[name] = round(sums.get(name, 0.0) + amount, 9)
+    return sums

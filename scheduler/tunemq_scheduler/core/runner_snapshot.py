@@ -1,0 +1,204 @@
+"""The whole state of an experiment: in one canonical form, and written down to be read again.
+
+`snapshot` is for comparing: equal states give equal bytes. `dump` and `load` are for going on:
+``load(dump(runner))`` behaves from then on as the runner would have. What is over is not in a dump,
+but in summaries that somebody else keeps, so a dump costs what is alive.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_scheduler.core.checkpoints.checkpoint_book import BookState
+from tunemq_scheduler.core.nodes.away_nodes import AwayNode
+from tunemq_scheduler.core.nodes.failing_nodes import NodeTrouble
+from tunemq_scheduler.core.nodes.slots import SlotsState
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, Kept, KeptCheckpoints
+from tunemq_scheduler.core.trials.trial import STORY_LENGTH, Trial
+from tunemq_scheduler.core.trials.waiting_trials import PassedOver
+from tunemq_shared.base.errors import JournalError
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.protocol import messages as m
+
+#: Of what `dump` writes; another one is refused.
+STATE_VERSION: Final = 1
+
+
+class _State(msgspec.Struct, kw_only=True):
+    version: int
+    settings: RunnerSettings
+    live: list[Trial]
+    pending: list[str]
+    paused: list[str]
+    counts: dict[str, int]
+    nodes: list[m.NodeJoined]
+    away: list[tuple[str, AwayNode]]
+    health: list[tuple[str, NodeTrouble]]
+    aside: dict[str, float]
+    slots: SlotsState
+    book: BookState
+    elapsed: float
+    run: int
+    cold_run: int
+    epochs_from: int
+    suggested: int
+    exhausted: bool
+    stopping: str
+    interrupted: str
+    stale: int
+    repeated: int
+    accepted: dict[str, int]
+    cursor: str
+    offers: dict[str, m.NodeOffered]
+    giving_way: dict[str, float]
+    alone: dict[str, str]
+    passed_over: PassedOver
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def _read(kind: type, items: list[Any]) -> KeptCheckpoints | deque[m.Message]:
+    if kind is not KeptCheckpoints:
+        return deque(msgspec.convert(items, list[m.Event]), STORY_LENGTH)
+    checkpoints = KeptCheckpoints(KeepRule())
+    checkpoints.take_back(msgspec.convert(items, list[Kept]))
+    return checkpoints
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=list).encode
+_decode = msgspec.msgpack.Decoder(_State, dec_hook=_read).decode
+_version_of = msgspec.msgpack.Decoder(_Version).decode
+#: What is taken over as it stands, by the same name on both sides.
+_SAME: Final = (
+    "counts",
+    "aside",
+    "elapsed",
+    "run",
+    "cold_run",
+    "epochs_from",
+    "suggested",
+    "exhausted",
+    "stopping",
+    "interrupted",
+    "stale",
+    "repeated",
+    "accepted",
+    "cursor",
+    "offers",
+    "giving_way",
+    "alone",
+)
+
+
+def dump(runner: RunnerState) -> bytes:
+    """The state without the summaries of trials that are over; for `load`."""
+    pending, paused = runner.queue.dumped()
+    return _encode(
+        _State(
+            version=STATE_VERSION,
+            settings=runner.settings,
+            live=list(runner.live.values()),
+            pending=pending,
+            paused=paused,
+            nodes=list(runner.nodes.values()),
+            away=list(runner.away.items()),
+            health=runner.health.state(),
+            slots=runner.slots.dumped(),
+            book=runner.book.dumped(),
+            passed_over=runner.queue.passed_over(),
+            **{name: getattr(runner, name) for name in _SAME},
+        )
+    )
+
+
+def restore(runner: RunnerState, state: bytes, finished: Mapping[str, bytes]) -> None:
+    """Have a fresh runner be as the one was that gave ``state``.
+
+    Args:
+        finished: the summaries that were kept beside it.
+
+    Raises:
+        JournalError: another version wrote it.
+    """
+    try:
+        version = _version_of(state).version
+        if version != STATE_VERSION:
+            raise JournalError(
+                f"the snapshot's state is of version {version}, this TuneMQ reads {STATE_VERSION}."
+            )
+        read = _decode(state)
+    except UNDECODABLE as error:
+        raise JournalError(f"the snapshot's state cannot be read: {error}.") from error
+    runner.settings = read.settings
+    for name in _SAME:
+        setattr(runner, name, getattr(read, name))
+    for trial in read.live:
+        trial.checkpoints.rule = read.settings.keep
+        runner.live[trial.trial_id] = trial
+    runner.finished.update(
+        (trial, packed) for trial, packed in finished.items() if trial not in runner.live
+    )
+    runner.nodes.update((node.incarnation, node) for node in read.nodes)
+    runner.away.update(read.away)
+    runner.health.load(read.health)
+    runner.slots.take_back(read.slots)
+    runner.book.take_back(read.book)
+    for node in runner.away:
+        runner.leave_behind(node)
+    live = runner.live
+    runner.queue.take_back(
+        [live[trial] for trial in read.pending],
+        [live[trial] for trial in read.paused],
+        read.passed_over,
+        read.elapsed,
+    )
+
+
+def snapshot(runner: RunnerState) -> bytes:
+    """Equal states give equal bytes.
+
+    The elapsed time is left out: it is the clock's, and turns in which nothing happened move it on
+    without a trace in the journal.
+    """
+    live = [
+        (
+            trial.trial_id,
+            trial.summary(),
+            list(trial.checkpoints),
+            trial.run_until,
+            trial.repeated,
+            (trial.fruitless, trial.not_before, trial.in_a_row, trial.fell_with, trial.fell_alone),
+            (trial.ending, trial.stop_ordered),
+            (trial.matched, trial.excused, trial.failed_at, trial.is_alone),
+            (trial.pausing, trial.restoring, trial.waits, runner.giving_way.get(trial.trial_id)),
+        )
+        for trial in runner.live.values()
+    ]
+    return m.encode(
+        (
+            live,
+            sorted(runner.finished.items()),  # nobody goes by their order
+            sorted(runner.counts.items()),
+            [
+                (node, runner.accepted.get(node), sorted(runner.nodes[node].withheld.items()))
+                for node in sorted(runner.nodes)
+            ],
+            [(*one, runner.slots.held_by(*one[:2]).devices) for one in runner.slots],
+            sorted((node, offer.n) for node, offer in runner.offers.items()),
+            (runner.queue.freed, runner.placement.reserved),
+            [trial.trial_id for trial in runner.queue],
+            runner.book.state(),
+            (runner.suggested, runner.exhausted, runner.stopping, runner.interrupted),
+            (runner.stale, runner.repeated, runner.cursor),
+            runner.health.state(),
+            sorted(runner.alone.items()),
+        )
+    )

@@ -1,0 +1,481 @@
+"""`TrialRunner`: the state of a search, and what follows from each event.
+
+    handle(event, answers) -> commands
+
+Nothing in here reads a clock, draws a random number, or does I/O. Algorithms are not in here
+either: the loop asks them, and what they answer comes in beside the event. So the same events and
+answers always give the same state and commands, and the journal is a complete account of both.
+
+The cost of an event does not grow with the number of trials: only live ones are held as objects,
+finished ones are packed away, and nothing scans either.
+
+What it knows is in `tunemq_scheduler.core.runner_state`, what it makes of checkpoints in
+`tunemq_scheduler.core.events.checkpoint_events`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.core.commands import (
+    Command,
+    ContinueTrial,
+    PauseTrial,
+    ReattachTrial,
+    RecordEnd,
+    RecordResult,
+    RecordStart,
+    RecordTrialAdded,
+    ReleaseTrial,
+    StartTrial,
+    StopTrial,
+    TellOfEnd,
+)
+from tunemq_scheduler.core.events.checkpoint_events import CheckpointEvent, CheckpointEvents
+from tunemq_scheduler.core.events.failure_events import Endings, FailureEvents
+from tunemq_scheduler.core.events.node_events import Failure, Moves, NodeEvents
+from tunemq_scheduler.core.events.offer_events import OfferEvents
+from tunemq_scheduler.core.events.resume_events import ResumeEvents, Turns
+from tunemq_scheduler.core.metric_values import reaches
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.runner_snapshot import restore, snapshot
+from tunemq_scheduler.core.runner_state import RunnerState
+from tunemq_scheduler.core.trials.kept_checkpoints import KeptCheckpoints
+from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.trial import (
+    ERROR,
+    PAUSED,
+    PENDING,
+    REACHED_ITS_END,
+    RUNNING,
+    TERMINATED,
+    Trial,
+)
+from tunemq_scheduler.core.usage import ANY_NUMBER, UsageBook
+from tunemq_shared.base.errors import BugError
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import next_result
+from tunemq_shared.protocol.device_use import add_up
+
+
+class TrialRunner(RunnerState):
+    """The pure state machine of one experiment."""
+
+    def __init__(self, settings: RunnerSettings) -> None:
+        super().__init__(settings)
+        self._checkpoints = CheckpointEvents(self)
+        self._failures = FailureEvents(self, Endings(self._try_again, self._end_in_error))
+        self._offers = OfferEvents(self, self._set_aside)
+        self._usage = UsageBook(self)
+        self._nodes = NodeEvents(
+            self,
+            Moves(self._move, self._end_if_due, self._failures.lost_its_node, self._forget_if_over),
+            self._offers,
+        )
+        self._handlers: dict[type[Any], Callable[[Any], list[Command]]] = {
+            m.CheckpointWritten: self._about_checkpoints,
+            m.CheckpointCommitted: self._about_checkpoints,
+            m.CheckpointLost: self._about_checkpoints,
+            m.CheckpointDamaged: self._about_checkpoints,
+            m.CheckpointsForgotten: self._about_checkpoints,
+            m.TrialWaits: self._trial_waits,
+            m.TrialStarted: self._trial_started,
+            m.TrialFinished: self._trial_finished,
+            m.TrialFailed: self._incarnation_failed,
+            m.HostDied: self._incarnation_failed,
+            m.TrialPaused: self._trial_paused,
+            m.HostFreed: self._host_freed,
+            m.DevicesUsed: self._devices_used,
+            m.LogMatched: self._failures.matched,
+            m.NodeWarned: lambda _event: [],
+            m.Tick: self._tick,
+            m.BatchRead: self._batch_read,
+            m.NodeJoined: self._nodes.joined,
+            m.NodeOffered: self._offers.offered,
+            m.NodeLost: self._nodes.lost,
+            m.NodeReturned: self._nodes.returned,
+            m.DevicesWithheld: self._nodes.withheld,
+            m.SearchExhausted: self._search_exhausted,
+            m.TrialChosen: self._trial_chosen,
+            m.StopRequested: self._stop_requested,
+            m.Interrupted: self._interrupted,
+        }
+        turns = Turns(self._set_aside, self._stop, self._end_if_due, self._nodes.lost)
+        self._resuming = ResumeEvents(self, turns)
+
+    def handle(self, event: m.Event, answers: Sequence[m.Answer] = ()) -> list[Command]:
+        """Take in an event and what was answered about it; returns what is to be done."""
+        if type(event) is m.ResultReported:
+            return self._result_reported(event, answers)
+        if type(event) is m.ConfigSuggested:
+            return self._config_suggested(event, answers)
+        if type(event) is m.ExperimentResumed:
+            return self._resuming.resumed(event, answers)
+        return self._handlers[type(event)](event)
+
+    @classmethod
+    def load(
+        cls, settings: RunnerSettings, state: bytes, finished: Mapping[str, bytes]
+    ) -> TrialRunner:
+        """The runner that gave this state; see `tunemq_scheduler.core.runner_snapshot.dump`.
+
+        Args:
+            settings: as in the journal's header; those that held last stand in ``state``.
+            finished: the summaries that were kept beside it.
+
+        Raises:
+            JournalError: another version wrote the state.
+        """
+        runner = cls(settings)
+        restore(runner, state, finished)
+        return runner
+
+    def usage(self, configurations: int = ANY_NUMBER) -> Usage:
+        """What is held of the nodes, and wanted; see `tunemq_scheduler.core.usage`."""
+        return self._usage.usage(configurations)
+
+    def snapshot(self) -> bytes:
+        """The whole state in one canonical form; see `tunemq_scheduler.core.runner_snapshot`."""
+        return snapshot(self)
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def _result_reported(
+        self, event: m.ResultReported, answers: Sequence[m.Answer]
+    ) -> list[Command]:
+        review = self.review(event)
+        if review is Review.STALE:
+            self.stale += 1
+            return []
+        trial = self.live[event.trial]
+        trial.restoring = ""
+        if review is Review.REPEATED:
+            self.repeated += 1
+            trial.repeated += 1
+            return self._stop_behind_end(trial, event)
+        trial.story.append(event)
+        self._failures.got_on(trial, event)
+        trial.last_result = event
+        if review is Review.PASSING:
+            return [RecordResult(event.trial, event, done=False)]
+        commands: list[Command] = []
+        if review is Review.FINAL:
+            # Its end follows, when its host has said that the last checkpoint is kept, too.
+            trial.ending = trial.ending or REACHED_ITS_END
+        else:
+            self._decide(trial, event, answers, commands)
+        return [RecordResult(event.trial, event, done=event.done or trial.is_finished), *commands]
+
+    def _decide(
+        self,
+        trial: Trial,
+        event: m.ResultReported,
+        answers: Sequence[m.Answer],
+        commands: list[Command],
+    ) -> None:
+        trial.run_until = next_result(event.step)
+        for answer in answers:
+            match answer:
+                case m.HorizonSet() if not reaches(event, answer.horizon):
+                    trial.run_until = answer.horizon
+                case m.Decided(decision=m.STOP):
+                    commands.append(StopTrial(*self._where(trial)))
+                    self._end(trial, TERMINATED, answer.reason, commands, early=True)
+                case m.Decided(decision=m.PAUSE):
+                    trial.pausing = answer.reason or "it was paused"
+                    if trial.status == RUNNING:
+                        commands.append(PauseTrial(*self._where(trial)))
+                    else:  # its search was interrupted: its host was told to stop already
+                        self._move(trial, PAUSED)
+                case _:
+                    pass
+        if trial.status == RUNNING and not trial.pausing:
+            commands.append(ContinueTrial(*self._where(trial), trial.run_until))
+
+    def _stop_behind_end(self, trial: Trial, event: m.ResultReported) -> list[Command]:
+        """A trial that has all of its results runs for a checkpoint, and no further than that."""
+        commands: list[Command] = []
+        if trial.is_complete and event.step >= trial.last_step and not event.done:
+            self._stop(trial, trial.end_reason, commands)
+        return commands
+
+    # --- the life of a trial ----------------------------------------------------------------------
+
+    def _config_suggested(
+        self, event: m.ConfigSuggested, answers: Sequence[m.Answer]
+    ) -> list[Command]:
+        if event.trial in self.live or event.trial in self.finished:
+            raise BugError(f"trial {event.trial} was suggested twice")
+        trial = Trial(
+            trial_id=event.trial,
+            number=event.n,
+            config=event.config,
+            tag=event.tag,
+            resources=event.resources,
+            checkpoints=KeptCheckpoints(self.settings.keep),
+        )
+        trial.run_until = next_result(0)
+        for answer in answers:
+            if isinstance(answer, m.HorizonSet):
+                trial.run_until = answer.horizon
+        trial.story.append(event)
+        self.suggested += 1
+        self.live[event.trial] = trial
+        self.queue.follow(trial)
+        self.counts[PENDING] += 1
+        return [RecordTrialAdded(event.trial)]
+
+    def _search_exhausted(self, _event: m.SearchExhausted) -> list[Command]:
+        self.exhausted = True
+        return []
+
+    def _trial_chosen(self, event: m.TrialChosen) -> list[Command]:
+        trial = self.live.get(event.trial)
+        if trial is None or (trial.is_finished and trial.is_complete):
+            return []  # by an earlier version, which tried again what had its last result
+        trial.epoch = max(trial.epoch, self.epochs_from) + 1
+        # It may have been told to pause, or been at its end, when its search was interrupted.
+        trial.ending = trial.pausing = ""
+        trial.matched = {}
+        slot = self.slots.take_on(trial, self.place_of(trial))
+        if self.is_suspect(trial):
+            self.keep_alone(slot.node, trial.trial_id)
+        self.queue.served(trial)
+        self._move(trial, RUNNING)
+        trial.story.append(event)
+        restore = self.book.begin(trial, slot.node)
+        trial.restoring = restore[0].key if restore else ""
+        return [
+            *self._nodes.taken_over(trial),
+            StartTrial(
+                trial=trial.trial_id,
+                epoch=trial.epoch,
+                incarnation=slot.node,
+                number=trial.number,
+                config=trial.config,
+                resources=trial.resources,
+                run_until=trial.run_until,
+                last_step=trial.last_step,
+                restore=restore,
+                time_spent_s=trial.time_spent_s,
+                devices=dict(slot.devices),
+            ),
+        ]
+
+    def _trial_started(self, event: m.TrialStarted) -> list[Command]:
+        if not self.is_current(event.trial, event.epoch):
+            self.stale += 1
+            return []
+        trial = self.live[event.trial]
+        trial.started = event
+        trial.story.append(event)
+        node = self.nodes.get(self.slots.node_at(event.trial, event.epoch) or "")
+        return [RecordStart(event.trial, event, node.node if node is not None else "")]
+
+    def _trial_waits(self, event: m.TrialWaits) -> list[Command]:
+        if self.is_current(event.trial, event.epoch):
+            self.live[event.trial].waits = (event.what, event.reason)
+        return []
+
+    def _about_checkpoints(self, event: CheckpointEvent) -> list[Command]:
+        commands = self._checkpoints.handle(event)
+        trial = self.live.get(event.trial)
+        if trial is not None:
+            self._forget_if_over(trial, commands)
+        return commands
+
+    def _trial_finished(self, event: m.TrialFinished) -> list[Command]:
+        commands: list[Command] = []
+        if self.is_current(event.trial, event.epoch):
+            trial = self.live[event.trial]
+            trial.story.append(event)
+            self._end(trial, TERMINATED, trial.end_reason, commands, early=trial.stop_ordered)
+        else:
+            self.stale += 1
+        return commands
+
+    def _incarnation_failed(self, event: m.TrialFailed | m.HostDied) -> list[Command]:
+        trial = self.live.get(event.trial)
+        is_current = trial is not None and self.is_epoch(trial, event.epoch)
+        if trial is None or not is_current or trial.status != RUNNING:
+            self.stale += 1
+            return []
+        trial.story.append(event)
+        commands: list[Command] = []
+        if not self._end_if_due(trial, event, commands):
+            self._failures.failed(trial, event, commands)
+        return commands
+
+    def _end_if_due(self, trial: Trial, failure: Failure | None, commands: list[Command]) -> bool:
+        """Its host is gone: end a trial that was to end anyway; returns whether it was.
+
+        It has all of its results then. Only one that says itself that it could not keep its last
+        checkpoint has failed.
+        """
+        if trial.stop_ordered:  # what went wrong on the way, its log tells
+            self._end(trial, TERMINATED, trial.end_reason, commands, early=True)
+            return True
+        could_not_save = isinstance(failure, m.TrialFailed) and failure.kind == "storage"
+        if not trial.is_complete or could_not_save:
+            return False
+        saved = max((one.step for one in trial.checkpoints if one.is_wanted), default=0)
+        hostname = self.hostname_of(trial)
+        commands.append(TellOfEnd(trial.trial_id, failure, hostname, trial.last_step, saved))
+        self._end(trial, TERMINATED, trial.end_reason, commands)
+        return True
+
+    def _end_in_error(self, trial: Trial, reason: str, commands: list[Command]) -> None:
+        self._end(trial, ERROR, reason, commands)
+        if self.settings.fail_fast:
+            self._stop_all(f"fail_fast: trial {trial.trial_id} failed", commands)
+
+    def _trial_paused(self, event: m.TrialPaused) -> list[Command]:
+        commands: list[Command] = []
+        if not self.is_current(event.trial, event.epoch):
+            self.stale += 1
+            return commands
+        trial = self.live[event.trial]
+        trial.story.append(event)
+        if trial.ending:  # by a result that was its last, or because somebody wants it stopped
+            self._end(trial, TERMINATED, trial.ending, commands, early=trial.stop_ordered)
+        elif trial.trial_id in self.giving_way:
+            self._offers.gave_way(trial)
+        elif trial.status == RUNNING:
+            self._set_aside(trial)
+        return commands
+
+    def _set_aside(self, trial: Trial) -> None:
+        """Have a trial without a host wait: to be resumed if it was being paused, else for a slot.
+
+        That holds however it lost its host, for whoever paused it does not expect its next result.
+        What it did since its last checkpoint is repeated, and dropped where it was recorded.
+        """
+        status = PAUSED if trial.pausing else PENDING
+        trial.ending = trial.pausing = ""
+        self._move(trial, status)
+
+    def _try_again(self, trial: Trial) -> None:
+        trial.back_off(self.elapsed)
+        self._set_aside(trial)
+
+    def _host_freed(self, event: m.HostFreed) -> list[Command]:
+        node = self.slots.give_back(event.trial, event.epoch)
+        if node is None:
+            return []
+        self.queue.slot_freed(self._keep_node)
+        commands: list[Command] = [ReleaseTrial(event.trial, event.epoch, node)]
+        commands += self.book.end(event.trial, event.epoch)
+        trial = self.live.get(event.trial)
+        if trial is None:  # it was over, and forgotten, while the node was away
+            return commands
+        if trial.status != RUNNING or trial.epoch != event.epoch:
+            self._forget_if_over(trial, commands)
+        elif self._end_if_due(trial, None, commands):
+            pass
+        elif trial.trial_id in self.giving_way:
+            self._offers.gave_way(trial)
+        elif trial.pausing:
+            self._set_aside(trial)
+        else:
+            raise BugError(f"the host of trial {event.trial} is gone and nothing said how it ended")
+        return commands
+
+    def _devices_used(self, event: m.DevicesUsed) -> list[Command]:
+        """Of whichever incarnation: what one used that was given up was used all the same."""
+        if (trial := self.live.get(event.trial)) is not None:
+            trial.devices_used = add_up(trial.devices_used, event.devices)
+        return []
+
+    def _end(
+        self,
+        trial: Trial,
+        status: str,
+        reason: str,
+        commands: list[Command],
+        *,
+        early: bool = False,
+    ) -> None:
+        """The one place where a trial finishes; it cannot finish twice, the table forbids it."""
+        had_run = trial.epoch > 0 and trial.status != PAUSED
+        self._move(trial, status)
+        trial.reason = reason
+        commands.append(RecordEnd(trial.trial_id, status, reason, early, had_run))
+        self._forget_if_over(trial, commands)
+
+    def _forget_if_over(self, trial: Trial, commands: list[Command]) -> None:
+        """Keep no more than its summary once its hosts are gone and its uploads are settled."""
+        is_over = trial.is_finished and not trial.checkpoints.uploading
+        if is_over and not self.slots.has_any(trial):
+            del self.live[trial.trial_id]
+            self.keep_summary(trial.trial_id, trial.summary())
+            commands += self._nodes.trial_over(trial.trial_id)
+            commands += self.book.trial_over(trial)
+
+    # --- stopping ---------------------------------------------------------------------------------
+
+    def _stop_requested(self, event: m.StopRequested) -> list[Command]:
+        commands: list[Command] = []
+        if event.trial is None:
+            self._stop_all(event.reason, commands)
+        elif (trial := self.live.get(event.trial)) is not None:
+            self._stop(trial, event.reason, commands)
+        return commands
+
+    def _stop_all(self, reason: str, commands: list[Command]) -> None:
+        self.stopping = self.stopping or reason
+        for trial in list(self.live.values()):
+            self._stop(trial, reason, commands)
+
+    def _stop(self, trial: Trial, reason: str, commands: list[Command]) -> None:
+        """Stop a trial; one that runs ends when its host has said what it still has to say."""
+        if trial.is_finished or trial.stop_ordered:
+            return
+        if trial.status == RUNNING:
+            commands.append(StopTrial(*self._where(trial)))
+            trial.stop_ordered = True
+            trial.ending = trial.ending or reason
+        else:
+            self._end(trial, TERMINATED, reason, commands, early=True)
+
+    def _interrupted(self, event: m.Interrupted) -> list[Command]:
+        self.interrupted = event.reason
+        commands: list[Command] = []
+        for trial in self.live.values():
+            if trial.status == RUNNING and not trial.stop_ordered:
+                commands.append(StopTrial(*self._where(trial)))
+                self._move(trial, PAUSED if trial.pausing else PENDING)
+        return commands
+
+    # --- nodes and the wire -----------------------------------------------------------------------
+
+    def standing_orders(self) -> list[ReattachTrial]:
+        """All that nodes are to host, for a backend that knows nothing of it yet."""
+        return self._nodes.standing_orders()
+
+    def _batch_read(self, event: m.BatchRead) -> list[Command]:
+        if event.incarnation in self.nodes or event.incarnation in self.away:
+            self.accepted[event.incarnation] = event.last
+        self.cursor = event.cursor
+        return []
+
+    def _tick(self, event: m.Tick) -> list[Command]:
+        self.elapsed = event.elapsed
+        self.queue.wake(event.elapsed)
+        self.review_nodes()
+        commands = self._offers.tick() if self.giving_way else []
+        return [*commands, *self._nodes.tick()] if self.away else commands
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _where(self, trial: Trial) -> tuple[str, int, str]:
+        return trial.trial_id, trial.epoch, self.slots.node_of(trial)
+
+    def _move(self, trial: Trial, status: str) -> None:
+        before = trial.status
+        trial.move_to(status)
+        self.giving_way.pop(trial.trial_id, None)
+        self.counts[before] -= 1
+        self.counts[status] += 1
+        self.queue.follow(trial)

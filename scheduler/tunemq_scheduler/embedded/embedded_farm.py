@@ -1,0 +1,285 @@
+"""`EmbeddedFarm`: the script's handle of its private Redis and node."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.embedded import runtime_layout
+from tunemq_scheduler.embedded.bound_processes import remove_tree
+from tunemq_scheduler.embedded.command_lines import (
+    default_cpus,
+    environment,
+    keeper_command,
+    node_command,
+)
+from tunemq_scheduler.embedded.redis_server import find_redis_server, redis_command
+from tunemq_scheduler.embedded.runtime_folder import make_runtime_folder
+from tunemq_scheduler.embedded.watchdog import KEEPER_PID
+from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.protocol.messages import Environment
+
+#: Makes the node's command line from the URL of Redis, a folder, the keeper's pid, the number of
+#: CPUs and the file that says what to get ready for.
+NodeCommand = Callable[[str, str, str, int, str | None], list[str]]
+
+#: Redis answers within milliseconds; so long only where the machine is overloaded.
+_READY_WITHIN_S: Final = 20.0
+#: The keeper needs a few milliseconds to end everything, and gives up by itself after two seconds
+#: that it could work. One that hangs is killed, and can then not end the orphans.
+_STOP_WITHIN_S: Final = 10.0
+_LOG_TAIL_BYTES: Final = 2000
+#: Variables for a store's clients (where it is, its keys and certificates), and for failpoints.
+_ABOUT_STORE: Final = (
+    "AWS_",
+    "MINIO_",
+    "SSL_CERT_",
+    "TUNEMQ_S3_",
+    "TUNEMQ_STORE_",
+    "TUNEMQ_FAILPOINTS",
+)
+_terms = itertools.count(1)
+
+
+class EmbeddedFarm:
+    """A Redis and a node of this script's own, watched by a keeper process.
+
+    The constructor returns as soon as the keeper is started, so that a script can import what it
+    needs meanwhile; `wait_until_ready` waits for Redis. The node appears on the wire when it is
+    ready.
+
+    **Threads.** May be made and stopped by any thread; PDEATHSIG is the keeper's business.
+
+    **Fork.** A forked child of the script must call `forget` and leave the farm alone
+    (`tunemq_scheduler.embedded.warm_farms` sees to it).
+
+    Args:
+        cpus: what the node offers; by default ``$TUNEMQ_CPUS``, else what this process may use.
+        prewarm: what the first trials will need; the node gets ready for it at once. It holds
+            all environment variables, so it travels in the private folder and on no command line.
+        gpus: whether the node offers the GPUs that this script may see.
+        make_node_command: how the node is started.
+
+    Raises:
+        ConfigError: no redis-server, no place for the runtime folder, or a bad ``$TUNEMQ_CPUS``.
+    """
+
+    def __init__(
+        self,
+        cpus: int | None = None,
+        *,
+        prewarm: Environment | None = None,
+        gpus: bool = False,
+        make_node_command: NodeCommand | None = None,
+    ) -> None:
+        self.cpus = cpus if cpus is not None else default_cpus()
+        binary, environ = find_redis_server(), environment()
+        #: What its node knows about stores.
+        self.about_store = about_store()
+        #: Which GPUs its node may see, by ``CUDA_VISIBLE_DEVICES``; empty where it offers none.
+        self.visible_gpus = visible_gpus() if gpus else ""
+        make_node_command = make_node_command or partial(node_command, gpus=gpus)
+        self._facts = b""
+        self._news: list[str] = []
+        self._gave_up: str | None = None
+        self._is_ending = False
+        #: The pids of the services, as far as the keeper has told.
+        self.pids: dict[str, int] = {}
+        self.folder = make_runtime_folder()
+        with contextlib.ExitStack() as undo:  # what fails, or is interrupted, leaves nothing
+            undo.callback(remove_tree, self.folder)
+            self._socket_path = os.path.join(self.folder, runtime_layout.SOCKET)
+            #: Where its Redis is, as redis-py spells it.
+            self.url = f"unix://{self._socket_path}"
+            workdir = os.path.join(self.folder, runtime_layout.NODE)
+            wanted = None if prewarm is None else os.path.join(self.folder, runtime_layout.PREWARM)
+            services: dict[str, Sequence[str]] = {
+                runtime_layout.REDIS: redis_command(binary, self._socket_path),
+                runtime_layout.NODE: make_node_command(
+                    self.url, workdir, KEEPER_PID, self.cpus, wanted
+                ),
+            }
+            os.mkdir(workdir, 0o700)
+            if wanted is not None:
+                _write_private(wanted, msgspec.json.encode(prewarm))
+            self._control, theirs = socket.socketpair()
+            undo.callback(self._control.close)
+            self._control.setblocking(False)
+            with theirs:
+                self._start_keeper(undo, theirs, services, environ)
+            undo.pop_all()
+
+    def _start_keeper(
+        self,
+        undo: contextlib.ExitStack,
+        theirs: socket.socket,
+        services: dict[str, Sequence[str]],
+        environ: dict[str, str],
+    ) -> None:
+        me = os.pidfd_open(os.getpid())
+        log = os.open(
+            os.path.join(self.folder, runtime_layout.KEEPER_LOG),
+            os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC,
+            0o600,
+        )
+        try:
+            self._keeper = subprocess.Popen(
+                keeper_command(self.folder, theirs.fileno(), me, services),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(theirs.fileno(), me),
+                env=environ,
+                start_new_session=True,
+            )
+            undo.callback(self.stop)
+        finally:
+            os.close(me)
+            os.close(log)
+
+    @property
+    def keeper_pid(self) -> int:
+        """The pid of the keeper."""
+        return self._keeper.pid
+
+    def new_term(self) -> int:
+        """A term that is greater than all that were used on this farm: one for each experiment."""
+        return next(_terms)
+
+    def wait_until_ready(self, within: float = _READY_WITHIN_S) -> None:
+        """Return as soon as Redis answers.
+
+        Raises:
+            WireUnavailable: it does not, for ``within`` seconds, or cannot be started; says why.
+        """
+        deadline = time.monotonic() + within
+        while not self._redis_answers():
+            trouble = self.trouble()
+            if trouble is None and time.monotonic() > deadline:
+                log = self._tail(runtime_layout.REDIS)
+                trouble = f"its Redis did not answer within {within:g} s{log}"
+            if trouble is not None:
+                raise WireUnavailable(f"The embedded farm cannot be used: {trouble}.")
+            # Redis makes its socket when it is ready; a fact from the keeper ends the pause early.
+            select.select([self._control], [], [], 0.002)
+
+    def _redis_answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(self._socket_path)
+                probe.sendall(b"PING\r\n")
+                return probe.recv(16).startswith(b"+PONG")
+            except OSError:
+                return False
+
+    def trouble(self) -> str | None:
+        """Why this farm will never work again, if so; cheap, may be asked at any time."""
+        self._read_facts()
+        if self._gave_up is not None:
+            return self._gave_up
+        if self._keeper.poll() is not None:
+            return f"its keeper process ended ({self._keeper.returncode}){self._tail('keeper')}"
+        return None
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether another search can have it."""
+        return not self._is_ending and self.trouble() is None
+
+    def excuse_node(self) -> None:
+        """The node's newest death is not its own fault: the keeper is not to give it up for that.
+
+        Else a handful of trials that take their node with them would take the farm, too, before
+        each is found out.
+        """
+        try:
+            self._control.send(runtime_layout.excuse(runtime_layout.NODE).encode())
+        except OSError:  # the keeper is gone, which `trouble` tells
+            return
+
+    def news(self) -> list[str]:
+        """What happened since the last call that a person should know."""
+        self._read_facts()
+        news, self._news = self._news, []
+        return news
+
+    def _read_facts(self) -> None:
+        try:
+            while heard := self._control.recv(4096):
+                self._facts += heard
+        except OSError:  # nothing (more) to read, or the keeper is gone
+            pass
+        *lines, self._facts = self._facts.split(b"\n")
+        for line in lines:
+            kind, service, detail = line.decode().split(" ", 2)
+            if kind == "started":
+                self.pids[service] = int(detail)
+            elif kind == "died":
+                self._news.append(f"The embedded {service} ended ({detail}) and is started again.")
+            else:
+                self._gave_up = (
+                    f"its {service} ends as soon as it is started ({detail}){self._tail(service)}"
+                )
+
+    def _tail(self, service: str) -> str:
+        try:
+            with open(os.path.join(self.folder, runtime_layout.log_of(service)), "rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(0, log.tell() - _LOG_TAIL_BYTES))
+                said = log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"; it said: {said}" if said else ""
+
+    def end_now(self) -> None:
+        """Have everything killed at once, without waiting; may be called by a signal handler."""
+        self._is_ending = True
+        try:
+            self._control.send(b"stop\n")
+        except OSError:  # the keeper is gone, and the rest with it
+            return
+
+    def stop(self) -> None:
+        """End everything, wait until nothing is left (milliseconds). May be called twice."""
+        self.end_now()
+        try:
+            self._keeper.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            # PDEATHSIG takes Redis and the node, and with the node its families.
+            self._keeper.send_signal(signal.SIGKILL)
+            self._keeper.wait()
+        self._control.close()
+        remove_tree(self.folder)
+
+    def forget(self) -> None:
+        """Let go of a farm that belongs to our parent process."""
+        self._control.close()
+        self._keeper.returncode = 0  # else it is polled and complained about when it is collected
+
+
+def about_store() -> dict[str, str]:
+    """What the script's environment says about stores and their keys."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_ABOUT_STORE)}
+
+
+def visible_gpus() -> str | None:
+    """What the script's environment says about GPUs; None: it may see all."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def _write_private(path: str, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(content)

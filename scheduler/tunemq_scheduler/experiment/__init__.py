@@ -1,0 +1,1 @@
+"""One experiment's life: opening or restoring it, the loop, its algorithms, its end."""

@@ -1,0 +1,255 @@
+"""The algorithms of a search, asked by the loop; what they answer becomes fact in the journal.
+
+Searchers, trial schedulers and stoppers are other people's code: one that raises ends its
+experiment with `SearchFailed`, never the process (DESIGN: the core).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from tunemq_scheduler.base.plugin_calls import call_plugin
+from tunemq_scheduler.core.commands import RecordEnd
+from tunemq_scheduler.core.trials.trial import ERROR
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_scheduler.schedulers import TrialScheduler, read_verdict
+from tunemq_scheduler.search.algorithm_states import Stateful, pack_state, state_of, unpack_state
+from tunemq_scheduler.search.search_generator import SearchGenerator, Suggestion
+from tunemq_scheduler.search.searcher import innermost
+from tunemq_scheduler.stopping.stopper import Stopper
+from tunemq_shared.base.errors import ConfigError, SearchFailed
+from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup, next_result
+from tunemq_shared.protocol.messages import PAUSE, STOP, Answer, Decided, HorizonSet, ResultReported
+
+
+def _none() -> Iterator[TrialView]:
+    return iter(())
+
+
+class RunnerView:
+    """What a trial scheduler may ask about the search.
+
+    Attributes:
+        trials: gives the trials that are not over; the loop sets it.
+        placeable: looks up what `waiting` gives; the loop sets it for as long as it asks
+            `TrialScheduler.choose_trial_to_run`.
+    """
+
+    def __init__(self) -> None:
+        self.trials: Callable[[], Iterable[TrialView]] = list
+        self.placeable: Callable[[], Iterator[TrialView]] = _none
+
+    def get_trials(self) -> list[TrialView]:
+        """The trials that are not over."""
+        return list(self.trials())
+
+    def waiting(self) -> Iterator[TrialView]:
+        """Trials that could be placed now, the longest waiting first; looked up one by one."""
+        return self.placeable()
+
+
+class Algorithms:
+    """The search algorithm, the trial scheduler and the stopper of one experiment.
+
+    Args:
+        search: gives configurations and is told how they did.
+        scheduler: decides about trials at their horizons.
+        stopper: ends trials or the experiment; None for none.
+        metric, mode: what is optimised, ``min`` or ``max``; None where nobody needs it.
+        worst_for_nonfinite: show NaN and infinite values of the metric to the algorithms as the
+            worst possible value.
+        lock_step: ask about every result, whatever horizons say (used to check a journal).
+    """
+
+    def __init__(
+        self,
+        *,
+        search: SearchGenerator,
+        scheduler: TrialScheduler,
+        stopper: Stopper | None = None,
+        metric: str | None = None,
+        mode: str | None = None,
+        worst_for_nonfinite: bool = False,
+        lock_step: bool = False,
+    ) -> None:
+        self.search = search
+        self.scheduler = scheduler
+        self.stopper = stopper
+        self.metric = metric
+        self._worst = (math.inf if mode == "min" else -math.inf) if worst_for_nonfinite else None
+        self._lock_step = lock_step
+        self.view = RunnerView()
+        self._stopped_by_scheduler: set[str] = set()
+
+    @property
+    def search_name(self) -> str:
+        """The class of the search algorithm inside of all wrappers, for people."""
+        return type(innermost(self.search.searcher)).__name__
+
+    # --- suggestions ------------------------------------------------------------------------------
+
+    def suggest(self, n: int, trial_id: str) -> Suggestion | Literal["FINISHED"] | None:
+        """See `SearchGenerator.suggest`."""
+        return call_plugin("the search algorithm", self.search.suggest, n, trial_id)
+
+    def added(self, trial: TrialView) -> list[Answer]:
+        """A new trial is there; returns up to where it may run unasked."""
+        call_plugin("the trial scheduler", self.scheduler.on_trial_add, self.view, trial)
+        return [HorizonSet(trial.trial_id, self._horizon(trial, 0))]
+
+    def taken_up(self, trial: TrialView) -> list[Answer]:
+        """A trial of an earlier run is there, or lives again; as `added`."""
+        tell = self.search.on_trial_restored
+        call_plugin("the search algorithm", tell, trial.number, trial.trial_id, trial.config)
+        return self.added(trial)
+
+    def choose(self, placeable: Callable[[], Iterator[TrialView]]) -> TrialView | None:
+        """Which of the trials that could be placed now starts next."""
+        first = next(placeable(), None)
+        if first is None:
+            return None
+        self.view.placeable = placeable
+        try:
+            chosen = call_plugin(
+                "the trial scheduler", self.scheduler.choose_trial_to_run, self.view
+            )
+        finally:
+            self.view.placeable = _none
+        if chosen is None:
+            return None
+        if chosen is first:
+            return first
+        for trial in placeable():
+            if trial is chosen:
+                return trial
+        raise SearchFailed(
+            f"the trial scheduler chose {chosen!r}, which is not waiting for a slot."
+        )
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def told(self, trial: TrialView, event: ResultReported, answers: Iterable[Answer]) -> None:
+        """A result is recorded: the search algorithm may learn from it.
+
+        Args:
+            answers: what was decided about it; of a trial's last result `ended` tells.
+        """
+        is_last = any(isinstance(one, Decided) and one.decision == STOP for one in answers)
+        if self.search.wants_results and not is_last:
+            shown = self._shown(trial.full_result(event))
+            call_plugin("the search algorithm", self.search.on_trial_result, trial.trial_id, shown)
+
+    def decide(self, trial: TrialView, result: dict[str, Any], step: int) -> list[Answer]:
+        """What is to become of a trial whose result reached the horizon.
+
+        A trial that is paused has a horizon too, for when it goes on.
+        """
+        result = self._shown(result)
+        answers: list[Answer] = []
+        stopper = self.stopper
+        if stopper is not None and call_plugin("the stopper", stopper, trial.trial_id, result):
+            reason = f"{type(stopper).__name__} stopped it"
+            return [Decided(trial.trial_id, step, STOP, reason)]
+        scheduler = self.scheduler
+        told = call_plugin(
+            "the trial scheduler", scheduler.on_trial_result, self.view, trial, result
+        )
+        verdict = read_verdict(scheduler, told)
+        if verdict == STOP:
+            self._stopped_by_scheduler.add(trial.trial_id)
+            reason = verdict.reason or f"{type(scheduler).__name__} stopped it"
+            return [Decided(trial.trial_id, step, STOP, reason)]
+        if verdict == PAUSE:
+            reason = verdict.reason or f"{type(scheduler).__name__} paused it"
+            answers.append(Decided(trial.trial_id, step, PAUSE, reason))
+        if not self._lock_step:
+            answers.append(HorizonSet(trial.trial_id, self._horizon(trial, step)))
+        return answers
+
+    def enough(self) -> str:
+        """Why a stopper ends the whole experiment now; empty while it does not."""
+        stopper = self.stopper
+        if stopper is not None and call_plugin("the stopper", stopper.stop_all):
+            return f"{type(stopper).__name__} stopped the experiment"
+        return ""
+
+    def ended(self, trial: TrialView, end: RecordEnd) -> None:
+        """A trial is over: tell all, once; a trial scheduler that stopped it knows already."""
+        result = self._shown(trial.last_result) or None
+        scheduler = self.scheduler
+        if trial.trial_id in self._stopped_by_scheduler:
+            self._stopped_by_scheduler.discard(trial.trial_id)
+        elif end.status == ERROR:
+            call_plugin("the trial scheduler", scheduler.on_trial_error, self.view, trial)
+        elif not end.had_run:
+            call_plugin("the trial scheduler", scheduler.on_trial_remove, self.view, trial)
+        else:
+            call_plugin(
+                "the trial scheduler", scheduler.on_trial_complete, self.view, trial, result or {}
+            )
+        tell = self.search.on_trial_complete
+        error = end.status == ERROR
+        call_plugin("the search algorithm", tell, trial.trial_id, result, error, end.early)
+
+    def decided(self, trial: str, answers: Iterable[Answer]) -> None:
+        """What counts is what stands in the journal, whatever was answered when asked again."""
+        if not any(isinstance(one, Decided) and one.decision == STOP for one in answers):
+            self._stopped_by_scheduler.discard(trial)
+
+    # --- their states -----------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, bytes] | None:
+        """All that they know; None while one of them has no state to give."""
+        states: dict[str, bytes] = {}
+        for who, algorithm in self._all().items():
+            state = call_plugin(f"the {who}", state_of, algorithm)
+            if state is None:
+                return None
+            states[who] = pack_state(type(algorithm).__name__, state)
+        return states
+
+    def set_state(self, states: Mapping[str, bytes]) -> None:
+        """Have fresh ones know what these knew.
+
+        Raises:
+            ConfigError: they are others, or were set up in another way.
+        """
+        mine = self._all()
+        if mine.keys() != states.keys():
+            raise ConfigError(
+                f"the experiment was run with a {', a '.join(states)}, and is resumed with a "
+                f"{', a '.join(mine)}; resume it with the same."
+            )
+        for who, algorithm in mine.items():
+            call_plugin(f"the {who}", algorithm.set_state, unpack_state(states[who]))
+
+    def _all(self) -> dict[str, Stateful]:
+        found: dict[str, Stateful] = {
+            "search algorithm": self.search,
+            "trial scheduler": self.scheduler,
+        }
+        return found if self.stopper is None else {**found, "stopper": self.stopper}
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _horizon(self, trial: TrialView, step: int) -> Horizon:
+        """How far the trial may go before any of those who decide must be asked."""
+        if self._lock_step:
+            return next_result(step)
+        horizon = call_plugin("the trial scheduler", self.scheduler.horizon, trial)
+        parts = [horizon]
+        if self.stopper is not None:
+            parts.append(call_plugin("the stopper", self.stopper.horizon, trial.trial_id))
+        if any(part is None for part in parts):
+            return next_result(step)
+        return tuple(condition for part in parts for condition in part or TO_THE_END)
+
+    def _shown(self, result: dict[str, Any]) -> dict[str, Any]:
+        if self._worst is None or self.metric is None:
+            return result
+        value = lookup(result, self.metric)
+        if isinstance(value, float) and not math.isfinite(value):
+            return {**result, self.metric: self._worst}
+        return result

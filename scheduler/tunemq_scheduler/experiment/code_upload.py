@@ -1,0 +1,119 @@
+"""How the code of an experiment gets to the nodes that host its trials.
+
+On this machine they read it where it was written. In a farm with a store they fetch it from there,
+and share no file with the scheduler: their interpreter and their variables are their own, and what
+the script imports from its folder comes in a bundle.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import sysconfig
+from pathlib import PurePosixPath
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.code_by_value import modules_of
+from tunemq_shared.objects.store_address import is_remote
+from tunemq_shared.protocol.messages import BlobRef, Environment
+from tunemq_shared.trainable.trainable_blobs import blobs_of, preload_of, ship
+
+#: Variables of ours that are none of a trial's business.
+_OURS: Final = "TUNEMQ_"
+
+
+class Carriage(msgspec.Struct, frozen=True, kw_only=True):
+    """By what code gets to the nodes.
+
+    Attributes:
+        blobs: where it is written on this machine.
+        store: the address of the farm's store, which gets it too; empty where nodes read ``blobs``.
+        bundle: what the script imports from its folder; None where nodes read that folder itself.
+        script: the script's name in the bundle.
+    """
+
+    blobs: BlobFolder
+    store: str = ""
+    bundle: BlobRef | None = None
+    script: str = ""
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether nodes need no file that this machine has."""
+        return self.bundle is not None and is_remote(self.store)
+
+
+def carry(outline: ExperimentPlan, prepared: Prepared, carriage: Carriage) -> ExperimentPlan:
+    """Write the code where nodes find it; the plan with all that they are told of it.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    code = ship(prepared.trainable, carriage.blobs, pickled=prepared.pickled)
+    environment = environment_of(prepared, code, carriage)
+    blobs = blobs_of(code)
+    if carriage.store:
+        from tunemq_shared.code.blob_store import open_blobs  # archives and clients take their time
+
+        with open_blobs(carriage.store) as store:
+            blobs = tuple(store.put_blob(ref) for ref in blobs)
+            code = store.put_blob(code)
+    return msgspec.structs.replace(
+        outline,
+        code=code,
+        blobs=blobs,
+        bundle=carriage.bundle,
+        environment=environment,
+        is_apart=carriage.is_apart,
+    )
+
+
+def environment_of(
+    prepared: Prepared, code: BlobRef | None = None, carriage: Carriage | None = None
+) -> Environment:
+    """What hosts are forked from.
+
+    Args:
+        code: the trainable's blob; without it, what bound objects need is not known.
+        carriage: how it gets to the nodes; by default they are on this machine.
+    """
+    run = prepared.run
+    given = dict(run.env_vars or {})
+    if run.preload is not None:
+        preload = tuple(run.preload)
+    else:
+        preload = modules_of(prepared.pickled.code) if code is None else preload_of(code)
+    if carriage is not None and carriage.bundle is not None:
+        path = search_path(carriage.script)
+        return Environment(run.python or "", preload, given, path, inherits=True)
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    path = tuple(os.path.abspath(entry) if entry == "" else entry for entry in sys.path)
+    if run.python is not None:
+        path = tuple(entry for entry in path if not _is_interpreters(entry))
+    return Environment(run.python or sys.executable, preload, variables | given, path)
+
+
+def search_path(script: str) -> tuple[str, ...]:
+    """Where Python looks first for what a script imports; of its name in the bundle.
+
+    As an `Environment` says it: the script's own folder, as for ``python script``, then the
+    bundle's, as for ``python -m``.
+    """
+    folder = str(PurePosixPath(script).parent)
+    return ("",) if folder == "." else (folder, "")
+
+
+def _is_interpreters(entry: str) -> bool:
+    """Whether a place is this interpreter's own: another one has its own packages."""
+    places = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    return (
+        entry in places
+        or entry.startswith(f"{sysconfig.get_path('stdlib')}/")
+        or (entry.startswith(sys.base_prefix) and entry.endswith(".zip"))
+    )

@@ -1,0 +1,155 @@
+"""`EventDriver`: tells the runner and the algorithms of each event, in one order.
+
+While an experiment runs the algorithms are asked, and what they answer is journalled with the
+event. After a restart fresh algorithms are told of the journal's events by the same calls in the
+same order; then they know what those before them did. What was answered stands in the journal and
+counts, whatever an algorithm whose answers depend on more than what it is told may say this time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.events.resume_events import RESTART
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.core.trials.trial import PENDING, TrialSummary
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_shared.protocol import messages as m
+
+#: Takes what is a fact, and its trial.
+Note = Callable[[c.RecordCommand, TrialView], None]
+#: The journalled answers to an event; None where the algorithms are to be asked.
+Answers = Sequence[m.Answer] | None
+
+
+class EventDriver:
+    """Brings a runner and algorithms from event to event.
+
+    Attributes:
+        trials: the views of trials that are not over, or whose hosts may not be gone yet.
+        entries: the events of this turn with the answers to them.
+        commands: what the runner ordered in this turn.
+
+    Args:
+        runner: the state; events are handed to nobody else.
+        algorithms: the same; fresh, or with the state that a snapshot has.
+        plan: of the experiment; what trials run is of no interest here.
+    """
+
+    def __init__(self, runner: TrialRunner, algorithms: Algorithms, plan: ExperimentPlan) -> None:
+        self.runner, self.algorithms, self.plan = runner, algorithms, plan
+        self.trials = {name: TrialView(name, one, plan) for name, one in runner.live.items()}
+        self.entries: list[m.Entry] = []
+        self.commands: list[c.Command] = []
+        #: Trials that are over and whose hosts may not be gone yet.
+        self._leaving = set(filter(runner.is_leaving, self.trials))
+        #: What has to be told before the runner handles an event; gives the answers to it.
+        self._tells: dict[type, Callable[[Any, Answers], Sequence[m.Answer]]] = {
+            m.ConfigSuggested: self._added,
+            m.ExperimentResumed: self._resumed,
+            m.ResultReported: self._result,
+            m.TrialStarted: self._started,
+        }
+        algorithms.view.trials = self.trials.values
+
+    def handle(self, event: m.Event, journalled: Answers = None) -> None:
+        """Tell all of an event.
+
+        Args:
+            journalled: the answers that count; None asks the algorithms.
+
+        Raises:
+            SearchFailed: an algorithm raised.
+        """
+        tell = self._tells.get(type(event))
+        answers = tell(event, journalled) if tell is not None else ()
+        if journalled is not None:
+            answers = journalled
+        self.entries.append(m.Entry(event, tuple(answers)))
+        for command in self.runner.handle(event, answers):
+            self.commands.append(command)
+            if isinstance(command, c.RecordEnd):
+                self._leaving.add(command.trial)
+                self.algorithms.ended(self.trials[command.trial], command)
+            elif isinstance(command, c.RecordTrialAdded | c.RecordTrialRevived):
+                self._leaving.discard(command.trial)
+                self.trials[command.trial].state = self.runner.live[command.trial]
+
+    def end_turn(self, note: Note = lambda _command, _trial: None) -> None:
+        """Have the facts of this turn noted, and forget trials whose hosts are gone."""
+        for command in self.commands:
+            if isinstance(command, c.RecordCommand) and command.trial in self.trials:
+                view = self.trials[command.trial]
+                view.learn(command)
+                note(command, view)
+        for trial in [one for one in self._leaving if one not in self.runner.live]:
+            self._leaving.discard(trial)
+            del self.trials[trial]
+        self.entries, self.commands = [], []
+
+    def replay(
+        self,
+        turns: Iterable[Iterable[m.Entry]],
+        note: Note = lambda _command, _trial: None,
+    ) -> None:
+        """Tell all of the journal's turns.
+
+        Raises:
+            SearchFailed: an algorithm raised.
+        """
+        for turn in turns:
+            for entry in turn:
+                self.handle(entry.event, entry.answers)
+            self.end_turn(note)
+
+    def _started(self, event: m.TrialStarted, _journalled: Answers) -> Sequence[m.Answer]:
+        if self.runner.is_current(event.trial, event.epoch):
+            self.trials[event.trial].started(event)
+        return ()
+
+    def _result(self, event: m.ResultReported, journalled: Answers) -> Sequence[m.Answer]:
+        review = self.runner.review(event)
+        if review is Review.STALE or review is Review.REPEATED:
+            return ()
+        view, answers = self.trials[event.trial], journalled or ()
+        view.newest = event
+        if review is Review.DUE:
+            asked = self.algorithms.decide(view, view.full_result(event), event.step)
+            if journalled is None:
+                answers = asked
+            else:
+                self.algorithms.decided(event.trial, journalled)
+        if review is not Review.FINAL:
+            self.algorithms.told(view, event, answers)
+        return answers
+
+    def _added(self, event: m.ConfigSuggested, journalled: Answers) -> Sequence[m.Answer]:
+        summary = TrialSummary(event.n, event.config, event.tag, event.resources)
+        view = self.trials[event.trial] = TrialView(event.trial, summary, self.plan)
+        is_new = journalled is None
+        return self.algorithms.added(view) if is_new else self.algorithms.taken_up(view)
+
+    def _resumed(self, event: m.ExperimentResumed, _journalled: Answers) -> Sequence[m.Answer]:
+        """Add trials once more that ended and are to continue; returns how far they may run."""
+        answers: list[m.Answer] = []
+        for trial in self.runner.revived_by(event):
+            summary = msgspec.structs.replace(self.runner.summary(trial), status=PENDING)
+            if event.errored == RESTART and trial not in event.also:
+                summary = msgspec.structs.replace(
+                    summary,
+                    lineage=summary.lineage + 1,
+                    started=None,
+                    last_result=None,
+                    checkpoints=(),
+                    ranks=(),
+                )
+            view = self.trials[trial] = TrialView(trial, summary, self.plan)
+            answers += self.algorithms.taken_up(view)
+        return answers

@@ -1,0 +1,471 @@
+"""`ExperimentLoop`: one turn after another, until the search is over.
+
+A turn: read a batch of events; ask the algorithms; let the runner handle each; write the events and
+the answers to the journal, one fsync; only then carry out the runner's orders, and tell the nodes
+what they need not keep any longer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.experiment.loop_interfaces import RecordKeeper, TurnLog
+from tunemq_scheduler.output.terminal.notices import (
+    told_of,
+    told_of_end,
+    told_of_lost,
+    told_of_node,
+    told_of_superseded,
+)
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_scheduler.search.search_generator import Suggestion
+from tunemq_scheduler.storage.checkpoint_garbage_collector import Removal
+from tunemq_scheduler.storage.disk_full import append_when_there_is_room
+from tunemq_scheduler.transport.trial_executor import TrialExecutor
+from tunemq_shared.base.errors import ResourceError, SearchFailed, TuneError, WireError
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol import messages as m
+
+#: How long a turn waits for the first event where nothing else is due: the table is redrawn that
+#: often.
+POLL_S: Final = 0.5
+#: How long hosts get to end by themselves when the search is interrupted.
+INTERRUPT_GRACE_S: Final = 1.0
+#: How long a search algorithm may have nothing to suggest while there is no trial.
+SEARCH_PATIENCE_S: Final = 60.0
+#: How long before people are told that the search waits for it.
+SEARCH_TOLD_S: Final = 10.0
+
+
+class ExperimentLoop:
+    """Runs one experiment: the shell around the pure `TrialRunner`.
+
+    Args:
+        driver: the state and the algorithms; both are told of events by nobody else.
+        plan: what nodes are told.
+        resources_for: what a trial of a configuration asks for.
+        trial_prefix: the first part of all trial ids.
+        discard: has something removed from the store; must not wait for that.
+        clock: seconds for which a scheduler has run this experiment, earlier runs included.
+        time_budget_s: when so many have passed, everything is stopped.
+        max_trials: how many trials there are at most; None leaves it to the search algorithm.
+        nodes_may_come: whether a request that no node can hold waits for a bigger node (a farm) or
+            is an error (embedded).
+        after_turn: called when all of a turn is done.
+    """
+
+    def __init__(
+        self,
+        *,
+        driver: EventDriver,
+        plan: ExperimentPlan,
+        executor: TrialExecutor,
+        journal: TurnLog,
+        records: RecordKeeper,
+        resources_for: Callable[[dict[str, object]], dict[str, float]],
+        trial_prefix: str,
+        clock: Callable[[], float],
+        discard: Callable[[Removal], None] = lambda _removal: None,
+        time_budget_s: float | None = None,
+        max_trials: int | None = None,
+        nodes_may_come: bool = False,
+        after_turn: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.driver = driver
+        self.runner, self.algorithms = driver.runner, driver.algorithms
+        #: The trials that are not over, by id.
+        self.trials = driver.trials
+        self.plan = plan
+        self.executor = executor
+        #: See `INTERRUPT_GRACE_S`.
+        self.interrupt_grace_s = INTERRUPT_GRACE_S
+        self._journal = journal
+        self._records = records
+        self._resources_for = resources_for
+        self._trial_prefix = trial_prefix
+        self._clock = clock
+        self._discard = discard
+        self._time_budget_s = time_budget_s
+        self._max_trials = max_trials
+        #: Since when the search algorithm has had nothing to suggest while there is no trial.
+        self._waits_since: float | None = None
+        self._is_wait_told = False
+        self._nodes_may_come = nodes_may_come
+        self._after_turn = after_turn
+        #: Where the stream was read to before the newest batch.
+        self._cursor_before = ""
+        self._requests: deque[m.Event] = deque()
+        #: What nodes warned of in this turn, and what became of checkpoints.
+        self._warnings: list[str] = []
+        #: Results in this turn of incarnations whose trials went on elsewhere.
+        self._superseded = 0
+        #: Trials that began or ceased to wait for the store in this turn.
+        self._store_waits: dict[str, None] = {}
+        #: Whether there may be something in the store that nobody refers to.
+        self.has_leftovers = False
+        #: The nodes that were set aside at the end of the last turn in the journal.
+        self._aside = self._nodes_aside()
+
+    @property
+    def is_journalled(self) -> bool:
+        """Whether the journal has all that the runner knows; it may not once a turn has failed."""
+        return not self.driver.entries
+
+    @property
+    def waits_for_search(self) -> str:
+        """That nothing happens because the search algorithm suggests nothing; empty if not so."""
+        waited = self._search_waits_s()
+        if waited < SEARCH_TOLD_S:
+            return ""
+        return (
+            f"waiting for {self.algorithms.search_name}: it has suggested no configuration for "
+            f"{waited:.0f} s, and there is no trial; after {SEARCH_PATIENCE_S:g} s the search fails"
+        )
+
+    # --- what callers do --------------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Turn until the search is over, or was interrupted and its hosts are gone or out of time.
+
+        Args:
+            until: asked before each turn; where it says yes, that is the end.
+        """
+        deadline: float | None = None
+        while not self.runner.is_finished and not until():
+            self.step()
+            if self.runner.interrupted:
+                deadline = deadline or time.monotonic() + self.interrupt_grace_s
+                if time.monotonic() > deadline:
+                    return
+
+    def close(self) -> None:
+        """No turn follows; the journal can be read."""
+        self._journal.close()
+
+    def resume(self, event: m.ExperimentResumed, facts: Iterable[m.Event] = ()) -> None:
+        """The first turn of a further run.
+
+        Args:
+            facts: what became known meanwhile; handled before the event.
+
+        Raises:
+            SearchFailed, JournalError: as `step`.
+        """
+        for fact in facts:
+            self.driver.handle(fact)
+        self.driver.handle(event)
+        # The run before may have been cut off in the middle of anything.
+        self.has_leftovers = True
+        self._commit()
+
+    def reattach(self) -> None:
+        """Have what nodes still host go on; after `resume` and the executor's `open`, if at all."""
+        runner = self.runner
+        away = [node.joined for node in runner.away.values()]
+        self.executor.reattach(runner.nodes.values(), away, runner.accepted)
+        self.executor.perform(runner.standing_orders())
+
+    def request_stop(self, reason: str, trial: str | None = None) -> None:
+        """Stop a trial, or the whole search; may be called from any thread or signal handler."""
+        self._requests.append(m.StopRequested(trial, reason))
+        self.executor.wake()
+
+    def forget_checkpoints(self, trial: str) -> None:
+        """Have a trial begin afresh when it is tried again or goes on; for any thread."""
+        self._requests.append(m.CheckpointsForgotten(trial))
+        self.executor.wake()
+
+    def interrupt(self, reason: str) -> None:
+        """End now and leave every trial where it is, to be resumed; for signal handlers too."""
+        self._requests.append(m.Interrupted(reason))
+        self.executor.wake()
+
+    def step(self) -> None:
+        """One turn.
+
+        Raises:
+            SearchFailed: a search algorithm, trial scheduler, stopper or callback raised.
+            JournalError: the turn could not be made durable; nothing of it was acted upon. While
+                the disk is full this waits for room instead, until the search is interrupted.
+            ResourceError: a trial asks for more than any node has.
+        """
+        self._records.turn_began()
+        events = self.executor.poll(self._patience())
+        self.driver.handle(m.Tick(self._clock()))
+        try:
+            self._handle_all(events)
+            while self._requests:
+                self.driver.handle(self._requests.popleft())
+            self._check_time_budget()
+            self._ask_whether_enough()
+            self._fill_slots()
+        except TuneError:
+            # The search ends here; what was reported before an algorithm raised is kept.
+            records = [one for one in self.driver.commands if isinstance(one, c.RecordCommand)]
+            self.driver.commands[:] = records
+            self._commit()
+            raise
+        self._commit()
+        for trial in self._store_waits:
+            if trial in self.trials:
+                self._records.trial_waits(self.trials[trial])
+        self._store_waits.clear()
+        if self._superseded:
+            self._warnings.append(told_of_superseded(self._superseded))
+            self._superseded = 0
+        for text in (*self._warnings, *self.executor.news()):
+            self._records.news(text)
+        self._warnings.clear()
+        self._records.turn_ended()
+        self._after_turn()
+
+    def _commit(self) -> None:
+        """Make the turn durable, and only then do what follows from it."""
+        entries = self.driver.entries
+        # Time alone has consequences, too: what is waited for may be given up, and the order in
+        # which nodes may be used again decides which of them is taken first.
+        is_changed = self.driver.commands or self._nodes_aside() != self._aside
+        if is_changed or any(type(one.event) is not m.Tick for one in entries):
+            append_when_there_is_room(
+                self._journal.append,
+                entries,
+                tell=self._records.news,
+                pause=self.executor.pause,
+                is_given_up=self._is_interrupted,
+            )
+            self.driver.entries, self._aside = [], self._nodes_aside()
+            self._perform()
+            self.executor.release(self.runner.accepted)
+        else:
+            self.driver.end_turn()
+
+    def _nodes_aside(self) -> set[str]:
+        return {*self.runner.aside, *self.runner.alone}
+
+    def _is_interrupted(self) -> bool:
+        return bool(self.runner.interrupted) or any(
+            isinstance(request, m.Interrupted) for request in tuple(self._requests)
+        )
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def _patience(self) -> float:
+        due = self.runner.next_wake()
+        if self._requests:
+            return 0.0
+        if due is None:
+            return POLL_S
+        return min(POLL_S, max(0.001, due - self._clock()))
+
+    def _handle_all(self, events: Iterable[m.Event]) -> None:
+        skip = 0
+        try:
+            for event in events:
+                if type(event) is m.BatchRead:
+                    skip = self._open_batch(event)
+                elif skip:
+                    skip -= 1
+                elif type(event) is m.ResultReported:
+                    self._take_result(event)
+                else:
+                    self._take(event)
+        except TuneError:
+            self._shorten_batch()
+            raise
+
+    def _shorten_batch(self) -> None:
+        """What was not handled of the newest batch was not read: it is read after a restart."""
+        entries = self.driver.entries
+        for place in reversed(range(len(entries))):
+            batch = entries[place].event
+            if isinstance(batch, m.BatchRead):
+                last = batch.first + len(entries) - place - 2
+                if last < batch.last:
+                    read = m.BatchRead(batch.incarnation, batch.first, last, self._cursor_before)
+                    self.runner.handle(read)
+                    entries[place] = m.Entry(read)
+                return
+
+    def _take(self, event: m.Event) -> None:
+        match event:
+            case m.NodeWarned():
+                self.has_leftovers |= event.has_leftovers
+                self._warnings.append(event.text)
+            case m.CheckpointLost() | m.CheckpointDamaged():
+                self.has_leftovers = True
+                self._warnings.append(told_of(event))
+            case m.HostDied() | m.TrialFailed(kind=m.FORKSERVER_LOST):
+                self.has_leftovers = True  # of a copy or an upload that was cut off
+            case m.NodeLost():
+                self.has_leftovers = True
+                if keys := self.runner.book.uploads_of(event.incarnation):
+                    self._warnings.append(told_of_lost(event, keys))
+            case _:
+                pass
+        self.driver.handle(event)
+        if type(event) is m.TrialWaits and event.trial in self.runner.live:
+            self._store_waits[event.trial] = None
+
+    def _open_batch(self, batch: m.BatchRead) -> int:
+        """Note a batch; returns how many of its first events are known, or of a dead node."""
+        if batch.incarnation not in self.runner.nodes:
+            return batch.last - batch.first + 1
+        expected = self.runner.accepted.get(batch.incarnation, 0) + 1
+        if batch.first > expected:
+            raise WireError(
+                f"node {batch.incarnation} sent event {batch.first}, {expected} is missing before "
+                "it."
+            )
+        if batch.last < expected:
+            return batch.last - batch.first + 1
+        self._cursor_before = self.runner.cursor
+        self.driver.handle(m.BatchRead(batch.incarnation, expected, batch.last, batch.cursor))
+        return expected - batch.first
+
+    def _take_result(self, event: m.ResultReported) -> None:
+        stale = self.runner.stale
+        self.driver.handle(event)
+        if self.runner.stale > stale and self.runner.is_superseded(event.trial, event.epoch):
+            self._superseded += 1
+
+    def _check_time_budget(self) -> None:
+        budget = self._time_budget_s
+        is_up = budget is not None and self.runner.elapsed >= budget
+        if is_up and not (self.runner.stopping or self._only_uploads()):
+            self.driver.handle(m.StopRequested(None, f"the time budget of {budget:g} s is used up"))
+
+    def _ask_whether_enough(self) -> None:
+        ends = self.runner.stopping or self.runner.interrupted or self._only_uploads()
+        if self.runner.suggested and not ends:  # also where an earlier run left none alive
+            reason = self.algorithms.enough()
+            if reason:
+                self.driver.handle(m.StopRequested(None, reason))
+
+    def _only_uploads(self) -> bool:
+        """Whether all trials are over, and the search waits for nothing but their checkpoints."""
+        counts = self.runner.counts
+        return self.runner.exhausted and not any(
+            counts[state] for state in (PENDING, RUNNING, PAUSED)
+        )
+
+    # --- new trials -------------------------------------------------------------------------------
+
+    def _fill_slots(self) -> None:
+        # New configurations come before trials that were paused: pausing is to give way to others.
+        if self.runner.queue.has_pending(self.runner.elapsed):
+            self._place_waiting()
+        self._note_exhausted()
+        while self.runner.wants_config():
+            n = self.runner.suggested
+            trial_id = f"{self._trial_prefix}_{n:05d}"
+            suggestion = self.algorithms.suggest(n, trial_id)
+            if suggestion is None:
+                self._check_patience()
+                break
+            if isinstance(suggestion, str):
+                self.driver.handle(m.SearchExhausted())
+                break
+            self._add_trial(n, trial_id, suggestion)
+            self._note_exhausted()
+            self._place_waiting()
+        else:
+            self._waits_since = None
+        self._place_waiting()
+        self._check_choice()
+
+    def _note_exhausted(self) -> None:
+        """The number of configurations alone can say that no more come; that needs no node."""
+        runner, most = self.runner, self._max_trials
+        total = self.algorithms.search.total
+        if total is not None:
+            most = total if most is None else min(most, total)
+        if most is not None and runner.suggested >= most and not runner.ends:
+            self.driver.handle(m.SearchExhausted())
+
+    def _check_choice(self) -> None:
+        """Where nothing runs, and one of the waiting trials has a place, one has to be chosen.
+
+        No result and no end of a trial would ask the trial scheduler again with something new.
+        """
+        runner, counts = self.runner, self.runner.counts
+        if counts[RUNNING] or len(runner.slots) or runner.next_wake() is not None:
+            return
+        first = next(runner.waiting(), None)
+        if first is None or (first.status == PAUSED and counts[PENDING]):
+            return  # the pending ones wait for a node, which may come
+        scheduler = type(self.algorithms.scheduler).__name__
+        raise SearchFailed(
+            f"all {counts[PENDING] + counts[PAUSED]} trials that are not over are {first.status}, "
+            f"and {scheduler} lets none of them go on (choose_trial_to_run returned None)."
+        )
+
+    def _check_patience(self) -> None:
+        """A search algorithm may wait for results; with no trial left there will be none."""
+        if self.runner.live:
+            self._waits_since = None
+            return
+        if self._waits_since is None:
+            self._waits_since, self._is_wait_told = self.runner.elapsed, False
+        if not self._is_wait_told and (told := self.waits_for_search):
+            self._is_wait_told = True
+            self._warnings.append(told)
+        if self._search_waits_s() > SEARCH_PATIENCE_S:
+            raise SearchFailed(
+                f"{self.algorithms.search_name} suggested no configuration for "
+                f"{SEARCH_PATIENCE_S:g} s, and there is no trial whose result it could wait for. "
+                "A search algorithm that has no more configurations must return Searcher.FINISHED."
+            )
+
+    def _search_waits_s(self) -> float:
+        since = self._waits_since
+        return 0.0 if since is None else self.runner.elapsed - since
+
+    def _add_trial(self, n: int, trial_id: str, suggestion: Suggestion) -> None:
+        resources = self._resources_for(suggestion.config)
+        if not self._nodes_may_come and (why := self.runner.placement.why_never(resources)):
+            raise ResourceError(
+                f"{why}. Ask for less (with_resources(trainable, ...)), or use a machine that has "
+                "it."
+            )
+        config = pack_config(suggestion.config)
+        self.driver.handle(m.ConfigSuggested(n, trial_id, config, suggestion.tag, resources))
+        self.trials[trial_id].evaluated_params = suggestion.evaluated_params
+
+    def _place_waiting(self) -> None:
+        while self.runner.has_waiting():
+            chosen = self.algorithms.choose(self._placeable)
+            if chosen is None:
+                return
+            self.driver.handle(m.TrialChosen(chosen.trial_id))
+
+    def _placeable(self) -> Iterator[TrialView]:
+        return (self.trials[one.trial_id] for one in self.runner.waiting())
+
+    # --- carrying out -----------------------------------------------------------------------------
+
+    def _perform(self) -> None:
+        orders: list[c.ExecutorCommand] = []
+        removals: list[Removal] = []
+        for command in self.driver.commands:
+            if isinstance(command, c.ExecutorCommand):
+                orders.append(command)
+            elif isinstance(command, c.DeleteCheckpoint | c.DeleteObjects):
+                removals.append(command)
+            elif isinstance(command, c.TellOfNode):
+                self._warnings.append(told_of_node(command))
+            elif isinstance(command, c.TellOfEnd):
+                at_end = self.plan.checkpoint_at_end
+                self._warnings.append(told_of_end(command, saves_at_end=at_end))
+        if orders:
+            # First, so that hosts work while the records are written.
+            self.executor.perform(orders)
+        self.driver.end_turn(self._records.record)
+        for removal in removals:
+            self._discard(removal)

@@ -1,0 +1,180 @@
+"""A search as displays see it, made of what the loop and the records know when they draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
+from tunemq_scheduler.core.trials.trial import PAUSED, PENDING, RUNNING, awaited
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
+from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.output.callback_dispatcher import Records
+from tunemq_scheduler.results.trial_failures import FailureGroup
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_shared.objects.store_address import without_settings
+
+#: The states of trials that are not over.
+UNFINISHED: Final = (PENDING, RUNNING, PAUSED)
+#: Seconds that uploads may take behind the last trial before something is said about them.
+_PATIENCE_S: Final = 2.0
+#: Of how many nodes a note tells that they are set aside.
+_NODES_TOLD: Final = 3
+#: Of how many trials a note tells; all of them may wait for the same thing.
+_LOOKED_AT: Final = 1000
+
+
+class ExperimentView:
+    """The search as displays see it; see `SearchView`.
+
+    Args:
+        loop, records: what knows how far it is.
+        prepared: what was asked for.
+        elapsed: for how many seconds it runs.
+    """
+
+    def __init__(
+        self,
+        loop: ExperimentLoop,
+        records: Records,
+        prepared: Prepared,
+        elapsed: Callable[[], float],
+    ) -> None:
+        self._loop = loop
+        self._records = records
+        self._elapsed = elapsed
+        plan = loop.plan
+        self.name = plan.experiment
+        self.path = plan.folder
+        self.store = without_settings(plan.store)
+        self.metric = prepared.tune.metric
+        self.mode = prepared.tune.direction
+        self.num_trials = prepared.trials
+
+    @property
+    def elapsed_s(self) -> float:
+        """See `SearchView`."""
+        return self._elapsed()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See `SearchView`."""
+        return self._loop.runner.counts
+
+    @property
+    def live(self) -> Iterable[TrialView]:
+        """See `SearchView`."""
+        return self._loop.trials.values()
+
+    @property
+    def resources_used(self) -> Mapping[str, float]:
+        """See `SearchView`."""
+        placement = self._loop.runner.placement
+        free = placement.free
+        return {name: total - free.get(name, 0.0) for name, total in placement.total.items()}
+
+    @property
+    def resources_total(self) -> Mapping[str, float]:
+        """See `SearchView`."""
+        return self._loop.runner.placement.total
+
+    @property
+    def best(self) -> tuple[str, float, Mapping[str, Any]] | None:
+        """See `SearchView`."""
+        return self._records.best
+
+    @property
+    def outcome(self) -> str:
+        """See `SearchView`."""
+        runner = self._loop.runner
+        if runner.interrupted:
+            return f"was interrupted ({runner.interrupted}); what is PENDING was not finished"
+        if runner.stopping:
+            return f"was stopped: {runner.stopping}"
+        return "is over" if runner.is_finished else "broke off"
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """See `SearchView`."""
+        notes = *self._loop.executor.notes(), *self._set_aside(), *self._withheld(), *self._waits()
+        return [*notes, *filter(None, [self._loop.waits_for_search, self.uploads])]
+
+    def _set_aside(self) -> Iterator[str]:
+        """Which nodes trials wait for although they are there; as many as one can read."""
+        runner = self._loop.runner
+        waits = runner.counts[PENDING] or runner.counts[PAUSED]
+        aside = runner.aside.items() if waits else ()
+        for incarnation, until in islice(aside, _NODES_TOLD):
+            node, left = runner.nodes[incarnation], max(0.0, until - runner.elapsed)
+            yield (
+                f"trials wait, for node {node.node} on {node.hostname} is set aside for "
+                f"{left:.0f} s more: {runner.health[node.node].reason}"
+            )
+
+    def _withheld(self) -> Iterator[str]:
+        """Which devices trials wait for; of those of a farm that is shared its scheduler tells."""
+        runner = self._loop.runner
+        if not any(node.withheld and not node.is_shared for node in runner.nodes.values()):
+            return
+        lines = (*runner.queue.lines(PENDING), *runner.queue.lines(PAUSED))
+        requests = [trial.resources for trial, _ in lines]
+        if not runner.exhausted and runner.settings.request is not None:
+            requests.append(runner.settings.request)
+        found = {
+            device_set_aside(runner.nodes[node].node, uuid, why): None
+            for request in requests
+            if runner.placement.fit(request) is None
+            for node, uuid, why in runner.placement.withheld_from(request)
+        }
+        for told in islice(found, _NODES_TOLD):
+            yield f"trials wait, for {told}"
+
+    def _waits(self) -> Iterator[str]:
+        """Why trials wait for the store, or for GPUs, in one line, however many do."""
+        waiting = [trial for trial in islice(self.live, _LOOKED_AT) if trial.waits[0]]
+        if waiting:
+            first, others = waiting[0], len(waiting) - 1
+            who = f"trial {first.trial_id}" + (f" and {others} more wait" if others else " waits")
+            yield f"{who} for {awaited(first.waits[0])}: {first.waits[1]}"
+
+    @property
+    def uploads(self) -> str:
+        """That only checkpoints on their way keep the search from being over; empty otherwise."""
+        runner = self._loop.runner
+        if not runner.uploading or any(runner.counts[state] for state in UNFINISHED):
+            return ""
+        amount = "1 checkpoint" if runner.uploading == 1 else f"{runner.uploading} checkpoints"
+        return f"waiting for {amount} on the way to {self.store or self.path}"
+
+    @property
+    def failures(self) -> Sequence[FailureGroup]:
+        """See `SearchView`."""
+        return self._records.failures.groups()
+
+
+class UploadNews:
+    """Says once that a search waits for nothing but uploads, unless that passes quickly.
+
+    Args:
+        view: the search.
+        tell: shows a line to the person at the terminal.
+    """
+
+    def __init__(self, view: ExperimentView, tell: Callable[[str], None]) -> None:
+        self._view = view
+        self._tell = tell
+        self._since: float | None = None
+        self._has_told = False
+
+    def look(self) -> None:
+        """Once a turn."""
+        uploads = "" if self._has_told else self._view.uploads
+        if not uploads:
+            self._since = None
+            return
+        now = self._view.elapsed_s
+        self._since = now if self._since is None else self._since
+        if now - self._since >= _PATIENCE_S:
+            self._has_told = True
+            self._tell(f"{uploads}; Ctrl-C leaves them behind")

@@ -1,0 +1,90 @@
+"""What is done about the store when the last turn of a search is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
+from tunemq_scheduler.storage.checkpoint_garbage_collector import StoreKeeper
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import Cancel, Cancelled
+from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.objects.store_address import without_settings
+from tunemq_shared.system.folder_trees import remove_tree
+
+#: How long the end of a search waits for a store that removes nothing, and that of a search which
+#: was interrupted for all removals. A slow store is waited for: who else would remove the rest?
+PATIENCE_S: Final = 10.0
+SHORT_PATIENCE_S: Final = 1.0
+#: How often is looked whether the person at the terminal has lost patience.
+_LOOK_S: Final = 0.05
+#: How many of those that are left are named.
+_NAMED: Final = 5
+
+
+def settle_store(
+    loop: ExperimentLoop,
+    store: Store,
+    keeper: StoreKeeper,
+    tell: Callable[[str], None],
+    is_enough: Callable[[], bool],
+) -> None:
+    """Have removed what is to be removed, and nothing else left behind; says what could not be.
+
+    Nothing of it ends a search in error: what is left costs room, and nothing else.
+
+    Args:
+        store: the search's, which nobody else uses any more but the keeper; closed here.
+        tell: shows a line to the person at the terminal.
+        is_enough: whether that person has lost patience; asked now and then.
+    """
+    runner, plan = loop.runner, loop.plan
+    within = (
+        min(SHORT_PATIENCE_S, plan.sync_timeout_s) if runner.interrupted else plan.sync_timeout_s
+    )
+    left = keeper.finish(within, is_enough, without_success=PATIENCE_S)
+    for text in keeper.news():
+        tell(text)
+    place = without_settings(plan.store_address)
+    if left:
+        named = ", ".join(left[:_NAMED]) + (", ..." if len(left) > _NAMED else "")
+        tell(f"Kept no longer, and still in {place}: {named}. They take up room, nothing else.")
+    uploading = runner.uploading
+    if uploading:
+        who = "1 checkpoint has" if uploading == 1 else f"{uploading} checkpoints have"
+        tell(f"{who} not reached {place}, and can be found in {plan.cache}.")
+    elif plan.cache and loop.is_journalled:
+        remove_tree(plan.cache)
+    # While anything is under way, what looks left behind may be needed in a moment; and where the
+    # journal does not have the last turn, it may be needed by whoever goes on without that.
+    is_quiet = runner.is_finished and not (uploading or left or runner.interrupted)
+    if is_quiet and loop.is_journalled and (loop.has_leftovers or runner.stale) and not is_enough():
+        try:
+            with _called_off_once(is_enough) as cancel:
+                store.collect(runner.live_checkpoints(), runner.is_busy, cancel)
+        except Cancelled:
+            tell(f"What broken uploads left in {place} was not removed: there was no time for it.")
+        except StoreError as error:
+            tell(f"What broken uploads left in {place} could not be removed: {error}")
+    store.close()
+
+
+@contextmanager
+def _called_off_once(is_enough: Callable[[], bool]) -> Iterator[Cancel]:
+    cancel, is_over = Cancel(), threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_LOOK_S):
+            if is_enough():
+                cancel.cancel()
+
+    watcher = threading.Thread(target=watch, name="patience", daemon=True)
+    watcher.start()
+    try:
+        yield cancel
+    finally:
+        is_over.set()
+        watcher.join()

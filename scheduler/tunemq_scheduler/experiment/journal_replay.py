@@ -1,0 +1,64 @@
+"""The state that a journal comes to: its snapshot, and the turns behind it; nobody is asked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.journal import Recovered
+from tunemq_scheduler.journal.damage_check import Replayed
+from tunemq_shared.base.errors import TuneError
+
+#: What the core raises at turns that did not follow from the state that it is in.
+_UNREPLAYABLE: Final = (
+    TuneError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
+
+def begin(found: Recovered) -> TrialRunner:
+    """The state before the first of a journal's turns.
+
+    Raises:
+        JournalError: another version wrote the snapshot.
+    """
+    settings, snapshot = found.header.settings, found.snapshot
+    if snapshot is None:
+        return TrialRunner(settings)
+    return TrialRunner.load(settings, snapshot.state, found.finished)
+
+
+def replay_recovered(found: Recovered) -> TrialRunner:
+    """The state that a journal comes to: that of its snapshot, and the turns behind it.
+
+    Raises:
+        BugError: the turns cannot have come from that state.
+        JournalError: another version wrote them.
+    """
+    runner = begin(found)
+    for turn in found.turns:
+        for entry in turn:
+            runner.handle(entry.event, entry.answers)
+    return runner
+
+
+def replay_as_far_as_possible(found: Recovered) -> Replayed:
+    """How many turns of a journal follow from its beginning, and which trials it lacks then."""
+    turns = -1
+    try:
+        runner = begin(found)
+        turns = found.snapshot_turn
+        for turn in found.turns:
+            for entry in turn:
+                runner.handle(entry.event, entry.answers)
+            turns += 1
+    except _UNREPLAYABLE as error:
+        return Replayed(turns, f"{type(error).__name__}: {error}")
+    known = {int(trial.rpartition("_")[2]) for trial in (*runner.live, *runner.finished)}
+    prefix = found.header.experiment_id[:5]
+    missing = (number for number in range(runner.suggested) if number not in known)
+    return Replayed(turns, "", tuple(f"{prefix}_{number:05d}" for number in missing))

@@ -1,0 +1,304 @@
+"""What `Tuner.restore` settles before anything is opened: where an experiment is, how it goes on.
+
+What it was run with stands in its folder (`tunemq_scheduler.settings.saved_tuner`). Some of that
+may be given anew; what trials of earlier runs were judged by may not change.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.experiment.journal_replay import replay_recovered
+from tunemq_scheduler.experiment.open_experiment import ResumeOptions
+from tunemq_scheduler.journal import FILE_NAME, read_header, recover
+from tunemq_scheduler.journal.copied_objects import TUNER
+from tunemq_scheduler.journal.fetch_copy import fetch_journal, has_others
+from tunemq_scheduler.results.result_grid import ResultGrid
+from tunemq_scheduler.results.trial_results import trial_results
+from tunemq_scheduler.search.domain_types import Domain, Function
+from tunemq_scheduler.search.space import path_name, read_space, variables
+from tunemq_scheduler.settings.config import RunConfig, TuneConfig
+from tunemq_scheduler.settings.saved_tuner import TUNER_FILE, SavedTuner, read_tuner
+from tunemq_scheduler.stopping.stopper import make_stopping
+from tunemq_scheduler.storage.folders import make_experiment_folder, results_folder, safe_name
+from tunemq_shared.base.errors import ConfigError, JournalError, StoreError
+from tunemq_shared.base.safe_names import is_safe_name
+from tunemq_shared.base.safe_text import repr_of
+from tunemq_shared.checkpoints.open_store import check_allowed, open_objects
+from tunemq_shared.code.code_by_value import trainable_name
+from tunemq_shared.objects.object_store import MissingObject, ObjectStore
+from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
+from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.messages import BlobRef, Environment
+from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.message_signing import Seal
+from tunemq_shared.system.folder_trees import remove_tree
+from tunemq_shared.trainable.attached import attached_to
+
+#: No file of a trial's that is copied back is longer; those are logs and results.
+_MOST_BYTES: Final = 2**32
+_CHECKPOINT: Final = "checkpoint_"
+
+
+class Restored(NamedTuple):
+    """An experiment that can go on, and with what."""
+
+    folder: str
+    store: str
+    param_space: dict[str, Any] | None
+    tune: TuneConfig
+    run: RunConfig
+    options: ResumeOptions
+
+
+def can_restore(path: str | os.PathLike[str]) -> bool:
+    """Whether there is an experiment at this folder, or at this address in a store."""
+    place = os.fspath(path)
+    try:
+        if is_remote(place):
+            with open_objects(canonical_address(place)) as objects:
+                return any(found.key == TUNER_FILE for found in objects.list(TUNER_FILE))
+        folder = _local(place)
+        read_header(Path(folder) / FILE_NAME)
+    except (JournalError, StoreError, ConfigError):
+        return False
+    return os.path.isfile(os.path.join(folder, TUNER_FILE))
+
+
+def restored(
+    path: str | os.PathLike[str],
+    trainable: Any,
+    options: ResumeOptions,
+    *,
+    param_space: dict[str, Any] | None = None,
+    tune_config: TuneConfig | None = None,
+    run_config: RunConfig | None = None,
+) -> Restored:
+    """Find the experiment, and check what is given anew against what it was run with.
+
+    Raises:
+        ConfigError: there is none, or it cannot go on like this; says why.
+        JournalError: its journal cannot be read.
+        StoreError: its store cannot be reached.
+    """
+    place = os.fspath(path)
+    folder = _fetched(canonical_address(place)) if is_remote(place) else _local(place)
+    saved = read_tuner(folder)
+    header = read_header(Path(folder) / FILE_NAME)
+    _check_trainable(trainable, saved)
+    tune = saved.get("tune_config") if tune_config is None else tune_config
+    run = saved.get("run_config") if run_config is None else run_config
+    space = saved.get("param_space") if param_space is None else param_space
+    if param_space is not None and not saved.param_space.problem:
+        _check_space(saved.get("param_space"), param_space)
+    if tune_config is not None and not saved.tune_config.problem:
+        _check_tune(saved.get("tune_config"), tune_config)
+    if tune.seed not in {None, saved.seed}:
+        raise _other("TuneConfig(seed)", saved.seed, tune.seed)
+    stopped_by: tuple[Condition, ...] | None = None
+    stops_now: tuple[Condition, ...] = ()
+    if run_config is not None and not saved.run_config.problem:
+        before = saved.get("run_config")
+        _check_run(before, run_config)
+        old, new = make_stopping(before.stop)[0], make_stopping(run_config.stop)[0]
+        if old != new:
+            stopped_by, stops_now = old, new
+    return Restored(
+        folder=folder,
+        store=header.store,
+        param_space=space,
+        tune=replace(tune, seed=saved.seed),
+        run=replace(run, resume_from_checkpoint=None),
+        options=ResumeOptions(
+            unfinished=options.unfinished,
+            errored=options.errored,
+            stopped_by=stopped_by,
+            stops_now=stops_now,
+        ),
+    )
+
+
+def results_so_far(found: Restored, trainable: Any) -> ResultGrid:
+    """What became of the experiment's trials, as far as its journal tells; changes nothing.
+
+    Raises:
+        JournalError: the journal cannot be read.
+    """
+    recovered = recover(Path(found.folder) / FILE_NAME)
+    plan = ExperimentPlan(
+        experiment=os.path.basename(found.folder),
+        experiment_id=recovered.header.experiment_id,
+        events_key="",
+        folder=found.folder,
+        trainable_name=_name_of(trainable),
+        code=BlobRef("", 0, ""),
+        environment=Environment("", (), {}, ()),
+        store=found.store,
+    )
+    runner = replay_recovered(recovered)
+    return ResultGrid(
+        trial_results(runner, plan, may_run=bool(runner.live)),
+        experiment_path=found.folder,
+        metric=found.tune.metric,
+        mode=found.tune.direction,
+    )
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def _check_trainable(trainable: Any, saved: SavedTuner) -> None:
+    name = _name_of(trainable)
+    if name != saved.trainable:
+        raise ConfigError(
+            f"the experiment was run with the trainable {saved.trainable!r}, and Tuner.restore got "
+            f"{name!r}; give the same one."
+        )
+
+
+def _name_of(trainable: Any) -> str:
+    return safe_name(trainable_name(attached_to(trainable).original), "trial")
+
+
+def _check_space(before: Any, given: Any) -> None:
+    old = {path_name(path): one for path, one in variables(read_space(before or {}))}
+    new = {path_name(path): one for path, one in variables(read_space(given or {}))}
+    for name in {**old, **new}:
+        if not _same(old.get(name), new.get(name)):
+            raise _other(f"param_space: {name}", old.get(name), new.get(name))
+
+
+def _same(one: Domain | None, other: Domain | None) -> bool:
+    if isinstance(one, Function) and isinstance(other, Function):
+        return True  # pickled functions cannot be told from each other
+    return type(one) is type(other) and repr_of(one) == repr_of(other)
+
+
+def _check_tune(before: TuneConfig, given: TuneConfig) -> None:
+    for name in ("metric", "direction", "nonfinite"):
+        old, new = getattr(before, name), getattr(given, name)
+        if old != new:
+            raise _other(f"TuneConfig({name.replace('direction', 'mode')})", old, new)
+    for name in ("search_alg", "scheduler"):
+        old, new = _kind(getattr(before, name)), _kind(getattr(given, name))
+        if old != new:
+            raise _other(f"TuneConfig({name})", old, new)
+
+
+def _check_run(before: RunConfig, given: RunConfig) -> None:
+    for name in ("checkpoint_config", "resume_from_checkpoint"):
+        old, new = getattr(before, name), getattr(given, name)
+        if old != new and not (name == "resume_from_checkpoint" and new is None):
+            raise _other(f"RunConfig({name})", old, new)
+
+
+def _kind(algorithm: Any) -> str:
+    return algorithm if isinstance(algorithm, str) else type(algorithm).__name__
+
+
+def _other(what: str, before: object, given: object) -> ConfigError:
+    return ConfigError(
+        f"{what} was {before!r} when the experiment was run, and is {given!r} now; trials of "
+        "both could not be compared. Leave it as it was, or begin a new experiment."
+    )
+
+
+# --- where it is ----------------------------------------------------------------------------------
+
+
+def _local(place: str) -> str:
+    return os.path.abspath(os.path.expanduser(place.removeprefix("file://")))
+
+
+def _fetched(address: str) -> str:
+    """A local folder of the experiment at an address: the one that is here already, or a copy."""
+    check_allowed(address, "Tuner.restore(path)")
+    shown = without_settings(address).rstrip("/")
+    name = shown.rpartition("/")[2]
+    storage = results_folder(None)
+    here = os.path.join(storage, name)
+    if _is_of(here, shown):
+        _check_newest(address, here)
+        return here
+    folder = make_experiment_folder(storage, name, is_new=True)
+    try:
+        bring_experiment(address, folder, journal_seal())
+    except BaseException:  # passed on; what was brought until then is of no use
+        remove_tree(folder)
+        raise
+    return folder
+
+
+def _check_newest(address: str, folder: str) -> None:
+    """Refuse a folder of ours if another machine went on with the experiment.
+
+    Both would write to the same place in the store, and what the other did would be lost.
+    """
+    with open_objects(address) as objects:
+        is_behind = has_others(objects, Path(folder) / FILE_NAME, journal_seal())
+    if is_behind:
+        raise ConfigError(
+            f"the search at {without_settings(address)} went on elsewhere since it was left in "
+            f"{folder}; rename that folder, so that the newest state is brought here, or restore "
+            "the folder itself to go on from there, which gives up what was done since."
+        )
+
+
+def bring_experiment(address: str, folder: str, seal: Seal) -> None:
+    """Copy an experiment from its store into an empty folder, but for its checkpoints.
+
+    Args:
+        seal: of the journals of this search. With keys the journal and the Tuner are the
+            scheduler's, or none are brought.
+
+    Raises:
+        ConfigError: there is none at this address.
+        StoreError: the store cannot be reached, or the copy is not usable.
+        JournalError: the journal's copy is not usable.
+    """
+    os.makedirs(folder, exist_ok=True)
+    try:
+        with open_objects(address) as objects:
+            _bring_files(objects, Path(folder))
+            fetch_journal(objects, Path(folder) / FILE_NAME, seal)
+    except MissingObject as error:
+        raise ConfigError(
+            f"{without_settings(address)} is no experiment, or its journal has not been copied "
+            "there yet: give the local folder of the search instead."
+        ) from error
+    copied, tuner = Path(folder, FILE_NAME, TUNER), Path(folder, TUNER_FILE)
+    if copied.exists():
+        copied.replace(tuner)
+    elif seal.is_signed:
+        tuner.unlink(missing_ok=True)
+
+
+def _is_of(folder: str, shown: str) -> bool:
+    try:
+        header = read_header(Path(folder) / FILE_NAME)
+    except JournalError:
+        return False
+    is_same = without_settings(header.store).rstrip("/") == shown
+    return is_same and os.path.isfile(os.path.join(folder, TUNER_FILE))
+
+
+def _bring_files(objects: ObjectStore, folder: Path) -> None:
+    """What was copied of the experiment's own files and its trials', but for checkpoints."""
+    for found in objects.list():
+        if not is_safe_name(found.key):
+            raise StoreError(f"the store has an object of the name {found.key!r}.")
+        parts = found.key.split("/")
+        # Code is shipped anew: of folders that begin with a dot nothing is needed.
+        if (
+            parts[0] == FILE_NAME
+            or parts[0].startswith(".")
+            or any(part.startswith(_CHECKPOINT) for part in parts)
+        ):
+            continue
+        path = folder.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(objects.get_bytes(found.key, limit=_MOST_BYTES))

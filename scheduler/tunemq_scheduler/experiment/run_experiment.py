@@ -1,0 +1,270 @@
+"""Runs one experiment from its checked input to its results, on a farm of its own or right here."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.base.stop_signals import StopSignals
+from tunemq_scheduler.core.placement.resource_request import ask_of
+from tunemq_scheduler.embedded.warm_farms import embedded_farm
+from tunemq_scheduler.experiment.code_upload import Carriage, carry, environment_of
+from tunemq_scheduler.experiment.copies import copier_of
+from tunemq_scheduler.experiment.open_experiment import (
+    Opened,
+    ResumeOptions,
+    has_work,
+    open_new,
+    resumption,
+    take_up,
+)
+from tunemq_scheduler.experiment.search_run import SearchRun, grid_of
+from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.journal import JournalHeader
+from tunemq_scheduler.results.result_grid import ResultGrid
+from tunemq_scheduler.results.trial_results import trial_results
+from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
+from tunemq_scheduler.settings.storage_settings import Storage, make_storage, storage_of
+from tunemq_scheduler.storage.folders import experiment_name
+from tunemq_scheduler.storage.local_checkpoint_recovery import adopt_written
+from tunemq_scheduler.transport.in_process_executor import InProcessExecutor
+from tunemq_scheduler.transport.trial_executor import TrialExecutor
+from tunemq_shared.base.errors import ConfigError, WireUnavailable
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.checkpoints.open_store import open_store
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.protocol.messages import BlobRef, Environment, ExperimentResumed
+
+#: The folder with a machine's own copies of checkpoints, in the experiment's.
+CACHE: Final = ".cache"
+_NO_CODE: Final = BlobRef("", 0, "")
+_NO_ENVIRONMENT: Final = Environment("", (), {}, ())
+
+
+class Experiment:
+    """One experiment of this script.
+
+    Args:
+        prepared: its checked input.
+        storage: its own folder, which exists, and its store.
+        resume: go on with what is in that folder; None for a new experiment.
+        keep: called when the experiment is open and nothing of it has been done.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        storage: Storage,
+        resume: ResumeOptions | None = None,
+        *,
+        keep: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.prepared = prepared
+        self.folder, self._store_address = storage
+        self.name = os.path.basename(storage.folder)
+        self.is_resumed = resume is not None
+        self._resume = resume
+        self._keep = keep
+        self._settings = prepared.settings
+        self._id = uuid.uuid4().hex[:8]
+        self._event: ExperimentResumed | None = None
+
+    def run(self) -> ResultGrid:
+        """Run it on this script's own farm.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; everything is saved.
+            TuneError: the search could not go on; what it had is saved.
+        """
+        opened = self._open()
+        with opened.journal:
+            if self._event is not None and not has_work(opened, self._event, self.prepared):
+                return self._is_over_already(opened, self._event)
+            return self._run_on_own_farm(opened)
+
+    def _run_on_own_farm(self, opened: Opened) -> ResultGrid:
+        prewarm, gpus = environment_of(self.prepared), self._may_ask_for_gpus(opened)
+        with embedded_farm(prewarm=prewarm, gpus=gpus) as farm:
+            # Celery takes 0.1 s to import: meanwhile the farm starts.
+            with installed_packages_first("celery", "kombu", "redis"):
+                from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
+
+            plan = self._plan(Carriage(blobs=BlobFolder(Path(farm.folder) / "blobs")))
+            farm.wait_until_ready()
+            executor = CeleryTrialExecutor(farm.url, term=farm.new_term(), backing=farm)
+            search = self._search(plan, executor, opened)
+
+            def stop_now() -> None:
+                search.drop()
+                farm.end_now()
+                executor.wake()
+
+            signals = StopSignals(search.interrupt, stop_now)
+            with signals, search.shown(lambda: signals.received is not None):
+                try:
+                    executor.open(plan)
+                    self._begin(search)
+                    search.loop.run(until=lambda: search.is_killed)
+                except WireUnavailable:
+                    if not search.is_killed:  # else it went at our word, faster than the loop
+                        raise
+                finally:
+                    executor.close(now=search.is_killed)
+            return search.results()
+
+    def _may_ask_for_gpus(self, opened: Opened) -> bool:
+        """Whether some trial may, new or restored; what depends on configurations may be any."""
+        restored = [trial.resources for trial in opened.runner.live.values()]
+        asked = [self._settings.request, *restored]
+        return any(request is None or ask_of(request).names_device for request in asked)
+
+    def run_here(self) -> ResultGrid:
+        """Run its first trial in this process and thread, for debuggers."""
+        opened = self._open()
+        with opened.journal:
+            return self._run_in_process(opened)
+
+    def _run_in_process(self, opened: Opened) -> ResultGrid:
+        plan = self._plan(Carriage(blobs=BlobFolder(Path(self.folder) / ".debug")))
+        executor = InProcessExecutor({"cpu": float(os.cpu_count() or 1), "gpu": 1.0})
+        search = self._search(plan, executor, opened, max_trials=1)
+        with search.shown(lambda: False):
+            failed: list[BaseException] = []
+
+            def turn() -> None:
+                try:
+                    executor.open(plan)
+                    self._begin(search)
+                    search.loop.run()
+                except BaseException as error:  # noqa: BLE001  kept, and raised below by the thread that serves
+                    failed.append(error)
+                finally:
+                    executor.close()
+
+            thread = threading.Thread(target=turn, name="experiment loop")
+            thread.start()
+            try:
+                executor.serve()
+            except BaseException:  # passed on to the script; the loop journals why it ends
+                search.loop.interrupt("the script's thread left its trial")
+                raise
+            finally:
+                thread.join()
+            if failed:
+                raise failed[0]
+        return search.results()
+
+    # --- the parts --------------------------------------------------------------------------------
+
+    def _open(self) -> Opened:
+        if self._resume is not None:
+            opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
+            self._event = resumption(opened, self._resume, self._settings)
+            return opened
+        self._keep()
+        self._take_checkpoint()
+        header = JournalHeader(
+            experiment=self.name,
+            experiment_id=self._id,
+            started=time.time(),
+            settings=self._settings,
+            store=self._store_address,
+        )
+        return open_new(Path(self.folder), header, self.prepared, self._outline(header))
+
+    def _begin(self, search: SearchRun) -> None:
+        """The first turn of a further run."""
+        if self._event is not None:
+            facts = adopt_written(search.loop.runner, search.loop.plan, search.records.news)
+            search.loop.resume(self._event, facts)
+
+    def _is_over_already(self, opened: Opened, event: ExperimentResumed) -> ResultGrid:
+        """Nothing is left to do: the results, once what is not to be finished has ended."""
+        runner, unrecorded = opened.runner, opened.unrecorded
+        has_news = unrecorded is not None and bool(unrecorded.news)
+        if has_news or any(not trial.is_finished for trial in runner.live.values()):
+            search = self._search(opened.plan, InProcessExecutor({}), opened)
+            with search.shown(lambda: True):
+                search.loop.resume(event)
+        return grid_of(trial_results(runner, opened.plan), self.prepared, opened.plan)
+
+    def _take_checkpoint(self) -> None:
+        """Have all trials begin from the user's checkpoint, if one was given."""
+        given = self.prepared.run.resume_from_checkpoint
+        if given is not None:
+            with closing(open_store(self._store_address or self.folder)) as store:
+                ref = import_checkpoint(given, store)
+            self._settings = msgspec.structs.replace(self._settings, restore=(ref,))
+
+    def _outline(self, header: JournalHeader) -> ExperimentPlan:
+        """The plan but for the code."""
+        prepared = self.prepared
+        self._id, self._store_address = header.experiment_id, header.store
+        checkpoints, sync = prepared.run.checkpoint_config, prepared.run.sync_config
+        # A stream of its own for each run: nothing of an earlier one can come into it.
+        run = f".{uuid.uuid4().hex[:8]}" if self.is_resumed else ""
+        self._outlined = ExperimentPlan(
+            experiment=self.name,
+            experiment_id=self._id,
+            events_key=redis_keys.events(f"{self._id}{run}"),
+            folder=self.folder,
+            trainable_name=prepared.trainable_name,
+            code=_NO_CODE,
+            environment=_NO_ENVIRONMENT,
+            stop=prepared.stop,
+            required_metrics=prepared.required_metrics,
+            finite_metrics=prepared.finite_metrics,
+            checkpoint_frequency=checkpoints.checkpoint_frequency,
+            checkpoint_at_end=checkpoints.checkpoint_at_end,
+            seed=prepared.seed,
+            reuse=prepared.tune.reuse_actors,
+            store=self._store_address,
+            cache=os.path.join(self.folder, CACHE) if self._store_address else "",
+            sync_timeout_s=sync.sync_timeout,
+            uploads_waiting=sync.uploads_waiting,
+            limits=prepared.run.trial_limits.for_hosts(),
+            log_patterns=tuple(one.pattern for one in prepared.run.failure_config.log_policies),
+        )
+        return self._outlined
+
+    def _plan(self, carriage: Carriage) -> ExperimentPlan:
+        """What nodes are told of this experiment."""
+        return carry(self._outlined, self.prepared, carriage)
+
+    def _search(
+        self,
+        plan: ExperimentPlan,
+        executor: TrialExecutor,
+        opened: Opened,
+        max_trials: int | None = None,
+    ) -> SearchRun:
+        return SearchRun(self.prepared, plan, executor, opened, max_trials=max_trials)
+
+
+def storage_for(prepared: Prepared) -> Storage:
+    """A place of its own for a new experiment; a name that is taken gets a number behind it.
+
+    Raises:
+        ConfigError: its folder cannot be made or written, its store's address is not usable, or
+            its files cannot be copied as `SyncConfig` says; nothing is there then.
+        StoreError: its store cannot be used; nothing was made.
+    """
+    run = prepared.run
+    name = run.name or experiment_name(prepared.trainable_name, time.time())
+    storage = make_storage(storage_of(run), name)
+    try:
+        copier_of(run.sync_config, os.path.basename(storage.folder), storage)
+    except ConfigError:
+        os.rmdir(storage.folder)
+        raise
+    return storage

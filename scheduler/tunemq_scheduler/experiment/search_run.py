@@ -1,0 +1,207 @@
+"""`SearchRun`: a search that runs, put together from what was prepared and an open experiment."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.commands import DeleteCheckpoint
+from tunemq_scheduler.experiment.copies import copier_of
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
+from tunemq_scheduler.experiment.experiment_view import ExperimentView, UploadNews
+from tunemq_scheduler.experiment.final_cleanup import settle_store
+from tunemq_scheduler.experiment.open_experiment import Opened
+from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.output.callback_dispatcher import Records
+from tunemq_scheduler.output.callback_states import CallbackStates
+from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback
+from tunemq_scheduler.output.terminal.reporter import display_for
+from tunemq_scheduler.results.callback import Callback
+from tunemq_scheduler.results.result import Result
+from tunemq_scheduler.results.result_grid import ResultGrid
+from tunemq_scheduler.results.trial_results import all_trials, trial_results
+from tunemq_scheduler.settings.storage_settings import Storage
+from tunemq_scheduler.storage.checkpoint_garbage_collector import Removal, StoreKeeper
+from tunemq_scheduler.transport.trial_executor import TrialExecutor
+from tunemq_shared.base.errors import TrialError
+from tunemq_shared.checkpoints.open_store import open_store
+
+#: How long an interrupted search goes on copying what it wrote to its store.
+INTERRUPTED_COPY_S: Final = 5.0
+
+
+class SearchRun:
+    """The parts of a search that runs.
+
+    Attributes:
+        is_over: whether no turn of the loop follows.
+        is_killed: whether nothing more is to be done about it; `drop` sets it.
+        when_copied: does what cannot be taken back, at once; where the journal has a copy, when
+            that has the reason for it.
+
+    Args:
+        prepared: its checked input.
+        plan: what nodes are told, complete.
+        executor: where its trials run; opened and closed by the caller.
+        opened: the experiment.
+        max_trials, nodes_may_come: see `ExperimentLoop`.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        plan: ExperimentPlan,
+        executor: TrialExecutor,
+        opened: Opened,
+        *,
+        max_trials: int | None = None,
+        nodes_may_come: bool = False,
+    ) -> None:
+        run, tune = prepared.run, prepared.tune
+        self.is_over = self.is_killed = False
+        self._prepared, self._opened = prepared, opened
+        self.when_copied: Callable[[Callable[[], None]], None] = lambda call: call()
+        self.display = display_for(run.progress_reporter, verbose=run.verbose)
+        callbacks: list[Callback] = [
+            JsonLoggerCallback(opened.unsynced),
+            CSVLoggerCallback(opened.unsynced),
+            *(run.callbacks or ()),
+        ]
+        self._states = CallbackStates(plan.folder, run.callbacks or ())
+        self._copier = copier_of(run.sync_config, plan.experiment, Storage(plan.folder, plan.store))
+        if self._copier is not None:
+            callbacks.append(self._copier)  # behind those that write what it copies
+        self.records = Records(
+            callbacks, self.display, tune.metric, tune.direction, opened.unsynced
+        )
+        self.store = open_store(plan.store_address)
+        self.keeper = StoreKeeper(self.store)
+        self.loop = ExperimentLoop(
+            driver=opened.driver,
+            plan=plan,
+            executor=executor,
+            journal=opened.journal,
+            records=self.records,
+            resources_for=prepared.resources_for,
+            trial_prefix=plan.experiment_id[:5],
+            clock=opened.elapsed,
+            discard=self._discard,
+            time_budget_s=tune.budget_s,
+            max_trials=max_trials,
+            nodes_may_come=nodes_may_come,
+            after_turn=self._turn_ended,
+        )
+        self.records.trials = self.loop.trials.values
+        self.records.take_up(all_trials(opened.runner, plan))
+
+    @contextmanager
+    def shown(self, is_enough: Callable[[], bool]) -> Iterator[None]:
+        """Show the search while it runs, and what became of it, however it ends.
+
+        Args:
+            is_enough: whether the person at the terminal wants it to end now.
+        """
+        loop, records, display, keeper = self.loop, self.records, self.display, self.keeper
+        view = ExperimentView(loop, records, self._prepared, self._opened.elapsed)
+        uploads = UploadNews(view, records.news)
+
+        def show() -> None:
+            for text in keeper.news():
+                records.news(text)
+            uploads.look()
+            display.update(view)
+
+        self._states.take_back()
+        records.setup(
+            stop=self._prepared.run.stop,
+            num_samples=self._prepared.tune.num_samples,
+            total_num_samples=self._prepared.trials,
+        )
+        records.show = show
+        display.begin(view)
+        if (unrecorded := self._opened.unrecorded) is not None:
+            for text in unrecorded.news:
+                records.news(text)
+            if self._copier is not None:
+                self._copier.copy_again(unrecorded.folders)
+        try:
+            yield
+        finally:
+            self.is_over = True
+            try:
+                loop.close()
+                settle_store(
+                    loop, self.store, keeper, records.news, lambda: self.is_killed or is_enough()
+                )
+                self._finish_records()
+                self._states.write()
+            finally:
+                self._opened.unsynced.close()
+                if not self.is_killed:
+                    display.end(view, self._trial_results())
+                display.close()
+
+    def interrupt(self, reason: str) -> None:
+        """Somebody wants it to end, and where it has, not to wait for copies.
+
+        For signal handlers, too.
+        """
+        self.loop.interrupt(reason)
+        if self.is_over:
+            self._give_up_copying()
+
+    def drop(self) -> None:
+        """Leave everything as it is, the last copies too; for signal handlers, too."""
+        self.is_killed = True
+        self._give_up_copying()
+
+    def _give_up_copying(self) -> None:
+        if self._copier is not None:
+            self._copier.give_up()
+
+    def results(self) -> ResultGrid:
+        """What became of all trials.
+
+        Raises:
+            TrialError: one is in ERROR, and the first such was to be raised.
+        """
+        results = self._trial_results()
+        if self._prepared.run.failure_config.fail_fast == "raise" and self.records.fatal:
+            error = next(one.error for one in results if one.error is not None)
+            raise TrialError(str(error)) from error
+        return grid_of(results, self._prepared, self.loop.plan)
+
+    def _turn_ended(self) -> None:
+        self._opened.take_snapshot()
+        self._states.turn_ended()
+
+    def _discard(self, removal: Removal) -> None:
+        self.when_copied(lambda: self._remove(removal))
+
+    def _remove(self, removal: Removal) -> None:
+        self.keeper.discard(removal)
+        if self._copier is not None and isinstance(removal, DeleteCheckpoint):
+            self._copier.delete_checkpoint(removal.key)
+
+    def _finish_records(self) -> None:
+        """Tell callbacks that the search is over; whoever interrupted it waits for few copies."""
+        timer = threading.Timer(INTERRUPTED_COPY_S, self._give_up_copying)
+        if self._copier is not None and self.loop.runner.interrupted:
+            timer.daemon = True
+            timer.start()
+        try:
+            self.records.finish(all_trials(self.loop.runner, self.loop.plan))
+        finally:
+            timer.cancel()
+
+    def _trial_results(self) -> Sequence[Result]:
+        return trial_results(self.loop.runner, self.loop.plan)
+
+
+def grid_of(results: Sequence[Result], prepared: Prepared, plan: ExperimentPlan) -> ResultGrid:
+    """All results as `Tuner.fit` returns them."""
+    tune = prepared.tune
+    return ResultGrid(results, experiment_path=plan.folder, metric=tune.metric, mode=tune.direction)

@@ -1,0 +1,244 @@
+"""`Words`: why something waits, and who has what, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.placement.placement_reasons import device_set_aside
+from tunemq_scheduler.farm.allocation.books.amounts import NOTHING, is_nothing
+from tunemq_scheduler.farm.allocation.books.claims import Claims
+from tunemq_scheduler.farm.allocation.books.ledger import Ledger
+from tunemq_scheduler.farm.allocation.books.loads import GPUS, pool_of
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.members import Members
+from tunemq_scheduler.farm.allocation.books.quotas import take
+from tunemq_scheduler.farm.allocation.books.slot_requests import (
+    ALONE,
+    CPU,
+    Request,
+    amounts_of,
+    in_words,
+    kinds_of,
+    request_of,
+)
+from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
+
+#: So many slots or devices are named.
+_TOLD: Final = 8
+#: A search without an end wants a million; so many are as good as any number.
+_MANY: Final = 10_000
+
+
+class NodeAllotment(msgspec.Struct, frozen=True):
+    """A node and who has what of it.
+
+    Attributes:
+        state: ready, lost or draining.
+        held: by experiment, what it may hold at worst.
+        reserved_for: experiments for which slots are being cleared there.
+        withheld: the devices that are given to nobody, and why; ``aside`` is what nobody has of
+            them, and is not free.
+    """
+
+    incarnation: str
+    node: str
+    hostname: str
+    state: str
+    total: Amounts
+    free: Amounts
+    held: dict[str, Amounts]
+    reserved_for: tuple[str, ...]
+    withheld: Mapping[str, str]
+    aside: Amounts
+
+
+class OwnerAccount(msgspec.Struct, frozen=True):
+    """An owner's account, within one priority and one pool; see `accounts.Account`."""
+
+    owner: str
+    priority: int
+    pool: str
+    held: float
+    entitled: float
+    behind_s: float
+
+
+class Words:
+    """Says it; changes nothing."""
+
+    def __init__(self, ledger: Ledger, members: Members, claims: Claims) -> None:
+        self._ledger = ledger
+        self._members = members
+        self._claims = claims
+
+    def snapshot(self) -> list[NodeAllotment]:
+        """All nodes."""
+        found: list[NodeAllotment] = []
+        for incarnation, node in self._ledger.nodes.items():
+            held = {name: part.taken for name, part in node.parts.items()}
+            claimed = {claim.member.name: None for claim in self._claims.on(incarnation)}
+            found.append(
+                NodeAllotment(
+                    incarnation,
+                    node.joined.node,
+                    node.joined.hostname,
+                    node.state,
+                    node.total,
+                    node.free,
+                    {name: amounts for name, amounts in held.items() if not is_nothing(amounts)},
+                    tuple(claimed),
+                    node.withheld,
+                    node.aside,
+                )
+            )
+        return found
+
+    def accounts(self) -> list[OwnerAccount]:
+        """All accounts, as they were last settled."""
+        return [
+            OwnerAccount(owner, priority, pool, one.held, one.entitled, one.behind_s)
+            for (priority, owner), book in self._members.books.items()
+            for pool, one in book.accounts.items()
+        ]
+
+    def waiting(self) -> dict[str, dict[str, int]]:
+        """By experiment, how many more trials it would have begin; by `requests.kinds_of`.
+
+        As many as the quota of its owner allows: for the others no node would be of use.
+        """
+        found: dict[str, dict[str, int]] = {}
+        left: dict[str, dict[str, float]] = {}
+        for member in sorted(self._members, key=lambda one: -one.priority):
+            owner = member.owner
+            if owner not in left:
+                left[owner] = self._members.quotas.left(owner)
+            found[member.name] = kinds = {CPU: 0, GPU: 0}
+            for request in member.wants:
+                if request == ALONE:
+                    continue
+                missing = min(member.missing(request), _MANY)
+                if missing and left[owner]:
+                    missing = take(left[owner], self._takes(owner, request), missing)
+                for kind in kinds_of(request):
+                    kinds[kind] = kinds.get(kind, 0) + missing
+        return found
+
+    def why(self, name: str, asked: dict[str, float]) -> list[str]:
+        """Why a trial of an experiment waits; what matters most comes first."""
+        if name not in self._members:
+            return [f"the farm knows no experiment {name!r}"]
+        member, request = self._members[name], request_of(asked)
+        if request == ALONE:
+            return self._isolated(member)
+        never = self._ledger.room.why_never(asked)
+        if never is not None:
+            return [f"{never}; it waits until there is a node that has it"]
+        if member.is_paused:
+            return [f"experiment {name} is paused"]
+        if self._members.expected:
+            others = ", ".join(sorted(self._members.expected))
+            return [f"the scheduler was started again and first waits to hear from {others}"]
+        if member.idle[request] and not member.missing(request):
+            what = in_words(request)
+            return [f"a slot for {what} is offered to {name}, which has started no trial in it"]
+        reasons = [*self._quota(member, request), *self._claimed(member, request)]
+        not_now = self._ledger.room.why_not_now(asked)
+        shunned = member.excluded.get(request)
+        if not_now is None and shunned and self._ledger.room.fit(asked, "", shunned) is None:
+            return [*reasons, f"only nodes that it is kept away from have {in_words(request)} free"]
+        if not_now is None and not reasons:
+            return [f"there is room for {in_words(request)}; it is offered next"]
+        if not_now is not None:
+            reasons += [not_now, *self._withheld(asked)]
+        return [*reasons, *self._turn(member, request)]
+
+    def _isolated(self, member: Member) -> list[str]:
+        found = ["its nodes were lost while it ran, so that it next runs alone on a node"]
+        for incarnation, node in self._ledger.nodes.items():
+            if node.alone_for == member.name and incarnation not in member.alone:
+                others = ", ".join(sorted(one for one, part in node.parts.items() if part.leaving))
+                waits = f", once {others} has let go of it" if others else ""
+                return [*found, f"node {node.joined.node} is kept for it{waits}"]
+        if member.is_paused:
+            return [*found, f"experiment {member.name} is paused"]
+        return [
+            *found,
+            "no node is there that could hold it and is not kept for another such trial",
+        ]
+
+    def _takes(self, owner: str, request: Request) -> Amounts:
+        """What a trial takes, also where there is no node yet that could hold it."""
+        estimate = self._ledger.room.estimate(request)
+        if estimate is not None:
+            return estimate
+        asked = dict(request)
+        # Which part of a GPU so many bytes are is not known; it is no more than may be had.
+        is_part = GPU_MEMORY in asked and GPU not in asked
+        share = min(1.0, self._members.quotas.of(owner).get(GPU) or 1.0)
+        return amounts_of(request, {"": share} if is_part else {})
+
+    def _quota(self, member: Member, request: Request) -> list[str]:
+        amounts = self._ledger.room.estimate(request)
+        resource = self._members.quotas.hit(member.owner, amounts) if amounts else ""
+        if not resource:
+            return []
+        most = self._members.quotas.of(member.owner)[resource]
+        used = self._members.quotas.held.get(member.owner, {}).get(resource, 0.0)
+        return [f"the quota of {member.owner} is {resource}={most:g}, and {used:g} of it is used"]
+
+    def _withheld(self, asked: dict[str, float]) -> list[str]:
+        found = self._ledger.room.withheld_from(asked)
+        nodes = self._ledger.nodes
+        told = [
+            device_set_aside(nodes[one].joined.node, uuid, why) for one, uuid, why in found[:_TOLD]
+        ]
+        return told if len(found) <= _TOLD else [*told, f"and {len(found) - _TOLD} GPUs more"]
+
+    def _claimed(self, member: Member, request: Request) -> list[str]:
+        found: list[str] = []
+        for claim in self._claims:
+            node = self._ledger.nodes[claim.incarnation].joined.node
+            givers = ", ".join(sorted({part.experiment for part in claim.givers}))
+            whose = f", once {givers} has let go of it" if givers else ""
+            if claim.member is member and claim.request == request:
+                found.append(f"a slot on {node} is being cleared for it{whose}")
+            elif claim.member.priority >= member.priority:
+                what = in_words(claim.request)
+                found.append(f"{what} on {node} is reserved for {claim.member.name}{whose}")
+        return found[:_TOLD]
+
+    def _turn(self, member: Member, request: Request) -> list[str]:
+        amounts = self._ledger.room.estimate(request) or NOTHING
+        pool = pool_of(amounts)
+        found: list[str] = []
+        first = [one.name for one in self._members if one.since and one.priority > member.priority]
+        if first:
+            found.append(f"{len(first)} experiments of a higher priority wait, such as {first[0]}")
+        unit = "GPUs" if pool == GPUS else "of the farm"
+        mine = self._members.account(member.priority, member.owner, pool)
+        for (priority, owner), book in self._members.books.items():
+            if priority != member.priority or owner == member.owner:
+                continue
+            account = book.accounts[pool]
+            if account.has_waiting and account.standing < mine.standing:
+                found.append(
+                    f"{owner} comes first: it has {account.held:g} {unit} of its share of "
+                    f"{account.entitled:g}; {member.owner} has {mine.held:g} of {mine.entitled:g}"
+                )
+        place = (self._members.coming(member, pool), member.order)
+        before = [
+            one.name
+            for one in self._members
+            if one.since
+            and (one.owner, one.priority) == (member.owner, member.priority)
+            and (self._members.coming(one, pool), one.order) < place
+        ]
+        if before:
+            found.append(
+                f"{len(before)} other experiments of {member.owner} come first, such as {before[0]}"
+            )
+        return found

@@ -1,0 +1,1 @@
+"""Accounts of what each experiment and owner holds, claims, and may have."""

@@ -1,0 +1,127 @@
+"""`Claims`: slots that are being cleared for somebody, and kept free for nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.farm.allocation.books.amounts import total
+from tunemq_scheduler.farm.allocation.books.ledger import Ledger
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.members import Members
+from tunemq_scheduler.farm.allocation.books.node_parts import Part
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+
+#: Why a slot is cleared: for a higher priority, for an owner's share, so that its experiments have
+#: as much as each other, because it is larger than what ever comes free by itself.
+PRIORITY: Final = "priority"
+SHARE: Final = "share"
+TURN: Final = "turn"
+SIZE: Final = "size"
+
+
+class Claim:
+    """A slot that is being cleared.
+
+    Attributes:
+        amounts: what of the node it will be, with the GPUs.
+        givers: those who have to let go of something for it.
+        looked_at: the version of the node at which it was not clear yet, and may come to be.
+    """
+
+    __slots__ = ("amounts", "at", "givers", "incarnation", "kind", "looked_at", "member", "request")
+
+    def __init__(
+        self,
+        member: Member,
+        request: Request,
+        incarnation: str,
+        amounts: Amounts,
+        kind: str,
+        at: float,
+    ) -> None:
+        self.member = member
+        self.request = request
+        self.incarnation = incarnation
+        self.amounts = amounts
+        self.kind = kind
+        self.at = at
+        self.givers: dict[Part, None] = {}
+        self.looked_at = -1
+
+
+class Claims:
+    """All that are open, the oldest first."""
+
+    def __init__(self, ledger: Ledger, members: Members) -> None:
+        self._ledger = ledger
+        self._members = members
+        self._claims: dict[Claim, None] = {}
+        self._on: dict[str, dict[Claim, None]] = {}
+
+    def __iter__(self) -> Iterator[Claim]:
+        return iter(list(self._claims))
+
+    def __len__(self) -> int:
+        return len(self._claims)
+
+    def on(self, incarnation: str) -> list[Claim]:
+        """Those on a node."""
+        return list(self._on.get(incarnation, ()))
+
+    def add(self, claim: Claim, now: float) -> None:
+        """A slot is to be cleared."""
+        self._claims[claim] = None
+        self._on.setdefault(claim.incarnation, {})[claim] = None
+        self._members.claim(claim.member, claim.request, claim.amounts, +1)
+        self._promise(claim.incarnation)
+        self._members.review(claim.member, now)
+
+    def drop(self, claim: Claim, now: float) -> None:
+        """It is not to be cleared any more, or it is."""
+        del self._claims[claim], self._on[claim.incarnation][claim]
+        if not self._on[claim.incarnation]:
+            del self._on[claim.incarnation]
+        self._members.claim(claim.member, claim.request, claim.amounts, -1)
+        self._promise(claim.incarnation)
+        self._members.review(claim.member, now)
+        needed = {part for one in self.on(claim.incarnation) for part in one.givers}
+        for part in [one for one in claim.givers if one not in needed]:  # in their order
+            self._spare(part, now)
+
+    def move(self, incarnation: str, kept: Amounts, gone: Amounts) -> None:
+        """Of a node something else is let go of than was to be, and as much."""
+        to = dict(zip(kept.devices, gone.devices, strict=True))
+        for claim in self.on(incarnation):
+            devices = claim.amounts.devices
+            if to and to.keys() <= devices.keys():
+                self._members.claim(claim.member, claim.request, claim.amounts, -1)
+                moved = {to.get(uuid, uuid): share for uuid, share in devices.items()}
+                claim.amounts = Amounts(claim.amounts.resources, moved)
+                self._members.claim(claim.member, claim.request, claim.amounts, +1)
+                break
+        self._promise(incarnation)
+
+    def claimed(self, incarnation: str, priority: int, besides: Claim | None = None) -> Amounts:
+        """What of a node is claimed for this priority and higher ones."""
+        return total(
+            claim.amounts
+            for claim in self._on.get(incarnation, ())
+            if claim.member.priority >= priority and claim is not besides
+        )
+
+    def _spare(self, part: Part, now: float) -> None:
+        """Nobody waits any longer for what it was to let go of."""
+        member = self._members.get(part.experiment)
+        node = self._ledger.nodes.get(part.incarnation)
+        if member is None or member.is_paused or node is None or node.is_draining or node.alone_for:
+            return
+        if part.restore():
+            self._ledger.changed(part)
+            self._members.book_part(part, counts=not node.is_lost)
+            self._members.review(member, now)
+
+    def _promise(self, incarnation: str) -> None:
+        promised = total(claim.amounts for claim in self._on.get(incarnation, ()))
+        self._ledger.promise(incarnation, promised)

@@ -1,0 +1,122 @@
+"""`Room`: which node a request fits best now, and with which of its GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.placement.placement import Placement
+from tunemq_scheduler.core.placement.placement_node import Node
+from tunemq_scheduler.core.placement.resource_request import (
+    TOLERANCE,
+    WITHHELD,
+    Device,
+    ask_of,
+    choose,
+)
+from tunemq_scheduler.farm.allocation.books.amounts import NOTHING
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request, amounts_of
+from tunemq_shared.protocol.messages import NodeJoined
+
+
+class Room:
+    """What of each node may be given to somebody; `Placement` chooses, the ledger keeps the books.
+
+    So nothing is ever taken of the placement: it is told what is left, each time.
+    """
+
+    def __init__(self) -> None:
+        self._placement = Placement()
+        self._nodes: dict[str, Node] = {}
+        self._estimates: dict[Request, Amounts | None] = {}
+
+    def add_node(self, joined: NodeJoined) -> Amounts:
+        """A node more, of which nothing may be given yet; returns all that it has."""
+        self._placement.add_node(joined.incarnation, joined.resources, joined.gpus)
+        self._placement.offer(joined.incarnation, NOTHING)
+        node = self._nodes[joined.incarnation] = Node(joined.resources, joined.gpus)
+        self.withhold(joined.incarnation, joined.withheld)
+        self._estimates.clear()
+        whole = {name: amount for name, amount in node.total.items() if amount > 0}
+        return Amounts(whole, dict(node.shares))
+
+    def remove_node(self, incarnation: str) -> None:
+        """A node is gone."""
+        self._placement.remove_node(incarnation)
+        del self._nodes[incarnation]
+        self._estimates.clear()
+
+    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+        """Nothing of these GPUs may be given, for these reasons; of all others it may (again)."""
+        self._placement.withhold(incarnation, devices)
+        self._nodes[incarnation].withhold(devices)
+
+    def set_free(self, incarnation: str, free: Amounts) -> None:
+        """So much of a node may be given."""
+        self._placement.offer(incarnation, free)
+
+    def fit(
+        self, request: Mapping[str, float], preferred: str = "", avoid: Container[str] = ()
+    ) -> str | None:
+        """The node that a request fits best; None where there is none."""
+        return self._placement.fit(request, preferred, avoid)
+
+    def devices(
+        self, incarnation: str, request: Mapping[str, float], free: Amounts
+    ) -> dict[str, float] | None:
+        """The GPUs that a request takes of a node of which so much is free; None: not enough is.
+
+        None of them is withheld.
+        """
+        withheld = self._nodes[incarnation].withheld
+        if withheld:
+            shares = {**free.devices, **dict.fromkeys(withheld, WITHHELD)}
+            free = Amounts(free.resources, shares)
+        return self._devices(incarnation, request, free)
+
+    def could_hold(self, incarnation: str, request: Mapping[str, float]) -> bool:
+        """Whether a node, were it empty, could hold it."""
+        return self._nodes[incarnation].could_hold(ask_of(request))
+
+    def estimate(self, request: Request) -> Amounts | None:
+        """What it takes of a node that could hold it; None where none ever could."""
+        if request not in self._estimates:
+            self._estimates[request] = self._estimated(request)
+        return self._estimates[request]
+
+    def why_never(self, request: Mapping[str, float]) -> str | None:
+        """Why no node could hold it, were it empty."""
+        return self._placement.why_never(request)
+
+    def why_not_now(self, request: Mapping[str, float]) -> str | None:
+        """Why no node can take it now."""
+        return self._placement.why_not_now(request)
+
+    def withheld_from(self, request: Mapping[str, float]) -> list[tuple[str, str, str]]:
+        """The GPUs that would do for it, were they not withheld: node, UUID, and why."""
+        return self._placement.withheld_from(request)
+
+    def _devices(
+        self, incarnation: str, request: Mapping[str, float], free: Amounts
+    ) -> dict[str, float] | None:
+        ask = ask_of(request)
+        for name, amount in ask.amounts.items():
+            if amount > free.resources.get(name, 0.0) + TOLERANCE:
+                return None
+        if not ask.names_device:
+            return {}
+        devices = zip(self._nodes[incarnation].shares, self._all(incarnation), strict=True)
+        named = [(uuid, one._replace(share=free.devices.get(uuid, 0.0))) for uuid, one in devices]
+        chosen = choose([one for _, one in named], ask)
+        return chosen if chosen is None else {named[at][0]: one for at, one in chosen.items()}
+
+    def _estimated(self, request: Request) -> Amounts | None:
+        asked = dict(request)
+        for incarnation, node in self._nodes.items():
+            devices = self._devices(incarnation, asked, Amounts(node.total, node.shares))
+            if devices is not None:
+                return amounts_of(request, devices)
+        return None
+
+    def _all(self, incarnation: str) -> list[Device]:
+        return self._nodes[incarnation].all_devices()

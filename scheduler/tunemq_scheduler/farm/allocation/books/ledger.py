@@ -1,0 +1,253 @@
+"""`Ledger`: all nodes and who has which part of them; what is taken is never more than there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.farm.allocation.books.amounts import NOTHING, covers, minus, of_devices, total
+from tunemq_scheduler.farm.allocation.books.free_room import Room
+from tunemq_scheduler.farm.allocation.books.node_parts import Grant, Part
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request, amounts_of
+from tunemq_shared.protocol.messages import NodeJoined
+
+#: A node's states: only of those that are ready anything is offered.
+READY: Final = "ready"
+LOST: Final = "lost"
+DRAINING: Final = "draining"
+
+
+class Node:
+    """A node incarnation.
+
+    Attributes:
+        parts: by experiment; of one that is lost they are kept as they were.
+        free: what nobody has of it, at worst; ``promised`` is what of it is kept for somebody, and
+            ``room`` what may be given to anybody.
+        not_offered: what is free once all that is leaving has left.
+        aside: what nobody has and nobody gets, of the devices that are ``withheld`` (and why).
+        is_unknown: somebody may hold anything of it.
+        alone_for: the experiment that has it to itself, or will once all others have let go.
+        version: grows whenever any of this changes.
+    """
+
+    __slots__ = (
+        "alone_for",
+        "aside",
+        "free",
+        "is_draining",
+        "is_lost",
+        "is_unknown",
+        "joined",
+        "not_offered",
+        "parts",
+        "promised",
+        "room",
+        "total",
+        "version",
+        "withheld",
+    )
+
+    def __init__(self, joined: NodeJoined, whole: Amounts) -> None:
+        self.joined = joined
+        self.total = whole
+        self.free = self.room = self.promised = self.not_offered = self.aside = NOTHING
+        self.withheld: Mapping[str, str] = joined.withheld
+        self.parts: dict[str, Part] = {}
+        self.is_lost = False
+        self.is_draining = False
+        self.is_unknown = False
+        self.alone_for = ""
+        self.version = 0
+
+    @property
+    def state(self) -> str:
+        """In a word."""
+        return LOST if self.is_lost else DRAINING if self.is_draining else READY
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything of it may be given to any experiment."""
+        return self.state == READY and not self.alone_for
+
+    @property
+    def whole(self) -> Amounts:
+        """All that an experiment could have of it."""
+        return (
+            minus(self.total, of_devices(self.total, self.withheld))
+            if self.withheld
+            else (self.total)
+        )
+
+    def are_alike(self, one: Amounts, other: Amounts) -> bool:
+        """Whether both are as much, and of the same kind."""
+        kinds = {gpu.uuid: (gpu.model, gpu.memory) for gpu in self.joined.gpus}
+        shares = [
+            sorted((kinds.get(uuid, ("", 0.0)), share) for uuid, share in amounts.devices.items())
+            for amounts in (one, other)
+        ]
+        return one.resources == other.resources and shares[0] == shares[1]
+
+
+class Ledger:
+    """The nodes and their parts.
+
+    Attributes:
+        grown: counts how often there came to be more room than before.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.grown = 0
+        self.room = Room()
+        self._stale: dict[Part, None] = {}
+        #: Of nodes that have not joined yet: experiments knew them before this supervisor did.
+        self._early: dict[str, dict[str, Part]] = {}
+        #: By experiment and incarnation, of parts that are no more: the last offer's number.
+        self._numbers: dict[str, dict[str, int]] = {}
+
+    # --- nodes ------------------------------------------------------------------------------------
+
+    def add_node(self, joined: NodeJoined) -> None:
+        """There is a node more."""
+        whole = self.room.add_node(joined)
+        node = self.nodes[joined.incarnation] = Node(joined, whole)
+        node.parts = self._early.pop(joined.incarnation, {})
+        self.grown += 1
+        self.refresh(joined.incarnation)
+
+    def remove_node(self, incarnation: str) -> None:
+        """A node is gone for good."""
+        self._early.pop(incarnation, None)
+        for numbers in self._numbers.values():
+            numbers.pop(incarnation, None)
+        node = self.nodes.pop(incarnation, None)
+        if node is not None:
+            self.room.remove_node(incarnation)
+            for part in node.parts.values():
+                self._stale.pop(part, None)
+
+    def withhold(self, incarnation: str, devices: Mapping[str, str]) -> None:
+        """These of its devices are not to be given to anybody, all others may be (again)."""
+        self.nodes[incarnation].withheld = devices
+        self.room.withhold(incarnation, devices)
+        self.refresh(incarnation)
+
+    def refresh(self, incarnation: str) -> None:
+        """Something about a node or its parts changed: reckon anew what is free of it."""
+        node = self.nodes.get(incarnation)
+        if node is None:
+            return
+        node.version += 1
+        parts = node.parts.values()
+        node.is_unknown = any(part.is_unknown for part in parts)
+        taken = total(part.taken for part in parts)
+        node.free = NOTHING if node.is_unknown else minus(node.total, taken)
+        node.not_offered = minus(node.total, total(part.offer for part in parts))
+        if node.withheld or node.aside is not NOTHING:
+            node.aside = of_devices(node.free, node.withheld)
+            node.free = minus(node.free, node.aside)
+            node.not_offered = minus(node.not_offered, of_devices(node.not_offered, node.withheld))
+        before = node.room
+        node.room = minus(node.free, node.promised) if node.is_open else NOTHING
+        if not covers(before, node.room):
+            self.grown += 1
+        self.room.set_free(incarnation, node.room)
+
+    def promise(self, incarnation: str, promised: Amounts) -> None:
+        """So much of a node is kept free for somebody."""
+        if incarnation in self.nodes:
+            self.nodes[incarnation].promised = promised
+            self.refresh(incarnation)
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    def part(self, experiment: str, incarnation: str) -> Part:
+        """An experiment's part of a node."""
+        node = self.nodes.get(incarnation)
+        parts = node.parts if node else self._early.setdefault(incarnation, {})
+        if experiment not in parts:
+            n = self._numbers.get(experiment, {}).get(incarnation, 0)
+            parts[experiment] = Part(experiment, incarnation, n)
+        return parts[experiment]
+
+    def last_offer(self, experiment: str, incarnation: str) -> int:
+        """The number of the last offer that an experiment was sent of a node that is there."""
+        part = self.nodes[incarnation].parts.get(experiment)
+        known = self._numbers.get(experiment, {}).get(incarnation, 0)
+        return part.n if part is not None else known
+
+    def grant(self, part: Part, request: Request, devices: dict[str, float], at: float) -> Grant:
+        """Offer room for one trial."""
+        grant = part.add(request, amounts_of(request, devices), at)
+        self.changed(part)
+        return grant
+
+    def grant_whole(self, part: Part, request: Request, at: float) -> Grant:
+        """Offer all of a node."""
+        grant = part.add(request, self.nodes[part.incarnation].whole, at)
+        self.changed(part)
+        return grant
+
+    def keep_for(self, incarnation: str, experiment: str) -> None:
+        """Give nothing of a node to others than this experiment; empty: it is as all others."""
+        self.nodes[incarnation].alone_for = experiment
+        self.refresh(incarnation)
+
+    def remove(self, grant: Grant, grace_s: float | None = None) -> None:
+        """Offer it no longer; with a grace, whoever is in it has to give way."""
+        grant.part.remove(grant, grace_s)
+        self.changed(grant.part)
+
+    def hurry(self, part: Part, grace_s: float) -> None:
+        """Whoever is to leave has to give way."""
+        part.hurry(grace_s)
+        self.changed(part)
+
+    def changed(self, part: Part) -> None:
+        """Something about a part changed."""
+        if part.is_stale:
+            self._stale[part] = None
+        elif part.is_over:
+            self._drop(part)
+        self.refresh(part.incarnation)
+
+    def forget(self, part: Part) -> None:
+        """The experiment is gone, and holds nothing of the node."""
+        self._drop(part)
+        self.refresh(part.incarnation)
+
+    def forget_numbers(self, experiment: str) -> None:
+        """The experiment is gone."""
+        self._numbers.pop(experiment, None)
+
+    def take_stale(self) -> list[Part]:
+        """Those of which an offer is to be sent, lowered ones first."""
+        sendable = [part for part in self._stale if self._is_heard(part)]
+        for part in sendable:
+            del self._stale[part]
+        return sorted(sendable, key=lambda part: not part.leaving)
+
+    def totals(self) -> dict[str, float]:
+        """What all nodes have that are not lost."""
+        sums: dict[str, float] = {}
+        for node in self.nodes.values():
+            if not node.is_lost:
+                for name, amount in node.total.resources.items():
+                    sums[name] = sums.get(name, 0.0) + amount
+        return sums
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _is_heard(self, part: Part) -> bool:
+        node = self.nodes.get(part.incarnation)
+        return node is not None and not node.is_lost
+
+    def _drop(self, part: Part) -> None:
+        self._stale.pop(part, None)
+        node = self.nodes.get(part.incarnation)
+        parts = node.parts if node else self._early.get(part.incarnation, {})
+        if parts.get(part.experiment) is part:
+            del parts[part.experiment]
+            self._numbers.setdefault(part.experiment, {})[part.incarnation] = part.n

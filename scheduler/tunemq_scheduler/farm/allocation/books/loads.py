@@ -1,0 +1,64 @@
+"""`Load`: what slots cost, in GPUs where they have any, else in the farm's dominant resource."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_shared.trainable.resource_names import GPU
+
+#: Slots with GPUs are paid for in this pool, all others in the other one.
+GPUS: Final = "gpus"
+OTHERS: Final = "others"
+POOLS: Final = (GPUS, OTHERS)
+
+
+class Load:
+    """A sum of slots: GPUs of those that have any, and the resources of all others."""
+
+    __slots__ = ("gpus", "others")
+
+    def __init__(self) -> None:
+        self.gpus = 0.0
+        self.others: dict[str, float] = {}
+
+    def __bool__(self) -> bool:
+        return self.gpus > 0 or any(amount > 0 for amount in self.others.values())
+
+    def add(self, amounts: Amounts, times: float = 1.0) -> None:
+        """So many such slots more."""
+        gpus = amounts.resources.get(GPU, 0.0)
+        if gpus:
+            self.gpus = round(self.gpus + gpus * times, 6)
+        else:
+            _add(self.others, amounts.resources, times)
+
+    def merge(self, other: Load, sign: int) -> None:
+        """Another load more, or less."""
+        self.gpus = round(self.gpus + sign * other.gpus, 6)
+        _add(self.others, other.others, sign)
+
+    def cost(self, pool: str, totals: Mapping[str, float]) -> float:
+        """What it costs in that pool; of resources the share of the farm, the dominant one's."""
+        if pool == GPUS:
+            return self.gpus
+        shares = (amount / totals[name] for name, amount in self.others.items() if totals.get(name))
+        return max(shares, default=0.0)
+
+
+def load_of(amounts: Amounts) -> Load:
+    """That of one slot."""
+    load = Load()
+    load.add(amounts)
+    return load
+
+
+def pool_of(amounts: Amounts) -> str:
+    """The pool in which a slot is paid for."""
+    return GPUS if amounts.resources.get(GPU) else OTHERS
+
+
+def _add(sums: dict[str, float], amounts: Mapping[str, float], times: float) -> None:
+    for name, amount in amounts.items():
+        sums[name] = round(sums.get(name, 0.0) + amount * times, 6)

@@ -1,0 +1,217 @@
+"""`Members`: all experiments, and the books of their owners.
+
+A report changes a few parts of one experiment. What it means for sums over thousands of slots is
+kept up by differences: each part is booked as it is, and its former booking taken back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.farm.allocation.books.accounts import Account, share_out
+from tunemq_scheduler.farm.allocation.books.amounts import plus, total
+from tunemq_scheduler.farm.allocation.books.loads import GPUS, POOLS, Load
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.node_parts import Part
+from tunemq_scheduler.farm.allocation.books.quotas import Quotas
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_shared.trainable.resource_names import GPU
+
+#: Nobody's demand counts for more slots than this.
+_MANY: Final = 10_000
+
+
+class _Booking:
+    """What one part adds to the sums."""
+
+    __slots__ = ("held", "idle", "leaving", "leaving_resources", "resources", "slots")
+
+    def __init__(self, part: Part) -> None:
+        self.held = Load()
+        self.leaving = Load()
+        self.idle: Counter[Request] = Counter()
+        for grant in (*part.grants, *part.leaving):
+            self.held.add(grant.amounts)
+        leaving = total(grant.amounts for grant in part.leaving)
+        self.leaving_resources = leaving.resources
+        self.resources = plus(part.offer, leaving).resources
+        for grant in part.leaving:
+            self.leaving.add(grant.amounts)
+        self.slots = Counter(grant.request for grant in part.grants)
+        for grant in part.grants:
+            if not grant.is_held:
+                self.idle[grant.request] += 1
+
+
+class Book:
+    """An owner's, for one priority: sums over its experiments, and an account for each pool.
+
+    Attributes:
+        open: what is wanted beside what is held, and not being cleared either.
+    """
+
+    def __init__(self, owner: str, weight: float) -> None:
+        self.owner = owner
+        self.held = Load()
+        self.leaving = Load()
+        self.claimed = Load()
+        self.open = Load()
+        self.accounts = {pool: Account(weight) for pool in POOLS}
+
+
+class Members:
+    """All experiments.
+
+    Args:
+        estimate: what a slot for a request takes; None where no node could ever hold it.
+
+    Attributes:
+        waiting: by request, those who would use more slots for it.
+        expected: those that ran before this supervisor did, and have not reported yet.
+    """
+
+    def __init__(
+        self, settings: AllotterSettings, estimate: Callable[[Request], Amounts | None]
+    ) -> None:
+        self._settings = settings
+        self._estimate = estimate
+        self._members: dict[str, Member] = {}
+        self._bookings: dict[Part, _Booking] = {}
+        self._open: dict[str, dict[Request, Load]] = {}
+        self.books: dict[tuple[int, str], Book] = {}
+        self.quotas = Quotas(settings.quotas)
+        self.waiting: dict[Request, dict[str, None]] = {}
+        self.expected: dict[str, None] = {}
+        #: What the farm has.
+        self.totals: Mapping[str, float] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def __getitem__(self, name: str) -> Member:
+        return self._members[name]
+
+    def get(self, name: str) -> Member | None:
+        """The experiment; None where it is gone."""
+        return self._members.get(name)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._members.values())
+
+    def add(self, member: Member) -> None:
+        """An experiment more."""
+        self._members[member.name] = member
+        key = (member.priority, member.owner)
+        if key not in self.books:
+            self.books[key] = Book(member.owner, self._settings.shares.get(member.owner, 1.0))
+
+    def remove(self, name: str) -> Member:
+        """An experiment is over; its parts are booked out already."""
+        member = self._members.pop(name)
+        member.wants.clear()
+        self.review(member)
+        self.expected.pop(name, None)
+        return member
+
+    def book(self, member: Member) -> Book:
+        """That in which it is written down."""
+        return self.books[member.priority, member.owner]
+
+    # --- what changes -----------------------------------------------------------------------------
+
+    def book_part(self, part: Part, *, counts: bool) -> None:
+        """A part changed; it counts for nothing while its node is lost."""
+        member = self._members[part.experiment]
+        before = self._bookings.pop(part, None)
+        if before is not None:
+            self._enter(member, before, -1)
+        if counts:
+            self._bookings[part] = now = _Booking(part)
+            self._enter(member, now, +1)
+
+    def claim(self, member: Member, request: Request, amounts: Amounts, times: int) -> None:
+        """Slots are being cleared for it, or not any more."""
+        member.claims[request] += times
+        member.claimed.add(amounts, times)
+        self.book(member).claimed.add(amounts, times)
+        self.quotas.add(self.quotas.claimed, member.owner, amounts.resources, times)
+
+    def review(self, member: Member, now: float = 0.0) -> None:
+        """What it wants or has changed: who waits for what is written down anew."""
+        book, before = self.book(member), self._open.pop(member.name, {})
+        for load in before.values():
+            book.open.merge(load, -1)
+        after: dict[Request, Load] = {}
+        for request in member.wants:
+            missing = member.missing(request)
+            amounts = self._estimate(request) if missing else None
+            if amounts is not None:
+                load = after[request] = Load()
+                load.add(amounts, min(missing, _MANY))
+                book.open.merge(load, +1)
+        for request in before.keys() - after.keys():
+            del self.waiting[request][member.name]
+            if not self.waiting[request]:
+                del self.waiting[request]
+        for request in [one for one in after if one not in before]:  # no set: it has no order
+            self.waiting.setdefault(request, {})[member.name] = None
+        member.since = {request: member.since.get(request, now) for request in after}
+        if after:
+            self._open[member.name] = after
+
+    def settle(self) -> None:
+        """Bring all accounts up to what is held and wanted now."""
+        levels: dict[tuple[int, str], list[Account]] = {}
+        for (priority, _), book in self.books.items():
+            for pool, account in book.accounts.items():
+                self._write_up(book, pool, account)
+                levels.setdefault((priority, pool), []).append(account)
+        for accounts in levels.values():
+            share_out(accounts)
+
+    def account(self, priority: int, owner: str, pool: str) -> Account:
+        """An owner's account, written up; what it is entitled to is as it was last settled."""
+        book = self.books[priority, owner]
+        account = book.accounts[pool]
+        self._write_up(book, pool, account)
+        return account
+
+    def coming(self, member: Member, pool: str) -> float:
+        """What an experiment will have once what is being cleared is."""
+        held = member.held.cost(pool, self.totals) - member.leaving.cost(pool, self.totals)
+        return held + member.claimed.cost(pool, self.totals)
+
+    def advance(self, seconds: float) -> None:
+        """Time went on, and all was as it was last settled."""
+        for book in self.books.values():
+            for account in book.accounts.values():
+                account.advance(seconds)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _write_up(self, book: Book, pool: str, account: Account) -> None:
+        account.held = book.held.cost(pool, self.totals)
+        account.leaving = book.leaving.cost(pool, self.totals)
+        account.claimed = book.claimed.cost(pool, self.totals)
+        waiting = book.open.cost(pool, self.totals)
+        account.demand = account.held + account.claimed + waiting
+        quota = self.quotas.of(book.owner)
+        if pool == GPUS and GPU in quota:
+            account.demand = max(account.held, min(account.demand, quota[GPU]))
+        account.has_waiting = waiting > 0 or account.claimed > 0
+
+    def _enter(self, member: Member, booking: _Booking, sign: int) -> None:
+        book = self.book(member)
+        for to in (member, book):
+            to.held.merge(booking.held, sign)
+            to.leaving.merge(booking.leaving, sign)
+        for request, count in booking.slots.items():
+            member.slots[request] += sign * count
+        for request, count in booking.idle.items():
+            member.idle[request] += sign * count
+        self.quotas.add(self.quotas.held, member.owner, booking.resources, sign)
+        self.quotas.add(self.quotas.leaving, member.owner, booking.leaving_resources, sign)

@@ -1,0 +1,85 @@
+"""`Quotas`: what an owner's experiments may hold together, over all priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tunemq_scheduler.core.allotments import Amounts
+
+_TOLERANCE: Final = 1e-6
+
+_Sums = dict[str, dict[str, float]]
+
+
+def take(left: dict[str, float], amounts: Amounts, times: int) -> int:
+    """Take so much so often of what is left, or as often as it suffices; returns how often."""
+    asked = {name: amounts.resources[name] for name in left if amounts.resources.get(name)}
+    for name, amount in asked.items():
+        times = max(0, min(times, int((left[name] + _TOLERANCE) / amount)))
+    for name, amount in asked.items():
+        left[name] -= times * amount
+    return times
+
+
+class Quotas:
+    """Sums by owner, against the most that each may have.
+
+    Attributes:
+        held: with what has to be let go of, which ``leaving`` is alone.
+        claimed: what is being cleared.
+    """
+
+    def __init__(self, quotas: Mapping[str, Mapping[str, float]]) -> None:
+        self._quotas = quotas
+        self.held: _Sums = {}
+        self.leaving: _Sums = {}
+        self.claimed: _Sums = {}
+
+    def of(self, owner: str) -> Mapping[str, float]:
+        """What an owner may have at most."""
+        return self._quotas.get(owner, {})
+
+    def add(self, sums: _Sums, owner: str, resources: Mapping[str, float], sign: int) -> None:
+        """So much more, or less, of an owner's; only of those who have a quota it is kept."""
+        if owner in self._quotas:
+            mine = sums.setdefault(owner, {})
+            for name, amount in resources.items():
+                mine[name] = round(mine.get(name, 0.0) + sign * amount, 6)
+
+    def hit(self, owner: str, amounts: Amounts) -> str:
+        """The resource of which it may not have so much more; empty where there is none."""
+        return self._hit(owner, amounts, (self.held, self.claimed))
+
+    def hit_when_clear(self, owner: str, amounts: Amounts) -> str:
+        """Likewise, where this is what was being cleared for it."""
+        return self._hit(owner, amounts, (self.held,))
+
+    def hit_later(self, owner: str, amounts: Amounts, given: Iterable[Amounts] = ()) -> str:
+        """Likewise, once what is leaving has left, and it has let go of this, too."""
+        return self._hit(owner, amounts, (self.held, self.claimed), (self.leaving,), given)
+
+    def left(self, owner: str) -> dict[str, float]:
+        """What it may still have, of each resource of which it has a quota."""
+        used = self.held.get(owner, {}), self.claimed.get(owner, {})
+        return {
+            name: most - sum(one.get(name, 0.0) for one in used)
+            for name, most in self.of(owner).items()
+        }
+
+    def _hit(
+        self,
+        owner: str,
+        amounts: Amounts,
+        used: Iterable[_Sums],
+        freed: Iterable[_Sums] = (),
+        given: Iterable[Amounts] = (),
+    ) -> str:
+        for name, most in self.of(owner).items():
+            asked = amounts.resources.get(name, 0.0)
+            sums = asked + sum(one.get(owner, {}).get(name, 0.0) for one in used)
+            less = sum(one.get(owner, {}).get(name, 0.0) for one in freed)
+            less += sum(one.resources.get(name, 0.0) for one in given)
+            if asked and sums - less > most + _TOLERANCE:
+                return name
+        return ""

@@ -1,0 +1,48 @@
+"""`Request`: what one trial asks for, as something that can stand in a set; and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tunemq_scheduler.core.allotments import WHOLE_NODE, Amounts
+from tunemq_shared.trainable.resource_names import ACCELERATOR_TYPE, GPU, GPU_MEMORY
+
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+
+#: Names and amounts, sorted.
+Request = tuple[tuple[str, float], ...]
+
+#: Stands for the whole of a node, which is given to a trial that may kill it.
+ALONE: Final[Request] = tuple(WHOLE_NODE.items())
+
+
+def request_of(amounts: Mapping[str, float]) -> Request:
+    """The request for these amounts."""
+    return tuple(sorted((name, amount) for name, amount in amounts.items() if amount > 0))
+
+
+def amounts_of(request: Request, devices: Mapping[str, float]) -> Amounts:
+    """What a trial takes of a node where it gets these devices."""
+    resources = {
+        name: amount
+        for name, amount in request
+        if name != GPU_MEMORY and not name.startswith(ACCELERATOR_TYPE)
+    }
+    if devices:
+        resources[GPU] = round(sum(devices.values()), 9)
+    return Amounts(resources, dict(devices))
+
+
+def kinds_of(request: Request) -> tuple[str, ...]:
+    """What a farm needs more of for it: ``gpu``, else ``cpu``; and all else that it asks for."""
+    names = {name for name, _ in request}
+    models = {name for name in names if name.startswith(ACCELERATOR_TYPE)}
+    first = GPU if models or not names.isdisjoint({GPU, GPU_MEMORY}) else CPU
+    return first, *sorted(names - {CPU, MEMORY, GPU, GPU_MEMORY})
+
+
+def in_words(request: Request) -> str:
+    """As people write it."""
+    return ", ".join(f"{name}={amount:g}" for name, amount in request) or "nothing"

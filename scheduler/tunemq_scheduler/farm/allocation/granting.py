@@ -1,0 +1,183 @@
+"""`Granting`: what is free goes to whom it is due."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from tunemq_scheduler.farm.allocation.books.amounts import covers, minus
+from tunemq_scheduler.farm.allocation.books.claims import Claim, Claims
+from tunemq_scheduler.farm.allocation.books.ledger import Ledger
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.members import Members
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.turns import Level, Serve, levels_of, take_turns
+
+#: A request may be passed over so many times; then a slot is cleared for it.
+PATIENCE: Final = 64
+
+
+class Granting:
+    """Gives what is free.
+
+    Attributes:
+        passed: by request, how often something was given to others while it waited.
+    """
+
+    def __init__(self, ledger: Ledger, members: Members, claims: Claims) -> None:
+        self._ledger = ledger
+        self._members = members
+        self._claims = claims
+        self.passed: Counter[Request] = Counter()
+        #: For these there is no room, as long as there does not come to be more; with the highest
+        #: priority that waits for it.
+        self._blocked: dict[Request, int] = {}
+        self._grown = 0
+        self._avoid: dict[str, set[str]] = {}
+
+    def run(self, now: float) -> None:
+        """Give what can be given."""
+        if self._members.expected:
+            return
+        self._avoid.clear()
+        self.settle_claims(now)
+        if self._ledger.grown != self._grown:
+            self._grown = self._ledger.grown
+            self._blocked.clear()
+        waiting = self._members.waiting
+        for request in [one for one in waiting if one not in self._blocked]:
+            if self._ledger.room.fit(dict(request)) is None:
+                self._block(request)
+        open_ones = [request for request in waiting if request not in self._blocked]
+        estimate = self._ledger.room.estimate
+        for level, queues in levels_of(self._members, open_ones, estimate).items():
+            take_turns(self._members, level, queues, self._server(level, now))
+        for request in self.passed.keys() - waiting.keys():
+            del self.passed[request]
+
+    def is_blocked(self, request: Request) -> bool:
+        """Whether there is no room for it."""
+        return request in self._blocked
+
+    # --- those who wait ---------------------------------------------------------------------------
+
+    def _server(self, level: Level, now: float) -> Serve:
+        def serve(member: Member, request: Request) -> bool:
+            if request in self._blocked or not self._give(member, request, now):
+                return False
+            self._pass_over(level.priority)
+            self.passed.pop(request, None)
+            return True
+
+        return serve
+
+    def _give(self, member: Member, request: Request, now: float) -> bool:
+        amounts = self._ledger.room.estimate(request)
+        if amounts is None or self._members.quotas.hit(member.owner, amounts):
+            return False
+        if member.comes_behind(request):
+            return False
+        avoid = self._avoided_by(member, request)
+        asked, preferred = dict(request), member.preferred.get(request, "")
+        node = self._ledger.room.fit(asked, preferred, avoid)
+        if node is None:
+            if not avoid or self._ledger.room.fit(asked) is None:
+                self._block(request)
+            return False
+        devices = self._ledger.room.devices(node, asked, self._ledger.nodes[node].room)
+        if devices is None:
+            return False
+        self._grant(member, request, node, devices, now)
+        return True
+
+    def _grant(
+        self,
+        member: Member,
+        request: Request,
+        incarnation: str,
+        devices: dict[str, float],
+        now: float,
+    ) -> None:
+        part = self._ledger.part(member.name, incarnation)
+        member.parts[incarnation] = part
+        self._ledger.grant(part, request, devices, now)
+        self._members.book_part(part, counts=True)
+        self._members.review(member, now)
+
+    def _avoided_by(self, member: Member, request: Request) -> set[str]:
+        if member.name not in self._avoid:
+            busy = {one for one, part in member.parts.items() if not part.may_grow}
+            self._avoid[member.name] = busy | member.avoided.keys()
+        return self._avoid[member.name] | member.excluded.get(request, frozenset())
+
+    def _block(self, request: Request) -> None:
+        waiting = self._members.waiting.get(request, ())
+        top = max((self._members[name].priority for name in waiting), default=0)
+        self._blocked[request] = top
+
+    def _pass_over(self, priority: int) -> None:
+        for request, top in self._blocked.items():
+            if top >= priority:
+                self.passed[request] += 1
+
+    # --- claims -----------------------------------------------------------------------------------
+
+    def settle_claims(self, now: float) -> None:
+        """Give what is clear, or free elsewhere, to those for whom it was cleared.
+
+        There may be thousands: each is looked at where something of its node changed.
+        """
+        grown, nowhere = self._ledger.grown, set[tuple[str, Request]]()
+        for claim in sorted(self._claims, key=lambda one: -one.member.priority):
+            owner, quotas = claim.member.owner, self._members.quotas
+            if self._ledger.grown != grown:
+                grown = self._ledger.grown
+                nowhere.clear()
+            is_as_it_was = self._version(claim) == claim.looked_at
+            if not self._is_wanted(claim) or not (is_as_it_was or self._may_come(claim)):
+                self._claims.drop(claim, now)
+            elif quotas.hit_when_clear(owner, claim.amounts):
+                continue
+            elif not is_as_it_was and self._is_clear(claim):
+                self._claims.drop(claim, now)
+                devices = dict(claim.amounts.devices)
+                self._grant(claim.member, claim.request, claim.incarnation, devices, now)
+                self.passed.pop(claim.request, None)
+            elif (claim.member.name, claim.request) in nowhere:
+                claim.looked_at = self._version(claim)
+            elif not self._try_elsewhere(claim, now):
+                nowhere.add((claim.member.name, claim.request))
+                claim.looked_at = self._version(claim)
+
+    def _version(self, claim: Claim) -> int:
+        node = self._ledger.nodes.get(claim.incarnation)
+        return 0 if node is None else node.version
+
+    def _is_wanted(self, claim: Claim) -> bool:
+        member, request = claim.member, claim.request
+        given = member.idle[request] + member.claims[request]
+        wanted = 0 if member.is_paused else member.wants.get(request, 0)
+        return member.name in self._members and given <= wanted
+
+    def _may_come(self, claim: Claim) -> bool:
+        """Whether the slot will be clear once all that is leaving has left."""
+        node = self._ledger.nodes.get(claim.incarnation)
+        if node is None or not node.is_open:
+            return False
+        others = self._claims.claimed(claim.incarnation, claim.member.priority, claim)
+        return covers(minus(node.not_offered, others), claim.amounts)
+
+    def _is_clear(self, claim: Claim) -> bool:
+        part = claim.member.parts.get(claim.incarnation)
+        may_grow = part is None or part.may_grow
+        return may_grow and covers(self._ledger.nodes[claim.incarnation].free, claim.amounts)
+
+    def _try_elsewhere(self, claim: Claim, now: float) -> bool:
+        asked = dict(claim.request)
+        node = self._ledger.room.fit(asked, "", self._avoided_by(claim.member, claim.request))
+        if node is None:
+            return False
+        devices = self._ledger.room.devices(node, asked, self._ledger.nodes[node].room)
+        self._claims.drop(claim, now)
+        self._grant(claim.member, claim.request, node, devices or {}, now)
+        return True

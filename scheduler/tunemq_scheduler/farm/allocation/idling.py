@@ -1,0 +1,124 @@
+"""`Idling`: what was offered and is not used goes to those who wait for it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tunemq_scheduler.farm.allocation.books.amounts import plus, total
+from tunemq_scheduler.farm.allocation.books.ledger import Ledger
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.members import Members
+from tunemq_scheduler.farm.allocation.books.node_parts import Grant
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.granting import Granting
+
+#: A slot may be empty for so long, while others wait.
+_IDLE_S: Final = 30.0
+_LOOKS_S: Final = 10.0
+#: An experiment that made no use of a node gets nothing there for this time, doubled each time.
+_AVOIDED_S: Final = 60.0
+_DOUBLED_AT_MOST: Final = 2
+#: For so long a request of which an experiment made no use comes behind its other ones.
+_BEHIND_S: Final = 60.0
+
+
+class Idling:
+    """Finds slots in which nothing has been for a while, though there is something to be done.
+
+    An experiment may have its reasons: a node failed its trials, or its search is still thinking.
+    """
+
+    def __init__(self, ledger: Ledger, members: Members, granting: Granting) -> None:
+        self._ledger = ledger
+        self._members = members
+        self._granting = granting
+        self._looked_at = 0.0
+
+    def run(self, now: float) -> None:
+        """Take back what others wait for."""
+        if now < self._looked_at + _LOOKS_S:
+            return
+        self._looked_at = now
+        for member in self._members:
+            over = [node for node, until in member.avoided.items() if until <= now]
+            for node in over:
+                del member.avoided[node]
+                self._ledger.grown += 1  # for this one there is room now
+            member.behind = {one: until for one, until in member.behind.items() if until > now}
+        names = {
+            name
+            for request, names in self._members.waiting.items()
+            if self._granting.is_blocked(request)
+            for name in names
+        }
+        for member in list(self._members):
+            if not any(member.idle.values()):
+                continue
+            others_wait = bool(names - {member.name})
+            for part in list(member.parts.values()):
+                for grant in list(part.grants):
+                    if _is_unused(grant, now) and self._is_in_the_way(member, grant):
+                        member.behind[grant.request] = now + _BEHIND_S
+                        self._take_back(member, grant, now)
+                    elif others_wait or self._is_shunned(member, grant):
+                        self._look_at(member, grant, now)
+
+    def _is_in_the_way(self, member: Member, grant: Grant) -> bool:
+        """Whether the same experiment waits for what only its own empty slots leave no room for.
+
+        A slot that was offered for a paused trial may stay empty as long as another trial waits.
+        """
+        waiting = self._members.waiting
+        mine = [one for one in waiting if one != grant.request and member.name in waiting[one]]
+        return any(
+            self._is_in_the_room_of(request, member, grant)
+            or self._is_in_the_quota_of(request, member)
+            for request in mine
+        )
+
+    def _is_in_the_room_of(self, request: Request, member: Member, grant: Grant) -> bool:
+        incarnation = grant.part.incarnation
+        node = self._ledger.nodes.get(incarnation)
+        if node is None or not node.is_open or not self._granting.is_blocked(request):
+            return False
+        idle = total(one.amounts for one in grant.part.grants if not one.is_held)
+        is_room = self._ledger.room.devices(incarnation, dict(request), plus(node.room, idle))
+        return is_room is not None and incarnation not in member.excluded.get(request, ())
+
+    def _is_in_the_quota_of(self, request: Request, member: Member) -> bool:
+        quotas, amounts = self._members.quotas, self._ledger.room.estimate(request)
+        if amounts is None or not quotas.hit(member.owner, amounts):
+            return False
+        idle = [one.amounts for one in member.idle_grants()]
+        return not quotas.hit_later(member.owner, amounts, idle)
+
+    def _is_shunned(self, member: Member, grant: Grant) -> bool:
+        """Whether a trial waits that shuns all that it is offered, and there is room elsewhere."""
+        shunned = member.shunned.get(grant.request)
+        if not shunned:
+            return False
+        alike = (one for one in member.idle_grants() if one.request == grant.request)
+        nodes = {one.part.incarnation for one in alike}
+        return any(
+            nodes <= some and self._ledger.room.fit(dict(grant.request), "", some) is not None
+            for some in shunned
+        )
+
+    def _look_at(self, member: Member, grant: Grant, now: float) -> None:
+        if grant.is_held:
+            member.unused.pop(grant.part.incarnation, None)
+        elif _is_unused(grant, now):
+            node = grant.part.incarnation
+            times = min(member.unused[node], _DOUBLED_AT_MOST)
+            member.unused[node] += 1
+            member.avoided[node] = now + _AVOIDED_S * 2**times
+            self._take_back(member, grant, now)
+
+    def _take_back(self, member: Member, grant: Grant, now: float) -> None:
+        self._ledger.remove(grant)
+        self._members.book_part(grant.part, counts=True)
+        self._members.review(member, now)
+
+
+def _is_unused(grant: Grant, now: float) -> bool:
+    return grant.idle_since is not None and now >= grant.idle_since + _IDLE_S

@@ -1,0 +1,1 @@
+"""Taking slots back for those who wait, with as little loss as possible."""

@@ -1,0 +1,68 @@
+"""`ClearingPriorities`: for a higher priority lower ones give way, at once."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+from tunemq_scheduler.farm.allocation.books.claims import PRIORITY
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.node_parts import Grant
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.preemption.plans import Planner
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
+from tunemq_scheduler.farm.allocation.turns import take_turns
+
+#: What had no place is looked at again after this, though no room came free.
+_RETRY_S: Final = 1.0
+
+
+class ClearingPriorities:
+    """Clears slots for those who wait, of experiments with lower priorities."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        #: There was nothing to clear for these, when.
+        self._hopeless: dict[tuple[int, Request], float] = {}
+        self._grown = 0
+
+    def run(self) -> None:
+        """Clear what is to be cleared."""
+        if self._desk.ledger.grown != self._grown:
+            self._grown = self._desk.ledger.grown
+            self._hopeless.clear()
+        lowest = min(
+            (key[0] for key, book in self._desk.members.books.items() if book.held), default=None
+        )
+        highest = max(
+            (key[0] for key, book in self._desk.members.books.items() if book.open), default=None
+        )
+        if lowest is None or highest is None or highest <= lowest:
+            return
+        for level, queues in self._desk.levels().items():
+            if level.priority > lowest:
+                serve = functools.partial(self._outrank, {})
+                take_turns(self._desk.members, level, queues, serve)
+
+    def _outrank(
+        self, planners: dict[tuple[str, Request], Planner], member: Member, request: Request
+    ) -> bool:
+        key = (member.priority, request)
+        if self._desk.is_full or self._desk.now < self._hopeless.get(key, -_RETRY_S) + _RETRY_S:
+            return False
+        if (member.name, request) not in planners:
+            own_only = self._desk.is_over_quota(member, request)
+
+            def may_take(grant: Grant, _before: list[Grant]) -> bool:
+                is_theirs = own_only and self._desk.owner_of(grant) != member.owner
+                return self._desk.priority_of(grant) < member.priority and not is_theirs
+
+            planners[member.name, request] = self._desk.planner(
+                member, request, may_take, lambda grant: float(self._desk.priority_of(grant))
+            )
+        plan = planners[member.name, request].next()
+        if plan is None or self._desk.breaks_quota(member, plan):
+            self._hopeless[key] = self._desk.now
+            return False
+        self._desk.claim(member, request, plan, PRIORITY, self._desk.grace_s)
+        return True

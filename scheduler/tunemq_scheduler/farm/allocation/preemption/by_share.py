@@ -1,0 +1,112 @@
+"""`ClearingShares`: within one priority an owner's slots go to another that is behind its share."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from tunemq_scheduler.farm.allocation.books.accounts import Account
+from tunemq_scheduler.farm.allocation.books.amounts import TOLERANCE
+from tunemq_scheduler.farm.allocation.books.claims import SHARE
+from tunemq_scheduler.farm.allocation.books.loads import pool_of
+from tunemq_scheduler.farm.allocation.books.node_parts import Grant
+from tunemq_scheduler.farm.allocation.preemption.plans import MayTake
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
+from tunemq_scheduler.farm.allocation.turns import Level, Queue
+
+#: One owner has missed so much more of its share than another one, in seconds of it, that it gets
+#: slots of theirs: as trials end, and by preemption.
+_SOFT_S: Final = 240.0
+_HARD_S: Final = 480.0
+#: Who just began is not preempted for anybody's share: that goes to and fro.
+_UNDISTURBED_S: Final = 180.0
+
+
+class ClearingShares:
+    """Clears slots of owners who have more than their share, for those who have less."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def run(self) -> None:
+        """Clear what is to be cleared."""
+        for level, queues in self._desk.levels().items():
+            accounts = {
+                owner: self._desk.members.account(level.priority, owner, level.pool)
+                for (priority, owner) in self._desk.members.books
+                if priority == level.priority
+            }
+            if len(accounts) > 1:
+                for owner in sorted(queues, key=lambda one: -accounts[one].behind_s):
+                    self._for_share_of(level, owner, queues[owner], accounts)
+
+    def _for_share_of(
+        self, level: Level, owner: str, queue: Queue, accounts: dict[str, Account]
+    ) -> None:
+        own = accounts[owner]
+        furthest = min(
+            (one.behind_s for one in accounts.values() if one.coming > one.entitled + TOLERANCE),
+            default=own.behind_s,
+        )
+        gap = own.behind_s - furthest
+        if gap < _SOFT_S:
+            return
+        is_hard = gap >= _HARD_S
+        for member, request in queue.in_order():
+            cost = self._desk.cost_of(request, level.pool)
+            planner = self._desk.planner(
+                member,
+                request,
+                self._may_share(level, owner, accounts, cost, is_hard=is_hard),
+                lambda grant: (
+                    accounts[self._desk.owner_of(grant)].behind_s
+                    if self._desk.owner_of(grant) in accounts
+                    else 0.0
+                ),
+                at_most=math.inf if self._desk.grace_s is not None else 1,
+            )
+            while member.missing(request) and own.coming + TOLERANCE < own.entitled:
+                if self._desk.is_full or self._desk.is_over_quota(member, request):
+                    return
+                plan = planner.next()
+                if plan is None:
+                    break
+                self._desk.claim(
+                    member, request, plan, SHARE, self._desk.grace_s if is_hard else None
+                )
+                for other in accounts:
+                    self._desk.members.account(level.priority, other, level.pool)
+
+    def _may_share(
+        self,
+        level: Level,
+        owner: str,
+        accounts: dict[str, Account],
+        cost: float,
+        *,
+        is_hard: bool,
+    ) -> MayTake:
+        least = _HARD_S if is_hard else _SOFT_S
+
+        def may_take(grant: Grant, before: list[Grant]) -> bool:
+            giver = self._desk.members[grant.part.experiment]
+            if giver.owner == owner or giver.priority != level.priority:
+                return False
+            if pool_of(grant.amounts) != level.pool:
+                return False
+            if is_hard and grant.is_held and self._desk.now < grant.at + _UNDISTURBED_S:
+                return False
+            if not is_hard and grant.part.grace_s is not None:
+                return False  # the others would have to give way, too
+            theirs = accounts[giver.owner]
+            gone = sum(
+                self._desk.cost(one, level.pool)
+                for one in before
+                if self._desk.owner_of(one) == giver.owner
+            )
+            above = theirs.coming - theirs.entitled
+            # A slot that is given away in pieces is given away as a whole.
+            is_above = above > TOLERANCE and gone < max(above, cost) - TOLERANCE
+            return is_above and accounts[owner].behind_s - theirs.behind_s >= least
+
+        return may_take

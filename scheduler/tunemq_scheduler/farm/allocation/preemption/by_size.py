@@ -1,0 +1,71 @@
+"""`ClearingSizes`: a request that is larger than all that comes free by itself gets its slot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from tunemq_scheduler.farm.allocation.books.amounts import TOLERANCE
+from tunemq_scheduler.farm.allocation.books.claims import SIZE
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.node_parts import Grant
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.granting import PATIENCE
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
+from tunemq_scheduler.farm.allocation.turns import Level
+
+#: Who has nothing and waits for something large is not passed over any longer than this.
+_SIZE_S: Final = 1800.0
+
+
+class ClearingSizes:
+    """Clears slots for requests that are passed over."""
+
+    def __init__(self, desk: Desk, passed: Counter[Request]) -> None:
+        self._desk = desk
+        self._passed = passed
+
+    def run(self) -> None:
+        """A request that others' smaller ones never leave room for gets a node to itself."""
+        claimed = {claim.request for claim in self._desk.claims}
+        for request in list(self._desk.members.waiting):
+            if request in claimed:
+                continue
+            is_passed = self._passed[request] >= PATIENCE
+            for level, queues in self._desk.levels([request]).items():
+                owner = min(
+                    queues,
+                    key=lambda one: (
+                        self._desk.members.account(level.priority, one, level.pool).standing
+                    ),
+                )
+                member, _ = queues[owner].in_order()[0]
+                if is_passed or self._starves(member, request):
+                    self._for_size(level, member, request)
+                break
+
+    def _starves(self, member: Member, request: Request) -> bool:
+        waits = self._desk.now - member.since.get(request, self._desk.now)
+        return waits >= _SIZE_S and not member.slots[request]
+
+    def _for_size(self, level: Level, member: Member, request: Request) -> None:
+        if self._desk.is_full:
+            return
+        cost = self._desk.cost_of(request, level.pool)
+        own = self._desk.members.account(level.priority, member.owner, level.pool)
+        is_below = own.coming + TOLERANCE < own.entitled
+        is_below &= not self._desk.is_over_quota(member, request)
+
+        def may_take(grant: Grant, _before: list[Grant]) -> bool:
+            giver = self._desk.members[grant.part.experiment]
+            if giver.priority > level.priority or grant.part.grace_s is not None:
+                return False
+            is_smaller = self._desk.cost(grant, level.pool) < cost - TOLERANCE
+            return is_smaller and (is_below or giver.owner == member.owner)
+
+        planner = self._desk.planner(
+            member, request, may_take, lambda grant: float(self._desk.priority_of(grant))
+        )
+        plan = planner.next()
+        if plan is not None and not self._desk.breaks_quota(member, plan):
+            self._desk.claim(member, request, plan, SIZE, None)

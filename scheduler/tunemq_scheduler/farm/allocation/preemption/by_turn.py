@@ -1,0 +1,79 @@
+"""`ClearingTurns`: an owner's experiments have as much as each other."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tunemq_scheduler.farm.allocation.books.amounts import TOLERANCE
+from tunemq_scheduler.farm.allocation.books.claims import TURN
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.node_parts import Grant
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
+from tunemq_scheduler.farm.allocation.turns import Level
+
+#: Experiments of one owner change places after so long a wait.
+_TURN_S: Final = 120.0
+
+
+class ClearingTurns:
+    """Clears slots of an owner's experiments that have more than another, as trials end."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def run(self) -> None:
+        """Experiments of one owner have as much as each other, as far as slots can be divided."""
+        for level, queues in self._desk.levels().items():
+            most = self._most(level)
+            for owner, queue in queues.items():
+                for member, request in queue.in_order():
+                    if self._desk.now < member.since.get(request, self._desk.now) + _TURN_S:
+                        continue
+                    if not self._for_turn(level, member, request, most[owner]):
+                        break
+
+    def _most(self, level: Level) -> dict[str, float]:
+        """By owner, what the experiment has that has most."""
+        most: dict[str, float] = {}
+        for member in self._desk.members:
+            if member.priority == level.priority:
+                has = self._desk.members.coming(member, level.pool)
+                most[member.owner] = max(has, most.get(member.owner, 0.0))
+        return most
+
+    def _for_turn(self, level: Level, member: Member, request: Request, most: float) -> bool:
+        if self._desk.is_full:
+            return False
+        cost = self._desk.cost_of(request, level.pool)
+        after = self._desk.members.coming(member, level.pool) + cost
+        if most - cost < after - TOLERANCE:
+            return False
+
+        def may_take(grant: Grant, before: list[Grant]) -> bool:
+            giver = self._desk.members[grant.part.experiment]
+            if (giver.owner, giver.priority) != (member.owner, level.priority):
+                return False
+            if giver is member or grant.part.grace_s is not None:
+                return False
+            gone = sum(
+                self._desk.cost(one, level.pool)
+                for one in (*before, grant)
+                if one.part.experiment == giver.name
+            )
+            return self._desk.members.coming(giver, level.pool) - gone >= after - TOLERANCE
+
+        planner = self._desk.planner(
+            member,
+            request,
+            may_take,
+            lambda grant: (
+                -self._desk.members.coming(self._desk.members[grant.part.experiment], level.pool)
+            ),
+            at_most=1,  # where several had to end, the first would be empty for long
+        )
+        plan = planner.next()
+        if plan is None or self._desk.breaks_quota(member, plan):
+            return False
+        self._desk.claim(member, request, plan, TURN, None)
+        return True

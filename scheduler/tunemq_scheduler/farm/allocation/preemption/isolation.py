@@ -1,0 +1,147 @@
+"""`Isolation`: a trial that may kill its node gets one in which nothing else runs.
+
+A node is lost with all trials that it ran, of whichever experiments, and nobody saw which one did
+it. So each trial that lost too many nodes runs alone next: then the loss of one more is evidence.
+
+Each experiment that waits with such a trial has one node emptied for it at a time. The trials there
+run to their end; where the farm preempts they have to give way after `_PATIENCE_S`. As soon as the
+trial reports something new, or is over, the node is as all others again. Experiments take turns,
+and none has more than its part of the nodes in this way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tunemq_scheduler.farm.allocation.books.amounts import covers
+from tunemq_scheduler.farm.allocation.books.ledger import READY, Ledger, Node
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.members import Members
+from tunemq_scheduler.farm.allocation.books.node_parts import Grant, Part
+from tunemq_scheduler.farm.allocation.books.slot_requests import ALONE
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+
+#: Trials on a node that is emptied have to give way after so long, in seconds.
+_PATIENCE_S: Final = 240.0
+
+
+class Isolation:
+    """Keeps nodes for trials that may kill them."""
+
+    def __init__(self, settings: AllotterSettings, ledger: Ledger, members: Members) -> None:
+        self._grace_s = settings.preempt_grace_s if settings.preempts else None
+        self._ledger, self._members = ledger, members
+        #: Since when each of these nodes is being emptied.
+        self._since: dict[str, float] = {}
+        #: When each experiment had a node emptied last, as a count.
+        self._turns: dict[str, int] = {}
+        self._turn = 0
+
+    def run(self, now: float) -> None:
+        """Keep the nodes that are needed, and let go of all others."""
+        if self._members.expected:
+            return
+        for incarnation, node in self._ledger.nodes.items():
+            if node.alone_for and not self._is_needed(incarnation, node):
+                self._let_go(incarnation, node, now)
+        self._turns = {name: turn for name, turn in self._turns.items() if name in self._members}
+        self._since = {one: at for one, at in self._since.items() if one in self._ledger.nodes}
+        for member in self._members:
+            for incarnation in member.alone:
+                known = self._ledger.nodes.get(incarnation)
+                if known is not None and known.state == READY and not known.alone_for:
+                    self._ledger.keep_for(incarnation, member.name)
+        waiting = [one for one in self._members if one.suspect is not None and not one.is_paused]
+        for member in sorted(
+            waiting, key=lambda one: (-one.priority, self._turns.get(one.name, 0))
+        ):
+            self._serve(member, now)
+
+    def _is_needed(self, incarnation: str, node: Node) -> bool:
+        member = self._members.get(node.alone_for)
+        if member is None or member.is_paused or node.state != READY:
+            return False
+        return incarnation in member.alone or self._would_do(member, incarnation)
+
+    def _would_do(self, member: Member, incarnation: str) -> bool:
+        suspect = member.suspect
+        return (
+            suspect is not None
+            and incarnation not in suspect.excluded
+            and incarnation not in member.avoided
+            and self._ledger.room.could_hold(incarnation, suspect.request)
+        )
+
+    def _serve(self, member: Member, now: float) -> None:
+        mine = [one for one, node in self._ledger.nodes.items() if node.alone_for == member.name]
+        emptied = next((one for one in mine if one not in member.alone), None)
+        if emptied is None:
+            ready = sum(node.state == READY for node in self._ledger.nodes.values())
+            if len(mine) >= max(1, ready // len(list(self._members))):
+                return
+            emptied = self._choose(member)
+            if emptied is None:
+                return
+            self._turn += 1
+            self._turns[member.name] = self._turn
+            self._since[emptied] = now
+            self._ledger.keep_for(emptied, member.name)
+            self._empty(emptied, now)
+        self._hurry(emptied, member, now)
+        self._give(emptied, member, now)
+
+    def _choose(self, member: Member) -> str | None:
+        """The node on which the fewest trials have to end first."""
+        nodes = [
+            one
+            for one, node in self._ledger.nodes.items()
+            if node.is_open and not node.is_unknown and self._would_do(member, one)
+        ]
+        return min(nodes, key=self._slots_held, default=None)
+
+    def _slots_held(self, incarnation: str) -> int:
+        parts = self._ledger.nodes[incarnation].parts.values()
+        return sum(grant.is_held for part in parts for grant in (*part.grants, *part.leaving))
+
+    def _empty(self, incarnation: str, now: float) -> None:
+        for part in list(self._ledger.nodes[incarnation].parts.values()):
+            for grant in list(part.grants):
+                self._remove(grant, now)
+
+    def _hurry(self, incarnation: str, member: Member, now: float) -> None:
+        if self._grace_s is None or now < self._since.get(incarnation, now) + _PATIENCE_S:
+            return
+        for part in list(self._ledger.nodes[incarnation].parts.values()):
+            if part.leaving and self._members[part.experiment].priority <= member.priority:
+                self._ledger.hurry(part, self._grace_s)
+
+    def _give(self, incarnation: str, member: Member, now: float) -> None:
+        """Offer all of the node once nobody else has anything of it."""
+        node = self._ledger.nodes[incarnation]
+        part = self._ledger.part(member.name, incarnation)
+        if part.grants or not part.may_grow or not covers(node.free, node.whole):
+            return
+        member.parts[incarnation] = part
+        self._ledger.grant_whole(part, ALONE, now)
+        self._book(part, now)
+
+    def _let_go(self, incarnation: str, node: Node, now: float) -> None:
+        self._since.pop(incarnation, None)
+        for part in list(node.parts.values()):
+            for grant in [one for one in part.grants if one.request == ALONE]:
+                self._remove(grant, now)
+        self._ledger.keep_for(incarnation, "")
+        for part in list(node.parts.values()):
+            is_paused = self._members[part.experiment].is_paused
+            if node.state == READY and not is_paused and part.restore():
+                self._ledger.changed(part)
+                self._book(part, now)
+
+    def _remove(self, grant: Grant, now: float) -> None:
+        self._ledger.remove(grant)
+        self._book(grant.part, now)
+
+    def _book(self, part: Part, now: float) -> None:
+        node = self._ledger.nodes[part.incarnation]
+        self._members.book_part(part, counts=not node.is_lost)
+        self._members.review(self._members[part.experiment], now)

@@ -1,0 +1,139 @@
+"""`Planner`: on which node a slot can be cleared, and who has to let go of what for it."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.farm.allocation.books.amounts import minus, plus
+from tunemq_scheduler.farm.allocation.books.claims import Claims
+from tunemq_scheduler.farm.allocation.books.ledger import Ledger, Node
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.node_parts import Grant
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request, amounts_of
+
+#: Whether a grant may be taken, after those; asked in the order in which they would be taken.
+MayTake = Callable[[Grant, list[Grant]], bool]
+#: The lowest is taken first, before what would be lost counts.
+Rank = Callable[[Grant], float]
+
+
+class Plan(NamedTuple):
+    """A slot and those in its way."""
+
+    incarnation: str
+    victims: tuple[Grant, ...]
+    amounts: Amounts
+
+
+class Planner:
+    """Finds slots for one request, one after the other, each where the least is lost.
+
+    Each node is looked at once; again only when its turn has come and things may have changed.
+
+    Args:
+        may_take: which grants may be in the way.
+        rank: which of them go first.
+        at_most: so many of them.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        claims: Claims,
+        member: Member,
+        request: Request,
+        now: float,
+        may_take: MayTake,
+        rank: Rank,
+        at_most: float = math.inf,
+    ) -> None:
+        self._ledger = ledger
+        self._claims = claims
+        self._member = member
+        self._request = request
+        self._asked: Mapping[str, float] = dict(request)
+        self._now = now
+        self._may_take = may_take
+        self._rank = rank
+        self._at_most = at_most
+        self._heap = list(self._first_look())
+        heapq.heapify(self._heap)
+
+    def next(self) -> Plan | None:
+        """The best of what is left; None when there is nothing."""
+        while self._heap:
+            _, incarnation = heapq.heappop(self._heap)
+            plan = self._plan(incarnation)
+            if plan is not None:
+                loss = self._loss(plan)
+                if not self._heap or (loss, incarnation) <= self._heap[0]:
+                    heapq.heappush(self._heap, (loss, incarnation))
+                    return plan
+                heapq.heappush(self._heap, (loss, incarnation))
+        return None
+
+    def _first_look(self) -> Iterator[tuple[tuple[float, float], str]]:
+        for incarnation in self._ledger.nodes:
+            plan = self._plan(incarnation)
+            if plan is not None:
+                yield self._loss(plan), incarnation
+
+    def _plan(self, incarnation: str) -> Plan | None:
+        node = self._ledger.nodes[incarnation]
+        if not self._may_use(node) or not self._ledger.room.could_hold(incarnation, self._asked):
+            return None
+        free = self._to_come(incarnation, node)
+        devices = self._devices(incarnation, free)
+        victims: list[Grant] = []
+        if devices is None:
+            for grant in self._candidates(node):
+                if self._may_take(grant, victims):
+                    victims.append(grant)
+                    free = plus(free, grant.amounts)
+                    devices = self._devices(incarnation, free)
+                    if devices is not None:
+                        break
+        if devices is None:
+            return None
+        for grant in reversed(victims[:-1]):  # those of which most would be lost come last
+            less = minus(free, grant.amounts)
+            others = self._devices(incarnation, less)
+            if others is not None:
+                victims.remove(grant)
+                free, devices = less, others
+        if len(victims) > self._at_most:
+            return None
+        return Plan(incarnation, tuple(victims), amounts_of(self._request, devices))
+
+    def _may_use(self, node: Node) -> bool:
+        incarnation = node.joined.incarnation
+        if not node.is_open or incarnation in self._member.avoided:
+            return False
+        if incarnation in self._member.excluded.get(self._request, ()):
+            return False
+        own = self._member.parts.get(incarnation)
+        return not node.is_unknown and (own is None or own.may_grow)
+
+    def _to_come(self, incarnation: str, node: Node) -> Amounts:
+        """What is free once all that is leaving has left, for this priority."""
+        claimed = self._claims.claimed(incarnation, self._member.priority)
+        return minus(node.not_offered, claimed)
+
+    def _candidates(self, node: Node) -> list[Grant]:
+        waiting = {claim.member.name for claim in self._claims.on(node.joined.incarnation)}
+        waiting.discard(self._member.name)  # whoever is to get something here cannot give, too
+        parts = (part for part in node.parts.values() if part.experiment not in waiting)
+        grants = [grant for part in parts for grant in part.grants]
+        return sorted(grants, key=lambda one: (self._rank(one), one.is_held, -one.at))
+
+    def _devices(self, incarnation: str, free: Amounts) -> dict[str, float] | None:
+        return self._ledger.room.devices(incarnation, self._asked, free)
+
+    def _loss(self, plan: Plan) -> tuple[float, float]:
+        rank = max((self._rank(one) for one in plan.victims), default=-math.inf)
+        lost = sum((self._now - one.at + 1.0) * one.is_held for one in plan.victims)
+        return rank, lost

@@ -1,0 +1,73 @@
+"""`Clearing`: room is made for those to whom it is due, where there is none.
+
+For a higher priority at once, at the cost of lower ones. Within one priority an owner's slots go to
+another when the one has missed so much more of its share than the other that it is worth the
+trouble: first as trials end, after some minutes more by preemption. Experiments of one owner, and
+requests larger than all that comes free by itself, get their slots as trials end.
+
+Nothing is cleared for what would then not fit; and what is cleared for somebody is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from tunemq_scheduler.farm.allocation.books.claims import SHARE, SIZE, Claims
+from tunemq_scheduler.farm.allocation.books.ledger import Ledger
+from tunemq_scheduler.farm.allocation.books.members import Members
+from tunemq_scheduler.farm.allocation.granting import Granting
+from tunemq_scheduler.farm.allocation.preemption.by_priority import ClearingPriorities
+from tunemq_scheduler.farm.allocation.preemption.by_share import ClearingShares
+from tunemq_scheduler.farm.allocation.preemption.by_size import ClearingSizes
+from tunemq_scheduler.farm.allocation.preemption.by_turn import ClearingTurns
+from tunemq_scheduler.farm.allocation.preemption.preemption_planner import Desk
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+
+#: So often shares are compared.
+_REVIEW_S: Final = 10.0
+#: Trials that were to end by themselves, and did not, have to give way after this, in seconds. A
+#: node that is kept for something large may have empty slots for so long, as one by one ends.
+_PATIENCE: Final = {SHARE: 240.0, SIZE: 900.0}
+
+
+class Clearing:
+    """Makes claims, and has others let go of what is in their way."""
+
+    def __init__(
+        self,
+        settings: AllotterSettings,
+        ledger: Ledger,
+        members: Members,
+        claims: Claims,
+        granting: Granting,
+    ) -> None:
+        self._desk = Desk(settings, ledger, members, claims)
+        self._priorities = ClearingPriorities(self._desk)
+        self._shares = ClearingShares(self._desk)
+        self._turns = ClearingTurns(self._desk)
+        self._sizes = ClearingSizes(self._desk, granting.passed)
+        self._reviewed_at = -_REVIEW_S
+
+    def run(self, now: float) -> None:
+        """Clear what has to be cleared."""
+        if self._desk.members.expected:
+            return
+        self._desk.begin(now)
+        self._priorities.run()
+        if now >= self._reviewed_at + _REVIEW_S:
+            self._reviewed_at = now
+            self._hurry()
+            self._shares.run()
+            self._turns.run()
+            self._sizes.run()
+
+    def _hurry(self) -> None:
+        """Where trials were to end by themselves, and did not, they have to give way."""
+        grace_s = self._desk.grace_s
+        if grace_s is None:
+            return
+        for claim in self._desk.claims:
+            if self._desk.now >= claim.at + _PATIENCE.get(claim.kind, math.inf):
+                for part in claim.givers:
+                    self._desk.ledger.hurry(part, grace_s)

@@ -1,0 +1,117 @@
+"""`take_turns`: who comes next among those who wait.
+
+Higher priorities first; of one priority those with GPUs, without which the GPUs would idle; then
+the owner who is furthest below its share, of its experiments the one that has least, of those that
+have the same the first; of an experiment what it would like first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.farm.allocation.books.loads import POOLS, pool_of
+from tunemq_scheduler.farm.allocation.books.member import Member
+from tunemq_scheduler.farm.allocation.books.members import Members
+from tunemq_scheduler.farm.allocation.books.slot_requests import Request
+
+#: Serves an experiment that waits for this, if that is possible.
+Serve = Callable[[Member, Request], bool]
+#: By owner, those who wait on one level.
+Queues = dict[str, "Queue"]
+
+
+class Level(NamedTuple):
+    """Those who compare what they have with each other."""
+
+    priority: int
+    pool: str
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The lowest comes first."""
+        return -self.priority, POOLS.index(self.pool)
+
+
+class Queue:
+    """An owner's waiting experiments on one level."""
+
+    def __init__(self, members: Members, level: Level) -> None:
+        self.heap: list[tuple[float, float, str]] = []
+        self._members = members
+        self._level = level
+        self._requests: dict[str, dict[Request, None]] = {}
+
+    def add(self, member: Member, request: Request) -> None:
+        """An experiment waits for this."""
+        if member.name not in self._requests:
+            self._requests[member.name] = {}
+            self.heap.append(self._entry(member))
+        self._requests[member.name][request] = None
+
+    def requests(self, member: Member) -> list[Request]:
+        """In the order in which it said them."""
+        mine = self._requests[member.name]
+        return [request for request in member.wants if request in mine]
+
+    def in_order(self) -> list[tuple[Member, Request]]:
+        """All, and for what they wait; who comes first first."""
+        members = [self._members[name] for *_, name in sorted(self.heap)]
+        return [(one, request) for one in members for request in self.requests(one)]
+
+    def again(self, member: Member) -> None:
+        """An experiment that was served waits again, behind those that have less."""
+        heapq.heappush(self.heap, self._entry(member))
+
+    def _entry(self, member: Member) -> tuple[float, float, str]:
+        cost = self._members.coming(member, self._level.pool)
+        return cost, member.order, member.name
+
+
+def levels_of(
+    members: Members, requests: Iterable[Request], estimate: Callable[[Request], Amounts | None]
+) -> dict[Level, Queues]:
+    """Who waits for one of these requests: by level and by owner, in the order of the levels."""
+    found: dict[Level, Queues] = {}
+    for request in requests:
+        amounts = estimate(request)
+        if amounts is None:
+            continue
+        pool = pool_of(amounts)
+        for name in members.waiting.get(request, ()):
+            member = members[name]
+            level = Level(member.priority, pool)
+            queues = found.setdefault(level, {})
+            if member.owner not in queues:
+                queues[member.owner] = Queue(members, level)
+            queues[member.owner].add(member, request)
+    return {level: found[level] for level in sorted(found, key=lambda one: one.rank)}
+
+
+def take_turns(
+    members: Members,
+    level: Level,
+    queues: Queues,
+    serve: Serve,
+) -> None:
+    """Ask ``serve`` about one after the other; whoever was served may be served again."""
+    for queue in queues.values():
+        heapq.heapify(queue.heap)
+    owners = [(_standing(members, level, owner), owner) for owner in queues]
+    heapq.heapify(owners)
+    while owners:
+        _, owner = heapq.heappop(owners)
+        queue = queues[owner]
+        while queue.heap:
+            member = members[heapq.heappop(queue.heap)[2]]
+            requests = queue.requests(member)
+            if any(member.missing(one) and serve(member, one) for one in requests):
+                queue.again(member)
+                heapq.heappush(owners, (_standing(members, level, owner), owner))
+                break
+
+
+def _standing(members: Members, level: Level, owner: str) -> float:
+    return members.account(level.priority, owner, level.pool).standing

@@ -1,0 +1,101 @@
+"""`Holder`: which scheduler process runs a farm or an experiment, and whether it lives."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import signal
+import socket
+import time
+from typing import Final, Self
+
+import msgspec
+
+from tunemq_shared.system.claimed_process import is_hidden
+from tunemq_shared.system.processes import is_readable, stat_of
+
+#: A process that is killed is gone within milliseconds, unless the disk holds it up.
+_GONE_WITHIN_S: Final = 5.0
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A scheduler process, named so that no other one is meant.
+
+    Attributes:
+        token: random, one for each process.
+        host: the machine's name, for people.
+        place: the kernel's boot and the pid namespace in which the numbers mean something.
+        pid, born: the process and when it began, in the kernel's ticks: pids are used again.
+        since: Unix time at which it became the holder, for people.
+    """
+
+    token: str
+    host: str
+    place: str
+    pid: int
+    born: int
+    since: float
+
+    @classmethod
+    def this_process(cls) -> Self:
+        """This one."""
+        pid = os.getpid()
+        return cls(
+            token=os.urandom(8).hex(),
+            host=socket.gethostname(),
+            place=_place(),
+            pid=pid,
+            born=_born(pid) or 0,
+            since=time.time(),
+        )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its pid means something to us: it is, or was, of this machine."""
+        return bool(self.place) and self.place == _place()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it certainly does not run any more; False where nobody here can know."""
+        return self.is_here and _born(self.pid) != self.born and not self.is_hidden
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether /proc hides the process with its pid, be it this one or another by now."""
+        return self.is_here and is_hidden(self.pid)
+
+    def kill(self) -> bool:
+        """Kill it, if it is of this machine; whether it is gone then."""
+        if not self.is_here:
+            return False
+        try:
+            process = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            if _born(self.pid) == self.born:  # else the number is another's by now
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+                return is_readable(process, _GONE_WITHIN_S)
+        except ProcessLookupError:
+            return True
+        finally:
+            os.close(process)
+        return True
+
+    def __str__(self) -> str:
+        since = dt.datetime.fromtimestamp(self.since).astimezone()
+        return f"process {self.pid} on {self.host}, since {since.isoformat(' ', 'seconds')}"
+
+
+def _place() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _born(pid: int) -> int | None:
+    """When a process began; None if there is none, or nothing but its exit code."""
+    stat = stat_of(pid)
+    return None if not stat or stat[0] in {b"Z", b"X"} else int(stat[19])

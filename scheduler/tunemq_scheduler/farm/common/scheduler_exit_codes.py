@@ -1,0 +1,92 @@
+"""What a scheduler's exit code says."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections.abc import Iterator
+from typing import Final
+
+from tunemq_shared.base.errors import (
+    BlobCorrupt,
+    BugError,
+    CheckpointCorrupt,
+    JournalCorrupt,
+    JournalError,
+    JournalFull,
+    JournalLocked,
+    JournalOfOtherVersion,
+    SchedulerSuperseded,
+    SearchFailed,
+    StoreError,
+    TuneError,
+    TunerOfOtherVersion,
+    UserError,
+    WireUnavailable,
+)
+from tunemq_shared.system.processes import signal_name
+
+#: The search could not go on; what it had is saved.
+EXIT_FAILED: Final = 1
+#: What was given is of no use (EX_USAGE).
+EXIT_USE: Final = 64
+#: Redis is away, or lets nobody in (EX_UNAVAILABLE).
+EXIT_UNAVAILABLE: Final = 69
+#: Of an experiment's process: the disk or the store failed, and may not the next time (EX_IOERR).
+EXIT_AGAIN: Final = 74
+#: Another scheduler runs on this farm, has this search, or took it over (EX_TEMPFAIL).
+EXIT_SUPERSEDED: Final = 75
+#: Of an experiment's process: another version wrote what it continues from (EX_CONFIG).
+EXIT_OTHER_VERSION: Final = 78
+
+#: What a file system says that is full, broken, or away.
+_PASSING: Final = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE})
+#: What is no better the next time, whatever its cause.
+_LASTING: Final = (BlobCorrupt, BugError, CheckpointCorrupt, JournalCorrupt, SearchFailed)
+
+
+def exit_code(problem: TuneError) -> int:
+    """What a scheduler ends with for this."""
+    if isinstance(problem, SchedulerSuperseded | JournalLocked):
+        return EXIT_SUPERSEDED
+    if isinstance(problem, UserError):
+        return EXIT_USE
+    return EXIT_UNAVAILABLE if isinstance(problem, WireUnavailable) else EXIT_FAILED
+
+
+def process_exit_code(problem: Exception) -> int:
+    """What an experiment's process ends with for this."""
+    if isinstance(problem, JournalOfOtherVersion | TunerOfOtherVersion):
+        return EXIT_OTHER_VERSION
+    if may_pass(problem):
+        return EXIT_AGAIN
+    return exit_code(problem) if isinstance(problem, TuneError) else EXIT_FAILED
+
+
+def may_pass(problem: Exception) -> bool:
+    """Whether a disk or a store is at fault, and nothing of the experiment."""
+    if isinstance(problem, _LASTING):
+        return False
+    if isinstance(problem, StoreError | JournalFull):
+        return True
+    is_file = isinstance(problem, JournalError) and not isinstance(problem, JournalLocked)
+    return any(is_file or one.errno in _PASSING for one in _refusals(problem))
+
+
+def _refusals(problem: BaseException) -> Iterator[OSError]:
+    """What the system refused that led to this."""
+    seen: set[int] = set()
+    cause: BaseException | None = problem
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if isinstance(cause, OSError):
+            yield cause
+        cause = cause.__cause__
+
+
+def how_it_ended(returncode: int) -> str:
+    """How a process ended: ``was killed by SIGSEGV (Segmentation fault)``, for example."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    told = signal.strsignal(-returncode)
+    return f"was killed by {signal_name(-returncode)}" + (f" ({told})" if told else "")

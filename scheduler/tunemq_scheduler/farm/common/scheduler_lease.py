@@ -1,0 +1,268 @@
+"""`SchedulerLease`: a farm has one scheduler, and one that was replaced notices before it acts.
+
+Each start of a scheduler gets a **term**, greater than all before. It is kept in Redis and, because
+Redis may be wiped, in the experiment's folder; and it is never below the time of the start in Unix
+seconds, so that a farm that has lost both still goes on upwards. Nodes obey the newest term only.
+
+The **lease** is a key in Redis that its holder renews, in a thread of its own, because an algorithm
+of the user's may take the loop's for as long as it likes. Who wants to be the next scheduler waits
+until it runs out, unless the holder is certainly dead: a process of the same machine that is gone.
+
+A lease alone would prove nothing: a process may be stopped between its look at the lease and what
+it then does. So what is written to Redis is written by a script that looks at the term there
+(`guarded`), and what is written elsewhere is written soon after a look at the lease (`proven_at`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.transport.redis.key_types import TEXT_OF
+from tunemq_scheduler.transport.redis.redis_connection import Command, RedisFull, RedisLine
+from tunemq_shared.base.errors import SchedulerSuperseded, WireError
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.broker import redis_keys
+
+#: How often it is renewed, and how long it is good for without that.
+PERIOD_S: Final = 1.0
+TTL_S: Final = 10.0
+_RETRY_S: Final = 0.1
+_FULL_RETRY_S: Final = 1.0
+
+_CLAIM: Final = (
+    TEXT_OF
+    + """
+local held = text_of(KEYS[1])
+if held and string.match(held, '^%d+:(%w+):') ~= ARGV[3] then
+  return string.sub(held, 1, 4096)
+end
+local term = math.max(tonumber(text_of(KEYS[2]) or '0') + 1, tonumber(ARGV[1]))
+term = string.format('%d', term)
+redis.call('SET', KEYS[2], term)
+redis.call('SET', KEYS[1], term .. ':' .. ARGV[2], 'PX', ARGV[4])
+return tonumber(term)
+"""
+)
+# A wiped Redis knows no term: whoever is first brings its own back, and the highest one stands.
+_RENEW: Final = (
+    TEXT_OF
+    + """
+local mine = tonumber(ARGV[1])
+if tonumber(text_of(KEYS[2]) or '0') > mine then
+  return string.sub(text_of(KEYS[1]) or 'nobody', 1, 4096)
+end
+redis.call('SET', KEYS[2], ARGV[1])
+redis.call('SET', KEYS[1], ARGV[1] .. ':' .. ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+)
+_GUARDED: Final = (
+    TEXT_OF
+    + """
+if tonumber(text_of(KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+local refused, i = nil, 2
+while i <= #ARGV do
+  local last = i + tonumber(ARGV[i])
+  local answer = redis.pcall(unpack(ARGV, i + 1, last))
+  if type(answer) == 'table' and answer.err and not refused then
+    refused = {err = answer.err .. ' (' .. ARGV[i + 1] .. ')'}
+  end
+  i = last + 1
+end
+return refused or 1
+"""
+)
+# A search before may be gone for good, and nodes keep what they have to say until its stream is.
+_TAKE: Final = (
+    TEXT_OF
+    + """
+if tonumber(text_of(KEYS[1]) or '0') > tonumber(ARGV[1]) then return 0 end
+local ours = {}
+for key in string.gmatch(ARGV[2], '[^\\n]+') do ours[key] = true end
+for key in string.gmatch(text_of(KEYS[2]) or '', '[^\\n]+') do
+  if not ours[key] then redis.call('DEL', key) end
+end
+redis.call('SET', KEYS[2], ARGV[2])
+return 1
+"""
+)
+_RESIGN: Final = (
+    TEXT_OF
+    + """
+if text_of(KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+return 1
+"""
+)
+_KEYS: Final = ("2", redis_keys.SCHEDULER, redis_keys.TERM)
+
+
+class SchedulerLease:
+    """A farm's lease, once `claim` has got it; `close` gives it back.
+
+    Args:
+        url: where Redis is.
+        me: this process.
+    """
+
+    def __init__(self, url: str, me: Holder) -> None:
+        self._me = me
+        self._url = url
+        self._line = RedisLine(url)
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._looked_at = self._failed_at = float("-inf")
+        self._beat = 0
+        #: Who took our place, in words; None while nobody did.
+        self._successor: str | None = None
+        self._broke: BaseException | None = None
+        #: Ours, of all messages.
+        self.term = 0
+
+    # --- getting it -------------------------------------------------------------------------------
+
+    def claim(self, at_least: int, tell: Callable[[str], None]) -> int:
+        """Get the lease, and keep it from now on; the new term. Waits while Redis is full.
+
+        Args:
+            at_least: the term is not below this.
+            tell: shows a line to the person at the terminal, where this has to wait.
+
+        Raises:
+            WireUnavailable: Redis cannot be reached.
+            SchedulerSuperseded: another scheduler runs on this farm; says which.
+        """
+        self._line.connect()
+        replaced, seen, is_told, is_full = "", b"", False, False
+        deadline = time.monotonic() + 2 * TTL_S
+        while True:
+            term = max(at_least, int(time.time()))
+            lasts = str(int(TTL_S * 1000))
+            try:
+                answer = self._ask(_CLAIM, str(term), self._value(), replaced, lasts)
+            except RedisFull as full:
+                if not is_full:
+                    is_full = True
+                    tell(f"{full}. Waiting for room: redis-cli CONFIG SET maxmemory MORE.")
+                # Who writes there may have filled it with what only a scheduler removes; without a
+                # generation nodes introduce themselves again.
+                self._line.ask([("DEL", redis_keys.GENERATION, redis_keys.NODES)])
+                time.sleep(_FULL_RETRY_S)
+                deadline = time.monotonic() + 2 * TTL_S
+                continue
+            if isinstance(answer, int):
+                break
+            holder = _holder(answer)
+            replaced = holder.token if holder is not None and holder.is_gone else ""
+            if replaced:
+                continue
+            if (seen and answer != seen) or time.monotonic() > deadline:
+                raise SchedulerSuperseded(
+                    f"Another scheduler runs on this farm: {holder or 'an unknown one'}. A farm has"
+                    " one; end that, or use another Redis (or another database of this one)."
+                )
+            seen = answer
+            if not is_told:
+                is_told = True
+                tell(
+                    f"Another scheduler had this farm: {holder or 'an unknown one'}. Waiting until"
+                    f" its lease runs out, {TTL_S:g} s at the most."
+                )
+            time.sleep(_RETRY_S)
+        self.term = answer
+        self._looked_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="scheduler lease", daemon=True)
+        self._thread.start()
+        return answer
+
+    def close(self) -> None:
+        """Give it back: a successor need not wait."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+        try:
+            if self.term and self._successor is None:
+                self._line.connect()
+                self._ask(_RESIGN, str(self.term))
+        except WireError:
+            pass  # it runs out by itself
+        finally:
+            self._line.close()
+
+    # --- before acting ----------------------------------------------------------------------------
+
+    @property
+    def proven_at(self) -> float:
+        """When, by the monotonic clock, we might act: a look showed it, or Redis did not answer.
+
+        While it is away nobody can have become our successor on its own; what a successor on the
+        other side of a cut net does, it does with a copy of the journal.
+        """
+        return max(self._looked_at, self._failed_at)
+
+    def check_known(self) -> None:
+        """Return unless it is known already that we may not act; needs no look, and no time.
+
+        Raises:
+            SchedulerSuperseded: somebody took our place; says who.
+        """
+        if self._broke is not None:
+            raise self._broke
+        if self._successor is not None:
+            raise SchedulerSuperseded(
+                "This scheduler did not renew its lease in time, and another one took its place:"
+                f" {self._successor}. Nothing was done since; the search goes on there."
+            )
+
+    def guarded(self, commands: Sequence[Command]) -> Command:
+        """One command that does all of these, unless there is a newer term: then it answers 0."""
+        parts = [part for command in commands for part in (str(len(command)), *command)]
+        return ("EVAL", _GUARDED, "1", redis_keys.TERM, str(self.term), *parts)
+
+    def taking(self, events_keys: Iterable[str]) -> Command:
+        """Makes these the farm's streams, and deletes those before; 0 if there is a newer term."""
+        keys = redis_keys.listed(events_keys)
+        return ("EVAL", _TAKE, "2", redis_keys.TERM, redis_keys.STREAMS, str(self.term), keys)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._successor is None and not self._closed.wait(PERIOD_S):
+                self._look()
+        except BaseException as error:  # noqa: BLE001  kept; the loop's thread raises and tells it (`check_known`)
+            self._broke = error
+
+    def _look(self) -> None:
+        self._beat += 1
+        try:
+            self._line.connect()
+            answer = self._ask(_RENEW, str(self.term), self._value(), str(int(TTL_S * 1000)))
+        except WireError:
+            self._line.close()
+            answer = None  # nobody can look now, neither can a successor
+            self._failed_at = time.monotonic()
+        if isinstance(answer, bytes):
+            self._successor = str(_holder(answer) or "one that has ended since")
+        elif answer is not None:
+            self._looked_at = time.monotonic()
+
+    def _ask(self, script: str, *arguments: str) -> Any:
+        return self._line.ask([("EVAL", script, *_KEYS, *arguments)])[0]
+
+    def _value(self) -> str:
+        me = msgspec.json.encode(self._me).decode()
+        return f"{self._me.token}:{self._beat}:{me}"
+
+
+def _holder(value: bytes) -> Holder | None:
+    """Who it is, from the value of the lease."""
+    try:
+        return msgspec.json.decode(value.split(b":", 3)[3], type=Holder)
+    except (IndexError, *UNDECODABLE):
+        return None

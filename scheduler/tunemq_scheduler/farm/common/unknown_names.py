@@ -1,0 +1,31 @@
+"""What a person is told who names something that is not there."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Final
+
+from tunemq_shared.base.errors import ConfigError
+
+_SUGGESTED: Final = 3
+_LISTED: Final = 5
+
+
+def unknown_name(kind: str, name: str, there_are: Iterable[str]) -> ConfigError:
+    """The error for an unknown name; says which ones are like it, else some that there are.
+
+    Args:
+        kind: of what: experiment, trial, node.
+        there_are: all names.
+    """
+    names = list(dict.fromkeys(there_are))
+    near = difflib.get_close_matches(name, names, _SUGGESTED, 0.6)
+    if near:
+        hint = f"; did you mean {' or '.join(near)}?"
+    elif names:
+        more = " ..." if len(names) > _LISTED else ""
+        hint = f"; there are: {', '.join(names[:_LISTED])}{more}"
+    else:
+        hint = "; there is none."
+    return ConfigError(f"there is no {kind} {name!r}{hint}")

@@ -1,0 +1,1 @@
+"""Between the supervisor and an experiment's process: messages over a socket pair."""

@@ -1,0 +1,510 @@
+"""`ExperimentLink`: the supervisor's end of one experiment: its process, and its part of the wire.
+
+Nothing here waits for the experiment, whatever its code does: what it does not read waits, and when
+that is much, so do nodes; what it sends is checked, and one that sends what it may not is killed.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from tunemq_scheduler.api.farm_answers import Done, ExperimentDetail, Refusal
+from tunemq_scheduler.core.allotments import Usage
+from tunemq_scheduler.farm.common.scheduler_exit_codes import (
+    EXIT_AGAIN,
+    EXIT_FAILED,
+    EXIT_OTHER_VERSION,
+    EXIT_SUPERSEDED,
+    EXIT_UNAVAILABLE,
+    EXIT_USE,
+    how_it_ended,
+)
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
+from tunemq_scheduler.transport.node_batches import Fact, NodeBatch
+from tunemq_scheduler.transport.transport_client import WireClient
+from tunemq_shared.base.errors import BugError, ConfigError, WireError
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.system.standard_streams import tell
+
+#: So much waits for an experiment that does not read, before it is given no more.
+MOST_WAITING: Final = 8 * 2**20
+#: Facts are sent in frames of this size, or of one batch where that is larger.
+_FRAME_BYTES: Final = 2**20
+#: What its process gets to end, once it has said that all is done.
+EXIT_WITHIN_S: Final = 600.0
+#: In which it prints where its threads are, if it is asked to.
+_ABORT_WITHIN_S: Final = 5.0
+#: Between two beats; a supervisor that takes longer was stopped itself.
+_LONGEST_BEAT_S: Final = 5.0
+#: As which other facts than batches count: few are longer.
+_FACT_BYTES: Final = 1024
+
+Reply = Done | ExperimentDetail | r.Reasons | Refusal
+
+
+class Outcome(StrEnum):
+    """How an experiment's process ended."""
+
+    #: The search is over.
+    FINISHED = "finished"
+    #: It was asked to end, or got a signal to; everything is saved, to be resumed.
+    INTERRUPTED = "interrupted"
+    #: The search could not go on, and says why; to be resumed by a person.
+    FAILED = "failed"
+    #: Nothing is wrong with the search: start it again. Its trials go on meanwhile.
+    LEFT = "left"
+    #: Another version wrote what it continues from: start it again, until that is installed.
+    OTHER_VERSION = "other version"
+    #: Its process died, by a signal or an exit of its own. Its trials go on meanwhile.
+    DIED = "died"
+
+
+class Ending(NamedTuple):
+    """What became of an experiment's process.
+
+    Attributes:
+        returncode: its exit code, negative for a signal.
+        text: for people.
+        detail: an `ExperimentDetail` in msgpack, where it said goodbye.
+    """
+
+    outcome: Outcome
+    returncode: int
+    text: str
+    detail: bytes = b""
+
+
+class Wire(Protocol):
+    """What is used of `tunemq_scheduler.transport.node_transport.NodeWire`."""
+
+    def add(self, events_key: str) -> WireClient:
+        """A part of the wire for one experiment."""
+
+
+class Process(Protocol):
+    """What is used of `tunemq_scheduler.farm.ipc.watched_process.ExperimentProcess`."""
+
+    pid: int | None
+
+    @property
+    def watched(self) -> int:
+        """A descriptor that is readable when there may be an exit code."""
+
+    def returncode(self) -> int | None:
+        """Its exit code; None while it runs."""
+
+    def kill(self) -> None:
+        """Kill it."""
+
+    def abort(self) -> None:
+        """Have it print where its threads are, and end."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+
+
+class ExperimentLink:
+    """One run of one experiment.
+
+    Args:
+        job: what it is to run.
+        on: the wire.
+        folder: for what its process prints.
+        begin: starts that, as `tunemq_scheduler.farm.ipc.experiment_forkservers.Forkservers` does.
+        exit_within_s: how long its process gets to end when it has said that all is done.
+
+    Raises:
+        ConfigError: its process cannot be started; says why.
+    """
+
+    def __init__(
+        self,
+        job: r.Job,
+        on: Wire,
+        *,
+        folder: Path,
+        begin: Callable[..., Process],
+        exit_within_s: float = EXIT_WITHIN_S,
+    ) -> None:
+        self.job, self.folder = job, folder
+        #: The stream of its events; empty until it is open.
+        self.events_key = ""
+        #: What it said last.
+        self.usage: Usage | None = None
+        self.status: r.Status | None = None
+        self.store_use = r.StoreUse()
+        #: How it ended; None while it runs.
+        self.ending: Ending | None = None
+        self._wire = on
+        self._client: WireClient | None = None
+        self._goodbye: r.Goodbye | None = None
+        self._problem = ""
+        self._news: list[str] = []
+        self._notes = r.Notes()
+        self._offers: dict[str, m.NodeOffered] = {}
+        self._known: set[str] = set()
+        self._asked: dict[int, Callable[[Reply], None]] = {}
+        self._kinds: dict[int, type[Done | ExperimentDetail | r.Reasons]] = {}
+        self._last_id = 0
+        #: For how many seconds a search that has begun has said nothing: its code may hang.
+        self.silent_s = 0.0
+        self._beat_at = time.monotonic()
+        self._exit_within_s = exit_within_s
+        self._exits: r.Exits | None = None
+        self._kill_at: float | None = None
+        self._trespass = ""
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            raise ConfigError(
+                f"there is no socket for the experiment's process: {error}."
+            ) from error
+        self._frames = FrameSocket(ours)
+        try:
+            self._process = begin(folder, theirs, python=job.python, variables=job.variables)
+        except BaseException:  # passed on: the supervisor tells it
+            ours.close()
+            raise
+        self._send(job)
+
+    # --- for the supervisor's selector ------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """The socket; -1 once it is closed."""
+        return self._frames.fileno()
+
+    @property
+    def pid(self) -> int | None:
+        """Of its process; None until there is one."""
+        return self._process.pid
+
+    @property
+    def results(self) -> int:
+        """How many results its process was given, as that said last."""
+        return self.status.results if self.status is not None else 0
+
+    @property
+    def has_said_goodbye(self) -> bool:
+        """Whether its trials are done; callbacks and copies may not be."""
+        return self._goodbye is not None
+
+    @property
+    def held_up_by(self) -> str:
+        """What the end of a process waits for that has said that all is done; else empty."""
+        if self._exits is None:
+            return ""
+        threads = ", ".join(self._exits.threads)
+        return f"the threads {threads}" if threads else "an exit handler (atexit)"
+
+    @property
+    def watched(self) -> int:
+        """Readable when something has become of the process, which `attend` sees to."""
+        return self._process.watched
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits to be sent."""
+        return self._frames.waiting > 0
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether anything more may come: else its socket is always ready, and says nothing."""
+        return not self._frames.is_at_end
+
+    def on_readable(self) -> None:
+        """Read what the experiment says, and do it."""
+        try:
+            for payload in self._frames.receive():
+                self.silent_s = 0.0
+                self._do(r.decode_for_supervisor(payload))
+        except (*UNDECODABLE, WireError) as error:
+            self._trespassed(f"it sent what cannot be read ({error})")
+        except ConfigError as error:
+            self._trespassed(f"it ordered what it may not: {error}")
+        except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
+            self._failed(error)
+
+    def on_writable(self) -> None:
+        """Send what waits."""
+        self._frames.flush()
+
+    def attend(self) -> None:
+        """Once a turn: hand over what nodes stated and what was offered; see whether it ended."""
+        if self.ending is not None:
+            return
+        try:
+            self._hand_over()
+            self._frames.flush()
+        except Exception as error:  # noqa: BLE001  recorded: one experiment must not end the others
+            self._failed(error)
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._process.kill()
+        returncode = self._process.returncode()
+        if returncode is not None:
+            self._end(returncode)
+
+    # --- to the experiment ------------------------------------------------------------------------
+
+    def beat(self, at: float) -> None:
+        """Once a second: the farm was certainly ours at this time of the monotonic clock."""
+        self._send(r.Beat(at))
+        now = time.monotonic()
+        if self.events_key:  # time in which we did nothing ourselves is no silence of its process
+            self.silent_s += min(now - self._beat_at, _LONGEST_BEAT_S)
+        self._beat_at = now
+
+    def offer(self, offer: m.NodeOffered) -> None:
+        """What it may use of a node from now on; said once it knows the node."""
+        self._offers[offer.incarnation] = offer
+
+    def tell(self, notes: Sequence[str], news: Sequence[str] = ()) -> None:
+        """What holds and what happened on the wire; sent where it is news."""
+        now = r.Notes(tuple(notes), tuple(news))
+        if news or now != self._notes:
+            self._notes = r.Notes(now.notes)
+            self._send(now)
+
+    def ask(self, request: r.Request, then: Callable[[Reply], None] = lambda _reply: None) -> None:
+        """Ask for something; ``then`` gets the answer later, or a refusal when its process ends."""
+        self._last_id += 1
+        if self.ending is not None:
+            then(Refusal(text="its process has ended."))
+            return
+        self._kinds[self._last_id] = _answer_to(request)
+        self._asked[self._last_id] = then
+        self._send(r.Asked(self._last_id, request))
+
+    def stop(self, request: r.StopSearch | r.Interrupt | r.Leave, grace_s: float) -> None:
+        """Ask it to end; its process is killed where it has not after so many seconds."""
+        self.ask(request)
+        self._kill_within(grace_s)
+
+    def kill(self) -> None:
+        """Kill its process, at once."""
+        self._process.kill()
+
+    def abort(self) -> None:
+        """End its process, which hangs, and have it print where."""
+        self._process.abort()
+        self._kill_within(_ABORT_WITHIN_S)
+
+    def _kill_within(self, seconds: float) -> None:
+        due = time.monotonic() + seconds
+        self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
+
+    def take_news(self) -> list[str]:
+        """What happened since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def _send(self, message: r.ToExperiment) -> None:
+        self._frames.put(r.encode(message))
+        self._frames.flush()
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    def _hand_over(self) -> None:
+        client = self._client
+        if client is None:
+            return
+        client.is_full = self._frames.waiting > MOST_WAITING or self._frames.is_deaf
+        if client.is_full:
+            return
+        for facts in frames_of([self._told_of(fact) for fact in client.take()]):
+            self._send(r.Facts(facts))
+        known = [node for node in self._offers if node in self._known]
+        if known:
+            self._send(r.Offers(tuple(self._offers.pop(node) for node in known)))
+
+    def _told_of(self, fact: Fact) -> Fact:
+        if isinstance(fact, m.NodeJoined):
+            self._known.add(fact.incarnation)
+            return msgspec.structs.replace(fact, is_shared=True)
+        if isinstance(fact, m.NodeLost) and fact.is_dead:
+            self._known.discard(fact.incarnation)
+            self._offers.pop(fact.incarnation, None)
+        return fact
+
+    # --- from the experiment ----------------------------------------------------------------------
+
+    def _do(self, message: r.ToSupervisor) -> None:
+        match message:
+            case r.Attach():
+                self._attach(message)
+            case r.Orders():
+                self._order(message)
+            case r.Journalled() if self._client is not None:
+                if message.accepted is not None:
+                    self._client.release(message.accepted)
+                self._client.settle(message.handled)
+            case r.Used():
+                self.usage = message.usage
+            case r.Status():
+                self.status = message
+            case r.StoreUse():
+                if message.is_possible:  # else it is no number that can be added to others
+                    self.store_use = message
+            case r.News():
+                self._news += message.lines
+            case r.Answered():
+                self._answer(message)
+            case r.Problem():
+                self._problem = message.text
+            case r.Exits():
+                self._exits = message
+                self._kill_within(self._exit_within_s)
+            case r.Goodbye() if self._client is not None:
+                self._goodbye = message
+                self._client.close()
+                self._client = None
+            case _:
+                pass  # of one that has said goodbye, or was never attached
+
+    def _attach(self, message: r.Attach) -> None:
+        before, key = self.job.events_key, message.events_key
+        if self.events_key or not key.startswith(redis_keys.events(self.job.prefix)):
+            self._trespassed(f"it asked for the events of {key}")
+            return
+        if before and before != key:
+            self._wire.add(before).close()
+        try:
+            self._client = self._wire.add(key)
+        except BugError:  # somebody else has this stream
+            self._trespassed(f"it asked for the events of {key}")
+            return
+        self.events_key = key
+        if message.nodes or message.away:
+            self._client.reattach(message.nodes, message.away, message.accepted)
+        self._known.update(one.incarnation for one in (*message.nodes, *message.away))
+
+    def _order(self, message: r.Orders) -> None:
+        for one in message.orders:
+            start = one.order.start if isinstance(one, r.Host) else None
+            if start is not None and start.events_key != self.events_key:
+                self._trespassed(f"it gave an order for the events of {start.events_key}")
+                return
+            if self._client is None:
+                continue
+            if start is not None and self.job.stores is not None:
+                self.job.stores.check_order(start)
+            orders = self._client.orders(one.incarnation)
+            if orders is None:  # the node was lost meanwhile
+                continue
+            if isinstance(one, r.Host):
+                orders.put(one.order)
+            else:
+                orders.release(one.trial, one.epoch)
+
+    def _answer(self, message: r.Answered) -> None:
+        kind = self._kinds.pop(message.id, Done)
+        # First: who asked is told of its end, too, if it sends what cannot be read.
+        reply = message.refusal or msgspec.msgpack.decode(message.answer, type=kind)
+        then = self._asked.pop(message.id, None)
+        if then is not None:
+            then(reply)
+
+    def _trespassed(self, what: str) -> None:
+        """It is broken, or hostile: nothing more of it counts."""
+        self._trespass = what
+        self._process.kill()
+        self._frames.close()
+
+    def _failed(self, error: Exception) -> None:
+        """Something of this experiment is more than the supervisor can bear."""
+        tell("".join(traceback.format_exception(error)))
+        self._trespassed(f"the scheduler failed on it ({type(error).__name__}: {error})")
+
+    # --- its end ----------------------------------------------------------------------------------
+
+    def _end(self, returncode: int) -> None:
+        while not self._frames.is_at_end:  # what it said before; a process of its own may live on
+            before = self._frames.received
+            self.on_readable()
+            if self._frames.received == before:
+                break
+        self.ending = self._judged(returncode)
+        if self._client is not None:
+            if self.ending.outcome is Outcome.FINISHED:
+                self._client.close()
+            else:
+                self._client.leave()
+            self._client = None
+        self._frames.close()
+        self._process.close()
+        for then in self._asked.values():
+            then(Refusal(text="its process ended before it answered."))
+        self._asked.clear()
+
+    def _judged(self, returncode: int) -> Ending:
+        """What became of it; whatever befalls a process that had done all, it ended as it said."""
+        if self._exits is None:
+            return self._judged_by(returncode)
+        ending = self._judged_by(self._exits.code)
+        if returncode != -signal.SIGKILL:
+            return ending
+        late = (
+            f"its process was killed: {self.held_up_by} had not ended {self._exit_within_s:g} s"
+            " after it"
+        )
+        return ending._replace(text=f"{ending.text.rstrip('.')}; {late}")
+
+    def _judged_by(self, returncode: int) -> Ending:
+        words = self._problem or self._process.last_words()
+        if self._trespass:
+            return Ending(Outcome.FAILED, returncode, f"its process was killed: {self._trespass}.")
+        if self._goodbye is not None and self._goodbye.is_interrupted:
+            goodbye = self._goodbye
+            return Ending(Outcome.INTERRUPTED, returncode, goodbye.outcome, goodbye.detail)
+        if returncode == 0 and (self._goodbye is not None or not self.events_key):
+            goodbye = self._goodbye or r.Goodbye("is over")
+            return Ending(Outcome.FINISHED, returncode, goodbye.outcome, goodbye.detail)
+        if returncode in {EXIT_AGAIN, EXIT_SUPERSEDED, EXIT_UNAVAILABLE}:
+            return Ending(Outcome.LEFT, returncode, words)
+        if returncode == EXIT_OTHER_VERSION:
+            return Ending(Outcome.OTHER_VERSION, returncode, words)
+        if returncode in {EXIT_FAILED, EXIT_USE}:
+            silent = f"its process ended with exit code {returncode} and did not say why"
+            return Ending(Outcome.FAILED, returncode, words or silent)
+        how = how_it_ended(returncode)
+        if returncode == 0:
+            how += " without saying that the search is over"
+        said = f"; the last that it wrote:\n{words}" if words else ""
+        return Ending(Outcome.DIED, returncode, f"its process {how}{said}")
+
+
+def frames_of(facts: Sequence[Fact]) -> list[list[Fact]]:
+    """Facts in frames of a size that can be sent."""
+    frames: list[list[Fact]] = []
+    size = _FRAME_BYTES
+    for fact in facts:
+        if size >= _FRAME_BYTES:
+            frames.append([])
+            size = 0
+        frames[-1].append(fact)
+        size += len(fact.payload) if isinstance(fact, NodeBatch) else _FACT_BYTES
+    return frames
+
+
+def _answer_to(request: r.Request) -> type[Done | ExperimentDetail | r.Reasons]:
+    match request:
+        case r.ShowTrials():
+            return ExperimentDetail
+        case r.WhyTrial():
+            return r.Reasons
+        case _:
+            return Done

@@ -1,0 +1,102 @@
+"""What a supervisor's experiments are forked from: a process for each interpreter and environment.
+
+An environment is given to a program when it begins: what a variable means to the interpreter, the
+dynamic loader or a library that is loaded once cannot be had by setting it later.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from tunemq_scheduler.farm.ipc.forkserver_process import Forkserver
+from tunemq_scheduler.farm.ipc.watched_process import ExperimentProcess
+from tunemq_shared.base.errors import ConfigError
+
+#: One that no experiment uses ends after so long: those whose process died come back sooner.
+_UNUSED_S: Final = 60.0
+
+
+class Forkservers:
+    """Starts experiments' processes.
+
+    Must be used by a thread that lives as long as the supervisor does; see `Forkserver`.
+
+    Args:
+        store: the farm's; experiments have its client loaded.
+    """
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._servers: list[Forkserver] = []
+
+    def prepare(self) -> None:
+        """Start what most experiments are forked from, so that the first one need not wait.
+
+        Raises:
+            ConfigError: it cannot be started; says why.
+        """
+        self._server(sys.executable, {})
+
+    def start(
+        self,
+        folder: Path,
+        sock: socket.socket,
+        *,
+        python: str = "",
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> ExperimentProcess:
+        """Start an experiment's process.
+
+        Args:
+            folder: for what it prints.
+            sock: its end of the connection; closed here.
+            python: the interpreter; empty for this one.
+            variables: for its environment.
+
+        Raises:
+            ConfigError: it cannot be started; says why.
+        """
+        with sock:
+            server = self._server(python or sys.executable, variables)
+            try:
+                return ExperimentProcess(server, folder, sock)
+            except OSError as error:
+                raise ConfigError(
+                    f"the experiment's process cannot be started: {error}."
+                ) from error
+
+    def close_unused(self) -> None:
+        """Once a second: end those that are not needed, and forget those that have ended."""
+        now = time.monotonic()
+        for server in [one for one in self._servers if not one.uses]:
+            is_usual = server.python == sys.executable and not server.variables
+            if server.has_ended:
+                self._servers.remove(server)
+                server.close()
+            elif not is_usual and now >= server.unused_since + _UNUSED_S:
+                server.kill("is not needed")
+
+    def close(self) -> None:
+        """End them all, and with them what they have forked."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+
+    def _server(self, python: str, variables: Mapping[str, str]) -> Forkserver:
+        for server in self._servers:
+            if server.python == python and server.variables == variables and server.is_alive:
+                return server
+        try:
+            server = Forkserver(python, variables, self._store)
+        except (OSError, ValueError) as error:  # a variable with "=" in its name, a NUL
+            raise ConfigError(
+                f"the experiment's process cannot be started with {python}: {error}."
+            ) from error
+        self._servers.append(server)
+        return server

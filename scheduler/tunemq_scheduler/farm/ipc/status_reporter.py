@@ -1,0 +1,370 @@
+"""`Teller`: what a running search tells its supervisor, of itself and when it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_scheduler.api.farm_answers import (
+    DeviceUseRow,
+    Done,
+    ExperimentDetail,
+    ExperimentRow,
+    ExperimentState,
+    Refusal,
+    TrialRow,
+)
+from tunemq_scheduler.core.allotments import WHOLE_NODE, Usage
+from tunemq_scheduler.core.runner_state import ELSEWHERE_S
+from tunemq_scheduler.core.trials.trial import (
+    ERROR,
+    FAILURES_ON_A_NODE,
+    FINISHED,
+    PENDING,
+    RUNNING,
+    STORE,
+    Trial,
+    awaited,
+)
+from tunemq_scheduler.core.usage import ANY_NUMBER
+from tunemq_scheduler.experiment.experiment_view import ExperimentView
+from tunemq_scheduler.experiment.search_run import SearchRun
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.results.json_encoding import to_plain
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_shared.base.errors import ConfigError, RequestRefused, SchedulerSuperseded, TuneError
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import lookup
+
+#: So many trials are told of, by request or when the search ends.
+_TOLD_AT_MOST: Final = 1000
+#: When the search ends, so many where that cannot be told.
+_TOLD_ELSE: Final = (100, 10, 0)
+#: An answer is no longer, nor is a configuration: they go through the farm's Redis.
+_ANSWER_BYTES: Final = 2**24
+_CONFIG_BYTES: Final = 2**20
+#: So many trials are named in a line.
+_NAMED_AT_MOST: Final = 5
+#: What msgpack cannot hold: integers beyond 64 bits, lone surrogates, deep nesting.
+_UNTELLABLE: Final = (OverflowError, UnicodeEncodeError, RecursionError)
+
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=repr).encode
+
+
+class Teller:
+    """Knows a search that runs; called by the thread that runs it, between two turns.
+
+    Args:
+        search: the search.
+        view: of it, for displays.
+    """
+
+    def __init__(self, search: SearchRun, view: ExperimentView) -> None:
+        self._search, self._view = search, view
+        self._loop = search.loop
+
+    # --- unasked ----------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        """What it makes of what it was offered."""
+        runner, total = self._loop.runner, self._view.num_trials
+        return runner.usage(ANY_NUMBER if total is None else max(0, total - runner.suggested))
+
+    def status(self) -> r.Status:
+        """How far it is."""
+        view, best = self._view, self._view.best
+        return r.Status(
+            counts=dict(view.counts),
+            total=view.num_trials,
+            elapsed_s=view.elapsed_s,
+            metric=view.metric or "",
+            mode=view.mode or "",
+            best=None if best is None else best[:2],
+            best_config={} if best is None else _told_config(best[2]),
+            used=dict(view.resources_used),
+            notes=tuple(view.notes),
+            waits=tuple(self._waits()),
+        )
+
+    def _waits(self) -> Iterator[str]:
+        """Why trials do not run, or do not stop, that wait neither for a slot nor for a store."""
+        runner, now = self._loop.runner, self._view.elapsed_s
+        pauses = [
+            trial.not_before
+            for trial in runner.live.values()
+            if trial.status == PENDING and trial.not_before > now
+        ]
+        if pauses:
+            failed = "trial failed and is" if len(pauses) == 1 else "trials failed and are"
+            yield f"{len(pauses)} {failed} tried again in {_span_s(pauses, now)}"
+        if len(runner.giving_way) == 1:
+            ((name, due),) = runner.giving_way.items()
+            yield (
+                f"trial {name} has to save and give back its slot; it is stopped in"
+                f" {_span_s([due], now)} where it has not saved, and continues later from its last"
+                " checkpoint"
+            )
+        elif runner.giving_way:
+            names = list(runner.giving_way)
+            more = len(names) - _NAMED_AT_MOST
+            named = ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+            yield (
+                f"trials {named} have to save and give back their slots; they are stopped in"
+                f" {_span_s(runner.giving_way.values(), now)} where they have not saved, and"
+                " continue later from their last checkpoints"
+            )
+
+    def waiting_for_store(self) -> int:
+        """How many trials wait for a store."""
+        waits = (trial.waits[0] for trial in self._loop.runner.live.values())
+        return sum(bool(what) and awaited(what) == STORE for what in waits)
+
+    def goodbye(self) -> r.Goodbye:
+        """How it ended."""
+        interrupted = bool(self._loop.runner.interrupted) or self._search.is_killed
+        return r.Goodbye(self._view.outcome, interrupted, self._last_detail())
+
+    def _last_detail(self) -> bytes:
+        for most in (_TOLD_AT_MOST, *_TOLD_ELSE):
+            with contextlib.suppress(RequestRefused):
+                return _encoded(self._detail(most))
+        return b""
+
+    # --- asked ------------------------------------------------------------------------------------
+
+    def answer(self, asked: r.Asked) -> r.Answered:
+        """Do what was asked for, and say so.
+
+        Raises:
+            SchedulerSuperseded: this process is to end at once, and leave everything as it is.
+        """
+        try:
+            return r.Answered(asked.id, msgspec.Raw(_encoded(self._do(asked.request))))
+        except SchedulerSuperseded:
+            raise
+        except RequestRefused as error:
+            return r.Answered(asked.id, refusal=Refusal(text=str(error)))
+        except TuneError as error:
+            return r.Answered(asked.id, refusal=Refusal(text=str(error), is_wrong_use=True))
+
+    def _do(self, request: r.Request) -> Done | ExperimentDetail | r.Reasons:
+        match request:
+            case r.StopSearch():
+                self._loop.request_stop(request.reason)
+                return Done(text="all trials are being stopped")
+            case r.Interrupt():
+                self._search.interrupt(request.reason)
+                return Done(text="it ends, to be resumed")
+            case r.Leave():
+                raise SchedulerSuperseded("The supervisor ends; trials go on, for the next one.")
+            case r.StopTrial():
+                return self._stop(request)
+            case r.RetryTrial():
+                return self._retry(request.trial)
+            case r.ShowTrials():
+                return self._detail(min(request.trials, _TOLD_AT_MOST))
+            case r.WhyTrial():
+                return self._why(request.trial)
+
+    def _stop(self, request: r.StopTrial) -> Done:
+        trial = self._find(request.trial)
+        live = self._loop.runner.live.get(trial)
+        if live is None or live.is_finished:
+            raise ConfigError(f"trial {trial} is over already.")
+        self._loop.request_stop(request.reason, trial)
+        return Done(text=f"trial {trial} is being stopped")
+
+    def _retry(self, wanted: str) -> Done:
+        runner = self._loop.runner
+        trials = [self._find(wanted)] if wanted else runner.errored()
+        for trial in trials:
+            status = runner.summary(trial).status
+            if status != ERROR:
+                raise ConfigError(f"trial {trial} is {status}; only one in ERROR is tried again.")
+        if runner.stopping or runner.interrupted:
+            raise ConfigError("the search is ending, so that no trial is tried again.")
+        if trials:
+            also = tuple(trials)
+            event = m.ExperimentResumed(
+                run=runner.run, at=time.time(), unfinished=True, is_cold=False, also=also
+            )
+            self._loop.resume(event)
+        tried = ", ".join(trials) or "none is in ERROR"
+        return Done(text=f"tried again: {tried}")
+
+    def _find(self, name: str) -> str:
+        """A trial's id, from that or its name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        runner = self._loop.runner
+        prefix = f"{self._loop.plan.trainable_name}_"
+        for trial in (name, name.removeprefix(prefix)):
+            if trial in runner.live or trial in runner.finished:
+                return trial
+        raise ConfigError(f"there is no trial {name} in {self._loop.plan.experiment}.")
+
+    # --- trials in a table ------------------------------------------------------------------------
+
+    def _detail(self, most: int) -> ExperimentDetail:
+        view, runner, plan = self._view, self._loop.runner, self._loop.plan
+        best = view.best
+        rows = [self._row(one) for one in self._chosen(most)]
+        return ExperimentDetail(
+            experiment=ExperimentRow(
+                name=plan.experiment,
+                id=plan.experiment_id,
+                owner="",
+                priority=0,
+                state=ExperimentState.RUNNING,
+                submitted=0.0,
+                trials=dict(view.counts),
+                total=view.num_trials,
+            ),
+            metric=view.metric or "",
+            mode=view.mode or "",
+            best=None if best is None else self._row(self._of(best[0])),
+            trials=tuple(rows),
+            hidden=len(runner.live) + len(runner.finished) - len(rows),
+            folder=plan.folder,
+            store=view.store,
+            resources=dict(view.resources_used),
+            notes=tuple(view.notes),
+        )
+
+    def _chosen(self, most: int) -> Iterator[TrialView]:
+        """Those that run first, then those that wait, then the newest that are over."""
+        runner = self._loop.runner
+        running = [one for one in runner.live.values() if one.status == RUNNING]
+        waiting = [one for one in runner.live.values() if one.status not in {RUNNING, *FINISHED}]
+        over = [one.trial_id for one in runner.live.values() if one.is_finished]
+        over += reversed(runner.finished)
+        chosen = [one.trial_id for one in (*running, *waiting)] + over
+        return map(self._of, chosen[: max(0, most)])
+
+    def _of(self, trial: str) -> TrialView:
+        known = self._loop.trials.get(trial)
+        return known or TrialView(trial, self._loop.runner.summary(trial), self._loop.plan)
+
+    def _row(self, view: TrialView) -> TrialRow:
+        newest, metric = view.newest, self._view.metric
+        value: Any = lookup(view.full_result(newest), metric) if newest and metric else None
+        runner, trial = self._loop.runner, view.trial_id
+        known = runner.live.get(trial) or runner.summary(trial)
+        return TrialRow(
+            trial=view.trial_id,
+            name=view.trial_name,
+            status=view.status,
+            node=self._node_of(view),
+            step=newest.step if newest is not None else 0,
+            metric=float(value) if isinstance(value, int | float) else None,
+            config=_told_config(view.config),
+            time_total_s=newest.time_total_s if newest is not None else 0.0,
+            failures=view.num_failures,
+            preemptions=known.preemptions,
+            repeated=known.repeated,
+            note=self._note(view),
+            devices_used=tuple(
+                DeviceUseRow(**msgspec.structs.asdict(use)) for use in known.devices_used
+            ),
+        )
+
+    def _node_of(self, view: TrialView) -> str:
+        """Return the name of the node that runs the trial; of one that ran, its machine's name."""
+        runner = self._loop.runner
+        trial = runner.live.get(view.trial_id)
+        instance = runner.slots.node_at(trial.trial_id, trial.epoch) if trial is not None else None
+        node = runner.nodes.get(instance or "")
+        return node.node if node is not None else view.hostname
+
+    def _note(self, view: TrialView) -> str:
+        failure = self._search.records.fatal.get(view.trial_id)
+        if failure is not None:
+            return failure.error
+        if view.waits[0]:
+            return f"waits for {awaited(view.waits[0])}: {view.waits[1]}"
+        return ""
+
+    # --- why one waits ----------------------------------------------------------------------------
+
+    def _why(self, wanted: str) -> r.Reasons:
+        name = self._find(wanted)
+        runner = self._loop.runner
+        trial = runner.live.get(name)
+        if trial is None or trial.is_finished:
+            summary = runner.summary(name)
+            over = f"trial {name} is {summary.status}"
+            told = [f"{over}: {summary.reason}" if summary.reason else over]
+            if trial is not None and trial.checkpoints.uploading:
+                told.append(f"{trial.checkpoints.uploading} checkpoints of it are being uploaded")
+            return r.Reasons(tuple(told))
+        lines = [*self._reasons(trial)]
+        waits = trial.status == PENDING and trial.not_before <= runner.elapsed
+        request = WHOLE_NODE if runner.is_suspect(trial) else trial.resources
+        return r.Reasons(tuple(lines), dict(request) if waits else {})
+
+    def _reasons(self, trial: Trial) -> Iterator[str]:
+        runner, name = self._loop.runner, trial.trial_id
+        if trial.waits[0]:
+            yield f"trial {name} waits for {awaited(trial.waits[0])}: {trial.waits[1]}"
+        if trial.status == RUNNING:
+            yield f"trial {name} runs, on {self._node_of(self._of(name)) or 'a node'}"
+            return
+        if trial.status != PENDING:
+            yield f"trial {name} is PAUSED; its trial scheduler says when it goes on"
+            return
+        if trial.not_before > runner.elapsed:
+            left = trial.not_before - runner.elapsed
+            yield f"trial {name} failed, and is tried again in {left:.0f} s"
+            return
+        yield f"trial {name} waits for a place: {trial.resources}"
+        if trial.excluded:
+            nodes = ", ".join(trial.excluded)
+            yield f"it is not placed on {nodes} any more, for what it printed there (log policies)"
+            if runner.shuns_all(trial):
+                yield "no other node of today could hold it"
+        elif runner.kept_from(trial):
+            yield (
+                f"it failed {FAILURES_ON_A_NODE} times in a row on {trial.unlucky_on}, "
+                f"and waits up to {ELSEWHERE_S:g} s for another node"
+            )
+        why = runner.placement.why_never(trial.resources)
+        if why:
+            yield f"no node of today could hold it: {why}"
+
+
+def _span_s(due: Collection[float], now: float) -> str:
+    """In how many seconds the first and the last of these is due."""
+    first, last = (f"{max(0.0, at - now):.0f}" for at in (min(due), max(due)))
+    return f"{first} s" if first == last else f"{first} to {last} s"
+
+
+def _encoded(answer: Done | ExperimentDetail | r.Reasons) -> bytes:
+    """An answer that can be sent.
+
+    Raises:
+        RequestRefused: it cannot.
+    """
+    try:
+        data = _encode(answer)
+    except _UNTELLABLE as error:
+        raise RequestRefused(f"the answer cannot be sent: {error}.") from error
+    if len(data) > _ANSWER_BYTES:
+        raise RequestRefused(
+            f"the answer has {len(data)} bytes; {_ANSWER_BYTES} can be sent: ask for fewer trials."
+        )
+    return data
+
+
+def _told_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration for people; empty where it cannot be sent."""
+    try:
+        plain: dict[str, Any] = to_plain(config)
+        return plain if len(_encode(plain)) <= _CONFIG_BYTES else {}
+    except Exception:  # noqa: BLE001  not recorded: only not shown; a repr of the user's may raise
+        return {}

@@ -1,0 +1,189 @@
+"""An experiment's process, as its supervisor has it: forked for it, watched, buried.
+
+Nothing here waits. What the forkserver does not answer for long is its end, and so that of all that
+it has forked: they are told to have ended, and are started again from another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Final
+
+from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_USE
+from tunemq_scheduler.farm.ipc.fork_messages import (
+    MAX_PACKET_BYTES,
+    REAP,
+    Answer,
+    Ended,
+    Forked,
+    NotForked,
+    decode,
+)
+from tunemq_scheduler.farm.ipc.forkserver_process import Forkserver, tail
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.system.claimed_process import (
+    MAX_PID,
+    NotThatProcess,
+    has_hung_up,
+    open_claimed,
+)
+from tunemq_shared.system.processes import is_readable, signal_group
+
+#: What an experiment prints, below the folder that is given.
+OUTPUT, ERRORS = "experiment.out", "experiment.err"
+#: A forkserver answers within so long, or is killed. A new one imports first, maybe over a network.
+_ANSWER_S: Final = 60.0
+
+
+class ExperimentProcess:
+    """A process that runs one experiment, in a session of its own.
+
+    Args:
+        server: what it is forked from.
+        folder: for what it prints.
+        sock: its end of the connection; closed here.
+
+    Raises:
+        OSError: there is no folder, file or descriptor for it.
+    """
+
+    def __init__(self, server: Forkserver, folder: Path, sock: socket.socket) -> None:
+        #: None until it is forked.
+        self.pid: int | None = None
+        self._pidfd: int | None = None
+        self._server, self._errors = server, folder / ERRORS
+        self._returncode: int | None = None
+        self._is_over, self._why = False, ""
+        self._answer_by = time.monotonic() + _ANSWER_S
+        with sock, contextlib.ExitStack() as ends:
+            folder.mkdir(parents=True, exist_ok=True)
+            output = ends.enter_context(open(folder / OUTPUT, "ab"))
+            errors = ends.enter_context(open(self._errors, "ab"))
+            self._errors_begin = errors.tell()
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ends.enter_context(theirs)
+            self._channel.setblocking(False)
+            try:
+                server.start([end.fileno() for end in (theirs, sock, output, errors)])
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the server has just ended: so has the channel
+            except OSError as error:  # so many wait for it that there is no room for another one
+                self._give_up(EXIT_AGAIN, f"its process cannot be started: {error.strerror}")
+        server.uses += 1
+
+    @property
+    def watched(self) -> int:
+        """A descriptor that is readable when `returncode` has something to look at."""
+        if self._pidfd is None or self._is_over:
+            return self._channel.fileno()
+        return self._pidfd
+
+    def returncode(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs. Never waits.
+
+        With it ends all of its session: nothing of an experiment outlives its process.
+        """
+        if self._returncode is None and self._pidfd is None:
+            self._listen()
+        if self._returncode is None and self._pidfd is not None and self._has_ended(self._pidfd):
+            self._listen()
+        return self._returncode
+
+    def kill(self) -> None:
+        """Kill it, with all of its session."""
+        if self._returncode is not None:
+            return
+        if self.pid is None or self._pidfd is None:
+            self._give_up(-signal.SIGKILL, "")
+        elif not self._is_over:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal_group(self.pid, signal.SIGKILL)
+
+    def abort(self) -> None:
+        """Have it print where its threads are, and end, if its code lets it."""
+        if self._pidfd is not None and not self._is_over:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGABRT)
+
+    def close(self) -> None:
+        """Let go of it; it has ended."""
+        self._channel.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+        self._server.release()
+
+    def last_words(self) -> str:
+        """Why there is none any more, or the end of what it wrote to stderr."""
+        if self._why:
+            return self._why
+        try:
+            with open(self._errors, "rb") as file:
+                return tail(file.fileno(), self._errors_begin)
+        except OSError:
+            return ""
+
+    def _has_ended(self, pidfd: int) -> bool:
+        if not self._is_over and is_readable(pidfd):
+            self._is_over, self._answer_by = True, time.monotonic() + _ANSWER_S
+            # Before it is reaped: the number is its own. Where the forkserver has died and somebody
+            # else was faster, it is the session's as long as anything of that is there.
+            if self.pid is not None:
+                signal_group(self.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):  # it is gone, which `_listen` finds out
+                self._channel.send(REAP)
+        return self._is_over
+
+    def _listen(self) -> None:
+        try:
+            packet = self._channel.recv(MAX_PACKET_BYTES)
+        except BlockingIOError:
+            if time.monotonic() > self._answer_by:
+                self._server.kill(f"did not answer for {_ANSWER_S:g} s")
+            return
+        except ConnectionResetError:
+            packet = b""
+        if not packet:
+            if (lost := self._server.why_lost()) is not None:
+                self._returncode, self._why = lost
+            return
+        try:
+            self._take(decode(packet))
+        except (*UNDECODABLE, NotThatProcess) as error:  # whose interpreter may be anybody's
+            self._server.kill(f"said what cannot be read or is not true ({error})")
+            self._give_up(EXIT_USE, f"{self._server.python} is no interpreter with TuneMQ: {error}")
+
+    def _take(self, answer: Answer) -> None:
+        match answer:
+            case Forked(pid) if self._pidfd is None:
+                self._forked(pid)
+            case NotForked(text) if self._pidfd is None:
+                self._give_up(EXIT_AGAIN, f"its process cannot be started: {text}")
+            case Ended(returncode) if self._is_over:
+                self._returncode = returncode
+            case _:
+                raise NotThatProcess(f"it said {answer}, which does not fit what it said before")
+
+    def _forked(self, pid: int) -> None:
+        """Take the process that it names, if it is its child: this one may signal others."""
+        try:
+            self._pidfd = open_claimed(pid, parent=self._server.pid)
+        except NotThatProcess as problem:
+            # What a dead forkserver leaves is another's child, and ends.
+            if not (0 < pid <= MAX_PID and has_hung_up(self._channel)):
+                raise
+            self._give_up(EXIT_AGAIN, f"its process cannot be watched: {problem}")
+        except OSError as error:  # no descriptor is left, or it died with its forkserver
+            self._give_up(EXIT_AGAIN, f"its process cannot be watched: {error.strerror}")
+        else:
+            self._server.has_forked, self.pid = True, pid
+
+    def _give_up(self, returncode: int, why: str) -> None:
+        """Whatever becomes of it: the forkserver kills what it has no channel to."""
+        self._channel.shutdown(socket.SHUT_RDWR)
+        self._returncode, self._why = returncode, why

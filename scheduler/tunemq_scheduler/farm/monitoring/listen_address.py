@@ -1,0 +1,54 @@
+"""Addresses to listen at: ``HOST:PORT`` on a command line."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Final
+
+from tunemq_shared.base.errors import ConfigError
+
+_BACKLOG: Final = 256
+
+
+def parse_listen(text: str, option: str = "--listen") -> tuple[str, int]:
+    """The host, empty for all of the machine's addresses, and the port.
+
+    Raises:
+        ConfigError: it is not ``HOST:PORT``.
+    """
+    host, colon, port = text.rpartition(":")
+    is_bracketed = host.startswith("[") and host.endswith("]")
+    if (
+        not colon
+        or not (port.isascii() and port.isdecimal() and int(port) < 2**16)
+        or (":" in host and not is_bracketed)
+    ):
+        raise ConfigError(
+            f"{option} {text!r} is not usable; give HOST:PORT, :PORT for all of this machine's "
+            "addresses, or [::1]:PORT."
+        )
+    return (host[1:-1] if is_bracketed else host), int(port)
+
+
+def listener(host: str, port: int, option: str) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        ConfigError: it cannot be; the option is named.
+    """
+    try:
+        if not host and socket.has_dualstack_ipv6():
+            with contextlib.suppress(OSError):  # IPv6 may be switched off
+                return socket.create_server(
+                    ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+                )
+        (family, *_, address), *_ = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {host}:{port} cannot be used: {error.strerror or error}; choose an address "
+            "of this machine, and a port that is free."
+        ) from error

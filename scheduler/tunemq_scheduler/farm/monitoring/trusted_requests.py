@@ -1,0 +1,84 @@
+"""Refuses requests that pages in browsers make.
+
+A browser sends what a page has it send: a page whose name is made to lead to this server (DNS
+rebinding), and one that asks for what it may not see (CSRF).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from email.message import Message
+from http import HTTPMethod
+from typing import Final
+
+from tunemq_shared.base.errors import ConfigError
+
+#: There are no others: what is not here is refused before anything of it is looked at.
+METHODS: Final = frozenset({HTTPMethod.GET, HTTPMethod.HEAD})
+_HOST: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,253})(:\d{1,5})?")
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
+
+
+class UntrustedRequest(Exception):
+    """A request that is not answered, and why."""
+
+
+class TrustedRequests:
+    """Refuses requests for other servers, and such as pages make.
+
+    Args:
+        names: of the server, beside those that are its in any case: ``localhost``, the machine's
+            name, and every address, because an address leads where it says.
+        option: of the command line, which gives more names.
+
+    Raises:
+        ConfigError: that is no name.
+    """
+
+    def __init__(self, names: Iterable[str] = (), option: str = "--metrics-host") -> None:
+        self._option = option
+        machine = socket.gethostname()
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise ConfigError(
+                    f"{option} {name!r} is no name; give that of this server, as clients "
+                    "write it: without http:// and port."
+                )
+        self._names = {_plain(name) for name in (*names, machine, "localhost")}
+
+    def check(self, method: str, headers: Message) -> None:
+        """Return if this may be a request of a client of ours.
+
+        Raises:
+            UntrustedRequest: it cannot be.
+        """
+        if method not in METHODS:
+            raise UntrustedRequest("there is no such request")
+        hosts = headers.get_all("Host", [])
+        if len(hosts) != 1 or not self._is_ours(str(hosts[0])):
+            raise UntrustedRequest(
+                f"this server is not called {str(hosts[0])[:253]!a}: start it with {self._option}"
+                " NAME if it is"
+                if hosts
+                else "the request does not say which server it is for",
+            )
+        if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
+            raise UntrustedRequest("this is no server for the pages of browsers")
+
+    def _is_ours(self, host: str) -> bool:
+        found = _HOST.fullmatch(host.strip())
+        if found is None:
+            return False
+        name = found[1].strip("[]")
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return _plain(name) in self._names
+        return True
+
+
+def _plain(name: str) -> str:
+    return name.lower().rstrip(".")

@@ -1,0 +1,1 @@
+"""Events and printed output on their way through the supervisor."""

@@ -1,0 +1,66 @@
+"""`Streams`: where the events of each experiment go, of which nodes may host something."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+
+from tunemq_scheduler.farm.common.small_files import replace_file
+from tunemq_shared.base.errors import JournalError, JournalFull
+
+
+class Streams:
+    """The keys of streams by experiment, in a file: they outlive this process, and Redis.
+
+    Raises:
+        JournalError: the file cannot be read. Without it all nodes would end what they host.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_saved = True
+        try:
+            self.keys = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        except FileNotFoundError:
+            self.keys = {}
+        except (OSError, ValueError) as error:  # the latter is what msgspec raises, all of it
+            raise JournalError(
+                f"{path} cannot be read ({error}). It says which searches run on the farm's nodes:"
+                " put it back from a copy, or remove it; then they go on from their checkpoints."
+            ) from error
+
+    def put(self, name: str, key: str) -> None:
+        """An experiment's events go there; where the disk is full `save` writes that later.
+
+        Raises:
+            JournalError: it cannot be kept.
+        """
+        if self.keys.get(name) != key:
+            self._set({**self.keys, name: key})
+
+    def drop(self, name: str) -> None:
+        """No node hosts anything of it any more; see `put`.
+
+        Raises:
+            JournalError: it cannot be kept.
+        """
+        if name in self.keys:
+            self._set({one: key for one, key in self.keys.items() if one != name})
+
+    def save(self) -> None:
+        """Write what the disk had no room for.
+
+        Raises:
+            JournalFull: it still has none.
+            JournalError: it cannot be kept.
+        """
+        if not self._is_saved:
+            replace_file(self._path, msgspec.json.encode(self.keys))
+            self._is_saved = True
+
+    def _set(self, keys: dict[str, str]) -> None:
+        self.keys, self._is_saved = keys, False
+        with contextlib.suppress(JournalFull):
+            self.save()

@@ -1,0 +1,1 @@
+"""The process of one experiment on a farm, and how it is forked."""

@@ -1,0 +1,183 @@
+"""The process of one experiment: runs its code, with no key of the farm and no way to its Redis.
+
+It is forked for the farm's supervisor (`tunemq_scheduler.farm.process.experiment_forkserver`), with
+one end of a socket pair as its only way to anybody (`tunemq_scheduler.farm.ipc`), and is killed
+when that ends, in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from tunemq_scheduler.api.pickled_tuner import load_tuner_parts
+from tunemq_scheduler.api.tuner import TunerParts
+from tunemq_scheduler.experiment.open_experiment import ResumeOptions
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_FAILED, process_exit_code
+from tunemq_scheduler.farm.ipc.ipc_messages import (
+    MOST_CHARACTERS,
+    MOST_THREADS,
+    THREAD_CHARACTERS,
+    Exits,
+    Job,
+    Problem,
+)
+from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
+from tunemq_scheduler.farm.process.farm_experiment import Run
+from tunemq_scheduler.farm.process.farm_start import named, place_of, run_on_farm
+from tunemq_scheduler.farm.process.submitted_script import load_tuner
+from tunemq_shared.base.errors import BugError, TuneError
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.checkpoints.open_store import use_only
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.blob_store import open_blobs
+from tunemq_shared.code.bundles import unpacked
+from tunemq_shared.objects.store_address import is_remote
+from tunemq_shared.protocol.farm_requests import PickledCode, ScriptCode
+from tunemq_shared.system.process_control import set_name
+from tunemq_shared.system.standard_streams import tell
+
+#: `Job.retry` for all trials in ERROR.
+_ALL: Final = "*"
+
+
+def run(sock: socket.socket) -> int:
+    """Run what the supervisor says at the other end of this socket; the exit code."""
+    faulthandler.enable()  # a segfault in the experiment's code is told with its place
+    line = SupervisorLine(sock)
+    try:
+        code = _exit_code(line)
+        line.send(Exits(code, _threads_that_hold_up_the_exit()))
+    finally:
+        line.close()
+        _give_up_unwritten_output()
+    return code
+
+
+def _exit_code(line: SupervisorLine) -> int:
+    """Run it; say why it ends where that is not because it is done."""
+    try:
+        _run(line)
+    except BugError:
+        _end_with(line, traceback.format_exc())
+        return EXIT_FAILED
+    except TuneError as problem:
+        _end_with(line, str(problem))
+        return process_exit_code(problem)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except SystemExit as error:
+        _end_with(line, f"the experiment's own code ended its process: sys.exit({error.code!r}).")
+        return EXIT_FAILED
+    except Exception as problem:  # noqa: BLE001  the script's own; its traceback is told here
+        _end_with(line, traceback.format_exc())
+        return process_exit_code(problem)
+    return 0
+
+
+def _threads_that_hold_up_the_exit() -> tuple[str, ...]:
+    """Those of the experiment's own code for whose end Python waits."""
+    own = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    names = [harmless(str(one.name))[:THREAD_CHARACTERS] for one in own if not one.daemon]
+    return tuple(names[:MOST_THREADS])
+
+
+def _run(line: SupervisorLine) -> None:
+    job = line.first()
+    if not isinstance(job, Job):
+        raise BugError(f"the supervisor said {job!r} before it said what is to be run")
+    if job.stores is not None:
+        use_only(job.stores)
+    set_name(job.name)
+    sys.argv[:] = [job.name]  # until there is a script
+    parts, how = _loaded(job)
+    farm = RelayedFarm(line, Holder.this_process(), job.term, job.events_key)
+    place = place_of(
+        parts,
+        results=job.results,
+        store=job.store if is_remote(job.store) else "",
+        take_over=job.take_over,
+    )
+    run_on_farm(parts, place, farm, how, tell)
+
+
+def _loaded(job: Job) -> tuple[TunerParts, Run]:
+    """The experiment's Tuner, which runs its script, and how it is run."""
+    code, script = job.code, ""
+    if isinstance(code, ScriptCode):
+        script = code.script
+        path = unpacked(code.bundle, job.folder_for_code) / script
+        parts = load_tuner(path, code.tuner).parts
+    else:
+        if code.bundle is not None:
+            sys.path.insert(0, str(unpacked(code.bundle, job.folder_for_code)))
+        parts = _unpickled(code, job)
+    retried = () if job.retry in {"", _ALL} else (job.retry,)
+    how = Run(
+        release_when_copied=job.journal_release == "store",
+        options=ResumeOptions(errored="resume" if job.retry == _ALL else "", also=retried),
+        prefix=job.prefix,
+        code_store=job.code_store,
+        bundle=code.bundle,
+        script=script,
+        journal_keys=job.journal_keys,
+        variables=dict(job.variables),
+    )
+    return _in_surroundings(named(parts, job.name), job), how
+
+
+def _unpickled(code: PickledCode, job: Job) -> TunerParts:
+    ref = code.tuner
+    if ref.store:
+        with open_blobs(ref.store) as blobs:
+            ref = blobs.fetch(ref, BlobFolder(job.folder_for_code))
+    return TunerParts(*load_tuner_parts(Path(ref.path).read_bytes()))
+
+
+def _in_surroundings(parts: TunerParts, job: Job) -> TunerParts:
+    """With what whoever submitted it said of where its trials run."""
+    given: dict[str, Any] = {}
+    if job.python:
+        given["python"] = job.python
+    if job.preload is not None:
+        given["preload"] = list(job.preload)
+    return parts._replace(run=replace(parts.run, **given))
+
+
+def _end_with(line: SupervisorLine, problem: str) -> None:
+    """Say why the process ends: to the supervisor, too, for stderr may be on a full disk."""
+    tell(problem)
+    line.send(Problem(problem[-MOST_CHARACTERS:]))
+
+
+def _give_up_unwritten_output() -> None:
+    """Lose what a full disk does not take: else Python's exit code says that it was not written."""
+    streams = ((sys.stdout, 1), (sys.__stdout__, 1), (sys.stderr, 2), (sys.__stderr__, 2))
+    for stream, descriptor in streams:
+        # The experiment's code may have put anything there, which raises what it likes.
+        with contextlib.suppress(Exception):
+            if not _is_written(stream):
+                nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+                _is_written(stream)
+
+
+def _is_written(stream: TextIO | None) -> bool:
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        return False
+    return True

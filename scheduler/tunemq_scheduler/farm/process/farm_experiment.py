@@ -1,0 +1,307 @@
+"""`FarmExperiment`: an experiment on a farm's nodes, which may outlive its scheduler.
+
+If the scheduler before ended without a goodbye its nodes go on with what they host, and keep what
+they have to say. The next one, on this machine or another, takes them over: the same stream of
+events, the same incarnations of trials, nothing started again that runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.base.stop_signals import StopSignals
+from tunemq_scheduler.experiment.code_upload import Carriage
+from tunemq_scheduler.experiment.experiment_view import ExperimentView
+from tunemq_scheduler.experiment.open_experiment import (
+    EPOCHS_BEYOND,
+    Opened,
+    ResumeOptions,
+    has_work,
+    resumption,
+    take_up,
+)
+from tunemq_scheduler.experiment.run_experiment import Experiment
+from tunemq_scheduler.experiment.search_run import SearchRun
+from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.farm.common.run_record import RunRecord, store_record, write_record
+from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
+from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
+from tunemq_scheduler.journal.journal_copy import JournalCopy
+from tunemq_scheduler.results.result_grid import ResultGrid
+from tunemq_scheduler.settings.storage_settings import Storage
+from tunemq_scheduler.transport.trial_executor import TrialExecutor
+from tunemq_shared.base.errors import JournalError, SchedulerSuperseded, StoreError
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.protocol.messages import BlobRef, ExperimentResumed
+from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.message_signing import Key
+
+#: The folder with the code of an experiment's trials, in the experiment's.
+BLOBS: Final = ".blobs"
+#: How long hosts get to end by themselves, and nodes to say so, when the search is interrupted.
+INTERRUPT_GRACE_S: Final = 10.0
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """How an experiment is run this time.
+
+    Attributes:
+        release_when_copied: nodes keep what they said until the journal's copy has it.
+        options: what becomes of trials of an earlier run.
+        prefix: what the ids of trials of a new experiment begin with.
+        code_store: the address of the store through which code goes to nodes; by default its own.
+        bundle, script: what the script imports from its folder, and its name in there; where there
+            is no bundle, nodes read that folder itself.
+        journal_keys: sign the copy of the journal; none where the farm signs nothing.
+        variables: of the trials' environment, which whoever submitted it gave apart from its code.
+            They are kept in the farm's queue alone: such a value may be secret, and an experiment's
+            folder is read by others.
+    """
+
+    release_when_copied: bool = False
+    options: ResumeOptions = ResumeOptions()
+    prefix: str = ""
+    code_store: str = ""
+    bundle: BlobRef | None = None
+    script: str = ""
+    journal_keys: tuple[Key, ...] = ()
+    variables: dict[str, str] = {}
+
+
+class FarmExperiment(Experiment):
+    """One experiment, on the nodes of a farm.
+
+    Args:
+        prepared, storage, resume, keep: see `Experiment`.
+        on: the farm.
+        how: how it is run this time.
+        is_copy: the journal came from its copy, which may lack the last turns.
+        record: of the run before, if there was one in a farm.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        storage: Storage,
+        resume: ResumeOptions | None,
+        *,
+        keep: Callable[[], None],
+        on: RelayedFarm,
+        how: Run,
+        is_copy: bool,
+        record: RunRecord | None,
+    ) -> None:
+        super().__init__(prepared, storage, resume, keep=keep)
+        self._settings = msgspec.structs.replace(self._settings, nodes_may_come=True)
+        self._id = (how.prefix + self._id)[: len(self._id)]
+        self._farm, self._how = on, how
+        self._is_copy = is_copy
+        self._record = record
+        self._run_number = 1
+        #: Whether nodes may host what the run before told them to.
+        self._is_warm = self._has_begun = False
+
+    def run(self) -> ResultGrid:
+        """Run it on the farm; see `Experiment.run`.
+
+        Raises:
+            SchedulerSuperseded: another scheduler took its place; nothing was done since.
+        """
+        farm = self._farm
+        opened = self._open()
+        with opened.journal:
+            opened.journal.guard = farm.check
+            if self._event is not None and not has_work(opened, self._event, self.prepared):
+                if self._is_warm:
+                    self._say_late_goodbye(opened)
+                return self._is_over_already(opened, self._event)
+            blobs = BlobFolder(Path(self.folder) / BLOBS)
+            blobs.remove_leftovers()
+            plan = self._plan(
+                Carriage(
+                    blobs=blobs,
+                    store=self._how.code_store or self._store_address,
+                    bundle=self._how.bundle,
+                    script=self._how.script,
+                )
+            )
+            executor = farm.executor()
+            with self._copied(opened, executor):
+                search = self._search(plan, executor, opened)
+                search.when_copied = executor.when_copied
+                self._run(search, executor, opened)
+            return search.results()
+
+    def _run(self, search: SearchRun, executor: RelayedExecutor, opened: Opened) -> None:
+        loop = search.loop
+        loop.interrupt_grace_s = INTERRUPT_GRACE_S
+        executor.watch(search, ExperimentView(loop, search.records, self.prepared, opened.elapsed))
+
+        def stop_now() -> None:
+            search.drop()
+            executor.wake()
+
+        signals = StopSignals(search.interrupt, stop_now)
+        with signals, search.shown(lambda: signals.received is not None):
+            try:
+                executor.open(loop.plan)
+                self._begin(search)
+                loop.run(until=lambda: search.is_killed)
+            except SchedulerSuperseded:
+                # Whatever is done about files and the store now is done by the other one.
+                search.drop()
+                executor.leave()
+                raise
+            finally:
+                if self._says_goodbye(executor):
+                    executor.close(now=search.is_killed)
+                else:
+                    executor.leave()
+
+    # --- the parts --------------------------------------------------------------------------------
+
+    def _open(self) -> Opened:
+        if self._resume is None:
+            opened = super()._open()
+        else:
+            opened = take_up(Path(self.folder), self.prepared, self._outline, self._keep)
+        try:
+            if self._resume is not None:
+                self._event = self._begun(opened, self._resume)
+                self._run_number = self._event.run
+            is_cold = self._event is not None and self._event.is_cold
+            key = self._stream(opened, self._run_number if is_cold else None)
+            # Each node keeps copies of checkpoints where it likes.
+            self._outlined = msgspec.structs.replace(opened.plan, events_key=key, cache="")
+            self._note(is_over=False)
+        except BaseException:  # passed on: the command tells it
+            opened.journal.close()
+            raise
+        return opened
+
+    @staticmethod
+    def _stream(opened: Opened, first: int | None = None) -> str:
+        """The key of the events of all runs from ``first`` on that took over from each other.
+
+        Args:
+            first: by default the one that the journal knows.
+        """
+        first = opened.runner.cold_run if first is None else first
+        name = opened.plan.experiment_id
+        return redis_keys.events(f"{name}.{first}" if first else name)
+
+    def _begun(self, opened: Opened, options: ResumeOptions) -> ExperimentResumed:
+        """The event with which this run goes on."""
+        before = opened.runner.run
+        if self._record is not None:
+            self._is_warm = self._record.is_next_warm(before)
+            key = self._stream(opened)
+            if key != self._farm.events_key:  # nodes know nothing of it any more
+                self._is_warm = False
+            before = max(before, self._record.run)
+        event = resumption(opened, options, self._settings, is_cold=not self._is_warm)
+        run = before + 1
+        # What the scheduler before started stands in the journal, but perhaps not in a copy of it.
+        is_beyond = self._is_copy or event.epochs_from > 0
+        beyond = run * EPOCHS_BEYOND if is_beyond else 0
+        return msgspec.structs.replace(event, run=run, epochs_from=beyond)
+
+    def _begin(self, search: SearchRun) -> None:
+        super()._begin(search)
+        if self._event is not None and self._is_warm:
+            search.loop.reattach()
+        self._has_begun = True
+
+    def _search(
+        self,
+        plan: ExperimentPlan,
+        executor: TrialExecutor,
+        opened: Opened,
+        max_trials: int | None = None,
+    ) -> SearchRun:
+        return SearchRun(
+            self.prepared, plan, executor, opened, max_trials=max_trials, nodes_may_come=True
+        )
+
+    def _note(self, *, is_over: bool) -> None:
+        """Keep who runs this experiment; others find out by that.
+
+        Raises:
+            JournalError, StoreError: it cannot be kept.
+        """
+        farm = self._farm
+        record = RunRecord(
+            holder=farm.me,
+            term=farm.term,
+            run=self._run_number,
+            is_warm=self._is_warm,
+            is_over=is_over,
+            events_key=self._outlined.events_key,
+        )
+        write_record(self.folder, record)  # first: a store that is ahead of us tells of another
+        if self._store_address:
+            with open_objects(self._store_address) as objects:
+                store_record(objects, record, journal_seal(self._how.journal_keys))
+
+    def _says_goodbye(self, executor: RelayedExecutor) -> bool:
+        """Whether nodes are told to forget all of it: only if the next scheduler knows of that."""
+        if executor.is_left or not self._has_begun:
+            return False
+        try:
+            self._farm.check()
+            self._note(is_over=True)
+        except StoreError:
+            pass  # it is noted here; elsewhere the stream, which is about to expire, tells
+        except (JournalError, SchedulerSuperseded):
+            return False  # nodes go on, and the next one takes them over
+        return True
+
+    def _say_late_goodbye(self, opened: Opened) -> None:
+        """The run before ended in front of its goodbye: say that there is nothing left to do.
+
+        Raises:
+            SchedulerSuperseded: another scheduler took its place.
+        """
+        runner, farm = opened.runner, self._farm
+        executor = farm.executor()
+        search = self._search(self._outlined, executor, opened)
+        search.when_copied = executor.when_copied
+        view = ExperimentView(search.loop, search.records, self.prepared, opened.elapsed)
+        with self._copied(opened, executor):
+            try:
+                executor.watch(search, view)
+                executor.open(self._outlined)
+                away = [node.joined for node in runner.away.values()]
+                executor.reattach(runner.nodes.values(), away, runner.accepted)
+                executor.poll(redis_keys.LEASE_PERIOD_S)  # who is heard gets orders to host nothing
+                farm.check()
+                # This run is not in the journal: it is the one before that is over.
+                self._run_number, self._has_begun = runner.run, True
+            finally:
+                if self._says_goodbye(executor):
+                    executor.close()
+                else:
+                    executor.leave()
+
+    @contextmanager
+    def _copied(self, opened: Opened, executor: RelayedExecutor) -> Iterator[None]:
+        """Keep a copy of the journal in the experiment's store, if it has one."""
+        if not self._store_address:
+            yield
+            return
+        with open_objects(self._store_address) as objects:
+            seal = journal_seal(self._how.journal_keys)
+            copy = JournalCopy(opened.journal, objects, seal, copied=executor.wake)
+            executor.follow(opened.journal, copy, releases=self._how.release_when_copied)
+            try:
+                yield
+            finally:
+                copy.close()

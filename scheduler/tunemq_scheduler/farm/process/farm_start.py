@@ -1,0 +1,212 @@
+"""Finding an experiment's place and state, and running it on a farm."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.api.tuner import TunerParts
+from tunemq_scheduler.experiment.restore import Restored, bring_experiment, restored
+from tunemq_scheduler.experiment.start_checks import Prepared, prepare
+from tunemq_scheduler.farm.common.run_record import (
+    RunRecord,
+    check_newest,
+    read_record,
+    stored_record,
+)
+from tunemq_scheduler.farm.ipc.relayed_farm import RelayedFarm
+from tunemq_scheduler.farm.process.farm_experiment import FarmExperiment, Run
+from tunemq_scheduler.journal import FILE_NAME, read_header
+from tunemq_scheduler.settings.saved_tuner import pickle_tuner, save_tuner
+from tunemq_scheduler.settings.storage_settings import Storage, storage_of
+from tunemq_scheduler.storage.folders import make_experiment_folder, safe_name
+from tunemq_shared.base.errors import ConfigError, JournalLocked
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.store_address import canonical_address, join
+from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.message_signing import Seal
+
+#: A killed process gives its locks back with its last file, which a slow disk may hold up.
+_LOCK_WITHIN_S: Final = 5.0
+_RETRY_S: Final = 0.02
+
+
+class Place(NamedTuple):
+    """Where the experiment is.
+
+    ``copy`` is the address from which it has to be brought; ``is_there`` whether it was run before.
+    """
+
+    folder: str
+    store: str
+    copy: str
+    is_there: bool
+
+
+def run_on_farm(
+    parts: TunerParts, place: Place, farm: RelayedFarm, how: Run, tell: Callable[[str], None]
+) -> None:
+    """Run the search.
+
+    Args:
+        tell: shows a line to whoever started it.
+
+    Raises:
+        TuneError: it cannot be run, or could not go on.
+    """
+    seal = journal_seal(how.journal_keys)
+    record = _newest_record(place, seal)
+    if place.copy:
+        tell(f"Bringing the experiment from {place.copy} to {place.folder} ...")
+        bring_experiment(place.copy, place.folder, seal)
+    prepared, found, keep = _prepared(parts, place, how)
+    experiment = FarmExperiment(
+        prepared,
+        Storage(place.folder, found.store if found is not None else place.store),
+        None if found is None else found.options,
+        keep=keep,
+        on=farm,
+        how=how,
+        is_copy=bool(place.copy),
+        record=record,
+    )
+    _free_journal(place, record, tell)
+    experiment.run()
+
+
+# --- where it is ----------------------------------------------------------------------------------
+
+
+def named(parts: TunerParts, name: str) -> TunerParts:
+    """The same, for an experiment of this name."""
+    return parts._replace(run=replace(parts.run, name=safe_name(name, "experiment")))
+
+
+def place_of(parts: TunerParts, *, results: str, store: str = "", take_over: str = "") -> Place:
+    """Where an experiment, which has a name, is; its folder is made.
+
+    Args:
+        results: the folder of all experiments.
+        store: its own, where its settings name none.
+        take_over: the address of its copy, if it may have to be brought from there.
+
+    Raises:
+        ConfigError: it cannot be there; says what to do.
+        StoreError: its store cannot be used.
+    """
+    name = parts.run.name or ""
+    folder = os.path.join(results, name)
+    if among := storage_of(parts.run).store:
+        store = join(among, name)
+    is_there = _has_journal(folder)
+    copy = ""
+    if take_over:
+        store = canonical_address(take_over)
+        copy = "" if is_there else store
+    elif store and not is_there:
+        _check_free(store)
+    if not (is_there or copy):
+        make_experiment_folder(results, name, is_new=False)
+    return Place(folder, store, copy, is_there or bool(copy))
+
+
+def _check_free(store: str) -> None:
+    """Refuse to begin where there is another experiment of the name.
+
+    Raises:
+        ConfigError: there is one.
+        StoreError: the store cannot be used.
+    """
+    with open_objects(store) as objects:
+        objects.probe()
+        if next(iter(objects.list(f"{FILE_NAME}/")), None) is not None:
+            raise ConfigError(
+                f"there is an experiment at {store}, and nothing of it on this machine: start the"
+                f" farm's scheduler with --take-over {store}, or submit this one under another"
+                " --name."
+            )
+
+
+def _has_journal(folder: str) -> bool:
+    path = Path(folder, FILE_NAME)
+    if not path.is_dir() or not any(path.glob("*.turns")):
+        return False
+    read_header(path)
+    return True
+
+
+def _newest_record(place: Place, seal: Seal) -> RunRecord | None:
+    """Who ran the experiment last.
+
+    Args:
+        seal: of the journals of this search.
+
+    Raises:
+        SchedulerSuperseded: this machine's folder is not the newest state of it.
+    """
+    local = read_record(place.folder) if place.is_there and not place.copy else None
+    if not (place.store and place.is_there):
+        return local
+    with open_objects(place.store) as objects:
+        stored = stored_record(objects, seal)
+    if place.copy:
+        return stored
+    check_newest(local, stored, place.folder)
+    return local
+
+
+def _prepared(
+    parts: TunerParts, place: Place, how: Run
+) -> tuple[Prepared, Restored | None, Callable[[], None]]:
+    found, options = None, how.options
+    if place.is_there:
+        found = restored(
+            place.folder,
+            parts.trainable,
+            options,
+            param_space=parts.param_space or {},
+            tune_config=parts.tune,
+            run_config=parts.run,
+        )
+        found = found._replace(options=msgspec.structs.replace(found.options, also=options.also))
+        parts = parts._replace(tune=found.tune, run=found.run)
+    # Before `prepare` sets up the algorithms in it: a later run begins with fresh ones.
+    kept = pickle_tuner(parts.param_space, parts.tune, parts.run)
+    if how.variables:
+        variables = {**(parts.run.env_vars or {}), **how.variables}
+        parts = parts._replace(run=replace(parts.run, env_vars=variables))
+    prepared = prepare(*parts)
+
+    def keep() -> None:
+        save_tuner(place.folder, kept, name=prepared.trainable_name, seed=prepared.seed)
+
+    return prepared, found, keep
+
+
+def _free_journal(place: Place, record: RunRecord | None, tell: Callable[[str], None]) -> None:
+    """See to it that nobody of this machine holds the journal, whose lease we have.
+
+    A process of a supervisor that lost its lease was stopped, or is stuck, if it still holds the
+    journal. Once it went on it would write into the journal's middle; so it is not enough to take
+    the lock from it.
+
+    Raises:
+        JournalLocked: somebody holds it, and cannot be killed.
+    """
+    holder = record.holder if record is not None else None
+    if place.copy or holder is None or not holder.is_here or holder.is_gone:
+        return  # what was brought from the store is held by nobody
+    if holder.is_hidden:
+        return  # if it is that one, and runs, it has the journal's lock
+    tell(f"Killing the scheduler that held this search: {holder}.")
+    deadline = time.monotonic() + _LOCK_WITHIN_S
+    while not holder.kill():
+        if time.monotonic() > deadline:
+            raise JournalLocked(f"{place.folder} is held by {holder}, which cannot be killed.")
+        time.sleep(_RETRY_S)

@@ -1,0 +1,57 @@
+"""Loads the `Tuner` that a script defines, without running what is only for the script itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from tunemq_scheduler.api.tuner import Tuner
+from tunemq_shared.base.errors import ConfigError
+
+#: What the script's module is called; not ``__main__``, so that its main part does not run.
+_MODULE: Final = "__tunemq_script__"
+
+
+def load_tuner(path: Path, name: str) -> Tuner:
+    """Run a script and return its Tuner.
+
+    The script sees itself as if it was started with ``python``: its folder is where modules are
+    looked for first, and it is ``sys.argv[0]``. What its functions need travels to the workers with
+    them, since nobody can import it there.
+
+    Args:
+        path: of the script.
+        name: of its Tuner.
+
+    Raises:
+        ConfigError: it is no script, or it defines no such Tuner; says what it defines.
+    """
+    folder = str(path.parent)
+    sys.argv[:] = [str(path)]
+    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
+    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python script; its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module  # dataclasses and type hints look their module up
+    spec.loader.exec_module(module)  # what it raises is the script's own, traceback and all
+    return _tuner_of(vars(module), path, name)
+
+
+def _tuner_of(defined: dict[str, Any], path: Path, name: str) -> Tuner:
+    found = defined.get(name)
+    if isinstance(found, Tuner):
+        return found
+    others = sorted(key for key, value in defined.items() if isinstance(value, Tuner))
+    if name in defined:
+        what = f"{name} in {path} is a {type(found).__name__} and no Tuner"
+    else:
+        what = f"{path} defines no {name} (what stands under `if __name__` does not run)"
+    fix = (
+        f"write {path}:{others[0]}"
+        if others
+        else f"write `{name} = tune.Tuner(...)` in it, and leave `.fit()` to the farm"
+    )
+    raise ConfigError(f"{what}; {fix}.")

@@ -1,0 +1,193 @@
+"""What `tunemq scheduler` does: gets the farm and serves it until it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.api.farm_answers import ExperimentState
+from tunemq_scheduler.base.installed_packages import installed_packages_first
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.scheduler_exit_codes import exit_code
+from tunemq_scheduler.farm.farm_settings import read_settings
+from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot
+from tunemq_scheduler.farm.monitoring.head_watch import HeadWatch
+from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
+from tunemq_scheduler.storage.folders import OWN_FOLDER, farm_results_folder
+from tunemq_shared.base.errors import BugError, ConfigError, TuneError, UserError
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.base.unpickling import never_unpickle
+from tunemq_shared.broker.redis_address import parse_address
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.health.service_health import Health
+from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
+from tunemq_shared.signing.live_keys import Role, find_keys
+from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.standard_streams import tell
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+class Service(msgspec.Struct, frozen=True, kw_only=True):
+    """The command line of ``tunemq scheduler``; see there."""
+
+    url: str
+    keys: str | None = None
+    results: str | None = None
+    store: str | None = None
+    settings: str | None = None
+    journal_release: str = "local"
+    metrics: str | None = None
+    metrics_hosts: tuple[str, ...] = ()
+    insecure: bool = False
+    take_over: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Without its address, in which a password may stand."""
+        return "Service(...)"
+
+
+def serve_farm(service: Service) -> int:
+    """Serve a farm until SIGTERM or Ctrl-C; the exit code.
+
+    Raises:
+        UserError: something given is of no use; says what to do.
+        BugError: ours.
+    """
+    # Experiments' processes are its user's, too, and nothing else would keep the farm's keys from
+    # their code.
+    keep_memory_private()
+    never_unpickle()
+    health = Health.of_environment("scheduler")
+    try:
+        _serve(service, health)
+    except (UserError, BugError):
+        raise
+    except TuneError as problem:
+        _tell(str(problem))
+        return exit_code(problem)
+    finally:
+        health.close()
+    return 0
+
+
+def _serve(service: Service, health: Health) -> None:
+    keys = find_keys(service.keys, Role.SCHEDULER)
+    settings = read_settings(
+        service.settings, canonical_address(service.store) if service.store else ""
+    )
+    results = _made(farm_results_folder(service.results, service.store))
+    store = _store(service.store, results, is_insecure=service.insecure)
+    for address in settings.stores_of(None):
+        try:
+            open_objects(address).close()
+        except TuneError as error:
+            _tell(f"No search can use {without_settings(address)}: {error}")
+    if service.journal_release == "store" and not is_remote(store):
+        raise ConfigError(
+            "--journal-release store needs a store that outlives this machine, such as"
+            " --store s3://bucket/prefix."
+        )
+    with installed_packages_first("celery", "kombu", "redis"):
+        from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
+        from tunemq_scheduler.farm.service.lost_searches import find_lost_searches
+        from tunemq_scheduler.farm.service.supervisor import Farm, Supervisor
+        from tunemq_scheduler.security.redis_probes import refuse_dangers
+        from tunemq_scheduler.security.unsigned_start import refuse_unsigned
+
+    refuse_dangers(service.url, is_insecure=service.insecure, tell=_tell)
+    refuse_unsigned(service.url, keys, is_insecure=service.insecure, tell=_tell)
+    lost = find_lost_searches(service.take_over, keys)
+    farm = Farm(
+        url=service.url,
+        keys=keys,
+        address=parse_address(service.url).without_credentials(),
+        results=results,
+        store=store,
+        journal_release=service.journal_release,
+        settings=settings,
+        lost=lost,
+    )
+    metrics = None if service.metrics is None else _metrics(service.metrics, service.metrics_hosts)
+    head: HeadWatch | None = None
+    me = Holder.this_process()
+    lease = SchedulerLease(service.url, me)
+    try:
+        lease.claim(max((one.term + 1 for one in lost.values()), default=1), _tell)
+        if metrics is not None:
+            own = Path(results, OWN_FOLDER)
+            head = HeadWatch(service.url, results, store, own, os.environ)
+
+        def publish(newest: FarmSnapshot) -> None:
+            if metrics is not None and head is not None:
+                metrics.publish(msgspec.structs.replace(newest, head=head.seen()))
+            _beat(health, newest)
+
+        is_heard = metrics is not None or health.is_wanted
+        supervisor = Supervisor(farm, lease, me, _tell, publish if is_heard else None)
+
+        def stop(number: int, _frame: FrameType | None) -> None:
+            health.stopping()
+            supervisor.stop(f"Ended by {signal.Signals(number).name}")
+
+        for number in _SIGNALS:
+            signal.signal(number, stop)
+        supervisor.serve()
+    finally:
+        lease.close()
+        if head is not None:
+            head.close()
+        if metrics is not None:
+            metrics.close()
+
+
+def _beat(health: Health, farm: FarmSnapshot) -> None:
+    running = farm.experiments.get(ExperimentState.RUNNING, 0)
+    waiting = farm.experiments.get(ExperimentState.QUEUED, 0)
+    trouble = "Redis is away; " if farm.is_redis_away else ""
+    trouble = trouble or ("Redis is full; " if farm.redis_full_s else "")
+    status = f"{trouble}searches: {running} run, {waiting} wait; nodes: {len(farm.nodes)}"
+    health.beat(is_ready=not trouble, status=status)
+
+
+def _metrics(listen: str, names: tuple[str, ...]) -> MetricsServer:
+    with installed_packages_first("prometheus_client"):
+        server = MetricsServer(listen, names)
+    _tell(f"Metrics are at {server.address}")
+    return server
+
+
+def _made(results: str) -> str:
+    try:
+        os.makedirs(results, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--results {results} cannot be made: {error.strerror}.") from error
+    return results
+
+
+def _store(given: str | None, results: str, *, is_insecure: bool) -> str:
+    """The address of the store, which can be used; the folder of results where none is given.
+
+    Raises:
+        ConfigError: others can use it, too, and nobody said that it is to be used all the same.
+        StoreError: it cannot be used.
+    """
+    if given is None:
+        return results
+    store = canonical_address(given)
+    if is_remote(store):
+        with open_objects(store) as objects:
+            objects.probe()
+        from tunemq_scheduler.security.store_probes import refuse_open_store  # brings a client
+
+        refuse_open_store(store, is_insecure=is_insecure, tell=_tell)
+    return store
+
+
+def _tell(text: str) -> None:
+    tell(f"tunemq scheduler: {harmless(text)}")

@@ -1,0 +1,1 @@
+"""The supervisor: it queues experiments, answers requests, and runs their processes."""

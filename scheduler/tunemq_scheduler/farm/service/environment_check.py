@@ -1,0 +1,48 @@
+"""Whether an experiment can be run in the surroundings that it asks for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.protocol.farm_requests import Settings
+
+#: So much of a value is shown.
+_SHOWN: Final = 80
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse what no process can be started with.
+
+    Raises:
+        ConfigError: a setting is not usable; says which, and what is.
+    """
+    _check_python(settings.python)
+    for name, value in settings.variables.items():
+        if not name or "=" in name or "\0" in name:
+            raise ConfigError(
+                f"settings.variables: {_shown(name)} is no name of a variable; give one that is"
+                " not empty and has neither '=' nor NUL."
+            )
+        if "\0" in value:
+            raise ConfigError(
+                f"settings.variables: {_shown(name)} is {_shown(value)}; leave out the NUL."
+            )
+    for module in settings.preload or ():
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigError(
+                f"settings.preload: {_shown(module)} is no name of a module; write it as in an"
+                " import, such as package.module."
+            )
+
+
+def _check_python(python: str) -> None:
+    if "\0" in python or ("/" in python and not python.startswith("/")):
+        raise ConfigError(
+            f"settings.python: {_shown(python)} is not usable; give an absolute path, such as"
+            " /opt/venv/bin/python, or a plain name, such as python3."
+        )
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...")

@@ -1,0 +1,240 @@
+"""`Nodes`: the machines of a farm, as its users see and steer them.
+
+What was asked of a node is asked of whatever incarnation of it there is, also after a restart of
+the scheduler: it is kept in a file, by the node's name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RefusedRow
+from tunemq_scheduler.farm.allocation.allocation_reasons import NodeAllotment
+from tunemq_scheduler.farm.allocation.books.amounts import minus, plus
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.common.small_files import replace_file
+from tunemq_scheduler.farm.monitoring.farm_snapshot import NodeState
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_shared.base.errors import JournalError
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.broker import redis_keys as names
+from tunemq_shared.protocol import messages as m
+
+#: The stream of the farm itself, into which no node ever writes.
+EVENTS_KEY: Final = names.events("farm")
+#: How long what runs on a drained node gets to save.
+DRAIN_GRACE_S: Final = 60.0
+#: So much is told of what was refused; a node may say what it likes.
+_MOST_REFUSED: Final = 1_000
+
+
+class _Known(NamedTuple):
+    about: m.NodeJoined
+    since: float
+
+
+class Nodes:
+    """The nodes of a farm.
+
+    Args:
+        path: the file with what was asked of nodes.
+        wire: reaches them.
+        allotter: is told of them.
+        grace_s: how long what runs on a drained node gets to save.
+
+    Raises:
+        JournalError: the file cannot be read.
+    """
+
+    def __init__(
+        self, path: Path, wire: NodeWire, allotter: Allotter, *, grace_s: float = DRAIN_GRACE_S
+    ) -> None:
+        self._path, self._wire, self._allotter, self._grace_s = path, wire, allotter, grace_s
+        self._client = wire.add(EVENTS_KEY)
+        self._nodes: dict[str, _Known] = {}
+        #: The nodes that are to get nothing, and why, by name.
+        self._asked = _read(path)
+
+    def turn(self) -> list[str]:
+        """Take note of who came and went; returns the incarnations that will not come back."""
+        dead = []
+        for fact in self._client.take():
+            match fact:
+                case m.NodeJoined():
+                    self._nodes[fact.incarnation] = _Known(fact, time.time())
+                    self._allotter.node_joined(fact)
+                    self._ask_again(fact)
+                case m.NodeLost():
+                    if fact.is_dead:
+                        self._nodes.pop(fact.incarnation, None)
+                        dead.append(fact.incarnation)
+                    self._allotter.node_lost(fact.incarnation, is_dead=fact.is_dead)
+                case m.NodeReturned():
+                    self._allotter.node_returned(fact.incarnation)
+                case m.DevicesWithheld():
+                    self._allotter.devices_withheld(fact.incarnation, fact.devices)
+                case _:
+                    pass  # nobody reports to the farm itself
+        self._client.settle()
+        return dead
+
+    def name_of(self, incarnation: str) -> str:
+        """The name of the node; the incarnation where it is not known any more."""
+        known = self._nodes.get(incarnation)
+        return known.about.node if known is not None else incarnation
+
+    def rows(self) -> tuple[NodeRow, ...]:
+        """All nodes, by name."""
+        rows = [self._row(one) for one in self._allotter.snapshot()]
+        return tuple(sorted(rows, key=lambda row: (row.node, row.since)))
+
+    def refused(self) -> tuple[RefusedRow, ...]:
+        """What the scheduler and its nodes did not believe, since each began."""
+        rows = [
+            RefusedRow(kind=kind, reason=reason, times=times)
+            for kind, reason, times in self._wire.refusals.counts()
+        ]
+        for incarnation, known in sorted(self._nodes.items()):
+            for about, times in sorted(self._wire.vitals(incarnation).refused.items()):
+                kind, _, reason = about.partition(":")
+                if kind.isidentifier() and reason.isidentifier():
+                    node = known.about.node
+                    rows.append(RefusedRow(node=node, kind=kind, reason=reason, times=times))
+        return tuple(rows[:_MOST_REFUSED])
+
+    def asked(self) -> Collection[str]:
+        """The names of the nodes that are to get nothing, there or not."""
+        return tuple(self._asked)
+
+    def states(self) -> tuple[NodeState, ...]:
+        """All nodes, and what they say of their machines."""
+        return tuple(
+            NodeState(
+                row, self._wire.vitals(row.incarnation), self._wire.silence_s(row.incarnation)
+            )
+            for row in self.rows()
+        )
+
+    def store_troubles(self) -> Iterator[str]:
+        """Which nodes get no answer from an object store, in lines for people."""
+        for state in self.states():
+            if line := state.vitals.store.shown(f"node {state.row.node}"):
+                yield line
+
+    def drain(self, incarnation: str, reason: str) -> str:
+        """Place nothing new on a node; what runs there is saved and goes on elsewhere.
+
+        Raises:
+            JournalError: that it was asked cannot be kept; nothing was done.
+        """
+        node = self.name_of(incarnation)
+        self._keep({**self._asked, node: reason})
+        self._allotter.node_drained(incarnation, self._grace_s)
+        return (
+            f"{node} is {reason}: its trials have {self._grace_s:g} s to save and go on elsewhere;"
+            f" it gets no others until `tunemq nodes resume {node}`"
+        )
+
+    def resume(self, incarnation: str) -> str:
+        """Place trials on a node again.
+
+        Args:
+            incarnation: or a name that was `asked`, where there is no such node now.
+
+        Raises:
+            JournalError: that it was asked cannot be kept; nothing was done.
+        """
+        node = self.name_of(incarnation)
+        if node not in self._asked:
+            return f"{node} takes trials already"
+        self._keep({name: reason for name, reason in self._asked.items() if name != node})
+        if incarnation not in self._nodes:
+            return f"{node} is not there now; it takes trials when it comes"
+        self._allotter.node_resumed(incarnation)
+        return f"{node} takes trials again"
+
+    def retire(self, incarnation: str, reason: str) -> str:
+        """Drain a node, and have its worker end.
+
+        Raises:
+            JournalError: that it was asked cannot be kept; nothing was done.
+        """
+        node = self.name_of(incarnation)
+        self._keep({**self._asked, node: reason})
+        self._allotter.node_drained(incarnation, self._grace_s)
+        self._wire.retire(incarnation, reason)
+        return (
+            f"{node} is {reason}: its trials are saved and go on elsewhere, and it ends; if it is"
+            f" started again it gets nothing until `tunemq nodes resume {node}`"
+        )
+
+    def _row(self, allotment: NodeAllotment) -> NodeRow:
+        known = self._nodes.get(allotment.incarnation)
+        gpus = known.about.gpus if known is not None else ()
+        rest = plus(allotment.free, allotment.aside)
+        there = minus(allotment.total, allotment.aside).resources
+        vitals = self._wire.vitals(allotment.incarnation)
+        foreign = {gpu.uuid: gpu.foreign for gpu in vitals.gpus}
+        is_idle = not allotment.held
+        state = {"ready": "ready", "lost": "silent"}.get(allotment.state)
+        return NodeRow(
+            node=allotment.node,
+            incarnation=allotment.incarnation,
+            state=state or ("drained" if is_idle else "draining"),
+            health=self._health(allotment),
+            total={name: there.get(name, 0.0) for name in allotment.total.resources},
+            used={
+                name: round(amount - rest.resources.get(name, 0.0), 6)
+                for name, amount in allotment.total.resources.items()
+            },
+            gpus=tuple(
+                GpuRow(
+                    uuid=gpu.uuid,
+                    model=gpu.model,
+                    memory=int(gpu.memory),
+                    used=round(1.0 - rest.devices.get(gpu.uuid, 0.0), 6),
+                    withheld=allotment.withheld.get(gpu.uuid),
+                    foreign=foreign.get(gpu.uuid, ""),
+                )
+                for gpu in gpus
+            ),
+            trials=self._wire.hosted(allotment.incarnation),
+            version=vitals.version,
+            refused=sum(vitals.refused.values()),
+            since=known.since if known is not None else 0.0,
+        )
+
+    def _health(self, allotment: NodeAllotment) -> str:
+        if allotment.state == "lost":
+            return "not heard for longer than its lease"
+        if allotment.node in self._asked:
+            return self._asked[allotment.node]
+        store = self._wire.vitals(allotment.incarnation).store
+        if store.failing_s:
+            return f"no store request has succeeded for {store.failing_s:.0f} s: tunemq doctor"
+        if not allotment.withheld:
+            return "ok"
+        all_, aside = len(allotment.total.devices), len(allotment.withheld)
+        return f"{aside} of {all_} GPUs set aside"
+
+    def _ask_again(self, joined: m.NodeJoined) -> None:
+        if joined.node in self._asked:
+            self._allotter.node_drained(joined.incarnation, self._grace_s)
+
+    def _keep(self, asked: dict[str, str]) -> None:
+        replace_file(self._path, msgspec.json.encode(asked))
+        self._asked = asked
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return {}
+    except (OSError, *UNDECODABLE) as error:
+        raise JournalError(f"{path} cannot be read: {error}.") from error

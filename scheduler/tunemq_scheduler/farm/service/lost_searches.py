@@ -1,0 +1,96 @@
+"""`LostSearch`: a search whose scheduler's machine is lost, as its store describes it.
+
+It continues here when it is submitted again. Until then its nodes keep what they host of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from tunemq_scheduler.farm.common.run_record import stored_record
+from tunemq_scheduler.farm.service.queue_entry import ID_DIGITS
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.store_address import (
+    canonical_address,
+    is_remote,
+    name_in,
+    without_settings,
+)
+from tunemq_shared.signing.key_files import journal_seal
+from tunemq_shared.signing.live_keys import LiveKeys
+
+
+class LostSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """A search to take over from its store.
+
+    Attributes:
+        name: the name of its experiment.
+        address: where its copy is in the store.
+        events_key: the stream of its events.
+        term: the term of the scheduler that ran it last.
+    """
+
+    name: str
+    address: str
+    events_key: str
+    term: int
+
+    @property
+    def id(self) -> str:
+        """The first digits of all its trials' ids; see `Entry`."""
+        return self.events_key.removeprefix(redis_keys.events(""))[:ID_DIGITS]
+
+
+def find_lost_searches(addresses: Iterable[str], keys: LiveKeys) -> dict[str, LostSearch]:
+    """Read what the stores say of these searches.
+
+    Args:
+        addresses: of their experiments.
+        keys: of the farm, with which the lost scheduler signed.
+
+    Returns:
+        The searches by their names.
+
+    Raises:
+        ConfigError: an address is not that of a farm's search.
+        StoreError: a store cannot be reached.
+        JournalError: another program wrote what is there.
+    """
+    found = (_read(address, keys) for address in addresses)
+    return {one.name: one for one in found}
+
+
+def _read(given: str, keys: LiveKeys) -> LostSearch:
+    if not is_remote(given):
+        raise ConfigError(
+            f"--take-over {given}: give the address of an experiment in a store, such as"
+            " s3://bucket/prefix/name."
+        )
+    address = canonical_address(given)
+    name = name_in(address)
+    with open_objects(address) as objects:
+        record = stored_record(objects, journal_seal(keys.journal_keys(name)))
+    if record is None:
+        raise ConfigError(f"--take-over {without_settings(address)}: no farm ran a search there.")
+    return LostSearch(name=name, address=address, events_key=record.events_key, term=record.term)
+
+
+def is_hosted(url: str, lost: LostSearch) -> bool:
+    """Whether nodes of this Redis may still host trials of a search.
+
+    They gave those up if another scheduler had the farm meanwhile, and if the search ended: then
+    its stream expires, whether or not the copy of its record tells of the end.
+    """
+    line = RedisLine(url)
+    line.connect()
+    try:
+        newest, ttl = line.ask([("GET", redis_keys.STREAMS), ("TTL", lost.events_key)])
+    finally:
+        line.close()
+    known = None if newest is None else redis_keys.unlisted(newest.decode(errors="replace"))
+    return (known is None or lost.events_key in known) and int(ttl) < 0

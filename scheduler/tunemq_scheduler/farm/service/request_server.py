@@ -1,0 +1,266 @@
+"""`RequestServer`: takes users' requests from Redis, has each done once, and answers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.api.farm_answers import Answer, Refusal, Reply
+from tunemq_scheduler.api.request_signing import close_answer
+from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.request_entry import Asked, Unanswerable, decode_entry
+from tunemq_scheduler.farm.service.request_handler import Caller, Deferred, RequestHandler
+from tunemq_scheduler.farm.service.request_stream import RequestStream
+from tunemq_scheduler.transport.redis.redis_connection import RedisFull
+from tunemq_shared.base.errors import (
+    JournalError,
+    JournalFull,
+    TuneError,
+    UserError,
+    WireError,
+    WireUnavailable,
+)
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.safe_text import harmless
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import farm_requests as r
+from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_shared.system.standard_streams import tell
+
+#: Who is asked about a request has so long to answer.
+_PATIENCE_S: Final = 30.0
+#: Redis is looked for so often while it is away.
+_RETRY_S: Final = 0.5
+#: Answers that Redis has no room for; who asked asks again.
+_MOST_UNSENT: Final = 256
+
+_Outcome = Answer | Refusal
+#: Told of a request that is refused: the kind of message, the reason in a word, and for people;
+#: also of one that was done before, of which there is nothing to tell.
+Refused = Callable[[str, str, str], None]
+
+
+class _Pending(NamedTuple):
+    """A request that somebody was asked about."""
+
+    asked: Asked
+    deferred: Deferred[Any]
+    is_change: bool
+    until: float
+
+
+class RequestServer:
+    """Answers the requests of a farm's users.
+
+    Args:
+        url: where Redis is.
+        handler: does them.
+        done: those that were done by schedulers before, too.
+        term: of this scheduler.
+        keys: of those who may ask.
+        refused: is told of each request that is of nobody who may ask, or cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        handler: RequestHandler,
+        done: DoneRequests,
+        term: Callable[[], int],
+        keys: LiveKeys,
+        refused: Refused = lambda _kind, _reason, _text: None,
+    ) -> None:
+        self._stream = RequestStream(url, refused)
+        self._handlers = _methods(handler)
+        self._done, self._term = done, term
+        self._keys, self._refused = keys, refused
+        self._pending: dict[str, _Pending] = {}
+        #: Ids of requests, and their answers as they travel, by what the requests are known by.
+        self._unsent: dict[str, tuple[str, bytes]] = {}
+        self._not_before = 0.0
+        self._has_told = False
+        self._tunemq = importlib.metadata.version("tunemq")
+
+    def fileno(self) -> int | None:
+        """The socket that is readable when there is something to do; None while Redis is away."""
+        return self._stream.fileno()
+
+    def turn(self) -> int:
+        """Do what was asked for since the last turn; waits for nobody. How many it were.
+
+        Raises:
+            WireUnavailable: Redis cannot be reached, or refuses; the next turns try again.
+            SchedulerSuperseded: there is a scheduler with a greater term.
+            JournalError: what was done cannot be remembered.
+        """
+        if time.monotonic() < self._not_before:
+            return 0
+        try:
+            entries = self._stream.take(self._term())
+            for fields in entries:
+                self._take(fields)
+            self._settle()
+            self._send()
+        except WireError as problem:
+            self._stream.close()
+            self._not_before = time.monotonic() + _RETRY_S
+            if isinstance(problem, WireUnavailable):
+                raise
+            self._tell(problem)
+            raise WireUnavailable(str(problem)) from problem
+        self._has_told = False
+        return len(entries)
+
+    def save(self) -> None:
+        """About once a second: write what was done that the disk had no room for.
+
+        Raises:
+            JournalFull: it still has none.
+            JournalError: it refuses it.
+        """
+        self._done.save()
+
+    def close(self) -> None:
+        """Close the connections; who waits for an answer asks the next scheduler."""
+        self._stream.close()
+
+    def _tell(self, problem: WireError) -> None:
+        """Say once what Redis refuses: an operator has to mend it, and nothing else may say so."""
+        if not self._has_told:
+            self._has_told = True
+            tell(f"tunemq scheduler: requests wait: {harmless(str(problem))}")
+
+    # --- one request ------------------------------------------------------------------------------
+
+    def _take(self, fields: dict[bytes, bytes]) -> None:
+        try:
+            asked = decode_entry(fields, self._keys, self._tunemq, time.time())
+        except Unanswerable as problem:
+            self._refuse(problem)
+            return
+        if asked.key in self._pending:
+            self._refused("request", "repeated", "")
+            return
+        if (reply := self._done.get(asked.key)) is not None:
+            self._refused("request", "repeated", "")
+            self._put(asked, reply)
+            return
+        failpoint("requests.after_taken")
+        outcome = self._do(asked)
+        is_change = isinstance(asked.request, r.Changing)
+        if isinstance(outcome, Deferred):
+            until = time.monotonic() + _PATIENCE_S
+            self._pending[asked.key] = _Pending(asked, outcome, is_change, until)
+        else:
+            self._answer(asked, outcome, is_change=is_change)
+
+    def _refuse(self, problem: Unanswerable) -> None:
+        self._refused("request", problem.reason, f"A request was refused: {problem}")
+        if not problem.request:
+            return
+        reply, request = self._reply(Refusal(text=str(problem))), problem.request
+        # Its own version reads what is common to all versions, and finds no seal before it.
+        sealed = reply if problem.seal is None else close_answer(problem.seal, reply, request)
+        self._unsent[request] = (request, sealed)
+
+    def _do(self, asked: Asked) -> _Outcome | Deferred[Any]:
+        try:
+            outcome: _Outcome | Deferred[Any] = self._handlers[type(asked.request)](
+                asked.request, Caller(asked.owner, asked.key)
+            )
+        except UserError as problem:
+            return Refusal(text=str(problem), is_wrong_use=True)
+        except JournalFull as full:
+            return Refusal(text=f"nothing was changed: {full}")
+        except JournalError:
+            raise  # the farm's own disk: nobody's request can be done
+        except TuneError as problem:
+            return Refusal(text=str(problem))
+        except Exception as error:  # noqa: BLE001  ours, recorded here: one bad request must not end all searches
+            return _failed(error)
+        return outcome
+
+    def _settle(self) -> None:
+        """Answer requests whose answers have come, or are overdue."""
+        now = time.monotonic()
+        for key, pending in list(self._pending.items()):
+            outcome: _Outcome | None = pending.deferred.outcome
+            if outcome is None and now > pending.until:
+                outcome = Refusal(
+                    text="the experiment's own process does not answer; its code may be busy. Try"
+                    " again later."
+                )
+            if outcome is not None:
+                del self._pending[key]
+                self._answer(pending.asked, outcome, is_change=pending.is_change)
+
+    def _answer(self, asked: Asked, outcome: _Outcome, *, is_change: bool) -> None:
+        reply = self._reply(outcome)
+        if is_change:
+            failpoint("requests.after_done")
+            self._done.add(asked.key, reply)
+        failpoint("requests.after_record")
+        self._put(asked, reply)
+
+    def _put(self, asked: Asked, reply: bytes) -> None:
+        self._unsent[asked.key] = (asked.id, close_answer(asked.seal, reply, asked.id))
+
+    def _reply(self, outcome: _Outcome) -> bytes:
+        try:
+            if not isinstance(outcome, Refusal):
+                answer = msgspec.Raw(msgspec.msgpack.encode(outcome))
+                return msgspec.msgpack.encode(Reply(tunemq=self._tunemq, answer=answer))
+        except (TypeError, ValueError, OverflowError) as error:
+            outcome = _failed(error)
+        return msgspec.msgpack.encode(Reply(tunemq=self._tunemq, refusal=outcome))
+
+    def _send(self) -> None:
+        if not self._unsent:
+            return
+        ttl = str(redis_keys.ANSWER_TTL_S)
+        try:
+            self._stream.send(
+                [
+                    ("SET", redis_keys.answer(one), data, "EX", ttl)
+                    for one, data in self._unsent.values()
+                ]
+            )
+        except RedisFull:
+            while len(self._unsent) > _MOST_UNSENT:
+                del self._unsent[next(iter(self._unsent))]
+            return
+        self._unsent.clear()
+
+
+def _failed(error: Exception) -> Refusal:
+    """What whoever asked is told of a mistake of ours, which the log tells in full."""
+    tell("".join(traceback.format_exception(error)))
+    return Refusal(
+        text=f"the scheduler failed to do it ({type(error).__name__}: {error}); its log has more."
+        " Please report it."
+    )
+
+
+def _methods(handler: RequestHandler) -> dict[type[r.Request], Callable[[Any, Caller], Any]]:
+    return {
+        r.Submit: handler.submit,
+        r.ListExperiments: handler.list_experiments,
+        r.ShowExperiment: handler.show,
+        r.ReadLog: handler.read_log,
+        r.Stop: handler.stop,
+        r.Pause: handler.pause,
+        r.Resume: handler.resume,
+        r.Retry: handler.retry,
+        r.Remove: handler.remove,
+        r.AskWhy: handler.why,
+        r.DescribeFarm: handler.describe_farm,
+        r.ListNodes: handler.list_nodes,
+        r.Drain: handler.drain,
+        r.ResumeNode: handler.resume_node,
+        r.Retire: handler.retire,
+    }

@@ -1,0 +1,91 @@
+"""`ResultsFolders`: the folders of a farm's experiments: their logs, and how they are removed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tunemq_scheduler.farm.common.small_files import make_folder
+from tunemq_scheduler.farm.ipc.watched_process import OUTPUT
+from tunemq_shared.base.errors import ConfigError, TuneError
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.objects.store_address import is_remote, join
+from tunemq_shared.system.folder_trees import remove_tree
+
+
+class ResultsFolders:
+    """Finds logs at once, and removes in a thread what may be much.
+
+    Args:
+        results: the folder of all experiments.
+        trash: where folders go that are being removed; what an earlier process left there, too.
+        store: of the farm.
+        news: shows a line to people; called from another thread.
+    """
+
+    def __init__(self, results: Path, trash: Path, store: str, news: Callable[[str], None]) -> None:
+        self._results, self._trash, self._store, self._news = results, trash, store, news
+        make_folder(trash)
+        for left in trash.iterdir():
+            self._remove_soon(left, "")
+
+    def log(self, name: str, trial: str) -> Path | None:
+        """Where a log of an experiment is; None if there is none yet.
+
+        Raises:
+            ConfigError: it has no such trial.
+        """
+        folder = self._results / name
+        path = folder / OUTPUT
+        if trial:
+            found = next((one for one in _folders(folder) if trial in _names_of(one)), None)
+            if found is None:
+                raise ConfigError(f"experiment {name} has no trial {trial}.")
+            path = found / "stdout"
+        return path if path.exists() else None
+
+    def remove(self, name: str) -> None:
+        """Remove an experiment's results and checkpoints; its name is free at once.
+
+        Raises:
+            ConfigError: its folder cannot be moved.
+        """
+        place = self._trash / f"{name}-{os.urandom(4).hex()}"
+        try:
+            (self._results / name).rename(place)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ConfigError(
+                f"{self._results / name} cannot be removed: {error.strerror}."
+            ) from error
+        self._remove_soon(place, join(self._store, name) if is_remote(self._store) else "")
+
+    def _remove_soon(self, folder: Path, store: str) -> None:
+        threading.Thread(
+            target=self._remove, args=(folder, store), name="removal", daemon=True
+        ).start()
+
+    def _remove(self, folder: Path, store: str) -> None:
+        remove_tree(folder)
+        if not store:
+            return
+        try:
+            with open_objects(store) as objects:
+                objects.delete([one.key for one in objects.list()])
+        except TuneError as error:
+            self._news(f"What {store} has cannot be removed: {error}")
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    try:
+        return (Path(one.path) for one in os.scandir(folder) if one.is_dir(follow_symlinks=False))
+    except OSError:
+        return iter(())
+
+
+def _names_of(folder: Path) -> tuple[str, str]:
+    """The name and the id of the trial that a folder is of."""
+    return folder.name, "_".join(folder.name.split("_")[-2:])

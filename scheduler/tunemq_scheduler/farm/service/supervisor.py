@@ -1,0 +1,338 @@
+"""`Supervisor`: a farm's scheduler service: nodes, queue, offers, and a process an experiment.
+
+One thread, one loop. It holds the farm's keys and runs nobody's code: what an experiment's own code
+does to its process is that experiment's trouble alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.api.farm_answers import ExperimentState
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
+from tunemq_scheduler.farm.common.small_files import make_folder
+from tunemq_scheduler.farm.farm_settings import FarmSettings
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentLink
+from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
+from tunemq_scheduler.farm.monitoring.farm_snapshot import FarmSnapshot, TurnTimes
+from tunemq_scheduler.farm.monitoring.farm_status import announcing, described
+from tunemq_scheduler.farm.output.output_reader import OutputReader
+from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_scheduler.farm.service.experiments import Experiments
+from tunemq_scheduler.farm.service.farm_api import Desk
+from tunemq_scheduler.farm.service.farm_nodes import Nodes
+from tunemq_scheduler.farm.service.lost_searches import LostSearch, is_hosted
+from tunemq_scheduler.farm.service.queue_entry import Entry
+from tunemq_scheduler.farm.service.request_server import RequestServer
+from tunemq_scheduler.farm.service.results_folders import ResultsFolders
+from tunemq_scheduler.storage.folders import OWN_FOLDER
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.base.errors import JournalFull, WireError, WireUnavailable
+from tunemq_shared.objects.store_address import is_remote, join
+from tunemq_shared.objects.store_permissions import StoreRules, store_environ
+from tunemq_shared.objects.store_traffic import TRAFFIC
+from tunemq_shared.signing.live_keys import LiveKeys
+
+#: What is done about once a second, and the longest that the loop waits.
+_BEAT_S: Final = 1.0
+#: How long processes get to end when the service does.
+_LEAVE_GRACE_S: Final = 5.0
+
+
+class Farm(msgspec.Struct, frozen=True, kw_only=True):
+    """A farm, as its service was started.
+
+    Attributes:
+        url: where Redis is; ``address`` is that without the password.
+        results: the folder of all experiments.
+        store: of code and checkpoints, which all nodes reach.
+        journal_release: when nodes may forget what they said; see
+        `tunemq_scheduler.farm.scheduler_command`. keys: by which it knows nodes and submitters, and
+        they it. lost: searches of a lost machine, by name, which continue from their copies when
+        they are
+            submitted again.
+    """
+
+    url: str
+    address: str
+    results: str
+    store: str
+    journal_release: str = "local"
+    settings: FarmSettings = FarmSettings()
+    keys: LiveKeys = msgspec.field(default_factory=LiveKeys.none)
+    lost: dict[str, LostSearch] = {}
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"Farm({self.address!r})"
+
+    def store_rules(self, owner: str) -> StoreRules:
+        """The stores that this owner's submitted searches may use."""
+        own = (self.store,) if is_remote(self.store) else ()
+        return StoreRules((*own, *self.settings.stores_of(owner)), store_environ(os.environ))
+
+
+class Supervisor:
+    """Serves a farm until it is told to stop.
+
+    Args:
+        farm: which one.
+        lease: held by this process, who is ``me``.
+        tell: shows a line to the person at the terminal.
+        publish: is given once a second how the farm is, where anybody wants to know.
+    """
+
+    def __init__(
+        self,
+        farm: Farm,
+        lease: SchedulerLease,
+        me: Holder,
+        tell: Callable[[str], None],
+        publish: Callable[[FarmSnapshot], None] | None = None,
+    ) -> None:
+        self._publish, self._turns = publish, TurnTimes()
+        self._farm, self._lease, self._tell = farm, lease, tell
+        folder = Path(farm.results, OWN_FOLDER)
+        make_folder(folder)
+        self._folder = folder
+        ids = {one.name: one.id for one in farm.lost.values()}
+        self._queue = ExperimentQueue(folder / "experiments", ids=ids)
+        for line in self._queue.damaged:
+            tell(line)
+        self._allotter = Allotter(farm.settings.for_allotter())
+        self._forkservers = Forkservers(farm.store)
+        self._experiments = Experiments(
+            folder,
+            self._queue,
+            self._allotter,
+            self._start_link,
+            end_hosts=self._end_hosts,
+            folders=ResultsFolders(Path(farm.results), folder / "trash", farm.store, tell),
+            max_running=farm.settings.max_running,
+            pause_grace_s=farm.settings.preempt_grace_s,
+            unresponsive_after_s=farm.settings.unresponsive_after_s,
+            news=tell,
+        )
+        for one in farm.lost.values():
+            if is_hosted(farm.url, one):
+                self._experiments.expect(one.name, one.events_key)
+        self._wire = NodeWire(
+            farm.url,
+            term=lease.term,
+            guard=lease,
+            absent=self._experiments.streams.values(),
+            wants_vitals=True,
+            keys=farm.keys,
+            store=farm.store if is_remote(farm.store) else "",
+        )
+        self._nodes = Nodes(folder / "nodes.json", self._wire, self._allotter)
+        known = described(farm.store, str(me))
+        desk = Desk(self._queue, self._experiments, self._nodes, Path(farm.results), known)
+        done = DoneRequests(folder / "requests")
+        self._server = RequestServer(
+            farm.url, desk, done, lambda: lease.term, farm.keys, self._wire.refusals.add
+        )
+        self._announcement = announcing(lease.term)
+        self._output = self._output_reader() if is_remote(farm.store) else None
+        self._followed: Mapping[str, str] | None = None
+        self._beat_at = float("-inf")
+        self._is_full = False
+        self._stop_reason = ""
+
+    def stop(self, reason: str) -> None:
+        """Have `serve` return soon; for signal handlers, too."""
+        self._stop_reason = reason
+        self._wire.wake()
+
+    def serve(self) -> None:
+        """Serve until `stop`; trials go on behind it.
+
+        Raises:
+            SchedulerSuperseded: another scheduler took this one's place.
+            WireUnavailable: Redis cannot be reached at the start.
+            JournalError: the disk refuses what has to be kept.
+        """
+        self._wire.open()
+        try:
+            if self._output is not None:
+                self._output.start()
+            self._forkservers.prepare()
+            self._experiments.take_up()
+            self._tell_start()
+            while not self._stop_reason:
+                self._turn()
+            self._tell(f"{self._stop_reason}: trials go on, and wait for the next scheduler.")
+        finally:
+            self._leave()
+
+    # --- one turn ---------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        with selectors.EpollSelector() as ready:
+            for link in self._experiments.links():
+                if link.is_readable:
+                    write = selectors.EVENT_WRITE if link.wants_write else 0
+                    ready.register(link, selectors.EVENT_READ | write, link)
+                ready.register(link.watched, selectors.EVENT_READ)
+            if (requests := self._server.fileno()) is not None:
+                ready.register(requests, selectors.EVENT_READ)
+            self._wire.poll(self._pause(), also=(ready.fileno(),))
+            began = time.monotonic()
+            for key, _ in ready.select(0):
+                if key.data is not None:
+                    key.data.on_readable()
+        now = time.monotonic()
+        self._allotter.advance(now)
+        self._experiments.forget_nodes(self._nodes.turn())
+        with contextlib.suppress(WireUnavailable):  # the wire says so, and so does whoever asks
+            self._server.turn()
+        self._experiments.turn()
+        self._experiments.offer()
+        self._wire.send()
+        self._follow_output()
+        if now >= self._beat_at + _BEAT_S:
+            self._beat(now)
+        for line in self._wire.news():
+            self._tell(line)
+        self._turns.add(time.monotonic() - began)
+
+    def _pause(self) -> float:
+        now = time.monotonic()
+        due = min(self._beat_at + _BEAT_S, self._experiments.next_due or float("inf"))
+        return min(max(due - now, 0.0), _BEAT_S)
+
+    def _beat(self, now: float) -> None:
+        self._beat_at = now
+        if line := self._farm.keys.look():
+            self._tell(line)
+        self._experiments.beat(self._lease.proven_at)
+        self._save()
+        self._forkservers.close_unused()
+        notes = self._wire.notes()
+        for link in self._experiments.links():
+            link.tell(notes)
+        with contextlib.suppress(WireError):
+            self._wire.announce(self._announcement)
+        if self._publish is not None:
+            self._publish(self._snapshot())
+
+    def _save(self) -> None:
+        """Write what the disk had no room for; say once that it has none, and when it has."""
+        try:
+            self._experiments.save()
+            self._server.save()
+        except JournalFull as full:
+            if not self._is_full:
+                self._tell(
+                    f"degraded: {full} Nothing is lost: searches wait, requests that change the"
+                    " farm are refused, and all goes on when the disk takes it."
+                )
+            self._is_full = True
+        else:
+            if self._is_full:
+                self._tell("the farm's own files can be written again; all of them are.")
+            self._is_full = False
+
+    def _follow_output(self) -> None:
+        streams = self._experiments.streams
+        if self._output is not None and streams is not self._followed:
+            self._followed = streams
+            results = Path(self._farm.results)
+            self._output.follow({name: (results / name, key) for name, key in streams.items()})
+
+    def _output_reader(self) -> OutputReader:
+        seals = WireSeals(self._farm.keys, self._wire.refusals)
+        return OutputReader(self._farm.url, self._tell, seals.output, seals.refused.add)
+
+    def _snapshot(self) -> FarmSnapshot:
+        return FarmSnapshot(
+            at=time.time(),
+            experiments={state: len(self._queue.in_state(state)) for state in ExperimentState},
+            trials=self._experiments.trials(),
+            troubles=self._experiments.troubles(),
+            waiting=self._allotter.waiting(),
+            results=self._experiments.results,
+            turns=self._turns.so_far(),
+            is_redis_away=self._wire.is_away,
+            redis_full_s=self._wire.full_s,
+            nodes=self._nodes.states(),
+            accounts=tuple(self._allotter.accounts()),
+            refused=self._nodes.refused(),
+            traffic=TRAFFIC.so_far().plus(self._experiments.traffic),
+            store_uses=self._experiments.store_uses(),
+        )
+
+    # --- experiments ------------------------------------------------------------------------------
+
+    def _start_link(self, entry: Entry, events_key: str) -> ExperimentLink:
+        farm, settings = self._farm, entry.settings
+        lost = farm.lost.get(entry.name)
+        job = r.Job(
+            name=entry.name,
+            results=farm.results,
+            code=entry.code,
+            term=self._lease.term,
+            prefix=entry.id,
+            store=join(farm.store, entry.name) if is_remote(farm.store) else "",
+            code_store=farm.store,
+            folder_for_code=str(self._folder / "code"),
+            python=settings.python,
+            variables=settings.variables,
+            preload=settings.preload,
+            events_key=events_key,
+            retry=entry.retry,
+            take_over=lost.address if lost is not None and lost.id == entry.id else "",
+            journal_release=farm.journal_release,
+            journal_keys=farm.keys.journal_keys(entry.name),
+            stores=farm.store_rules(entry.owner),
+        )
+        folder = Path(farm.results, entry.name)
+        return ExperimentLink(
+            job,
+            self._wire,
+            folder=folder,
+            begin=self._forkservers.start,
+            exit_within_s=farm.settings.unresponsive_after_s,
+        )
+
+    def _end_hosts(self, events_key: str) -> None:
+        self._wire.add(events_key).close()
+
+    # --- beginning and end ------------------------------------------------------------------------
+
+    def _tell_start(self) -> None:
+        waiting, running = len(self._queue.waiting()), len(self._experiments)
+        self._tell(
+            f"Serving the farm on {self._farm.address}; results in {self._farm.results}, code and"
+            f" checkpoints in {self._farm.store}. {running} experiments run, {waiting} wait."
+        )
+
+    def _leave(self) -> None:
+        self._experiments.leave(_LEAVE_GRACE_S)
+        deadline = time.monotonic() + _LEAVE_GRACE_S
+        for link in list(self._experiments.links()):
+            left = max(0.0, deadline - time.monotonic())
+            if link.watched < 0:  # it has ended already
+                continue
+            with selectors.DefaultSelector() as ended:
+                ended.register(link.watched, selectors.EVENT_READ)
+                if not ended.select(left):
+                    link.kill()
+        self._forkservers.close()
+        self._server.close()
+        if self._output is not None:
+            self._output.close()
+        self._wire.close(now=True)

@@ -1,0 +1,163 @@
+"""Frames: how a file of the journal is divided, so that damage is found and told from a torn end.
+
+A frame is a head of 24 bytes (a mark; the frame's number, one more than that of the frame before;
+the length of the payload; its CRC-32; the CRC-32 of these), and the payload. The head has a CRC of
+its own, so that a length is believed only when it is right; the mark is there to find frames again
+behind damage.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final, NamedTuple
+
+from tunemq_shared.base.errors import JournalCorrupt, JournalError
+
+MARK: Final = b"\xf5TMQ"
+_HEAD: Final = struct.Struct(">4sQII")
+_CRC: Final = struct.Struct(">I")
+#: Bytes of a frame before its payload.
+HEAD_BYTES: Final = _HEAD.size + _CRC.size
+#: A payload that would be longer is never written.
+MAX_PAYLOAD: Final = 2**30
+_BLOCK: Final = 2**20
+
+
+class Frame(NamedTuple):
+    """One whole frame: where it begins and ends in its file, its number, its payload."""
+
+    offset: int
+    end: int
+    number: int
+    payload: bytes
+
+
+def pack(number: int, payload: bytes) -> bytes:
+    """The bytes of a frame.
+
+    Raises:
+        JournalError: the payload is too long for one.
+    """
+    if len(payload) > MAX_PAYLOAD:
+        raise JournalError(
+            f"{len(payload)} bytes do not fit into one record of a journal, which holds "
+            f"{MAX_PAYLOAD}."
+        )
+    head = _HEAD.pack(MARK, number, len(payload), zlib.crc32(payload))
+    return head + _CRC.pack(zlib.crc32(head)) + payload
+
+
+class Frames:
+    """The whole frames of a file, in order; goes through it once.
+
+    Attributes:
+        end: behind the last whole frame that was given.
+        size: of what was looked at, in bytes.
+
+    Args:
+        limit: what stands behind so many bytes is not looked at.
+
+    Iterating raises:
+        JournalCorrupt: a damaged frame has a whole one behind it, or one is missing.
+        JournalError: the file cannot be read.
+    """
+
+    def __init__(self, path: Path, *, limit: int | None = None) -> None:
+        self.path = path
+        self.end = 0
+        self.size = 0
+        self._limit = limit
+
+    @property
+    def torn(self) -> int:
+        """How many bytes at the end are of no whole frame; known when all frames were given."""
+        return self.size - self.end
+
+    def __iter__(self) -> Iterator[Frame]:
+        try:
+            with open(self.path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                self.size = size if self._limit is None else min(size, self._limit)
+                yield from self._frames(file)
+        except OSError as error:
+            raise JournalError(
+                f"the journal's {self.path} cannot be read: {error.strerror}."
+            ) from error
+
+    def _frames(self, file: BinaryIO) -> Iterator[Frame]:
+        expected: int | None = None
+        while self.end < self.size:
+            frame = frame_at(file, self.end, self.size)
+            if frame is None:
+                if next(whole_frames_behind(file, self.end, self.size), None) is not None:
+                    raise JournalCorrupt(
+                        str(self.path), self.end, "a record is damaged, whole ones follow"
+                    )
+                return
+            if expected is not None and frame.number != expected:
+                raise JournalCorrupt(
+                    str(self.path),
+                    self.end,
+                    f"record {expected} should be here, and it is record {frame.number}",
+                )
+            expected = frame.number + 1
+            self.end = frame.end
+            yield frame
+
+
+def frame_at(file: BinaryIO, offset: int, size: int) -> Frame | None:
+    """The whole frame that begins at an offset, None where there is none."""
+    file.seek(offset)
+    head = file.read(HEAD_BYTES)
+    if len(head) < HEAD_BYTES or not head.startswith(MARK):
+        return None
+    if _CRC.unpack_from(head, _HEAD.size)[0] != zlib.crc32(head[: _HEAD.size]):
+        return None
+    _, number, length, crc = _HEAD.unpack_from(head)
+    end = offset + HEAD_BYTES + length
+    if end > size:
+        return None
+    payload = file.read(length)
+    if len(payload) < length or zlib.crc32(payload) != crc:
+        return None
+    return Frame(offset, end, number, payload)
+
+
+def all_whole_frames(path: Path) -> Iterator[Frame]:
+    """All whole frames of a file, also those behind damage.
+
+    Raises:
+        JournalError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = frame_at(file, 0, size)
+            if first is not None:
+                yield first
+            yield from whole_frames_behind(file, first.end - 1 if first else 0, size)
+    except OSError as error:
+        raise JournalError(f"the journal's {path} cannot be read: {error.strerror}.") from error
+
+
+def whole_frames_behind(file: BinaryIO, offset: int, size: int) -> Iterator[Frame]:
+    """The whole frames that begin behind an offset, wherever they are; they do not overlap."""
+    position = offset + 1
+    while position < size:
+        file.seek(position)
+        block = file.read(min(_BLOCK, size - position))
+        found = block.find(MARK)
+        if found < 0:
+            # The mark may begin in this block and end in the next.
+            position += max(1, len(block) - len(MARK) + 1)
+            continue
+        frame = frame_at(file, position + found, size)
+        if frame is None:
+            position += found + 1
+        else:
+            yield frame
+            position = frame.end

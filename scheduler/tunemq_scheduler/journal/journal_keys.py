@@ -1,0 +1,22 @@
+"""Which keys a command has for the copy of a journal: those of the key file in the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tunemq_shared.objects.store_address import name_in
+from tunemq_shared.signing.key_files import KEYS_VARIABLE, journal_seal, read_key_file
+from tunemq_shared.signing.message_signing import Seal
+
+
+def known_journal_seal(address: str) -> Seal:
+    """Verifies the copy of the search at this address, if ``$TUNEMQ_KEYS`` is the scheduler's file.
+
+    Raises:
+        ConfigError: that file cannot be used.
+    """
+    path = os.environ.get(KEYS_VARIABLE)
+    if not path:
+        return journal_seal()
+    return journal_seal(read_key_file(Path(path).expanduser()).journal_keys(name_in(address)))

@@ -1,0 +1,96 @@
+"""One journal, one writer: the lock, and who holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import os
+import socket
+import weakref
+from pathlib import Path
+
+from tunemq_scheduler.journal.journal_layout import LOCK
+from tunemq_shared.base.errors import JournalError, JournalLocked
+
+
+class JournalLock:
+    """Held from its making to `close`, or to the death of the process.
+
+    A process that is forked meanwhile does not hold it, nor keeps it from being given up.
+
+    Args:
+        folder: of the journal; exists.
+        experiment: its name, for whoever is refused.
+
+    Raises:
+        JournalLocked: another process has it, or another journal in this one; says which.
+        JournalError: the file cannot be made.
+    """
+
+    def __init__(self, folder: Path, experiment: str) -> None:
+        self._path = folder / LOCK
+        try:
+            self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise JournalError(f"{self._path} cannot be made: {error.strerror}.") from error
+        try:
+            self._take(experiment)
+        except BaseException:  # passed on to whoever opens the journal
+            self._drop()
+            raise
+        _held.add(self)
+
+    def close(self) -> None:
+        """Let others have it."""
+        _held.discard(self)
+        if self._descriptor >= 0:
+            # A process that was forked a moment ago may have a copy of the descriptor still.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._drop()
+
+    def forget(self) -> None:
+        """In a forked process: let go of it, and leave it with the one that took it."""
+        self._drop()
+
+    def _take(self, experiment: str) -> None:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise JournalLocked(
+                f"{self._path.parent} is being written already: {_holder(self._descriptor)}. "
+                "Wait for its end, or end it."
+            ) from error
+        except OSError as error:
+            raise JournalError(f"{self._path} cannot be locked: {error.strerror}.") from error
+        now = dt.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+        holder = (
+            f"process {os.getpid()} on {socket.gethostname()} has had it since {now}, for "
+            f"experiment {experiment}"
+        )
+        # What a full disk does not take is missing in a message, and harms nobody.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"{holder}\n".encode(), 0)
+
+    def _drop(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _holder(descriptor: int) -> str:
+    said = os.pread(descriptor, 4096, 0).decode(errors="replace").strip()
+    return said or "by a process that has not said who it is"
+
+
+#: A descriptor that a forked process kept would keep the lock when its holder is dead.
+_held: weakref.WeakSet[JournalLock] = weakref.WeakSet()
+
+
+def _drop_all() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_drop_all)

@@ -1,0 +1,256 @@
+"""Reading a journal: what it comes to, without a lock and without changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.journal.journal_contents import (
+    JournalHeader,
+    SegmentHeader,
+    Snapshot,
+    SnapshotHeader,
+    decode_header,
+    readable,
+)
+from tunemq_scheduler.journal.journal_frames import Frames
+from tunemq_scheduler.journal.journal_layout import (
+    SNAPSHOT_SUFFIX,
+    TURNS_SUFFIX,
+    numbers,
+    snapshot_file,
+    turns_file,
+)
+from tunemq_scheduler.journal.trial_history import NOTHING, Extent, read_history
+from tunemq_shared.base.errors import JournalCorrupt, JournalError
+from tunemq_shared.protocol.messages import Entry, decode_entries
+
+_decode_snapshot: Final = msgspec.msgpack.Decoder(Snapshot).decode
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment; ``end`` is behind its last whole turn, ``torn`` the bytes behind that."""
+
+    path: Path
+    number: int
+    header: SegmentHeader
+    turns: int
+    end: int
+    torn: int
+
+    def payloads(self) -> Iterator[bytes]:
+        """Its turns, still encoded."""
+        frames = iter(Frames(self.path, limit=self.end))
+        next(frames)
+        return (frame.payload for frame in frames)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Turns that are read when they are asked for, as often as they are."""
+
+    segments: tuple[Segment, ...]
+
+    def __iter__(self) -> Iterator[list[Entry]]:
+        for segment in self.segments:
+            for payload in segment.payloads():
+                yield readable(payload, decode_entries, segment.path)
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What a journal holds.
+
+    Attributes:
+        header: whose it is.
+        snapshot: the state at its beginning; None where that is that of a new experiment.
+        finished: the summaries of the trials that were over at the snapshot.
+        turns: what came after it.
+        turn: how many turns there are from the beginning of the experiment.
+        cut: how many bytes of a turn that was never complete are at the end, or were until now.
+        snapshot_turn: how many turns the snapshot stands for.
+        history: how much of the history belongs to the snapshot.
+    """
+
+    header: JournalHeader
+    snapshot: Snapshot | None
+    finished: dict[str, bytes]
+    turns: Iterable[list[Entry]]
+    turn: int
+    cut: int = 0
+    snapshot_turn: int = 0
+    history: Extent = NOTHING
+    segments: tuple[Segment, ...] = field(default=(), repr=False)
+
+
+def recover(path: Path) -> Recovered:
+    """What the journal at ``path`` comes to.
+
+    Raises:
+        JournalError: there is none, it cannot be read, or another version wrote it.
+        JournalCorrupt: it is damaged, and not only torn at its end.
+    """
+    snapshots, present = numbers(path, SNAPSHOT_SUFFIX), numbers(path, TURNS_SUFFIX)
+    if not present and not snapshots:
+        raise JournalError(f"the journal {path} cannot be read: there is none.")
+    if not snapshots:
+        segments = read_segments(path, present, first=present[0], turns_before=0)
+        return _recovered(
+            segments,
+            None,
+            {},
+            SnapshotHeader(
+                experiment_id="", segment=0, turns=0, history_bytes=0, history_records=0
+            ),
+        )
+    about, snapshot = read_snapshot(snapshot_file(path, snapshots[-1]), snapshots[-1])
+    segments = read_segments(path, present, first=about.segment, turns_before=about.turns)
+    _check_owner(path, segments, about.experiment_id)
+    extent = Extent(about.history_bytes, about.history_records)
+    finished = read_history(path, extent, about.experiment_id)
+    return _recovered(segments, snapshot, finished, about)
+
+
+def _recovered(
+    segments: tuple[Segment, ...],
+    snapshot: Snapshot | None,
+    finished: dict[str, bytes],
+    about: SnapshotHeader,
+) -> Recovered:
+    return Recovered(
+        header=segments[0].header.of_journal(),
+        snapshot=snapshot,
+        finished=finished,
+        turns=Turns(segments),
+        turn=segments[-1].header.turns_before + segments[-1].turns,
+        cut=segments[-1].torn,
+        snapshot_turn=about.turns,
+        history=Extent(about.history_bytes, about.history_records),
+        segments=segments,
+    )
+
+
+def read_header(path: Path) -> JournalHeader:
+    """Whose journal it is.
+
+    Raises:
+        JournalError: there is no journal, or another version wrote it.
+        JournalCorrupt: it is damaged.
+    """
+    present = numbers(path, TURNS_SUFFIX)
+    if not present:
+        raise JournalError(f"the journal {path} cannot be read: there is none.")
+    first = turns_file(path, present[-1])
+    for frame in Frames(first):
+        return decode_header(frame.payload, SegmentHeader, first).of_journal()
+    raise JournalCorrupt(str(first), 0, "it has no header")
+
+
+def read_turns(path: Path) -> Iterator[list[Entry]]:
+    """All turns from the beginning of the experiment.
+
+    Raises:
+        JournalError: a snapshot stands for its first turns (see `recover`); or it cannot be read.
+        JournalCorrupt: it is damaged, and not only torn at its end.
+    """
+    present = numbers(path, TURNS_SUFFIX)
+    if not present:
+        raise JournalError(f"the journal {path} cannot be read: there is none.")
+    segments = read_segments(path, present, first=present[0])
+    if segments[0].header.turns_before:
+        raise JournalError(
+            f"the first {segments[0].header.turns_before} turns of {path} are not there any more: "
+            "a snapshot stands for them."
+        )
+    yield from Turns(segments)
+
+
+def read_entries(path: Path) -> Iterator[Entry]:
+    """All entries of all turns, in order; see `read_turns`."""
+    for turn in read_turns(path):
+        yield from turn
+
+
+def read_snapshot(path: Path, number: int | None = None) -> tuple[SnapshotHeader, Snapshot]:
+    """A snapshot and what is said of it.
+
+    Args:
+        number: in its name, which it has to be of; None for whichever it is.
+
+    Raises:
+        JournalCorrupt: it is damaged, which no crash explains; or another one has its name.
+        JournalError: it cannot be read, or another version wrote it.
+    """
+    frames = Frames(path)
+    payloads = [frame.payload for frame in frames]
+    if len(payloads) != 2 or frames.torn:
+        raise JournalCorrupt(str(path), frames.end, "the snapshot is not whole")
+    header = decode_header(payloads[0], SnapshotHeader, path)
+    if number is not None and header.segment != number:
+        raise JournalCorrupt(str(path), 0, f"it is snapshot {header.segment}, renamed")
+    return header, readable(payloads[1], _decode_snapshot, path)
+
+
+def read_segments(
+    folder: Path, present: list[int], *, first: int, turns_before: int | None = None
+) -> tuple[Segment, ...]:
+    """The segments from ``first`` on, checked to follow each other without a gap.
+
+    Args:
+        present: the numbers of the segments that there are.
+        turns_before: how many turns must be before them; None where that is not known.
+
+    Raises:
+        JournalCorrupt: one is missing or damaged.
+    """
+    found: list[Segment] = []
+    number, expected = first, turns_before
+    while number == first or number <= present[-1]:
+        path = turns_file(folder, number)
+        if number not in present:
+            raise JournalCorrupt(str(path), 0, "this file is missing")
+        segment = read_segment(path, number)
+        before = segment.header.turns_before
+        if expected is not None and before != expected:
+            raise JournalCorrupt(
+                str(path), 0, f"it begins behind {before} turns, and not behind {expected}"
+            )
+        if found and segment.header.experiment_id != found[0].header.experiment_id:
+            raise JournalCorrupt(
+                str(path), 0, f"it is of experiment {segment.header.experiment_id}"
+            )
+        found.append(segment)
+        number, expected = number + 1, before + segment.turns
+    return tuple(found)
+
+
+def read_segment(path: Path, number: int) -> Segment:
+    """One segment, every frame looked at.
+
+    Raises:
+        JournalCorrupt: it is damaged, and not only torn at its end.
+        JournalError: it cannot be read, or another version wrote it.
+    """
+    frames = Frames(path)
+    header: SegmentHeader | None = None
+    turns = 0
+    for frame in frames:
+        if header is None:
+            header = decode_header(frame.payload, SegmentHeader, path)
+            if header.segment != number or frame.number != header.turns_before:
+                raise JournalCorrupt(str(path), 0, f"it is segment {header.segment}, renamed")
+        else:
+            turns += 1
+    if header is None:
+        raise JournalCorrupt(str(path), 0, "it has no header")
+    return Segment(path, number, header, turns, frames.end, frames.torn)
+
+
+def _check_owner(folder: Path, segments: tuple[Segment, ...], experiment_id: str) -> None:
+    if segments[0].header.experiment_id != experiment_id:
+        raise JournalCorrupt(str(folder), 0, f"a snapshot of experiment {experiment_id} lies in it")

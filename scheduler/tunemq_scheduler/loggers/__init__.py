@@ -1,7 +1,0 @@
-"""Loggers write what trials report into their folders; only the scheduler runs them."""
-
-from tunemq_scheduler.loggers.csv_logger import CSVLoggerCallback
-from tunemq_scheduler.loggers.json_logger import JsonLoggerCallback
-from tunemq_scheduler.loggers.logger import LoggerCallback
-
-__all__ = ["CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback"]

@@ -1,0 +1,207 @@
+"""`Records`: facts on their way to loggers, callbacks and the display.
+
+All of these come after the journal: nothing here can lose a fact, at worst a file lacks what the
+journal has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tunemq_scheduler.base.plugin_calls import call_plugin
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.output.log_repair import put_away
+from tunemq_scheduler.output.loggers import LoggerCallback
+from tunemq_scheduler.output.terminal.display import Display
+from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
+from tunemq_scheduler.results.callback import Callback
+from tunemq_scheduler.results.result import sign_of
+from tunemq_scheduler.results.trial_failures import (
+    Failure,
+    FailureLog,
+    recorded_failure,
+    write_failure,
+)
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_scheduler.storage.folders import make_trial_folder
+from tunemq_shared.protocol.conditions import lookup
+
+
+class Records:
+    """Tells everybody who keeps a record of the search; see `loop_interfaces`.
+
+    Args:
+        callbacks: the loggers first, then the user's.
+        display: what the person at the terminal sees.
+        metric, mode: what is best; None where nothing is optimised.
+        unsynced: told which files are written here.
+    """
+
+    def __init__(
+        self,
+        callbacks: Sequence[Callback],
+        display: Display,
+        metric: str | None,
+        mode: str | None,
+        unsynced: UnsyncedFiles | None = None,
+    ) -> None:
+        self.failures = FailureLog()
+        #: The failure that ended each trial in ERROR.
+        self.fatal: dict[str, Failure] = {}
+        #: The best trial so far: its id, its value and its configuration.
+        self.best: tuple[str, float, Mapping[str, Any]] | None = None
+        #: The trials that are not over; the loop sets it.
+        self.trials: Callable[[], Iterable[TrialView]] = list
+        #: Told of all that happens to no trial, beside the display.
+        self.also_tell: Callable[[str], None] = lambda _text: None
+        #: Called at the end of each turn.
+        self.show: Callable[[], None] = lambda: None
+        self._callbacks = callbacks
+        self._early = [one for one in callbacks if _overrides(one, "on_step_begin")]
+        self._hooked = [one for one in callbacks if _overrides(one, "on_step_end")]
+        self._told = [one for one in callbacks if _overrides(one, "on_trial_result")]
+        # A step less for those that have only the hook's other name; this is done for each result.
+        self._loggers = [one for one in self._told if _is_plain_logger(one)]
+        self._others = [one for one in self._told if not _is_plain_logger(one)]
+        self._display = display
+        self._metric = metric
+        self._sign = sign_of(mode) if metric is not None else 0
+        self._iteration = 0
+        self._unsynced = UnsyncedFiles() if unsynced is None else unsynced
+
+    # --- what the loop tells ----------------------------------------------------------------------
+
+    def record(self, command: c.RecordCommand, trial: TrialView) -> None:
+        """One thing happened to a trial.
+
+        Raises:
+            SearchFailed: a callback raised.
+        """
+        match command:
+            case c.RecordResult():
+                self._result(command, trial)
+            case c.RecordTrialAdded():
+                make_trial_folder(trial.local_path)
+            case c.RecordTrialRevived():
+                self.fatal.pop(trial.trial_id, None)
+                if command.is_anew:
+                    put_away(trial.local_path, trial.trial_id, command.lineage, self._unsynced)
+            case c.RecordStart():
+                self._display.trial_started(trial)
+                self._tell("on_trial_start", trial)
+                if trial.checkpoint is not None:
+                    self._tell("on_trial_restore", trial)
+            case c.RecordCheckpoint():
+                self._tell("on_trial_save", trial)
+                self._tell("on_checkpoint", trial, checkpoint=command.checkpoint)
+            case c.RecordFailure():
+                self._failure(command, trial)
+            case c.RecordEnd():
+                self._tell(
+                    "on_trial_error" if command.status == "ERROR" else "on_trial_complete", trial
+                )
+                self._display.trial_ended(trial, command.reason)
+
+    def trial_waits(self, trial: TrialView) -> None:
+        """A trial begins to wait for the store, or goes on."""
+        self._display.trial_waits(trial)
+
+    def turn_began(self) -> None:
+        """The loop looks for events again."""
+        if self._early:
+            for callback in self._early:
+                self._call(
+                    callback, "on_step_begin", iteration=self._iteration, trials=self._live()
+                )
+
+    def news(self, text: str) -> None:
+        """Something happened to no trial."""
+        self._display.news(text)
+        self.also_tell(text)
+
+    def turn_ended(self) -> None:
+        """The turn's records have all been given."""
+        if self._hooked:
+            trials = self._live()
+            for callback in self._hooked:
+                self._call(callback, "on_step_end", iteration=self._iteration, trials=trials)
+        self._iteration += 1
+        self.show()
+
+    def take_up(self, trials: Iterable[TrialView]) -> None:
+        """Know what became of trials in earlier runs."""
+        for trial in trials:
+            if self._metric is not None:
+                self._compare(trial, trial.last_result, self._metric)
+
+    def setup(self, **about: Any) -> None:
+        """Before the first turn."""
+        for callback in self._callbacks:
+            self._call(callback, "setup", **about)
+
+    def finish(self, trials: Sequence[TrialView]) -> None:
+        """After the last turn, with all trials of the search; no hook comes after this."""
+        for callback in self._callbacks:
+            self._call(callback, "on_experiment_end", trials=trials)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _result(self, command: c.RecordResult, trial: TrialView) -> None:
+        result = trial.full_result(command.result)
+        if command.done and not command.result.done:
+            result = {**result, "done": True}
+        if self._metric is not None:
+            self._compare(trial, result, self._metric)
+        for logger in self._loggers:
+            self._call(logger, "log_trial_result", self._iteration, trial, result)
+        for callback in self._others:
+            self._call(callback, "on_trial_result", self._iteration, self._live(), trial, result)
+        if self._display.wants_results:
+            self._display.trial_result(trial, result)
+
+    def _compare(self, trial: TrialView, result: Mapping[str, Any], metric: str) -> None:
+        value = lookup(result, metric)
+        if isinstance(value, int | float) and math.isfinite(value):
+            best = self.best
+            if best is None or self._sign * value > self._sign * best[1]:
+                self.best = (trial.trial_id, value, trial.config)
+
+    def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
+        failure = recorded_failure(command, trial.trial_name, trial.num_failures)
+        trial.error_file = write_failure(trial.local_path, failure)
+        self._unsynced.note(trial.error_file)
+        failure = msgspec.structs.replace(failure, file=trial.error_file)
+        self.failures.add(failure)
+        if not command.retried:
+            self.fatal[trial.trial_id] = failure
+        self._display.trial_failed(trial, failure)
+        if command.retried:
+            self._tell("on_trial_recover", trial)
+
+    def _live(self) -> list[TrialView]:
+        return list(self.trials())
+
+    def _tell(self, hook: str, trial: TrialView, **more: Any) -> None:
+        for callback in self._callbacks:
+            if _overrides(callback, hook):
+                trials = self._live()
+                self._call(
+                    callback, hook, iteration=self._iteration, trials=trials, trial=trial, **more
+                )
+
+    def _call(self, callback: Callback, hook: str, *args: Any, **more: Any) -> None:
+        who = f"{type(callback).__name__}.{hook}"
+        call_plugin(who, getattr(callback, hook), *args, **more)
+
+
+def _is_plain_logger(callback: Callback) -> bool:
+    is_logger = isinstance(callback, LoggerCallback)
+    return is_logger and type(callback).on_trial_result is LoggerCallback.on_trial_result
+
+
+def _overrides(callback: Callback, hook: str) -> bool:
+    return getattr(type(callback), hook) is not getattr(Callback, hook)

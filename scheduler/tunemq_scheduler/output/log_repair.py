@@ -1,0 +1,164 @@
+"""Making good what a crash kept from the files of trials: the journal has it, they lack it.
+
+Records come after the journal, so a file has the first rows of those that the journal has. A
+restart goes through the turns behind the last snapshot anyhow (`EventDriver.replay`); the rows of
+them that a file lacks are appended, and none twice. What a trial's code wrote into the file is
+moved out of it before: see `tunemq_scheduler.output.result_rebuild`.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.output.loggers import CSVLoggerCallback, JsonLoggerCallback
+from tunemq_scheduler.output.result_rebuild import ResultRebuild, first_step, foreign_path
+from tunemq_scheduler.output.result_rows import Steps, has_rows, is_of_search
+from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
+from tunemq_scheduler.results.trial_failures import recorded_failure, write_failure
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_scheduler.storage.folders import (
+    ERROR_FILE,
+    PARAMS_JSON,
+    PARAMS_PICKLE,
+    PROGRESS_CSV,
+    RESULT_JSON,
+    make_trial_folder,
+)
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.system.plain_files import open_to_read
+
+
+class Mending:
+    """Brings the files of trials to where the journal ends; see `EventDriver.replay`.
+
+    Attributes:
+        unsynced: all that it was told about, for what a file has is not on the disk for that.
+        rebuild: rebuilds files that hold something else than rows of the search.
+
+    Args:
+        runner: in the state before the first turn that is told.
+    """
+
+    def __init__(self, runner: TrialRunner) -> None:
+        self.unsynced = UnsyncedFiles()
+        self.rebuild = ResultRebuild(self.unsynced, first_step(runner))
+        self._json = JsonLoggerCallback(self.unsynced)
+        self._csv = CSVLoggerCallback(self.unsynced)
+        #: The steps that each of a trial's files has; None where it was put away.
+        self._steps: dict[tuple[str, str], Steps | None] = {}
+        #: The last step of each trial before the turns that are told.
+        self._before = {trial.trial_id: trial.last_step for trial in runner.live.values()}
+
+    def note(self, command: c.RecordCommand, trial: TrialView) -> None:
+        """Something is a fact; it may stand in the files or not.
+
+        Raises:
+            StoreError: a file cannot be read or written.
+        """
+        match command:
+            case c.RecordTrialAdded():
+                make_trial_folder(trial.local_path)
+            case c.RecordTrialRevived():
+                self._before[trial.trial_id] = 0 if trial.newest is None else trial.newest.step
+                if command.is_anew:
+                    put_away(trial.local_path, trial.trial_id, command.lineage, self.unsynced)
+                    self._forget(trial)
+            case c.RecordResult():
+                self._result(command, trial)
+            case c.RecordFailure():
+                self._failure(command, trial)
+            case c.RecordEnd():
+                self._json.log_trial_end(trial)
+                self._csv.log_trial_end(trial)
+                self._forget(trial)
+            case _:
+                pass
+
+    def finish(self) -> None:
+        """All is told.
+
+        Raises:
+            StoreError: a file cannot be written.
+        """
+        self._json.on_experiment_end([])
+        self._csv.on_experiment_end([])
+
+    def _result(self, command: c.RecordResult, trial: TrialView) -> None:
+        result = trial.full_result(command.result)
+        if command.done:
+            result = {**result, "done": True}
+        step = command.result.step
+        for name, logger in ((RESULT_JSON, self._json), (PROGRESS_CSV, self._csv)):
+            path = trial.local_path, name
+            if path not in self._steps:
+                self._steps[path] = self._steps_in(trial, name)
+            steps = self._steps[path]
+            if steps is None or step in steps:
+                continue
+            if step < steps.last:  # the file lacks it, and has later ones
+                self._json.log_trial_end(trial)
+                self._csv.log_trial_end(trial)
+                steps = self.rebuild.rebuild(*path, trial.trial_id, below=step).steps
+                self._steps[path] = steps
+            logger.log_trial_result(0, trial, result)
+            steps.add(step)
+
+    def _steps_in(self, trial: TrialView, name: str) -> Steps | None:
+        """The steps that a file has, when the first result of a trial is told."""
+        folder = trial.local_path
+        for written in (name, PARAMS_JSON, PARAMS_PICKLE):
+            self.unsynced.note(os.path.join(folder, written))
+        if has_rows(put_away_as(folder, name, trial.lineage), trial.trial_id):
+            return None
+        self._json.flush()  # the table may have to be made of what is in there
+        had = self._before.get(trial.trial_id, 0)
+        found = self.rebuild.whole(folder, name, trial.trial_id, had)
+        return found.steps
+
+    def _failure(self, command: c.RecordFailure, trial: TrialView) -> None:
+        failure = recorded_failure(command, trial.trial_name, trial.num_failures)
+        trial.error_file = path = os.path.join(trial.local_path, ERROR_FILE)
+        self.unsynced.note(path)
+        try:
+            with open_to_read(path, restores_rights=True) as file:
+                told = file.read().decode(errors="replace")
+        except FileNotFoundError:
+            told = ""
+        if f"Failure # {failure.number} (" not in told:
+            write_failure(trial.local_path, failure)
+
+    def _forget(self, trial: TrialView) -> None:
+        for name in (RESULT_JSON, PROGRESS_CSV):
+            self._steps.pop((trial.local_path, name), None)
+
+
+def put_away(folder: str, trial: str, lineage: int, unsynced: UnsyncedFiles) -> None:
+    """A trial begins anew: give the files of its results another name; may be done twice.
+
+    Args:
+        trial: its id.
+        unsynced: told what was renamed.
+
+    Raises:
+        StoreError: they cannot be renamed.
+    """
+    for name in (RESULT_JSON, PROGRESS_CSV):
+        kept = put_away_as(folder, name, lineage - 1)
+        path = os.path.join(folder, name)
+        unsynced.note(kept)
+        if not os.path.exists(path) or is_of_search(kept, trial):
+            continue
+        try:
+            if os.path.lexists(kept):  # the trial's code used that name
+                os.rename(kept, foreign_path(kept))
+            os.rename(path, kept)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be renamed: {error.strerror}.") from error
+
+
+def put_away_as(folder: str, name: str, lineage: int) -> str:
+    """What a file of this lineage is called once the trial has begun anew."""
+    base, extension = os.path.splitext(name)
+    return os.path.join(folder, f"{base}.{lineage}{extension}")

@@ -1,0 +1,7 @@
+"""Loggers write what trials report into their folders; only the scheduler runs them."""
+
+from tunemq_scheduler.output.loggers.csv_logger import CSVLoggerCallback
+from tunemq_scheduler.output.loggers.json_logger import JsonLoggerCallback
+from tunemq_scheduler.output.loggers.logger import LoggerCallback
+
+__all__ = ["CSVLoggerCallback", "JsonLoggerCallback", "LoggerCallback"]

@@ -1,0 +1,304 @@
+"""Reads the rows of a trial's ``result.json`` and ``progress.csv``, whatever else is in the file.
+
+A trial's code runs in the folder where these files are, so it may append to them, truncate them or
+write a file of its own under their names. A row counts only if it names its trial and its step.
+"""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from tunemq_scheduler.results.csv_cells import columns_of
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.undecodable import NO_JSON, UNDECODABLE
+from tunemq_shared.system.plain_files import open_to_read
+from tunemq_shared.trial.results import TRAINING_ITERATION, TRIAL_ID
+
+#: No row is longer: a result of a trial has at most 32 MiB, and JSON makes it a few times as long.
+_MOST_ROW_BYTES: Final = 2**28
+#: The last row is looked for in so many bytes at the end of a file.
+_TAIL_BYTES: Final = 2**16
+#: A cell, for rows that have a longer one than `csv` reads.
+_CELL: Final = re.compile(r'(?:^|,)("[^"]*(?:""[^"]*)*"|[^,"]*)(?=,|$)')
+
+
+class _Row(msgspec.Struct):
+    training_iteration: int
+    trial_id: str
+
+
+_decode_row: Final = msgspec.json.Decoder(_Row).decode
+
+
+class Steps:
+    """The numbers of results, in ascending order; held as ranges, of which there is mostly one."""
+
+    __slots__ = ("_begins", "_ends")
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
+    def __contains__(self, step: int) -> bool:
+        place = bisect.bisect_right(self._begins, step) - 1
+        return place >= 0 and step <= self._ends[place]
+
+    @property
+    def last(self) -> int:
+        """The greatest; 0 where there is none."""
+        return self._ends[-1] if self._ends else 0
+
+    def add(self, step: int) -> None:
+        """Add one that is greater than all others."""
+        if self._ends and step == self._ends[-1] + 1:
+            self._ends[-1] = step
+        else:
+            self._begins.append(step)
+            self._ends.append(step)
+
+    def missing(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The ranges from ``first`` to ``last`` that are not there."""
+        gaps, at = [], first
+        for begin, end in zip(self._begins, self._ends, strict=True):
+            if begin > last:
+                break
+            if begin > at:
+                gaps.append((at, begin - 1))
+            at = max(at, end + 1)
+        return [*gaps, (at, last)] if at <= last else gaps
+
+
+class Row(NamedTuple):
+    """A row of the search in a file; its line end is behind ``end``."""
+
+    step: int
+    begin: int
+    end: int
+
+
+class Rows(NamedTuple):
+    """Rows at the end of a file: how many, and the bytes where they begin and end."""
+
+    number: int
+    begin: int
+    end: int
+
+
+NO_ROWS: Final = Rows(0, 0, 0)
+
+
+class Found(NamedTuple):
+    """What a file holds.
+
+    Attributes:
+        rows: those of the trial, ascending; of each step the first.
+        steps: theirs.
+        end: where the last whole line ends.
+        torn: how many bytes are behind that.
+        is_own: whether nothing else is in the file.
+    """
+
+    rows: list[Row]
+    steps: Steps
+    end: int
+    torn: int
+    is_own: bool
+
+    def behind(self, step: int) -> Rows:
+        """The rows of later steps, where nothing else is in the file."""
+        later = [row for row in self.rows if row.step > step]
+        return Rows(len(later), later[0].begin, self.end) if later else NO_ROWS
+
+
+def read_rows(path: str, trial: str) -> Found:
+    """What a trial's result file holds; nothing where there is no regular file.
+
+    A last line without an end may be one that a crash tore.
+
+    Args:
+        trial: its id.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    by_step: dict[int, Row] = {}
+    is_own, last, end, torn = True, 0, 0, 0
+    for line, begin, step in _lines(path, trial):
+        if not line.endswith(b"\n"):
+            torn, is_own = len(line), is_own and step is not None
+            break
+        end = begin + len(line)
+        if step is None:
+            is_own = False
+        elif step:
+            is_own = is_own and step > last
+            last = step
+            by_step.setdefault(step, Row(step, begin, end - 1))
+    steps = Steps()
+    rows = [by_step[step] for step in sorted(by_step)]
+    for row in rows:
+        steps.add(row.step)
+    return Found(rows, steps, end, torn, is_own)
+
+
+def has_rows(path: str, trial: str) -> bool:
+    """Whether there is a file with rows of this trial.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    return bool(read_rows(path, trial).rows)
+
+
+def is_of_search(path: str, trial: str) -> bool:
+    """Whether there is a file with nothing in it but rows of this trial, or with nothing at all.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    is_file = os.path.isfile(path) and not os.path.islink(path)
+    return is_file and read_rows(path, trial).is_own
+
+
+def ends_with(path: str, trial: str, step: int) -> bool:
+    """Whether the last row of a trial's result file is that of this step; reads its end only.
+
+    Args:
+        step: 0 where there should be no row.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    is_table = path.endswith(".csv")
+    try:
+        with open_to_read(path, restores_rights=True) as file:
+            head = file.readline(_TAIL_BYTES) if is_table else b""
+            size = file.seek(0, os.SEEK_END)
+            begin = max(len(head), size - _TAIL_BYTES)
+            file.seek(begin)
+            *lines, torn = file.read().split(b"\n")
+    except FileNotFoundError:
+        return not step
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+    columns = _columns(head) if is_table else None
+    if not lines:
+        return not (step or torn) and size == len(head) and bool(columns or not head)
+    return not torn and step > 0 and step_of(lines[-1], columns, trial) == step
+
+
+def results_in(path: str, trial: str, below: float) -> Iterator[dict[str, Any]]:
+    """The results in a trial's ``result.json`` of lower steps than this, each once, ascending.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    rows = read_rows(path, trial).rows
+    try:
+        with open_to_read(path, restores_rights=True) as file:
+            for row in rows:
+                if row.step < below:
+                    file.seek(row.begin)
+                    yield json.loads(file.read(row.end - row.begin))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def step_of(line: bytes, columns: list[str] | None, trial: str) -> int | None:
+    """The step of a row of a trial; None where the line is none.
+
+    Args:
+        columns: of the table; None for a line of JSON.
+    """
+    try:
+        text = line.decode()
+        if columns is None:
+            found, whose = _of_json(line)
+        else:
+            cells = _cells(text)
+            if len(cells) != len(columns):
+                return None
+            found = cells[columns.index(TRAINING_ITERATION)]
+            whose = cells[columns.index(TRIAL_ID)].lstrip("'")
+        step = int(found)
+    except (*NO_JSON, csv.Error, LookupError, TypeError, OverflowError):
+        return None
+    return step if whose == trial and step > 0 else None
+
+
+def _of_json(line: bytes) -> tuple[Any, Any]:
+    try:
+        row = _decode_row(line)
+    except UNDECODABLE:
+        read = json.loads(line)  # NaN and infinities, or no row of ours
+        return read[TRAINING_ITERATION], read[TRIAL_ID]
+    return row.training_iteration, row.trial_id
+
+
+def _cells(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        found = list(_CELL.finditer(line))
+        if "".join(one[0] for one in found) != line:
+            raise
+        return [one[1] for one in found]
+
+
+def _lines(path: str, trial: str) -> Iterator[tuple[bytes, int, int | None]]:
+    """Each line with its place and its step.
+
+    That is None for a foreign line, and 0 for a table's head and for a torn line of the search.
+    """
+    is_table = path.endswith(".csv")
+    columns: list[str] | None = None
+    try:
+        with open_to_read(path, restores_rights=True) as file:
+            begin = 0
+            while line := file.readline(_MOST_ROW_BYTES):
+                is_head = is_table and not begin
+                if not line.endswith(b"\n"):
+                    is_own = not is_head if is_table else _may_be_torn(line)
+                    yield line, begin, 0 if is_own else None
+                    return
+                if is_head:
+                    columns = _columns(line)
+                step = 0 if is_head and columns else step_of(line[:-1], columns, trial)
+                yield line, begin, step
+                begin += len(line)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _columns(line: bytes) -> list[str]:
+    """The columns of a table with rows of trials; none where the line is no head of such a one."""
+    try:
+        line.decode()
+        columns = columns_of(line[:-1])
+    except (StoreError, UnicodeDecodeError):
+        return []
+    return columns if {TRAINING_ITERATION, TRIAL_ID} <= {*columns} else []
+
+
+def _may_be_torn(line: bytes) -> bool:
+    """Whether it may be the beginning of a line of JSON that a crash tore."""
+    try:
+        read = json.loads(line)
+    except NO_JSON:
+        return line.startswith(b"{")
+    return isinstance(read, dict) and TRIAL_ID in read and TRAINING_ITERATION in read

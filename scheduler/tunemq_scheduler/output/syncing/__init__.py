@@ -1,0 +1,1 @@
+"""Copies of everything but checkpoints to the storage: `SyncConfig`, syncers, their queue."""

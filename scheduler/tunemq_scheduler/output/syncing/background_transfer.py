@@ -1,0 +1,112 @@
+"""`BackgroundTransfer`: one call of a function in a thread: with a timeout, cancelled, fenced."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tunemq_shared.base.retrying import Cancel, TimedOut
+
+
+class BackgroundTransfer:
+    """Calls ``function`` once, in a thread that it starts.
+
+    *Timeout.* It counts from the start, not from the call of `wait`. A function that takes longer
+    learns it from its `Cancel`, which it checks between two pieces of work.
+
+    *Fence.* A thread cannot be killed, so one that was given up may run on for a moment. A transfer
+    that names it as ``after`` does nothing before that thread has ended; its own timeout runs
+    meanwhile.
+
+    *Threads.* One thread uses it; the function runs in a daemon thread, which ends with the
+    process.
+
+    Args:
+        function: called with ``cancel=Cancel(timeout_s)``.
+        timeout_s: seconds from the start.
+        after: the transfer that this one must not run beside.
+        on_end: called in the thread when the function has returned or raised.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        timeout_s: float,
+        *,
+        after: BackgroundTransfer | None = None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.timeout_s = timeout_s
+        self._function, self._on_end = function, on_end
+        self._before = after.threads() if after is not None else []
+        self._started_at = time.monotonic()
+        self._cancel = Cancel(timeout_s)
+        self._error: BaseException | None = None
+        self._is_over = self._is_waited_for = False
+        self._thread = threading.Thread(target=self._work, name="sync", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended, and was not given up."""
+        return not (self._is_over or self._is_waited_for)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it runs longer than it may."""
+        return self.is_running and time.monotonic() - self._started_at >= self.timeout_s
+
+    def threads(self) -> list[threading.Thread]:
+        """Those in which something of it, or of what came before it, still runs."""
+        return [thread for thread in (*self._before, self._thread) if thread.is_alive()]
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the function has; at once where somebody has waited for it before.
+
+        Args:
+            timeout: seconds from its start; those that it was made with by default.
+
+        Raises:
+            TimeoutError: it took longer. It is cancelled and given up.
+            Exception: what the function raised, once.
+        """
+        if self._is_waited_for:
+            return
+        allowed = self.timeout_s if timeout is None else min(timeout, self.timeout_s)
+        self._thread.join(max(0.0, self._started_at + allowed - time.monotonic()))
+        self._is_waited_for = True
+        if self._thread.is_alive():
+            self._cancel.cancel()
+            raise _timed_out(allowed)
+        if isinstance(self._error, TimedOut):
+            raise _timed_out(allowed) from self._error
+        if self._error is not None:
+            raise self._error
+
+    def cancel(self) -> None:
+        """Ask it to end soon; `wait` then raises what it raised. Any thread may call this."""
+        self._cancel.cancel()
+
+    def join(self) -> None:
+        """Return when nothing of it runs any longer, whatever became of it."""
+        for thread in self.threads():
+            thread.join()
+
+    def _work(self) -> None:
+        try:
+            for thread in self._before:
+                thread.join(max(0.0, self._cancel.left))
+                if thread.is_alive():
+                    raise TimeoutError("the transfer before it was cancelled and has not ended")
+            self._cancel.check()
+            self._function(cancel=self._cancel)
+        except BaseException as error:  # noqa: BLE001  the thread's edge: kept here, and raised and logged by who waits
+            self._error = error
+        finally:
+            self._is_over = True
+            self._on_end()
+
+
+def _timed_out(allowed: float) -> TimeoutError:
+    return TimeoutError(f"it took longer than {allowed:g} s and was cancelled")

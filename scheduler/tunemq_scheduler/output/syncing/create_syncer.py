@@ -1,0 +1,93 @@
+"""From settings to who copies what: the decisions that are made once, before a search starts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+
+from tunemq_scheduler.output.syncing.default_syncer import DefaultSyncer
+from tunemq_scheduler.output.syncing.destinations import FolderPlace, join, open_place
+from tunemq_scheduler.output.syncing.mirroring import overlap
+from tunemq_scheduler.output.syncing.sync_config import SyncConfig
+from tunemq_scheduler.output.syncing.syncer import Syncer
+from tunemq_scheduler.output.syncing.syncer_callback import SyncerCallback
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.objects.store_address import is_remote
+
+
+def get_node_to_storage_syncer(sync_config: SyncConfig) -> Syncer | None:
+    """Who copies to ``upload_dir``; None where there is no such, or nobody is to copy."""
+    if sync_config.syncer is None or not sync_config.upload_dir:
+        return None
+    return _syncer_of(sync_config)
+
+
+def make_syncing(
+    sync_config: SyncConfig, store: str, experiment: str, local_folder: str
+) -> SyncerCallback:
+    """The callback that copies an experiment's files; see `tunemq_scheduler.experiment.copies`.
+
+    It has to be told behind all loggers: it copies what they wrote.
+
+    Args:
+        store: the address of the experiment's object store, to which nodes upload its checkpoints
+            by themselves; empty where checkpoints are in the local folder, from which they are then
+            copied to ``upload_dir``.
+        experiment: its name, below ``upload_dir`` too.
+        local_folder: its local folder.
+
+    Raises:
+        ConfigError: the destination cannot be used, or the syncer cannot be copied.
+    """
+    syncer = _syncer_of(sync_config)
+    remote = store or join(sync_config.upload_dir or "", experiment)
+    _check_copies(syncer)
+    if isinstance(syncer, DefaultSyncer) and not is_remote(remote):
+        _check_folder(remote, local_folder)
+    return SyncerCallback(
+        syncer,
+        local_folder,
+        remote,
+        sync_period=sync_config.sync_period,
+        sync_timeout=sync_config.sync_timeout,
+        sync_artifacts=sync_config.sync_artifacts,
+        sync_on_checkpoint=sync_config.sync_on_checkpoint,
+        carries_checkpoints=not store,
+    )
+
+
+def _syncer_of(sync_config: SyncConfig) -> Syncer:
+    if isinstance(sync_config.syncer, Syncer):
+        return sync_config.syncer
+    return DefaultSyncer(sync_config.sync_period, sync_config.sync_timeout)
+
+
+def _check_copies(syncer: Syncer) -> None:
+    try:
+        copy.deepcopy(syncer)
+    except Exception as error:  # the user's code: raised to the script, nothing has begun
+        raise ConfigError(
+            f"SyncConfig(syncer={syncer!r}) cannot be copied, and each folder needs a copy of its "
+            f"own: {error}. Leave out in its __getstate__ what cannot be copied."
+        ) from error
+
+
+def _check_folder(remote: str, local_folder: str) -> None:
+    """The folder at the address can be written, and is apart from the other."""
+    place = open_place(remote)
+    folder = place.root if isinstance(place, FolderPlace) else remote
+    if overlap(folder, local_folder):
+        raise ConfigError(
+            f"SyncConfig(upload_dir=...) leads to {folder}, and the experiment's own folder is "
+            f"{local_folder}: one is inside the other; choose another upload_dir."
+        )
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"SyncConfig(upload_dir=...): {folder} cannot be used: {error.strerror}. Give a folder "
+            f"that you may write."
+        ) from error

@@ -1,0 +1,72 @@
+"""`DefaultSyncer`: to and from object stores, ``file://`` addresses and paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tunemq_scheduler.output.syncing.background_syncer import BackgroundSyncer, Command
+from tunemq_scheduler.output.syncing.mirroring import (
+    Copied,
+    delete_folder,
+    download_folder,
+    upload_folder,
+)
+from tunemq_scheduler.output.syncing.syncer import DEFAULT_SYNC_PERIOD, DEFAULT_SYNC_TIMEOUT, Syncer
+from tunemq_shared.base.errors import ConfigError
+
+#: The kinds of addresses that it knows, besides paths.
+_KNOWN: Final = ("s3://", "file://")
+
+
+class DefaultSyncer(BackgroundSyncer):
+    """Copies between folders of this machine and an object store, or another (NFS) folder.
+
+    Only files that changed since they were copied are copied again; each appears whole or not at
+    all. A store that does not answer is asked again, with growing pauses, until ``sync_timeout``.
+    """
+
+    def __init__(
+        self,
+        sync_period: float = DEFAULT_SYNC_PERIOD,
+        sync_timeout: float = DEFAULT_SYNC_TIMEOUT,
+    ) -> None:
+        super().__init__(sync_period, sync_timeout)
+        self._copied = Copied()
+
+    def _sync_up_command(self, local_path: str, uri: str, exclude: Sequence[str]) -> Command:
+        arguments = {"local_path": local_path, "uri": uri, "exclude": tuple(exclude)}
+        return upload_folder, {**arguments, "copied": self._copied}
+
+    def _sync_down_command(self, uri: str, local_path: str, exclude: Sequence[str]) -> Command:
+        arguments = {"uri": uri, "local_path": local_path, "exclude": tuple(exclude)}
+        return download_folder, {**arguments, "copied": self._copied}
+
+    def _delete_command(self, uri: str) -> Command:
+        return delete_folder, {"uri": uri, "copied": self._copied}
+
+    @classmethod
+    def validate_upload_dir(cls, upload_dir: str | None) -> bool:
+        """See `Syncer.validate_upload_dir`.
+
+        Raises:
+            ConfigError: it is no path and has another scheme than ``s3``, ``http(s)`` and ``file``.
+        """
+        if upload_dir and "://" in upload_dir and not upload_dir.startswith(_KNOWN):
+            scheme = upload_dir.partition("://")[0]
+            raise ConfigError(
+                f"upload_dir={upload_dir!r}: {scheme}:// is not known here; give "
+                f"s3://bucket/prefix, file:///folder or /folder, or a syncer of your own with "
+                f"SyncConfig(syncer=...)."
+            )
+        return Syncer.validate_upload_dir(upload_dir)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Its settings: another process copies everything once."""
+        state = super().__getstate__()
+        del state["_copied"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._copied = Copied()

@@ -1,0 +1,292 @@
+"""`Place`: the other side of a copy, a folder or a prefix of an object store."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import secrets
+import stat
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+from tunemq_scheduler.output.syncing.excludes import PART_PREFIX, UNFINISHED, excluding
+from tunemq_shared.base.errors import CheckpointCorrupt, ConfigError, StoreError
+from tunemq_shared.base.retrying import Cancel, retried
+from tunemq_shared.objects import store_address
+from tunemq_shared.objects.object_store import ObjectStore
+from tunemq_shared.system.folder_trees import remove_tree
+
+#: Files are read in pieces of this size; a smaller file is sent from memory in one piece.
+_CHUNK: Final = 2**20
+
+_log = logging.getLogger(__name__)
+
+
+class Stamp(NamedTuple):
+    """What a file's content is known by: its size in bytes, and when it changed (Unix ns)."""
+
+    size: int
+    changed_ns: int
+
+
+class Place(ABC):
+    """Files below one address, by relative names with ``/``. One thread uses it."""
+
+    @abstractmethod
+    def list(self, cancel: Cancel) -> dict[str, Stamp]:
+        """All complete files that are there."""
+
+    @abstractmethod
+    def put(self, name: str, path: str, cancel: Cancel) -> None:
+        """Copy a file there, over an older one of that name; it appears whole or not at all.
+
+        The file may change meanwhile, above all grow: then what it held at some moment is copied.
+        """
+
+    @abstractmethod
+    def get(self, name: str, path: str, size: int, cancel: Cancel) -> None:
+        """Copy a file from there to ``path``, which is new; it may be cut short by an error."""
+
+    @abstractmethod
+    def delete(self, cancel: Cancel) -> None:
+        """Remove all that is there; nothing there is no error."""
+
+    def close(self) -> None:  # noqa: B027  most have none
+        """Let go of connections; it is not used again."""
+
+
+class FolderPlace(Place):
+    """A folder of this machine, or one that is mounted."""
+
+    def __init__(self, root: str) -> None:
+        self.root = os.path.abspath(os.path.expanduser(root))
+
+    def list(self, cancel: Cancel) -> dict[str, Stamp]:
+        """See `Place.list`."""
+        cancel.check()
+        if not os.path.isdir(self.root):
+            return {}
+        return list_files(self.root, excluding(UNFINISHED))
+
+    def put(self, name: str, path: str, cancel: Cancel) -> None:
+        """See `Place.put`."""
+        target = os.path.join(self.root, name)
+        with open(path, "rb") as source, new_file(target) as part, open(part, "xb") as copy:
+            _pour(source, copy, cancel)
+
+    def get(self, name: str, path: str, size: int, cancel: Cancel) -> None:
+        """See `Place.get`."""
+        del size
+        with open(os.path.join(self.root, name), "rb") as source, open(path, "xb") as copy:
+            _pour(source, copy, cancel)
+
+    def delete(self, cancel: Cancel) -> None:
+        """See `Place.delete`."""
+        cancel.check()
+        if os.path.dirname(self.root) == self.root:
+            raise StoreError(f"{self.root} is the root of the file system, and is not deleted.")
+        remove_tree(self.root)
+        if os.path.lexists(self.root):
+            raise StoreError(f"{self.root} cannot be deleted; see to its rights.")
+
+
+class ObjectPlace(Place):
+    """A prefix of an object store."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self._said = False
+
+    def list(self, cancel: Cancel) -> dict[str, Stamp]:
+        """See `Place.list`."""
+
+        def listed() -> dict[str, Stamp]:
+            return {
+                one.key: Stamp(one.size, int(one.modified * 1e9))
+                for one in self._objects.list()
+                if not one.key.endswith("/")  # what browsers of buckets make to show a folder
+            }
+
+        return retried(listed, cancel, self._say)
+
+    def put(self, name: str, path: str, cancel: Cancel) -> None:
+        """See `Place.put`."""
+        with open(path, "rb") as source:
+            data = source.read(_CHUNK)
+            if len(data) < _CHUNK:
+                return retried(lambda: self._objects.put_bytes(name, data), cancel, self._say)
+            source.seek(0)
+            size, sha256 = _hashed(source, cancel)
+        try:
+            self._put_file(name, path, size, sha256, cancel)
+        except CheckpointCorrupt:  # it changed since it was hashed
+            with tempfile.TemporaryDirectory(prefix=PART_PREFIX) as folder:
+                still = os.path.join(folder, "copy")
+                with open(path, "rb") as source, open(still, "xb+") as copy:
+                    _pour(source, copy, cancel)
+                    copy.seek(0)
+                    size, sha256 = _hashed(copy, cancel)
+                self._put_file(name, still, size, sha256, cancel)
+
+    def get(self, name: str, path: str, size: int, cancel: Cancel) -> None:
+        """See `Place.get`."""
+        self._objects.get_file(name, Path(path), size=size, cancel=cancel, on_trouble=self._say)
+
+    def delete(self, cancel: Cancel) -> None:
+        """See `Place.delete`."""
+        retried(
+            lambda: self._objects.delete([one.key for one in self._objects.list()]),
+            cancel,
+            self._say,
+        )
+
+    def close(self) -> None:
+        """See `Place.close`."""
+        self._objects.close()
+
+    def _put_file(self, name: str, path: str, size: int, sha256: str, cancel: Cancel) -> None:
+        self._objects.put_file(
+            name, Path(path), size=size, sha256=sha256, cancel=cancel, on_trouble=self._say
+        )
+
+    def _say(self, trouble: str) -> None:
+        """Log the first trouble of a transfer; the next ones are the same until it is over."""
+        if not self._said:
+            self._said = True
+            _log.warning("A sync waits: %s", trouble)
+
+
+def open_place(address: str) -> Place:
+    """The place at an ``s3://`` or ``file://`` address, or a path.
+
+    Raises:
+        ConfigError: the address is of another kind, or says too little.
+    """
+    if "://" not in address:
+        return FolderPlace(address)
+    if store_address.is_remote(address):
+        from tunemq_shared.checkpoints.open_store import (  # loads a store's client
+            check_allowed,
+            open_objects,
+        )
+
+        check_allowed(address, "SyncConfig(upload_dir)")
+        return ObjectPlace(open_objects(address))
+    parts = urlsplit(address)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        raise ConfigError(
+            f"the destination {address!r} is of no kind that is known here; give "
+            f"s3://bucket/prefix, file:///folder or /folder, or a syncer of your own."
+        )
+    return FolderPlace(unquote(parts.path))
+
+
+def join(address: str, name: str) -> str:
+    """The address of what is called ``name`` below another of any kind, whose settings it keeps.
+
+    The settings of an address are what stands behind its ``?``; a path has none.
+    """
+    if "://" not in address or store_address.is_remote(address):
+        return store_address.join(address, name)
+    place, mark, settings = address.partition("?")
+    shown = quote(name) if address.startswith("file:") else name
+    return f"{place.rstrip('/')}/{shown}{mark}{settings}"
+
+
+def list_files(root: str, is_excluded: Callable[[str], bool]) -> dict[str, Stamp]:
+    """The files below a folder that are not excluded, by their relative names, sorted.
+
+    Links to files below the folder count as files. Other links, devices and the like are left out,
+    and so are names that are no text.
+
+    Raises:
+        OSError: a folder cannot be read; one that goes away meanwhile is no error.
+    """
+    found = dict(_walk(os.path.realpath(root), "", is_excluded))
+    return dict(sorted(found.items()))
+
+
+@contextlib.contextmanager
+def new_file(path: str) -> Iterator[str]:
+    """The path of a file to write, which takes the place of ``path`` when all went well."""
+    folder = os.path.dirname(path)
+    os.makedirs(folder, exist_ok=True)
+    part = os.path.join(folder, PART_PREFIX + secrets.token_hex(8))
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+def _walk(
+    root: str, folder: str, is_excluded: Callable[[str], bool]
+) -> Iterator[tuple[str, Stamp]]:
+    try:
+        entries = list(os.scandir(os.path.join(root, folder)))
+    except FileNotFoundError:
+        if folder:
+            return
+        raise
+    for entry in entries:
+        name = f"{folder}/{entry.name}" if folder else entry.name
+        if is_excluded(name) or not _is_text(name):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(root, name, is_excluded)
+        else:
+            status = _status(root, entry)
+            if status is not None and stat.S_ISREG(status.st_mode):
+                yield name, Stamp(status.st_size, status.st_mtime_ns)
+
+
+def _status(root: str, entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Of the file, or of the file below the root that a link leads to; None where there is none."""
+    try:
+        return entry.stat() if not entry.is_symlink() or _leads_below(root, entry.path) else None
+    except FileNotFoundError:
+        return None
+    except OSError:
+        if entry.is_symlink():  # one that leads to itself
+            return None
+        raise
+
+
+def _leads_below(root: str, link: str) -> bool:
+    return os.path.realpath(link).startswith(root.rstrip("/") + "/")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _pour(source: IO[bytes], target: IO[bytes], cancel: Cancel) -> None:
+    while True:
+        cancel.check()
+        piece = source.read(_CHUNK)
+        if not piece:
+            return
+        target.write(piece)
+
+
+def _hashed(source: IO[bytes], cancel: Cancel) -> tuple[int, str]:
+    digest, size = hashlib.sha256(), 0
+    while True:
+        cancel.check()
+        piece = source.read(_CHUNK)
+        if not piece:
+            return size, digest.hexdigest()
+        digest.update(piece)
+        size += len(piece)

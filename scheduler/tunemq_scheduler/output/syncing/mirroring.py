@@ -1,0 +1,203 @@
+"""Copies a folder to a `Place` and back: only what changed, and never to somewhere else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+from urllib.parse import unquote
+
+from tunemq_scheduler.output.syncing.destinations import (
+    FolderPlace,
+    Place,
+    Stamp,
+    list_files,
+    new_file,
+    open_place,
+)
+from tunemq_scheduler.output.syncing.excludes import UNFINISHED, excluding
+from tunemq_shared.base.errors import StoreError, TuneError
+from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.base.safe_names import is_safe_name
+
+#: A file that changed later than so long before it was copied may change again without a newer
+#: stamp (those of some file systems, and of object stores, are no finer); it is copied again.
+_SETTLED_NS: Final = 2 * 10**9
+
+#: Of files that were copied: their stamps at the source, and for downloads at the target.
+_Stamps = dict[str, tuple[Stamp, ...]]
+
+
+class Copied:
+    """What was copied, so that it is not copied again while it stays as it is.
+
+    A process remembers only what it copied itself, and asks the destination for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._stamps: dict[tuple[str, str], _Stamps] = {}
+
+    def between(self, source: str, target: str) -> _Stamps:
+        """The stamps of what was copied from one to the other; to be filled."""
+        return self._stamps.setdefault((source, target), {})
+
+    def forget(self, address: str) -> None:
+        """What is at the address, and below it, is not there any longer."""
+        gone = _place_of(address)
+        for ends, stamps in list(self._stamps.items()):
+            places = [_place_of(end) for end in ends]
+            if any(_is_below(place, gone) for place in places):
+                del self._stamps[ends]
+                continue
+            for place in places:
+                for name in [one for one in stamps if _is_below(f"{place}/{one}", gone)]:
+                    del stamps[name]
+
+
+def upload_folder(
+    local_path: str, uri: str, exclude: Sequence[str], copied: Copied, *, cancel: Cancel
+) -> int:
+    """Copy what changed below a folder to an address; returns how many files that were.
+
+    A file that cannot be read keeps no other from being copied.
+
+    Raises:
+        StoreError: something could not be copied; names it. What was copied is there.
+        Cancelled, TimedOut: see `Cancel`.
+    """
+    known = copied.between(local_path, uri)
+    files = list_files(local_path, excluding((*exclude, *UNFINISHED)))
+    changed = {name: stamp for name, stamp in files.items() if known.get(name) != (stamp,)}
+    if not changed:
+        return 0
+    unreadable: list[OSError] = []
+    sent = 0
+    with _place(uri, local_path) as place:
+        for name, stamp in changed.items():
+            cancel.check()
+            is_settled = _is_settled(stamp)
+            path = os.path.join(local_path, name)
+            try:
+                place.put(name, path, cancel)
+            except OSError as error:
+                if not os.path.lexists(path):
+                    continue  # removed meanwhile, so there is nothing to copy
+                if isinstance(error, TuneError) or error.filename != path:
+                    raise
+                unreadable.append(error)
+                continue
+            sent += 1
+            if is_settled:
+                known[name] = (stamp,)
+    if unreadable:
+        raise StoreError(
+            f"{len(unreadable)} of the files in {local_path} cannot be read, the first: "
+            f"{unreadable[0].filename}: {unreadable[0].strerror}."
+        )
+    return sent
+
+
+def download_folder(
+    uri: str, local_path: str, exclude: Sequence[str], copied: Copied, *, cancel: Cancel
+) -> int:
+    """Copy what changed at an address into a folder; returns how many files that were.
+
+    Nothing is written outside of the folder, whatever names and links there are.
+
+    Raises:
+        StoreError: there is nothing, or something could not be copied; names it.
+        Cancelled, TimedOut: see `Cancel`.
+    """
+    known = copied.between(uri, local_path)
+    is_excluded = excluding((*exclude, *UNFINISHED))
+    got = 0
+    with _place(uri, local_path) as place:
+        files = place.list(cancel)
+        if not files:
+            raise StoreError(f"there is nothing to copy at {uri}.")
+        os.makedirs(local_path, exist_ok=True)
+        for name, stamp in files.items():
+            cancel.check()
+            path = _target(local_path, name, uri)
+            if is_excluded(name) or known.get(name) == (stamp, _stamp(path)):
+                continue
+            with new_file(path) as part:
+                place.get(name, part, stamp.size, cancel)
+            got += 1
+            if _is_settled(stamp):
+                known[name] = (stamp, _stamp(path))
+    return got
+
+
+def delete_folder(uri: str, copied: Copied, *, cancel: Cancel) -> None:
+    """Remove all that is at an address.
+
+    Raises:
+        StoreError: something could not be removed.
+        Cancelled, TimedOut: see `Cancel`.
+    """
+    copied.forget(uri)
+    with _place(uri, "") as place:
+        place.delete(cancel)
+
+
+@contextlib.contextmanager
+def _place(uri: str, local: str) -> Iterator[Place]:
+    """The place, and plain errors of the operating system as StoreErrors."""
+    with contextlib.closing(open_place(uri)) as place:
+        if isinstance(place, FolderPlace) and local and overlap(local, place.root):
+            raise StoreError(
+                f"{local} cannot be synced with {uri}: one is inside the other; choose another "
+                f"upload_dir."
+            )
+        try:
+            yield place
+        except TuneError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{error.filename or uri}: {error.strerror or error}.") from error
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two folders are the same, or one is inside the other."""
+    one, other = os.path.realpath(one), os.path.realpath(other)
+    return _is_below(one, other) or _is_below(other, one)
+
+
+def _target(folder: str, name: str, uri: str) -> str:
+    """The path of a file below the folder.
+
+    Raises:
+        StoreError: the name, or a link, leads out of it.
+    """
+    if not is_safe_name(name):
+        raise StoreError(f"{uri}: {name!r} is not the name of a file below it.")
+    path = os.path.join(folder, name)
+    if not _is_below(os.path.realpath(os.path.dirname(path)), os.path.realpath(folder)):
+        raise StoreError(f"{path}: a link there leads out of {folder}; nothing is written to it.")
+    return path
+
+
+def _stamp(path: str) -> Stamp:
+    """Of a file that is there; of none, one that no file has."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return Stamp(-1, 0)
+    return Stamp(status.st_size, status.st_mtime_ns)
+
+
+def _is_settled(stamp: Stamp) -> bool:
+    return time.time_ns() - stamp.changed_ns > _SETTLED_NS
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _place_of(address: str) -> str:
+    """An address as its names are spelt, without its settings; a path as it is."""
+    place = unquote(address.partition("?")[0]) if "://" in address else address
+    return place.rstrip("/")

@@ -1,0 +1,214 @@
+"""`Lane`: one folder on its way to the store, one transfer at a time."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from tunemq_scheduler.output.syncing.background_transfer import BackgroundTransfer
+from tunemq_scheduler.output.syncing.destinations import join
+from tunemq_scheduler.output.syncing.syncer import Syncer
+from tunemq_shared.base.errors import TuneError
+from tunemq_shared.base.retrying import Cancel
+
+#: So often a syncer is asked to begin, before its refusal or error counts as a failure.
+_ASKED: Final = 3
+#: Seconds at most before it is asked again; twice as many each time.
+PAUSE_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Lane:
+    """What is known of one folder that is kept at the destination too.
+
+    One thread uses it; the transfers run in others.
+
+    Args:
+        title: of the folder, for messages.
+        local, remote: the folder, and its address.
+        syncer: a copy of it does the work.
+        timeout_s: how long one transfer may take, all retries included.
+        exclude: what to leave out; asked in the transfer's thread.
+        on_end: called in the transfer's thread when it is over.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        local: str,
+        remote: str,
+        *,
+        syncer: Syncer,
+        timeout_s: float,
+        exclude: Callable[[str], Sequence[str]],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.title = title
+        self.local = local
+        self.remote = remote
+        #: The newest iteration of its trial, and the seconds that it has trained.
+        self.progress: tuple[float, float] = (0, 0.0)
+        #: When a transfer was last launched.
+        self.synced_at = -math.inf
+        #: The next transfer copies the folder; without it, only removes what is condemned.
+        self.wants_copy = False
+        #: When no transfer is needed any more, none will ever be.
+        self.is_last = False
+        self._template = syncer
+        self._timeout_s = timeout_s
+        self._exclude = exclude
+        self._on_end = on_end
+        self._syncer: Syncer | None = None
+        self._work: _Work | None = None
+        self._transfer: BackgroundTransfer | None = None
+        self._expected: set[str] = set()
+        self._condemned: list[str] = []
+        self._going: set[str] = set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a transfer is launched, and its outcome was not collected."""
+        return self._work is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an outcome to collect."""
+        transfer = self._transfer
+        return self.is_busy and (transfer is None or not transfer.is_running or transfer.is_overdue)
+
+    def expect(self, name: str) -> None:
+        """The folder ``name`` must be there when the next transfer has copied."""
+        self._expected.add(name)
+
+    def condemn(self, name: str) -> None:
+        """The folder ``name`` is not kept: no transfer copies it, the next one removes its copy."""
+        self._expected.discard(name)
+        self._condemned.append(name)
+        self._going.add(name)
+
+    def launch(self) -> None:
+        """Start a transfer; there is none."""
+        if self._syncer is None:
+            self._syncer = copy.deepcopy(self._template)
+        self._going = {name for name in self._going if os.path.isdir(self._path(name))}
+        self._work = _Work(
+            self,
+            self._syncer,
+            expected=tuple(self._expected) if self.wants_copy else (),
+            condemned=self._condemned,
+            left_out=tuple(self._going),
+        )
+        self._condemned, self.wants_copy = [], False
+        self._transfer = BackgroundTransfer(
+            self._work.sync_folder, self._timeout_s, after=self._transfer, on_end=self._on_end
+        )
+        self.synced_at = time.monotonic()
+
+    def collect(self) -> Exception | None:
+        """What went wrong with the transfer that has ended or is overdue; None for nothing."""
+        work, transfer = self._work, self._transfer
+        if work is None or transfer is None:
+            return None
+        self._work = None
+        if work.is_closing:
+            self._syncer = None
+        try:
+            transfer.wait()
+        except Exception as error:  # noqa: BLE001  a syncer may be the user's; logged by who asks
+            self._condemned = [*work.condemned, *self._condemned]
+            if transfer.threads():
+                self._abandon(work)
+            return error
+        for name in work.expected:
+            if name in self._expected and not os.path.isdir(self._path(name)):
+                self._expected.discard(name)
+                return TuneError(f"{self._path(name)} was not there to be copied")
+        self._expected.difference_update(work.expected)
+        return None
+
+    def cancel(self) -> None:
+        """Ask what is in flight to end soon; returns at once."""
+        work, transfer = self._work, self._transfer
+        if work is not None and transfer is not None:
+            transfer.cancel()
+            self._abandon(work)
+
+    def _abandon(self, work: _Work) -> None:
+        """End a syncer with which something is still going on; the next transfer gets another."""
+        work.is_closing = True
+        self._syncer = None
+        try:
+            work.syncer.cancel()
+        except Exception:  # noqa: BLE001  it may be the user's, and must not end the search
+            _log.exception("%s: its syncer could not be cancelled", self.title)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.local, name)
+
+    def left_out(self) -> Sequence[str]:
+        """What is not copied, whatever is going on."""
+        return self._exclude(self.local)
+
+
+class _Work:
+    """One transfer of a lane, as its thread does it."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        syncer: Syncer,
+        *,
+        expected: tuple[str, ...],
+        condemned: list[str],
+        left_out: tuple[str, ...],
+    ) -> None:
+        self.syncer = syncer
+        self.expected = expected
+        #: What is still to be removed.
+        self.condemned = condemned
+        #: The syncer is not used after this transfer.
+        self.is_closing = lane.is_last
+        self._lane = lane
+        self._copies = lane.wants_copy
+        self._left_out = left_out
+
+    def sync_folder(self, *, cancel: Cancel) -> None:
+        """Remove the copies of what is condemned, and copy what changed."""
+        lane, syncer = self._lane, self.syncer
+        try:
+            while self.condemned:
+                address = join(lane.remote, self.condemned[0])
+                self._do(partial(syncer.delete, address), cancel)
+                self.condemned.pop(0)
+            if self._copies:
+                exclude = [*lane.left_out(), *self._left_out]
+                self._do(partial(syncer.sync_up, lane.local, lane.remote, exclude), cancel)
+        finally:
+            if self.is_closing:
+                syncer.close()
+
+    def _do(self, begin: Callable[[], bool], cancel: Cancel) -> None:
+        """Begin it and wait for it; what cannot be begun is tried again after a growing pause."""
+        for tries in range(_ASKED):
+            if tries:
+                cancel.pause(PAUSE_S * 2.0**tries * random.uniform(0.5, 1.0))
+            cancel.check()
+            try:
+                begun = begin()
+            except Exception as error:
+                if tries == _ASKED - 1:
+                    raise
+                _log.warning("%s: a sync failed and is tried again: %s", self._lane.title, error)
+                continue
+            self.syncer.wait_or_retry()  # for this, or for what it was still busy with
+            if begun:
+                return
+        raise TuneError(f"the syncer was asked {_ASKED} times and began nothing")

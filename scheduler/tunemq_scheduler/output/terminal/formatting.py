@@ -1,0 +1,143 @@
+"""How values, times and tables are written for people; whatever users named is made harmless."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_shared.base.safe_text import plain_number, text_of
+
+#: Between two columns of a table.
+GAP: Final = 2
+#: So many characters for each column that there is are looked at: some of them have no width.
+_LOOKED_AT: Final = 20
+
+
+class Column(msgspec.Struct, kw_only=True):
+    """A column of a table.
+
+    Attributes:
+        header, cells: clean text.
+        right: whether it is flush right, as numbers are.
+        rank: columns with the highest rank are left out first where there is no room.
+        is_main: whether it is the metric that is optimised.
+    """
+
+    header: str
+    cells: list[str]
+    right: bool = False
+    rank: int = 0
+    is_main: bool = False
+
+    @property
+    def width(self) -> int:
+        """The width of its widest cell."""
+        return max((cell_width(text) for text in (self.header, *self.cells)), default=0)
+
+
+def clean(text: object, limit: int | None = None) -> str:
+    """``text`` in one line, without control characters, cut to ``limit`` columns."""
+    whole = text_of(text)
+    # Of what is much longer nobody sees more than its beginning, and it may be megabytes.
+    begin = whole if limit is None else whole[: _LOOKED_AT * limit]
+    kept = "".join(
+        " " if char in "\t\n\r" else char
+        for char in begin
+        if char in "\t\n\r"
+        or unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+    ).strip()
+    if limit is None or (cell_width(kept) <= limit and len(begin) == len(whole)):
+        return kept
+    while cell_width(kept) > limit - 1:
+        kept = kept[:-1]
+    return f"{kept}…"
+
+
+def cell_width(text: str) -> int:
+    """How many columns of a terminal ``text`` takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        2 if unicodedata.east_asian_width(char) in "WF" else not unicodedata.combining(char)
+        for char in text
+    )
+
+
+def value(item: Any, limit: int = 20) -> str:
+    """A metric or parameter: numbers with four digits that count, other things cut to ``limit``."""
+    if item is None:
+        return ""
+    item = plain_number(item)
+    if isinstance(item, bool) or not isinstance(item, int | float):
+        return clean(item, limit)
+    if isinstance(item, int):
+        return str(item) if abs(item) < 10**12 else f"{item:.4g}"
+    if not math.isfinite(item):
+        return str(float(item))
+    if item != 0 and not 1e-4 <= abs(item) < 1e6:
+        return f"{item:.3e}"
+    return f"{item:.4g}" if abs(item) < 1000 else f"{item:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """A time span: ``0.42s``, ``12.3s``, ``1m 05s``, ``2h 03m``, ``3d 04h``."""
+    if seconds < 1:
+        return f"{max(0.0, seconds):.2f}s"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def clock(seconds: float) -> str:
+    """A time since the start: ``00:01:05``."""
+    whole = int(seconds)
+    return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
+
+
+def parameters(config: Mapping[str, Any], limit: int = 20, most: int = 8) -> str:
+    """The first few parameters in one line: ``lr=0.01 layers=3``."""
+    shown = [f"{clean(key, limit)}={value(config[key], limit)}" for key in list(config)[:most]]
+    more = [f"and {len(config) - most} more"] if len(config) > most else []
+    return " ".join([*shown, *more])
+
+
+def resources(used: Mapping[str, float], total: Mapping[str, float]) -> str:
+    """What is in use: ``cpu 2/4  gpu 0.5/1``; nothing is said of what no node has."""
+    return "  ".join(
+        f"{clean(name)} {used.get(name, 0):g}/{amount:g}"
+        for name, amount in total.items()
+        if amount > 0 and name != "memory"
+    )
+
+
+def fit(columns: Sequence[Column], width: int) -> list[Column]:
+    """As many columns, in their order, as stand side by side in ``width``; lowest ranks first."""
+    kept = list(columns)
+    while len(kept) > 1 and sum(column.width for column in kept) + GAP * (len(kept) - 1) > width:
+        kept.remove(max(reversed(kept), key=lambda column: column.rank))
+    return kept
+
+
+def text_table(columns: Sequence[Column]) -> list[str]:
+    """The lines of a plain table: headers, a rule, rows."""
+    widths = [column.width for column in columns]
+
+    def line(texts: Sequence[str]) -> str:
+        padded = []
+        for column, width, text in zip(columns, widths, texts, strict=True):
+            room = " " * (width - cell_width(text))
+            padded.append(room + text if column.right else text + room)
+        return (" " * GAP).join(padded).rstrip()
+
+    rows = zip(*(column.cells for column in columns), strict=True)
+    rule = (" " * GAP).join("-" * width for width in widths)
+    return [line([column.header for column in columns]), rule, *(line(row) for row in rows)]

@@ -1,0 +1,217 @@
+"""Which trials and which of their values a table shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from tunemq_scheduler.core.trials.trial import awaited
+from tunemq_scheduler.output.terminal.formatting import Column, clean, duration, value
+from tunemq_scheduler.results.csv_cells import flatten
+from tunemq_scheduler.results.json_encoding import is_finite, is_number
+from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.trial import results as keys
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.results.trial_view import TrialView
+
+T = TypeVar("T")
+
+#: The states in the order in which a table shows them.
+STATES: Final = ("RUNNING", "PAUSED", "PENDING", "ERROR", "TERMINATED")
+#: More parameters than so have no column: no terminal has room for them.
+_PARAMETERS: Final = 100
+
+_AUTOMATIC: Final = keys.ALWAYS_THERE | {
+    keys.TIMESTEPS_TOTAL,
+    keys.EPISODES_TOTAL,
+    keys.TIMESTEPS_THIS_ITER,
+    keys.EPISODES_THIS_ITER,
+    keys.DATE,
+    keys.TRIAL_ID,
+    keys.EXPERIMENT_ID,
+    keys.EXPERIMENT_TAG,
+    keys.PID,
+    keys.HOSTNAME,
+    keys.NODE_IP,
+    keys.CONFIG,
+    keys.SHOULD_CHECKPOINT,
+}
+
+
+class TableOptions(msgspec.Struct, kw_only=True):
+    """What users may choose about tables.
+
+    Attributes:
+        metric_columns: keys of results to show (a dict says how to call them); by default the
+            optimised metric and the first few others.
+        parameter_columns: keys of configurations, likewise; by default what is sampled.
+        max_rows: how many trials at most.
+        max_width: how wide a cell may be.
+        infer_limit: how many metrics are shown where none were chosen.
+        metric, mode: what is optimised, if the search does not say.
+        sort_by_metric: best trials first.
+    """
+
+    metric_columns: dict[str, str] | None = None
+    parameter_columns: dict[str, str] | None = None
+    max_rows: int = 20
+    max_width: int = 20
+    infer_limit: int = 3
+    metric: str | None = None
+    mode: str | None = None
+    sort_by_metric: bool = False
+
+
+class Row(msgspec.Struct):
+    """What a table needs of one trial."""
+
+    trial_id: str
+    number: int
+    status: str
+    params: Mapping[str, Any]
+    result: Mapping[str, Any]
+    waits: str = ""
+
+
+def row_of(trial: TrialView) -> Row:
+    """A trial's row as it is now."""
+    return Row(
+        trial_id=trial.trial_id,
+        number=trial.number,
+        status=trial.status,
+        params=trial.evaluated_params or flatten(trial.config),
+        result=trial.last_result,
+        waits=trial.waits[0],
+    )
+
+
+def waits_in_words(what: str) -> str:
+    """What a trial does that waits; ``what`` is as in `TrialWaits`."""
+    known = {
+        "save": "saving",
+        "restore": "restoring",
+        "code": "fetching its code",
+        "device": "starting",
+    }
+    return f"{known.get(what, clean(what))}: waits for {awaited(what)}"
+
+
+def fair_share(groups: Mapping[str, Sequence[T]], limit: int) -> dict[str, int]:
+    """How many of each group are shown where only ``limit`` can be: each gets as many as any."""
+    share = dict.fromkeys(groups, 0)
+    left = min(limit, sum(len(group) for group in groups.values()))
+    while left > 0:
+        for name, group in groups.items():
+            if left > 0 and share[name] < len(group):
+                share[name] += 1
+                left -= 1
+    return share
+
+
+def choose(
+    live: Iterable[TrialView], finished: Iterable[Row], limit: int, most: int = 1000
+) -> list[Row]:
+    """At most ``limit`` rows, the states in their order; looks at ``most`` live trials."""
+    groups: dict[str, list[TrialView | Row]] = {state: [] for state in STATES}
+    for trial in islice(live, most):
+        groups.setdefault(trial.status, []).append(trial)
+    for row in finished:
+        groups.setdefault(row.status, []).append(row)
+    share = fair_share(groups, limit)
+    return [
+        one if isinstance(one, Row) else row_of(one)
+        for state, group in groups.items()
+        for one in group[: share[state]]
+    ]
+
+
+def score(result: Mapping[str, Any], metric: str | None, mode: str | None) -> float | None:
+    """How good a result is, more is better; None where it has no finite value of the metric."""
+    found = lookup(result, metric) if metric else None
+    if not is_finite(found):
+        return None
+    return float(-found if mode == "min" else found)
+
+
+def sorted_by_metric(rows: Iterable[Row], metric: str | None, mode: str | None) -> list[Row]:
+    """The best first; what has no finite value comes last."""
+
+    def order(row: Row) -> tuple[bool, float]:
+        found = score(row.result, metric, mode)
+        return found is None, -(found or 0.0)
+
+    return sorted(rows, key=order)
+
+
+def columns_of(
+    rows: Sequence[Row], options: TableOptions, metric: str | None, best: str | None = None
+) -> list[Column]:
+    """The table's columns; the trial ``best`` gets a star."""
+    star = "* " if best is not None and any(row.trial_id == best for row in rows) else ""
+    width = options.max_width
+    trials = [
+        (star if row.trial_id == best else " " * len(star)) + clean(row.trial_id, width)
+        for row in rows
+    ]
+    columns = [
+        Column(header=" " * len(star) + "trial", cells=trials),
+        Column(header="status", cells=[_status(row) for row in rows]),
+    ]
+    for rank, (key, name) in enumerate(_parameter_keys(rows, options).items()):
+        found = [lookup(row.params, key) for row in rows]
+        columns.append(_column(name, found, width, rank=20 + rank))
+    steps = [row.result.get(keys.TRAINING_ITERATION) for row in rows]
+    columns.append(_column("iter", steps, width, rank=10))
+    times = [row.result.get(keys.TIME_TOTAL_S) for row in rows]
+    cells = [duration(time) if is_number(time) else "" for time in times]
+    columns.append(Column(header="time", cells=cells, right=True, rank=19))
+    for rank, (key, name) in enumerate(_metric_keys(rows, options, metric).items()):
+        found = [lookup(row.result, key) for row in rows]
+        column = _column(name, found, width, rank=5 if key == metric else 30 + rank)
+        column.is_main = key == metric
+        columns.append(column)
+    return columns
+
+
+def is_reported_metric(key: str, found: Any) -> bool:
+    """Whether a value of a flattened result is a number that the trainable reported."""
+    return key not in _AUTOMATIC and not key.startswith("config/") and is_number(found)
+
+
+def _status(row: Row) -> str:
+    return waits_in_words(row.waits) if row.waits else row.status
+
+
+def _column(name: str, found: Sequence[Any], width: int, rank: int) -> Column:
+    is_numeric = all(one is None or is_number(one) for one in found)
+    cells = [value(one, width) for one in found]
+    return Column(header=clean(name, width), cells=cells, right=is_numeric, rank=rank)
+
+
+def _parameter_keys(rows: Sequence[Row], options: TableOptions) -> dict[str, str]:
+    if options.parameter_columns is not None:
+        return options.parameter_columns
+    names: dict[str, str] = {}
+    for row in rows:
+        for key in islice(row.params, _PARAMETERS):
+            names.setdefault(key, key.rpartition("/")[2])
+    if len(set(names.values())) < len(names):
+        return {key: key for key in names}
+    return names
+
+
+def _metric_keys(rows: Sequence[Row], options: TableOptions, metric: str | None) -> dict[str, str]:
+    if options.metric_columns is not None:
+        return options.metric_columns
+    names = {metric: metric} if metric else {}
+    for row in rows:
+        for key, found in flatten(row.result).items():
+            if len(names) >= options.infer_limit:
+                return names
+            if is_reported_metric(key, found):
+                names.setdefault(key, key)
+    return names

@@ -1,0 +1,183 @@
+"""What is said when a search is over: best trials, best configuration, errors, places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tunemq_scheduler.core.failure_policy import CLASSES
+from tunemq_scheduler.output.terminal.formatting import (
+    Column,
+    clean,
+    duration,
+    fit,
+    text_table,
+    value,
+)
+from tunemq_scheduler.output.terminal.rows import (
+    STATES,
+    Row,
+    TableOptions,
+    columns_of,
+    is_reported_metric,
+    score,
+    sorted_by_metric,
+)
+from tunemq_scheduler.results.csv_cells import flatten
+from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
+from tunemq_shared.objects.store_address import without_settings
+from tunemq_shared.protocol.conditions import lookup
+
+if TYPE_CHECKING:
+    from tunemq_scheduler.output.terminal.display_view import SearchView
+    from tunemq_scheduler.results.result import Result
+    from tunemq_scheduler.results.trial_failures import FailureGroup
+    from tunemq_shared.checkpoints.checkpoint import Checkpoint
+
+#: How many metrics of the best trial are named.
+_METRICS: Final = 10
+#: And of its parameters.
+_PARAMETERS: Final = 50
+#: Characters of an error; one of a store tells where, what, why and what to do.
+_ERROR: Final = 500
+
+
+class Section(msgspec.Struct, kw_only=True):
+    """A part of a summary: a title and either lines or a table."""
+
+    title: str
+    lines: list[str] = []
+    columns: list[Column] = []
+    is_error: bool = False
+
+
+def sections(
+    view: SearchView, results: Sequence[Result], options: TableOptions, width: int
+) -> list[Section]:
+    """All parts of a summary, in their order."""
+    metric, mode = options.metric or view.metric, options.mode or view.mode
+    rows = _best_rows(results, metric, mode, options.max_rows)
+    best = next((row for row in rows if score(row.result, metric, mode) is not None), None)
+    found = [_trials(rows, len(results), options, metric, best, width)] if rows else []
+    if best is not None and metric is not None:
+        found.append(_best(best, results, metric))
+    found += error_sections(view.failures)
+    return [*found, _where(view, rows, metric)]
+
+
+def plain(parts: Iterable[Section]) -> list[str]:
+    """The lines of a summary without colours."""
+    lines: list[str] = []
+    for part in parts:
+        table = text_table(part.columns) if part.columns else []
+        lines += ["", part.title, *(f"  {line}" for line in (*table, *part.lines))]
+    return lines
+
+
+def error_sections(failures: Sequence[FailureGroup], most: int = 5) -> list[Section]:
+    """What went wrong, by cause: the user's own exceptions first."""
+    if not failures:
+        return []
+    lines: list[str] = []
+    for group in failures[:most]:
+        times = "once" if group.count == 1 else f"{group.count} times"
+        hosts = f" on {', '.join(map(clean, group.hostnames))}" if group.hostnames else ""
+        lines.append(f"{clean(group.error, _ERROR)}")
+        if group.cause:
+            lines.append(f"  began with: {clean(group.cause, _ERROR)}")
+        if group.place:
+            lines.append(f"  raised at {clean(group.place)}")
+        # A traceback says by itself that it is the trial's code which failed.
+        what = "" if group.kind == "user" else f"{CLASSES[group.kind].words}: "
+        lines.append(f"  {what}{times}{hosts}; trials {_names(group)}")
+        if group.file:
+            lines.append(f"  see {clean(group.file)}")
+    if len(failures) > most:
+        lines.append(f"... and {len(failures) - most} other causes")
+    return [Section(title="errors", lines=lines, is_error=True)]
+
+
+def _names(group: FailureGroup) -> str:
+    names = ", ".join(map(clean, group.trials))
+    return f"{names}, ..." if group.count > len(group.trials) else names
+
+
+def _best_rows(
+    results: Sequence[Result], metric: str | None, mode: str | None, limit: int
+) -> list[Row]:
+    """The best trials first; with no metric, or where it is missing, in the order of the search."""
+    rows = (
+        Row(result.trial_id, n, result.status, flatten(result.config), result.metrics)
+        for n, result in enumerate(results)
+    )
+    return sorted_by_metric(rows, metric, mode)[:limit]
+
+
+def _trials(
+    rows: list[Row],
+    count: int,
+    options: TableOptions,
+    metric: str | None,
+    best: Row | None,
+    width: int,
+) -> Section:
+    columns = columns_of(rows, options, metric, best.trial_id if best else None)
+    more = [f"... {count - len(rows)} more not shown"] if count > len(rows) else []
+    title = f"trials, best {clean(metric)} first" if best and metric else "trials"
+    return Section(title=title, columns=fit(columns, width - 2), lines=more)
+
+
+def _best(best: Row, results: Sequence[Result], metric: str) -> Section:
+    result = results[best.number]
+    others: Mapping[str, Any] = {
+        key: found
+        for key, found in flatten(best.result).items()
+        if key != metric and is_reported_metric(key, found)
+    }
+    told = {
+        "trial": [clean(best.trial_id)],
+        "config": _parameters(best.params),
+        "metrics": [f"{clean(key)} = {value(found)}" for key, found in others.items()][:_METRICS],
+        "checkpoint": [clean(_place(result.checkpoint)) if result.checkpoint else "none"],
+        "folder": [clean(result.path)],
+    }
+    lines = [
+        f"{name if n == 0 else '':<12}{line}"
+        for name, found in told.items()
+        for n, line in enumerate(found)
+    ]
+    return Section(title=f"best {clean(metric)}: {lookup(best.result, metric)}", lines=lines)
+
+
+def _parameters(params: Mapping[str, Any]) -> list[str]:
+    """A line for each of the first parameters."""
+    shown = islice(params.items(), _PARAMETERS)
+    lines = [f"{clean(key)} = {value(found, 60)}" for key, found in shown]
+    more = len(params) - len(lines)
+    return [*lines, f"and {more} more"] if more else lines
+
+
+def _place(checkpoint: Checkpoint) -> str:
+    """Where it is; what is in a store is not downloaded for that."""
+    if isinstance(checkpoint, StoredCheckpoint):
+        return without_settings(checkpoint.uri)
+    return checkpoint.path
+
+
+def _where(view: SearchView, rows: Sequence[Row], metric: str | None) -> Section:
+    counts = ", ".join(
+        f"{view.counts[state]} {state}" for state in STATES if view.counts.get(state)
+    )
+    lines = [
+        f"{counts or 'no trials'} in {duration(view.elapsed_s)}",
+        f"results in {clean(view.path)}",
+    ]
+    if view.store:
+        lines.append(f"checkpoints in {clean(view.store)}")
+    if metric and rows and all(score(row.result, metric, None) is None for row in rows):
+        lines.append(f"no trial reported a finite value of {clean(metric)}")
+    lines += [clean(note) for note in view.notes]
+    return Section(title=f"{clean(view.name)} {clean(view.outcome, 300)}", lines=lines)

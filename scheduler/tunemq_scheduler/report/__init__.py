@@ -1,1 +1,0 @@
-"""What people see of a search while it runs, and when it is over."""

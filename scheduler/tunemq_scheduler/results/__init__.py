@@ -1,0 +1,1 @@
+"""What a search gives back: Result, ResultGrid, ExperimentAnalysis, and trials for callbacks."""

@@ -1,0 +1,241 @@
+"""`Result`: what became of one trial; its history is read from its folder when asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from tunemq_scheduler.results.csv_cells import flatten
+from tunemq_scheduler.results.json_encoding import is_finite, is_number
+from tunemq_scheduler.storage.folders import PARAMS_JSON, RESULT_JSON
+from tunemq_shared.base.errors import ConfigError, MetricError, TuneError
+from tunemq_shared.base.undecodable import NO_JSON, UNDECODABLE
+from tunemq_shared.protocol.conditions import lookup
+from tunemq_shared.system.plain_files import open_to_read
+from tunemq_shared.trial.results import TRAINING_ITERATION, TRIAL_ID
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from tunemq_shared.checkpoints.checkpoint import Checkpoint
+    from tunemq_shared.protocol.device_use import DeviceUse
+
+_decode = msgspec.json.Decoder().decode
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True, eq=False)
+class Result:
+    """What became of one trial.
+
+    Attributes:
+        metrics: its last result, automatic keys included; empty if it never reported.
+        checkpoint: its newest checkpoint, None if it has none.
+        error: what ended it in ERROR; None otherwise.
+        path: its folder.
+        trial_id, trial_name, status: who it was, and its state when this was made.
+        best_checkpoints: its kept checkpoints, each with the result it belongs to.
+        devices_used: what it used of each GPU that it had, all its tries together (`DeviceUse`:
+            seconds, part of the time in which the device was busy, bytes, joules); empty where the
+            node does not know its GPUs one by one. Trials of less than a few seconds may not be
+            seen to use anything.
+    """
+
+    metrics: dict[str, Any]
+    checkpoint: Checkpoint | None = None
+    error: Exception | None = None
+    path: str
+    trial_id: str = ""
+    trial_name: str = ""
+    status: str = "TERMINATED"
+    best_checkpoints: Sequence[tuple[Checkpoint, dict[str, Any]]] = ()
+    devices_used: Sequence[DeviceUse] = ()
+    trial_config: dict[str, Any] | None = field(default=None, repr=False)
+    #: Whether ``metrics`` is the journal's last result, and nothing is added to the file any more.
+    has_ended: bool = field(default=False, repr=False)
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str]) -> Self:
+        """A result of a trial's folder alone: its metrics and configuration, without checkpoints.
+
+        Raises:
+            ConfigError: it is not a trial's folder.
+        """
+        folder = os.path.abspath(os.path.expanduser(os.fspath(path)))
+        try:
+            with open_to_read(os.path.join(folder, PARAMS_JSON)) as file:
+                config = json.load(file)
+        except (OSError, *NO_JSON) as error:
+            raise ConfigError(
+                f"{folder} is not a trial's folder: {PARAMS_JSON} cannot be read ({error})."
+            ) from error
+        result = cls(
+            metrics={}, path=folder, trial_name=os.path.basename(folder), trial_config=config
+        )
+        if result.history:
+            result.metrics = result.history[-1]
+            result.trial_id = result.metrics.get("trial_id", "")
+        return result
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The trial's configuration."""
+        if self.trial_config is not None:
+            return self.trial_config
+        found: dict[str, Any] = self.metrics.get("config") or {}
+        return found
+
+    @cached_property
+    def history(self) -> list[dict[str, Any]]:
+        """All results, from the trial's ``result.json``; a line torn by a crash is left out.
+
+        Of a trial that has ended the file is compared with the journal's last result: a step that
+        is there twice counts once, and what the file lacks is logged as a warning.
+        """
+        path = os.path.join(self.path, RESULT_JSON)
+        try:
+            with open_to_read(path) as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            # Of a search that ran elsewhere this machine has no file of the trial at all.
+            if self._last_step > 1 and os.path.exists(os.path.join(self.path, PARAMS_JSON)):
+                _warn(f"{path} is missing: of {self._last_step} steps only the last is known.")
+            return [self.metrics] if self.metrics else []
+        rows = [result for line in lines if (result := _read(line)) is not None]
+        return self._compared(path, rows, len(lines) - len(rows)) if self._last_step else rows
+
+    @property
+    def _last_step(self) -> int:
+        """The step of the journal's last result; 0 where the file is not to be compared with it."""
+        step = self.metrics.get(TRAINING_ITERATION) if self.has_ended else 0
+        return step if isinstance(step, int) else 0
+
+    def _compared(
+        self, path: str, rows: list[dict[str, Any]], unreadable: int
+    ) -> list[dict[str, Any]]:
+        """The rows of the trial, each step once; warns where they are not what was reported."""
+        by_step: dict[int, dict[str, Any]] = {}
+        for row in rows:
+            step = row.get(TRAINING_ITERATION)
+            if isinstance(step, int) and row.get(TRIAL_ID) == self.trial_id:
+                by_step.setdefault(step, row)
+        kept = [by_step[step] for step in sorted(by_step)]
+        ends_with = max(by_step, default=0)
+        wrong = []
+        if unreadable:
+            wrong.append(f"{unreadable} lines that cannot be read")
+        if len(kept) < len(rows):
+            wrong.append(f"{len(rows) - len(kept)} rows that are doubled or not of this trial")
+        if wrong or ends_with != self._last_step:
+            with_those = f", and {' and '.join(wrong)}, which are left out" if wrong else ""
+            _warn(
+                f"{path} is damaged: it has {len(kept)} rows up to step {ends_with}{with_those};"
+                f" the journal ends with step {self._last_step}."
+            )
+        return kept
+
+    @cached_property
+    def metric_analysis(self) -> dict[str, dict[str, float]]:
+        """``max``, ``min``, ``avg`` and ``last`` of each numeric metric.
+
+        Nested ones are ``outer/inner``. NaN is never a maximum or minimum; it makes an average NaN.
+        """
+        columns: dict[str, list[float]] = {}
+        for result in self.history:
+            for key, value in flatten(result).items():
+                if is_number(value):
+                    columns.setdefault(key, []).append(value)
+        return {key: _analysis(values) for key, values in columns.items()}
+
+    @property
+    def metrics_dataframe(self) -> pd.DataFrame:
+        """All results of the trial as a pandas table, a row each; nested keys as ``outer/inner``.
+
+        Raises:
+            TuneError: pandas is not installed.
+        """
+        pandas = need_pandas("Result.metrics_dataframe")
+        table: pd.DataFrame = pandas.DataFrame(map(flatten, self.history))
+        return table
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint | None:
+        """The kept checkpoint whose result is best in ``metric``; None if no value is finite.
+
+        Raises:
+            ConfigError: ``mode`` is neither ``"min"`` nor ``"max"``.
+            MetricError: there are checkpoints, but no result of theirs has the metric.
+        """
+        sign = sign_of(mode)
+        found = [(lookup(result, metric), one) for one, result in self.best_checkpoints]
+        if found and all(value is None for value, _ in found):
+            known = sorted(flatten(self.best_checkpoints[0][1]))
+            raise MetricError(
+                f"no checkpoint has the metric {metric!r}; there are: {', '.join(known)}."
+            )
+        ranked = [(sign * value, one) for value, one in found if is_finite(value)]
+        return max(ranked, key=lambda pair: pair[0])[1] if ranked else None
+
+    def values(self, metric: str) -> list[float]:
+        """All numeric values of a metric, in the order in which they were reported."""
+        found = (lookup(result, metric) for result in self.history)
+        return [value for value in found if is_number(value)]
+
+
+@cache
+def _warn(what: str) -> None:
+    """Say it once, however often the results of a search are looked at."""
+    _log.warning("%s", what)
+
+
+def sign_of(mode: str | None) -> int:
+    """1 for ``max``, -1 for ``min``.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if mode not in {"min", "max"}:
+        raise ConfigError(f"mode must be 'min' or 'max', not {mode!r}.")
+    return 1 if mode == "max" else -1
+
+
+def need_pandas(who: str) -> Any:
+    """The pandas module.
+
+    Raises:
+        TuneError: it is not installed; says how to install it.
+    """
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise TuneError(
+            f"{who} needs pandas, which is not installed: pip install 'pandas>=2.2'"
+        ) from error
+    return pd
+
+
+def _read(line: bytes) -> dict[str, Any] | None:
+    try:
+        read = _decode(line)
+    except UNDECODABLE:
+        try:
+            read = json.loads(line)  # NaN and infinities
+        except NO_JSON:
+            return None
+    return read if isinstance(read, dict) else None
+
+
+def _analysis(values: list[float]) -> dict[str, float]:
+    ordered = [value for value in values if value == value] or values  # noqa: PLR0124 (NaN differs)
+    return {
+        "max": max(ordered),
+        "min": min(ordered),
+        "avg": sum(values) / len(values),
+        "last": values[-1],
+    }

@@ -1,0 +1,261 @@
+"""Failures of trials: written into their folders, and gathered by what caused them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import Final
+
+import msgspec
+
+from tunemq_scheduler.core.commands import RecordFailure
+from tunemq_scheduler.core.failure_policy import CLASSES, classify
+from tunemq_scheduler.storage.folders import ERROR_FILE
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.protocol.messages import HostDied, NodeLost, TrialFailed
+from tunemq_shared.system.plain_files import open_to_write
+from tunemq_shared.system.processes import signal_name
+from tunemq_shared.trial.results import whole_seconds
+
+#: What can go wrong, the user's own code first: that is what explains the rest.
+KINDS: Final = (
+    "user",
+    "metric",
+    "load",
+    "memory",
+    "processes",
+    "cuda_memory",
+    "time_limit",
+    "stalled",
+    "trial_limit",
+    "died",
+    "node",
+    "start",
+    "forkserver",
+    "fetch",
+    "storage",
+    "restore",
+)
+
+#: How many trials a group names.
+_NAMED: Final = 3
+#: Memory of the causes of a search whose every trial fails differently.
+_MOST_GROUPS: Final = 100
+
+_FRAME: Final = re.compile(
+    r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+)(?:, in (?P<name>.*))?$', re.MULTILINE
+)
+_VARYING: Final = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?", re.IGNORECASE)
+_CHAIN: Final = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """One failure of one trial.
+
+    Attributes:
+        trial: the trial's name.
+        kind: one of `KINDS`, the classes of `tunemq_scheduler.core.failure_policy`.
+        error: the exception in one line, as Python shows it: ``ValueError: too small``.
+        traceback: Python's, if there is one.
+        hostname: where it happened.
+        at: Unix time.
+        number: counts the trial's failures, from 1.
+        file: where it is written down, if it could be.
+        is_final: whether the trial ended in ERROR with it, or is tried again.
+        verdict: which failure of how many it is, or why the trial is not tried again.
+        output: the end of what it printed.
+    """
+
+    trial: str
+    kind: str
+    error: str
+    traceback: str = ""
+    hostname: str = ""
+    at: float = 0.0
+    number: int = 1
+    file: str | None = None
+    is_final: bool = True
+    verdict: str = ""
+    output: str = ""
+
+    @property
+    def consequence(self) -> str:
+        """Its class, its budget and what follows, in one line; empty where nothing is known."""
+        if not self.verdict:
+            return ""
+        known = CLASSES[self.kind]
+        if not self.is_final:
+            return f"{known.words}: {self.verdict}; it is tried again"
+        return "; ".join(filter(None, [f"{known.words}: {self.verdict}", known.fix]))
+
+
+class FailureGroup(msgspec.Struct, kw_only=True):
+    """Failures with the same cause.
+
+    Attributes:
+        kind, error: of the first of them.
+        cause: the exception it began with, where another came of it; else empty.
+        place: the line of code that raised, ``file:line in function``; empty if unknown.
+        count: how many failures.
+        trials: the names of the first few trials, each once.
+        hostnames: where they happened, each once.
+        file: the error file of the first.
+    """
+
+    kind: str
+    error: str
+    cause: str
+    place: str
+    count: int = 0
+    trials: list[str] = []
+    hostnames: list[str] = []
+    file: str | None = None
+
+
+class FailureLog:
+    """Gathers failures by cause as they come, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str, str], FailureGroup] = {}
+        self.total = 0
+
+    def add(self, failure: Failure) -> FailureGroup:
+        """Count a failure; returns the group it belongs to."""
+        self.total += 1
+        cause, place = root_cause(failure.traceback)
+        shown_cause = cause if cause != failure.error else ""
+        key = (failure.kind, _VARYING.sub("#", shown_cause or failure.error), place)
+        if key not in self._groups and len(self._groups) >= _MOST_GROUPS:
+            key = ("other", "", "")
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = FailureGroup(
+                kind=failure.kind,
+                error=failure.error,
+                cause=shown_cause,
+                place=place,
+                file=failure.file,
+            )
+        group.count += 1
+        for names, name in ((group.trials, failure.trial), (group.hostnames, failure.hostname)):
+            if name and name not in names and len(names) < _NAMED:
+                names.append(name)
+        return group
+
+    def groups(self) -> list[FailureGroup]:
+        """All groups: the user's own exceptions first, then the most frequent."""
+        return sorted(self._groups.values(), key=lambda group: (_rank(group.kind), -group.count))
+
+
+def failure_of(
+    fact: TrialFailed | HostDied | NodeLost,
+    *,
+    trial: str,
+    hostname: str,
+    number: int,
+    retried: bool,
+    kind: str = "",
+    verdict: str = "",
+) -> Failure:
+    """What a node reported, for people.
+
+    Args:
+        number: counts this trial's failures from 1.
+        kind: its class, by default what the fact alone tells.
+        verdict: see `Failure`.
+    """
+    traceback, at = "", time.time()
+    match fact:
+        case TrialFailed():
+            error, traceback, at = fact.error, fact.traceback, fact.at
+        case HostDied():
+            error, at = describe_death(fact.signal, fact.exit_code, fact.cause), fact.at
+        case NodeLost():  # nobody was there to look at a clock
+            error = f"the node that ran the trial was lost: {fact.reason}"
+    return Failure(
+        trial=trial,
+        kind=kind or classify(fact).kind,
+        error=error,
+        traceback=traceback,
+        hostname=hostname,
+        at=at,
+        number=number,
+        is_final=not retried,
+        verdict=verdict,
+        output="" if isinstance(fact, NodeLost) else fact.output,
+    )
+
+
+def recorded_failure(command: RecordFailure, trial: str, number: int) -> Failure:
+    """What the runner wants recorded of a failure; for the rest see `failure_of`."""
+    return failure_of(
+        command.failure,
+        trial=trial,
+        hostname=command.hostname,
+        number=number,
+        retried=command.retried,
+        kind=command.kind,
+        verdict=command.told,
+    )
+
+
+def write_failure(folder: str, failure: Failure) -> str:
+    """Append a failure to the trial's ``error.txt``; returns the file's path.
+
+    Raises:
+        StoreError: it cannot be written; says where and why.
+    """
+    path = os.path.join(folder, ERROR_FILE)
+    when = time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(whole_seconds(failure.at)))
+    where = f" on {failure.hostname}" if failure.hostname else ""
+    told = failure.traceback.rstrip() or failure.error
+    then = f"({failure.consequence})\n" if failure.consequence else ""
+    text = f"Failure # {failure.number} (occurred at {when}{where})\n{told}\n{then}{failure.output}"
+    try:
+        descriptor = open_to_write(path, os.O_WRONLY | os.O_APPEND)
+        with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}.") from error
+    return path
+
+
+def root_cause(traceback: str) -> tuple[str, str]:
+    """The exception that a traceback began with, in one line, and the code that raised it."""
+    first = traceback
+    for words in _CHAIN:
+        first = first.partition(words)[0]
+    error = ""
+    for line in first.splitlines():
+        if line and not line[0].isspace() and not line.startswith(("Traceback (", "|")):
+            error = line
+            break
+    frames = list(_FRAME.finditer(first))
+    if not frames:
+        return error, ""
+    last = frames[-1]
+    place = f"{last['file']}:{last['line']}"
+    return error, f"{place} in {last['name']}" if last["name"] else place
+
+
+def describe_death(signal_number: int | None, exit_code: int | None, cause: str = "") -> str:
+    """Why a trial's process ended without a word, for people; see `HostDied`."""
+    if cause == "memory":
+        return "the trial's process was killed because the machine had no memory left for it"
+    if cause == "cuda_memory":
+        return "the trial's process died when it had printed that a GPU's memory ran out"
+    if signal_number is None:
+        return f"the trial's process exited by itself with code {exit_code}"
+    name = signal_name(signal_number)
+    if signal_number == signal.SIGKILL:
+        return f"the trial's process was killed by {name}; often that means that memory ran out"
+    return f"the trial's process was killed by {name}"
+
+
+def _rank(kind: str) -> int:
+    return KINDS.index(kind) if kind in KINDS else len(KINDS)

@@ -1,0 +1,158 @@
+"""All trials of a search as views and as results, made of what the runner knows when asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar, overload
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.trial import ERROR, TrialSummary
+from tunemq_scheduler.results.result import Result
+from tunemq_scheduler.results.trial_failures import failure_of
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_scheduler.storage.stored_checkpoint import StoredCheckpoint
+from tunemq_shared.base.errors import StoreError, TrialError
+from tunemq_shared.checkpoints.checkpoint import Checkpoint, RecordedCheckpoint
+from tunemq_shared.checkpoints.manifest import FILES
+from tunemq_shared.checkpoints.open_store import open_store
+from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.protocol.messages import CheckpointCommitted
+from tunemq_shared.trial.results import TRAINING_ITERATION
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def _in_order(runner: TrialRunner) -> list[str]:
+    """The ids of all trials, in the order in which they were suggested."""
+    return sorted([*runner.finished, *runner.live], key=lambda trial: int(trial.rpartition("_")[2]))
+
+
+class MadeWhenAsked(Sequence[T]):
+    """A sequence whose items are made when they are asked for, each from its key."""
+
+    def __init__(self, keys: Sequence[K], make: Callable[[K], T]) -> None:
+        self._keys, self._make = keys, make
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        if isinstance(index, slice):
+            return [self._make(key) for key in self._keys[index]]
+        return self._make(self._keys[index])
+
+
+def all_trials(runner: TrialRunner, plan: ExperimentPlan) -> Sequence[TrialView]:
+    """The views of all trials of a search, in its order."""
+    return MadeWhenAsked(
+        _in_order(runner), lambda trial: TrialView(trial, runner.summary(trial), plan)
+    )
+
+
+def trial_results(
+    runner: TrialRunner, plan: ExperimentPlan, *, may_run: bool = False
+) -> Sequence[Result]:
+    """The results of all trials of a search, in its order.
+
+    Args:
+        may_run: another process may be running the search, and writing what it has journalled.
+    """
+    place = _Place(plan)
+
+    def result(trial: str) -> Result:
+        summary = runner.summary(trial)
+        view = TrialView(trial, summary, plan)
+        kept = summary.checkpoints
+        return Result(
+            metrics=view.last_result,
+            checkpoint=place.checkpoint(kept[-1]) if kept else None,
+            error=_error(view, summary) if summary.status == ERROR else None,
+            path=view.local_path,
+            trial_id=trial,
+            trial_name=view.trial_name,
+            status=summary.status,
+            best_checkpoints=MadeWhenAsked(kept, _Kept(place, view.local_path).read),
+            trial_config=view.config,
+            devices_used=summary.devices_used,
+            has_ended=view.is_finished and not may_run,
+        )
+
+    return MadeWhenAsked(_in_order(runner), result)
+
+
+class _Place:
+    """Where the checkpoints of a search are; nothing is read before it is asked for.
+
+    Attributes:
+        is_remote: whether reading from there may take its time, or not be possible now.
+    """
+
+    def __init__(self, plan: ExperimentPlan) -> None:
+        self._plan = plan
+        self.is_remote = bool(plan.store)
+
+    @cached_property
+    def _store(self) -> Store:
+        return open_store(self._plan.store_address)
+
+    def checkpoint(self, kept: CheckpointCommitted) -> Checkpoint:
+        """One of them; what is in a bucket is downloaded when somebody wants its files."""
+        plan = self._plan
+        if plan.store:
+            return StoredCheckpoint(plan.store, kept.key, kept.sha256)
+        return RecordedCheckpoint(os.path.join(plan.folder, kept.key, FILES))
+
+    def metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
+        """The result that it contains, from its manifest."""
+        return self._store.read_manifest(kept.key, kept.sha256).metrics
+
+
+class _Kept:
+    """A trial's kept checkpoints, each with its result, which is read when it is asked for."""
+
+    def __init__(self, place: _Place, folder: str) -> None:
+        self._place, self._folder = place, folder
+
+    def read(self, kept: CheckpointCommitted) -> tuple[Checkpoint, dict[str, Any]]:
+        """One of them, and the result that it contains."""
+        return self._place.checkpoint(kept), self._metrics(kept)
+
+    def _metrics(self, kept: CheckpointCommitted) -> dict[str, Any]:
+        if self._place.is_remote:
+            return self._recorded.get(kept.step) or self._place.metrics(kept)
+        try:
+            return self._place.metrics(kept)
+        except StoreError:  # its folder was removed; its result is in the trial's file
+            return self._recorded.get(kept.step, {})
+
+    @cached_property
+    def _recorded(self) -> dict[int, dict[str, Any]]:
+        """What this machine's files say of each step; a store is asked about the others only."""
+        history = Result(metrics={}, path=self._folder).history
+        return {result[TRAINING_ITERATION]: result for result in history}
+
+
+def _error(view: TrialView, summary: TrialSummary) -> TrialError:
+    """What ended a trial in ERROR."""
+    if summary.failure is None:
+        return TrialError(f"{view.trial_name}: {summary.reason}")
+    failure = failure_of(
+        summary.failure,
+        trial=view.trial_name,
+        hostname=summary.failed_on,
+        number=summary.num_failures,
+        retried=False,
+        verdict=summary.reason.partition(": ")[2],  # behind the class
+    )
+    where = f" on {failure.hostname}" if failure.hostname else ""
+    told = f"\n{failure.traceback.rstrip()}" if failure.traceback else ""
+    then = f"\n({failure.consequence})" if failure.consequence else ""
+    return TrialError(f"{failure.trial}{where}: {failure.error}{told}{then}")

@@ -1,0 +1,149 @@
+"""A trial as searchers, trial schedulers, loggers and callbacks see it; never to be changed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trials.trial import FINISHED, NO_WAIT, Trial, TrialSummary
+from tunemq_scheduler.search.space import named_in_tag
+from tunemq_scheduler.storage.folders import ERROR_FILE
+from tunemq_shared.base.errors import BugError
+from tunemq_shared.code.config_packing import unpack_config
+from tunemq_shared.protocol.messages import ResultReported, TrialStarted
+from tunemq_shared.trial.results import ResultFrame, full_result
+
+
+class TrialView:
+    """One trial, with the names that Ray Tune's plug-ins expect.
+
+    Attributes:
+        trial_id: unique in the experiment.
+        state: what the core knows of it: the trial, or what is kept of one that is over.
+        config: its configuration, unpacked.
+        evaluated_params: the sampled values of it, flattened.
+        newest: the newest recorded result, as it was reported.
+        checkpoint: the newest kept checkpoint, if any.
+        error_file: where its failures are written; None while it has none.
+        hostname, node: where its newest incarnation runs or ran; the node is empty where that is
+            not known any more.
+    """
+
+    def __init__(self, trial_id: str, state: Trial | TrialSummary, plan: ExperimentPlan) -> None:
+        self.trial_id = trial_id
+        self.state = state
+        summary = state.summary() if isinstance(state, Trial) else state
+        self.config: dict[str, Any] = unpack_config(summary.config)
+        self.evaluated_params = named_in_tag(summary.tag, self.config)
+        self.trainable_name = plan.trainable_name
+        self.trial_name = plan.trial_name(trial_id)
+        self.local_path = plan.trial_folder(trial_id)
+        self.newest = summary.last_result
+        self.checkpoint = summary.checkpoints[-1] if summary.checkpoints else None
+        self.error_file: str | None = None
+        if summary.num_failures:  # each was written when it happened, or when that was made good
+            self.error_file = os.path.join(self.local_path, ERROR_FILE)
+        self.hostname = self.node = ""
+        self._experiment_id = plan.experiment_id
+        self._frame: ResultFrame | None = None
+        self._shown: tuple[ResultReported, dict[str, Any]] | None = None
+        if summary.started is not None:
+            self.started(summary.started)
+
+    def __str__(self) -> str:
+        return self.trial_name
+
+    def __repr__(self) -> str:
+        return f"<trial {self.trial_name} {self.status}>"
+
+    @property
+    def number(self) -> int:
+        """The place of its configuration in the search, from 0."""
+        return self.state.number
+
+    @property
+    def experiment_tag(self) -> str:
+        """What distinguishes it from other trials, as text."""
+        return self.state.tag
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What it asks for."""
+        return self.state.resources
+
+    @property
+    def status(self) -> str:
+        """PENDING, RUNNING, PAUSED, TERMINATED or ERROR."""
+        return self.state.status
+
+    @property
+    def epoch(self) -> int:
+        """Its newest incarnation; 0 before the first."""
+        return self.state.epoch
+
+    @property
+    def lineage(self) -> int:
+        """How often it was begun anew from nothing."""
+        return self.state.lineage
+
+    @property
+    def num_failures(self) -> int:
+        """How many failures it had."""
+        return self.state.num_failures
+
+    @property
+    def waits(self) -> tuple[str, str]:
+        """For what of the store it waits, ``save`` or ``restore``, and why; else empty texts."""
+        return self.state.waits if isinstance(self.state, Trial) else NO_WAIT
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is TERMINATED or in ERROR."""
+        return self.status in FINISHED
+
+    @property
+    def last_result(self) -> dict[str, Any]:
+        """The newest recorded result with all automatic keys; empty before the first."""
+        if self.newest is None:
+            return {}
+        result = self.full_result(self.newest)
+        return {**result, "done": True} if self.is_finished else result
+
+    def learn(self, fact: c.RecordCommand) -> None:
+        """Take over a fact."""
+        match fact:
+            case c.RecordResult():
+                self.newest = fact.result
+            case c.RecordCheckpoint():
+                self.checkpoint = fact.checkpoint
+            case c.RecordStart():
+                self.node = fact.node
+            case _:
+                pass
+
+    def started(self, event: TrialStarted) -> None:
+        """A host runs it: automatic keys such as pid and hostname come from there."""
+        self.hostname = event.hostname
+        self._shown = None
+        self._frame = ResultFrame(
+            event,
+            self.config,
+            experiment_id=self._experiment_id,
+            experiment_tag=self.experiment_tag,
+        )
+
+    def full_result(self, event: ResultReported) -> dict[str, Any]:
+        """The result with all automatic keys; built once for each event.
+
+        Raises:
+            BugError: no host was started that could have reported it.
+        """
+        if self._shown is not None and self._shown[0] is event:
+            return self._shown[1]
+        if self._frame is None:
+            raise BugError(f"trial {self.trial_id} reported step {event.step} before it started")
+        result = full_result(event, self._frame)
+        self._shown = (event, result)
+        return result

@@ -1,0 +1,65 @@
+"""Trial schedulers by name, and whatever ``TuneConfig(scheduler=...)`` may hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunemq_scheduler.schedulers.asha import AsyncHyperBandScheduler
+from tunemq_scheduler.schedulers.fifo import FIFOScheduler
+from tunemq_scheduler.schedulers.trial_scheduler import TrialScheduler
+from tunemq_scheduler.search.objective import Metric, Mode, accepted
+from tunemq_shared.base.errors import ConfigError
+
+_SCHEDULERS: dict[str, type[TrialScheduler]] = {
+    "fifo": FIFOScheduler,
+    "async_hyperband": AsyncHyperBandScheduler,
+    "asynchyperband": AsyncHyperBandScheduler,
+    "asha": AsyncHyperBandScheduler,
+}
+
+
+def create_scheduler(scheduler: str, **kwargs: Any) -> TrialScheduler:
+    """The trial scheduler of a name, made with ``kwargs``.
+
+    Raises:
+        ConfigError: there is none of that name; lists those that there are.
+    """
+    if scheduler not in _SCHEDULERS:
+        raise ConfigError(
+            f"there is no trial scheduler {scheduler!r}; there are {', '.join(_SCHEDULERS)}."
+        )
+    return _SCHEDULERS[scheduler](**kwargs)
+
+
+def make_scheduler(scheduler: Any, metric: Metric, mode: Mode, seed: int) -> TrialScheduler:
+    """What decides about an experiment's trials, told what is optimised.
+
+    Args:
+        scheduler: a name, a `TrialScheduler`, or None for first come, first served.
+        metric: as in ``TuneConfig``.
+        mode: as in ``TuneConfig``.
+        seed: the experiment's seed.
+
+    Raises:
+        ConfigError: ``scheduler`` is nothing of these, or does not work with the metric and mode.
+    """
+    if isinstance(scheduler, str):
+        scheduler = create_scheduler(scheduler)
+    if scheduler is None:
+        scheduler = FIFOScheduler()
+    if isinstance(scheduler, type) and issubclass(scheduler, TrialScheduler):
+        raise ConfigError(
+            f"scheduler is the class {scheduler.__name__}; make one: {scheduler.__name__}()."
+        )
+    if not isinstance(scheduler, TrialScheduler):
+        raise ConfigError(
+            f"scheduler is {scheduler!r}; it must be a TrialScheduler or one of the names "
+            f"{', '.join(_SCHEDULERS)}."
+        )
+    hand_over = scheduler.set_search_properties
+    if not hand_over(metric, mode, **accepted(hand_over, {"seed": seed})):
+        raise ConfigError(
+            f"{type(scheduler).__name__} does not take metric {metric!r} and mode {mode!r}; "
+            "say in TuneConfig or in the scheduler what is optimised, not in both."
+        )
+    return scheduler

@@ -1,0 +1,352 @@
+"""`OptunaSearch`: Optuna's samplers, TPE by default, behind our `Searcher`."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from tunemq_scheduler.search.objective import (
+    Metric,
+    Mode,
+    metric_names,
+    need_objective,
+    read_number,
+    settle_objective,
+)
+from tunemq_scheduler.search.optuna.optuna_space import Unlike, check_space, parameters, suggest
+from tunemq_scheduler.search.optuna.optuna_trials import dump_trial, load_trial
+from tunemq_scheduler.search.searcher import Searcher
+from tunemq_scheduler.search.space import flatten, path_name, read_space, variables
+from tunemq_shared.base.errors import ConfigError, SearchSpaceError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.study import Study
+    from optuna.trial import Trial
+
+
+class OptunaSearch(Searcher):
+    """Suggests what one of Optuna's samplers samples.
+
+    With the default sampler, a suggestion depends only on the seed, on how many came before, and on
+    what was told so far and in which order; a resumed search goes on exactly. A trial that was
+    stopped early counts with its last result; one that failed, or whose last metric is missing or
+    not finite, as failed.
+
+    Args:
+        space: what to search, if not ``param_space``: a space in our notation, or a dict of
+            Optuna's distributions (nested names joined by ``/``), or a function that calls
+            ``trial.suggest_*`` and may return a dict of further values.
+        metric: what to optimise, if not ``TuneConfig``'s; several for multi-objective search.
+        mode: ``min`` or ``max``, one for each metric.
+        points_to_evaluate: configurations to begin with, complete or in part.
+        sampler: one of ``optuna.samplers``, seeded by whoever makes it.
+        seed: for the default sampler, instead of the experiment's.
+        evaluated_rewards: the values of ``points_to_evaluate``, which are then not tried again.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Any] | Callable[[Trial], dict[str, Any] | None] | None = None,
+        metric: Metric = None,
+        mode: Mode = None,
+        points_to_evaluate: Sequence[dict[str, Any]] | None = None,
+        sampler: BaseSampler | None = None,
+        seed: int | None = None,
+        evaluated_rewards: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(metric, mode)
+        self._optuna = _import_optuna()
+        if sampler is not None and not isinstance(sampler, self._optuna.samplers.BaseSampler):
+            raise ConfigError(
+                f"OptunaSearch(sampler={sampler!r}): one of optuna.samplers is needed."
+            )
+        if sampler is not None and seed is not None:
+            raise ConfigError("OptunaSearch(sampler=..., seed=...): give the seed to the sampler.")
+        self._sampler, self._seed = sampler, seed
+        self._points = list(points_to_evaluate or [])
+        self._rewards = None if evaluated_rewards is None else list(evaluated_rewards)
+        if self._rewards is not None and len(self._rewards) != len(self._points):
+            raise ConfigError(
+                f"OptunaSearch has {len(self._points)} points_to_evaluate and {len(self._rewards)} "
+                "evaluated_rewards; there must be one for each."
+            )
+        self._space: Any = None
+        self._distributions: dict[str, BaseDistribution] | None = None
+        self._read_own_space(space)
+        self._study: Study | None = None
+        self._calls = 0
+        self._numbers: dict[str, int] = {}
+
+    def _read_own_space(self, space: Any) -> None:
+        if space is None or callable(space):
+            self._space = space
+            return
+        base = self._optuna.distributions.BaseDistribution
+        flat = {path_name(path): leaf for path, leaf in flatten(read_space(space)).items()}
+        if any(isinstance(leaf, base) for leaf in flat.values()):
+            odd = [name for name, leaf in flat.items() if not isinstance(leaf, base)]
+            if odd:
+                raise SearchSpaceError(
+                    f"OptunaSearch(space=...): {odd[0]} is no distribution, though others are; "
+                    "write constants in param_space."
+                )
+            self._distributions = flat
+        self._space = read_space(space)
+        check_space(self._space)
+
+    def set_search_properties(
+        self, metric: Metric, mode: Mode, config: dict[str, Any], **spec: Any
+    ) -> bool:
+        """Take over metric and mode, and the space unless it has one of its own.
+
+        Raises:
+            ConfigError: metric or mode are missing, or contradict its own.
+            SearchSpaceError: Optuna cannot search the space, or a point does not fit into it.
+        """
+        own = (self._metric, self._mode)
+        self._metric, self._mode = settle_objective("OptunaSearch", own, (metric, mode))
+        need_objective("OptunaSearch", self._metric, self._mode)
+        if self._seed is None:
+            self._seed = spec.get("seed")
+        if self._seed is None:
+            self._seed = random.SystemRandom().getrandbits(32)
+        takes_config = self._space is None
+        if takes_config:
+            self._space = read_space(config)
+            check_space(self._space)
+            if not any(True for _ in variables(self._space)):
+                raise SearchSpaceError(
+                    "OptunaSearch has nothing to search: param_space holds constants only; "
+                    "write e.g. {'lr': loguniform(1e-4, 1e-1)}."
+                )
+        self._begin()
+        return takes_config
+
+    def _begin(self) -> None:
+        directions = ["minimize" if m == "min" else "maximize" for m in metric_names(self._mode)]
+        with self._quiet():
+            self._study = self._optuna.create_study(
+                directions=directions,
+                sampler=self._sampler or self._seeded_sampler(),
+                pruner=self._optuna.pruners.NopPruner(),
+            )
+        self._points = [self._read_point(index, point) for index, point in enumerate(self._points)]
+        if self._rewards is not None:
+            points, self._points = self._points, []
+            for point, reward in zip(points, self._rewards, strict=True):
+                self.add_evaluated_point(point, reward)
+
+    def _read_point(self, index: int, point: dict[str, Any]) -> dict[str, Any]:
+        """A point as Optuna's parameters; nested names may be joined by ``/`` already."""
+        if callable(self._space) or self._distributions is not None:
+            return {path_name(path): value for path, value in flatten(point).items()}
+        try:
+            return parameters(self._space, unflatten(point), partial=True)
+        except Unlike as error:
+            raise SearchSpaceError(
+                f"points_to_evaluate[{index}] does not fit the search space: {error}."
+            ) from None
+
+    # --- suggestions ------------------------------------------------------------------------------
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        """Sample the next configuration."""
+        study = self._begun()
+        with self._quiet():
+            if self._sampler is None:
+                study.sampler = self._seeded_sampler()
+            if self._calls < len(self._points):
+                study.enqueue_trial(self._points[self._calls])
+            self._calls += 1
+            trial = study.ask(self._distributions)
+            config = self._values(trial)
+        self._numbers[trial_id] = trial.number
+        return config
+
+    def _values(self, trial: Any) -> dict[str, Any]:
+        if self._distributions is not None:
+            return unflatten(trial.params)
+        if not callable(self._space):
+            config: dict[str, Any] = suggest(self._space, trial)
+            return config
+        returned = self._space(trial)
+        if returned is not None and not isinstance(returned, dict):
+            raise SearchSpaceError(
+                f"the function given as OptunaSearch(space=...) returned {returned!r}; "
+                "it must return a dict of further values, or None."
+            )
+        return unflatten({**trial.params, **(returned or {})})
+
+    def _seeded_sampler(self) -> BaseSampler:
+        """TPE with a generator of its own for each call, which no earlier draw has moved."""
+        seed = random.Random(f"{self._seed}/optuna/{self._calls}").getrandbits(32)
+        sampler: BaseSampler = self._optuna.samplers.TPESampler(seed=seed)
+        return sampler
+
+    # --- what became of them ----------------------------------------------------------------------
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Tell Optuna the last values, or that the trial failed."""
+        number = self._numbers.pop(trial_id, None)
+        if number is None:
+            return
+        metrics = metric_names(self._metric)
+        values = [read_number(result or {}, metric) for metric in metrics]
+        failed = error or any(value is None for value in values)
+        states = self._optuna.trial.TrialState
+        with self._quiet():
+            if failed:
+                self._begun().tell(number, state=states.FAIL)
+            else:
+                self._begun().tell(number, [value for value in values if value is not None])
+
+    def on_trial_restored(self, trial_id: str, config: dict[str, Any], **spec: Any) -> bool:
+        """Give Optuna a running trial with the parameters of this configuration."""
+        study = self._begun()
+        self._calls = max(self._calls, spec.get("number", self._calls) + 1)
+        try:
+            values, distributions = self._inverse(config)
+            running = self._optuna.trial.create_trial(
+                state=self._optuna.trial.TrialState.RUNNING,
+                params=values,
+                distributions=distributions,
+            )
+        except (Unlike, ValueError):
+            return False  # the space is another one now
+        self._numbers[trial_id] = len(study.get_trials(deepcopy=False))
+        study.add_trial(running)
+        return True
+
+    def add_evaluated_point(
+        self,
+        parameters: dict[str, Any],
+        value: float,
+        error: bool = False,
+        pruned: bool = False,
+        intermediate_values: list[float] | None = None,
+    ) -> None:
+        """Give Optuna a finished trial.
+
+        Args:
+            parameters: a configuration, or its parameters as Optuna names them.
+            value: what was measured; a list for several metrics.
+            error: whether the trial failed.
+            pruned: whether it was stopped early.
+            intermediate_values: what was measured on the way, from step 0.
+
+        Raises:
+            SearchSpaceError: the configuration does not fit the search space.
+        """
+        states = self._optuna.trial.TrialState
+        study = self._begun()
+        try:
+            values, distributions = self._inverse(unflatten(parameters))
+        except (Unlike, ValueError) as problem:
+            raise SearchSpaceError(
+                f"the evaluated point {parameters!r} does not fit the search space: {problem}."
+            ) from None
+        measured = list(value) if isinstance(value, Sequence) else [value]
+        state = states.FAIL if error else states.PRUNED if pruned else states.COMPLETE
+        study.add_trial(
+            self._optuna.trial.create_trial(
+                state=state,
+                values=None if error else measured,
+                params=values,
+                distributions=distributions,
+                intermediate_values=dict(enumerate(intermediate_values or [])),
+            )
+        )
+
+    def _inverse(
+        self, config: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
+        """The parameters and distributions that give a configuration."""
+        flat = {path_name(path): leaf for path, leaf in flatten(config).items()}
+        if self._distributions is not None:
+            missing = [name for name in self._distributions if name not in flat]
+            if missing:
+                raise Unlike(f"{missing[0]} is missing")
+            return {name: flat[name] for name in self._distributions}, self._distributions
+        if callable(self._space):
+            fixed = self._optuna.trial.FixedTrial(flat)
+            self._space(fixed)
+        else:
+            fixed = self._optuna.trial.FixedTrial(parameters(self._space, config))
+            suggest(self._space, fixed)
+        return fixed.params, fixed.distributions
+
+    # --- its state --------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any] | None:
+        """All that Optuna knows; None with a sampler of the user's, which may remember anything."""
+        if self._sampler is not None:
+            return None
+        trials = [dump_trial(trial) for trial in self._begun().get_trials(deepcopy=False)]
+        if any(trial is None for trial in trials):
+            return None
+        return {
+            "calls": self._calls,
+            "numbers": dict(self._numbers),
+            "trials": trials,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave, in place of all that was told before."""
+        points, self._points, rewards, self._rewards = self._points, [], self._rewards, None
+        self._begin()  # its points stand in the state as far as they were tried
+        self._points, self._rewards = points, rewards
+        study = self._begun()
+        with self._quiet():
+            for trial in state["trials"]:
+                study.add_trial(load_trial(trial))
+        self._calls, self._numbers = state["calls"], dict(state["numbers"])
+
+    # --- Optuna's manners -------------------------------------------------------------------------
+
+    def _begun(self) -> Study:
+        if self._study is None:
+            raise ConfigError(
+                "OptunaSearch is used before set_search_properties has told it what to optimise."
+            )
+        return self._study
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Keep Optuna from telling the user's terminal about every study and trial."""
+        logging = self._optuna.logging
+        before = logging.get_verbosity()
+        logging.set_verbosity(max(before, logging.WARNING))
+        try:
+            yield
+        finally:
+            logging.set_verbosity(before)
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts from names joined by ``/``."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        *outer, last = name.split("/") if isinstance(name, str) else [name]
+        node = nested
+        for key in outer:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return nested
+
+
+def _import_optuna() -> ModuleType:
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError(
+            "OptunaSearch needs Optuna, which is not installed: pip install 'optuna>=4'"
+        ) from error
+    module: ModuleType = optuna
+    return module

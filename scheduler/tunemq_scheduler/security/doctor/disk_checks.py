@@ -1,0 +1,121 @@
+"""Whether a disk has room, and whether a folder on it can be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from typing import Final
+
+from tunemq_scheduler.security.findings import Finding, Level, ok, problem, warning
+from tunemq_shared.base.byte_sizes import show_bytes
+
+#: With less nobody can work: a checkpoint and a journal want room at the same time.
+_FULL_BYTES: Final = 256 * 2**20
+#: Below both it will soon be full.
+_SCARCE_BYTES: Final = 10 * 2**30
+_SCARCE_SHARE: Final = 0.05
+#: With fewer files that can be made, a search with a few hundred trials fails.
+_FEW_INODES: Final = 1000
+_FIX: Final = (
+    "remove what is not needed there (du -xh --max-depth=2 says what it is), such as searches that"
+    " are over: tunemq rm --files NAME; or use another disk: tunemq scheduler --results DIR, tunemq"
+    " worker --workdir DIR"
+)
+
+
+def check_folder(check: str, what: str, folder: str) -> Finding:
+    """Check the disk of a folder of this machine, and whether this user can write to the folder.
+
+    Where the folder does not exist, the first existing one above it is tried.
+
+    Args:
+        what: the folder is, for people.
+    """
+    given = os.path.abspath(folder)
+    place = given
+    while not os.path.exists(place) and place != "/":
+        place = os.path.dirname(place)
+    try:
+        disk = os.statvfs(place)
+        owner = os.stat(place).st_uid
+    except OSError as error:
+        return problem(
+            check, f"{what} {place} cannot be looked at: {error.strerror}", f"ls -ld {place}"
+        )
+    named = f"{what} {folder}"
+    if disk.f_flag & os.ST_RDONLY:
+        return problem(
+            check,
+            f"{named}: the file system is read-only",
+            f"see why (findmnt -T {place}; dmesg: the kernel makes a file system read-only after"
+            " an error of its disk), repair it, and mount it for writing",
+        )
+    free, size = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    found = judge_disk(check, named, free, size)
+    if found.level is Level.PROBLEM:
+        return found
+    if disk.f_files and disk.f_favail < _FEW_INODES:
+        return problem(
+            check,
+            f"{named}: the file system has inodes for {disk.f_favail} more files only",
+            f"df -i {place}; du --inodes -xh --max-depth=2 says where the files are. {_FIX}",
+        )
+    try:
+        write_probe(place)
+    except OSError as error:
+        me = os.geteuid()
+        if error.errno in {errno.EACCES, errno.EPERM} and place == given and owner != me:
+            return warning(
+                check,
+                f"{named}: whether it can be written was not checked: it belongs to user {owner},"
+                f" and user {me} may not write there",
+                f"run this as the user of the scheduler: sudo -u '#{owner}' tunemq doctor",
+            )
+        missing = "" if place == given else f" does not exist, and {place}"
+        return problem(
+            check,
+            f"{named}{missing} cannot be written: {error.strerror}",
+            f"ls -ld {place}; give the scheduler's user the right to write there, or name another"
+            " folder: tunemq scheduler --results DIR (or --store DIR)",
+        )
+    if place != given:
+        return warning(
+            check,
+            f"{named} does not exist",
+            "tunemq scheduler makes it at its start; if that runs already, give this command its"
+            " --results, or find out who removed the folder",
+        )
+    if found.level is Level.OK:
+        return ok(check, f"{found.what}; a test file was written there and removed")
+    return found
+
+
+def write_probe(folder: str) -> None:
+    """Write a file in a folder, with all its way to the disk, and remove it.
+
+    The file has no name where the file system can do that, so that nobody meets it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"probe")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def judge_disk(check: str, what: str, free: float, size: float | None) -> Finding:
+    """What so many free bytes mean.
+
+    Args:
+        what: is on the disk.
+        size: of the disk, where it is known.
+    """
+    of = f" of {show_bytes(int(size))}" if size else ""
+    room = f"{what}: {show_bytes(int(free))}{of} are free"
+    if free < _FULL_BYTES:
+        return problem(check, f"{room}: the disk is full", _FIX)
+    if size and free < min(_SCARCE_BYTES, _SCARCE_SHARE * size):
+        return warning(check, f"{room}: the disk is nearly full", _FIX)
+    return ok(check, room)

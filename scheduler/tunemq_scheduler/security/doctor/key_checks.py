@@ -1,0 +1,162 @@
+"""Checks of what must stay private: key files, and what is in them."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tunemq_scheduler.security.findings import Finding, ok, problem, warning
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.broker.redis_address import RedisAddress
+from tunemq_shared.signing.key_files import KEYS_VARIABLE, KeyFile, check_private, read_key_file
+
+
+class PrivateFile(NamedTuple):
+    """A file that only its owner may read.
+
+    Attributes:
+        what: is in it, for people.
+    """
+
+    path: Path
+    what: str
+
+
+def private_files(
+    keys: str, redis: RedisAddress, environ: Mapping[str, str]
+) -> Iterator[PrivateFile]:
+    """Those that this machine's processes of the farm read, as far as they are there.
+
+    Args:
+        keys: the path of the key file; empty where there is none.
+    """
+    if keys:
+        yield PrivateFile(Path(keys), "the farm's key file")
+    if redis.key_file:
+        yield PrivateFile(Path(redis.key_file), "the private key that Redis is shown")
+    credentials = environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials"
+    path = Path(credentials.replace("~", environ.get("HOME", "~"), 1)).expanduser()
+    if path.is_file():
+        yield PrivateFile(path, "the keys of the store")
+
+
+def check_private_files(files: Iterable[PrivateFile]) -> list[Finding]:
+    """Whether nobody else may read or change them."""
+    looked_at = list(files)
+    found = [
+        problem("key-files", wrong, fix) for file in looked_at for wrong, fix in _wrong_with(file)
+    ]
+    names = ", ".join(str(file.path) for file in looked_at)
+    return found or [ok("key-files", f"only for their owner: {names}" if names else "none in use")]
+
+
+@contextlib.contextmanager
+def private_copy(path: str) -> Iterator[str]:
+    """The key file; or a copy of one that others may read, with which the farm is looked at.
+
+    That others may read it is told by `check_private_files`.
+
+    Args:
+        path: of the file; empty where there is none.
+    """
+    try:
+        about = os.stat(path)
+        is_ours = stat.S_ISREG(about.st_mode) and about.st_uid in {0, os.geteuid()}
+        if not (is_ours and about.st_mode & (stat.S_IRWXG | stat.S_IRWXO)):
+            yield path
+            return
+        content = Path(path).read_bytes()
+    except OSError:
+        yield path
+        return
+    with tempfile.NamedTemporaryFile() as copy:
+        copy.write(content)
+        copy.flush()
+        yield copy.name
+
+
+def check_keys(path: str, redis: RedisAddress) -> tuple[KeyFile, list[Finding]]:
+    """The keys in a file, none where it is of no use; and whether all is signed that has to be.
+
+    That others may read the file is told by `check_private_files`.
+
+    Args:
+        path: of the file; empty where there is none.
+    """
+    if not path:
+        if redis.is_local:
+            return KeyFile(), [
+                ok("keys", "nothing is signed: Redis is reached on this machine only")
+            ]
+        return KeyFile(), [
+            problem(
+                "keys",
+                f"no key file is in use and Redis at {redis} is not on this machine: whoever can"
+                " write to it runs code on every node",
+                "tunemq keys new FOLDER; then tunemq scheduler --keys FOLDER/scheduler.toml, on"
+                " each node tunemq worker --keys worker.toml, for each submitter tunemq keys add"
+                f" NAME; and tunemq doctor --keys FOLDER/scheduler.toml (or ${KEYS_VARIABLE})",
+            )
+        ]
+    try:
+        check_private(path)
+    except ConfigError:
+        return KeyFile(), []
+    try:
+        keys = read_key_file(path)
+    except ConfigError as error:
+        fix = "use scheduler.toml of the folder that `tunemq keys new FOLDER` has made"
+        return KeyFile(), [problem("keys", str(error), fix)]
+    return keys, [_judged(path, keys)]
+
+
+def secrets_in(keys: KeyFile) -> Iterator[str]:
+    """The keys as they are written in files."""
+    tables = (keys.orders, keys.events, keys.journals, *keys.submitters.values())
+    for table in tables:
+        for key in table:
+            yield base64.b64encode(key.secret).decode()
+
+
+def _judged(path: str, keys: KeyFile) -> Finding:
+    if not (keys.orders and keys.events):
+        return warning(
+            "keys",
+            f"{path} is not the scheduler's: what nodes say cannot be checked with it",
+            "run this where the scheduler runs: tunemq doctor --keys scheduler.toml",
+        )
+    if not keys.submitters:
+        return warning(
+            "keys", f"{path} has no submitter: nobody can submit", "tunemq keys add NAME"
+        )
+    return ok("keys", f"all is signed; submitters: {', '.join(sorted(keys.submitters))}")
+
+
+def _wrong_with(file: PrivateFile) -> Iterator[tuple[str, str]]:
+    """What is wrong with it, and how to mend that."""
+    path, named = file.path, f"{file.what}, {file.path},"
+    try:
+        about = path.stat()
+        place = path.resolve().parent
+        folder = place.stat()
+    except OSError as error:
+        yield f"{named} cannot be looked at: {error.strerror}", f"ls -l {path}"
+        return
+    if not stat.S_ISREG(about.st_mode):
+        yield f"{named} is no file", f"name another one than {path}"
+        return
+    if about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        mode = stat.S_IMODE(about.st_mode)
+        fix = f"chmod 600 {path}; and have other keys, since somebody may have read these"
+        yield f"{named} can be read or changed by others: its mode is {mode:04o}", fix
+    if about.st_uid not in {0, os.geteuid()}:
+        yield f"{named} belongs to user {about.st_uid}", f"chown {os.geteuid()} {path}"
+    is_for_all = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_for_all and not folder.st_mode & stat.S_ISVTX:
+        yield f"{named} is in a folder in which others may replace it", f"chmod go-w {place}"

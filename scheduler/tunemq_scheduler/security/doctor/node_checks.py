@@ -1,0 +1,262 @@
+"""Checks of a farm's nodes: what is installed there, whose their GPUs are, their disks and clocks.
+
+Without I/O: they judge what `farm_facts` has read.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import cloudpickle
+import msgspec
+
+from tunemq_scheduler.api.farm_answers import FarmDescription
+from tunemq_scheduler.security.doctor.disk_checks import judge_disk
+from tunemq_scheduler.security.doctor.farm_facts import FarmFacts, NodeFacts
+from tunemq_scheduler.security.doctor.reports import check_node_reports
+from tunemq_scheduler.security.findings import Finding, ok, problem, warning
+
+#: Clocks that differ by less: a network and a busy machine do that.
+_DIFFERS_S: Final = 5.0
+#: Signatures of requests to Redis and to the store end after minutes.
+_WRONG_S: Final = 60.0
+#: A line names so many searches.
+_NAMED: Final = 5
+#: It has to be the scheduler's, whatever other nodes have.
+_PICKLER: Final = "cloudpickle"
+#: CVE-2025-32434 and CVE-2026-24747: until then a checkpoint could run code with `weights_only`.
+_SAFE_TORCH: Final = (2, 10)
+
+
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """What nodes have to have; of Python only the first two numbers."""
+
+    tunemq: str
+    python: str
+    cloudpickle: str
+    whose: str
+
+    @classmethod
+    def of_farm(cls, farm: FarmDescription | None) -> Versions:
+        """Those of the scheduler, and where there is none, of this interpreter."""
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        tunemq = importlib.metadata.version("tunemq")
+        if farm is None:
+            pickler = str(cloudpickle.__version__)
+            return cls(tunemq=tunemq, python=python, cloudpickle=pickler, whose="this machine")
+        return cls(
+            tunemq=tunemq,  # else the scheduler would not have answered
+            python=farm.python,
+            cloudpickle=farm.cloudpickle,
+            whose="the scheduler",
+        )
+
+
+def check_nodes(facts: FarmFacts, wanted: Versions, searches: Sequence[str] = ()) -> list[Finding]:
+    """All checks of the nodes, and of the clocks of all machines.
+
+    Args:
+        searches: those that run or are queued, for which a farm without nodes is a problem.
+    """
+    nodes = facts.nodes
+    if not nodes and not facts.unreadable and not facts.sealed:
+        return [_no_node(searches), *check_clocks(facts)]
+    return [
+        *check_words(facts),
+        *check_versions(nodes, wanted),
+        *check_libraries(nodes),
+        *check_gpus(nodes),
+        *check_disks(nodes),
+        *check_node_reports(nodes),
+        *check_clocks(facts),
+    ]
+
+
+def _no_node(searches: Sequence[str]) -> Finding:
+    what, fix = "no node is there: nothing can run", "on each machine: tunemq worker"
+    if not searches:
+        return warning("nodes", what, fix)
+    named = ", ".join(searches[:_NAMED]) + (", ..." if len(searches) > _NAMED else "")
+    fix += "; where one ran, its log and the log of its service say why it ended"
+    return problem("nodes", f"{what}, and these searches wait for one: {named}", fix)
+
+
+def check_words(facts: FarmFacts) -> list[Finding]:
+    """Whether what nodes say can be believed."""
+    found = [
+        problem(
+            "nodes",
+            f"what the node with the incarnation {incarnation} says {why}; it is not believed",
+            "start that worker with the farm's key file, tunemq worker --keys worker.toml, and"
+            " with the TuneMQ of the scheduler; if you know of no such worker, somebody else"
+            " writes to this Redis: change its passwords",
+        )
+        for incarnation, why in facts.unreadable.items()
+    ]
+    if facts.sealed:
+        found.append(
+            warning(
+                "nodes",
+                f"{facts.sealed} nodes sign what they say, and it cannot be checked without keys",
+                "run this where the scheduler runs: tunemq doctor --keys scheduler.toml",
+            )
+        )
+    names = ", ".join(node.name for node in facts.nodes)
+    return found or [ok("nodes", f"{len(facts.nodes)}: {names}")]
+
+
+def check_versions(nodes: Iterable[NodeFacts], wanted: Versions) -> list[Finding]:
+    """Whether nodes have the Python, the cloudpickle and the TuneMQ of the scheduler."""
+    found: list[Finding] = []
+    for node in nodes:
+        about = node.vitals.about
+        if about is None:
+            continue
+        python = ".".join(about.python.split(".")[:2])
+        pickler = about.libraries.get(_PICKLER, "")
+        if python != wanted.python:
+            found.append(
+                problem(
+                    "node-python",
+                    f"node {node.name} has Python {about.python}, {wanted.whose} {wanted.python}:"
+                    " the node is refused",
+                    f"on {about.hostname}: python{wanted.python} -m venv VENV, install TuneMQ"
+                    f" {wanted.tunemq} into it as on the head, and start VENV/bin/tunemq worker",
+                )
+            )
+        if pickler != wanted.cloudpickle:
+            found.append(
+                problem(
+                    "node-libraries",
+                    f"node {node.name} has cloudpickle {pickler}, {wanted.whose}"
+                    f" {wanted.cloudpickle}: the node is refused",
+                    f"on {about.hostname}: pip install cloudpickle=={wanted.cloudpickle}, and start"
+                    " the worker again",
+                )
+            )
+        if node.vitals.version != wanted.tunemq:
+            found.append(
+                warning(
+                    "node-libraries",
+                    f"node {node.name} has TuneMQ {node.vitals.version}, {wanted.whose}"
+                    f" {wanted.tunemq}",
+                    f"on {about.hostname}: install TuneMQ {wanted.tunemq} as on the head, and start"
+                    " the worker again",
+                )
+            )
+    if not any(one.check == "node-python" for one in found):
+        found.append(ok("node-python", f"{wanted.python} everywhere"))
+    return found
+
+
+def check_libraries(nodes: Iterable[NodeFacts]) -> list[Finding]:
+    """Whether the libraries that trials use are the same on all nodes."""
+    found: list[Finding] = []
+    abouts = [about for node in nodes if (about := node.vitals.about) is not None]
+    for library in sorted({name for about in abouts for name in about.libraries} - {_PICKLER}):
+        usual = _most_common(about.libraries.get(library, "") for about in abouts)
+        for about in abouts:
+            version = about.libraries.get(library, "")
+            if version != usual:
+                has = f"has {library} {version}" if version else f"lacks {library}"
+                found.append(
+                    warning(
+                        "node-libraries",
+                        f"node {about.node} {has}, others have {usual}: a trial that moves there"
+                        " may fail, or go on differently",
+                        f"on {about.hostname}: pip install {library}=={usual}",
+                    )
+                )
+            elif library == "torch" and _numbers(version) < _SAFE_TORCH:
+                found.append(
+                    warning(
+                        "node-libraries",
+                        f"node {about.node} has torch {version}, in which torch.load runs code"
+                        " from a checkpoint even with weights_only=True (CVE-2026-24747)",
+                        f"on {about.hostname}: pip install 'torch>=2.10'",
+                    )
+                )
+    if not found:
+        found.append(ok("node-libraries", "the same everywhere, as far as trials use them"))
+    return found
+
+
+def check_gpus(nodes: Iterable[NodeFacts]) -> list[Finding]:
+    """Whether each GPU belongs to one node; one that was started again counts once."""
+    owners: dict[str, dict[str, str]] = {}
+    for node in nodes:
+        if (about := node.vitals.about) is not None:
+            for uuid in about.gpus:
+                owners.setdefault(uuid, {})[about.node] = f"{about.node} on {about.hostname}"
+    found = [
+        problem(
+            "node-gpus",
+            f"GPU {uuid} is offered by {len(who)} workers: {', '.join(who.values())}",
+            f"stop all but one of them, or give each its own GPUs: tunemq worker --gpus {uuid} for"
+            " one, others for the rest; workers in containers of one machine have to share its"
+            " /dev/shm to see each other",
+        )
+        for uuid, who in owners.items()
+        if len(who) > 1
+    ]
+    return found or [ok("node-gpus", f"{len(owners)}, each of one worker")]
+
+
+def check_disks(nodes: Iterable[NodeFacts]) -> list[Finding]:
+    """Whether nodes have room for what trials write."""
+    found = [
+        judge_disk(
+            "node-disk", f"the working folder of node {node.name}", free, node.vitals.disk_size
+        )
+        for node in nodes
+        if (free := node.vitals.disk_free) is not None
+    ]
+    bad = [one for one in found if one.fix]
+    return bad or [ok("node-disk", "every node has room")]
+
+
+def check_clocks(facts: FarmFacts) -> list[Finding]:
+    """Whether the clocks of Redis, of this machine and of the nodes agree; most are right."""
+    ahead: dict[str, float] = {"Redis": 0.0, "this machine": facts.clock_ahead_s}
+    for node in facts.nodes:
+        if node.clock_ahead_s is not None:
+            ahead[f"node {node.name}"] = node.clock_ahead_s
+    truth = statistics.median_low(ahead.values())
+    off = {who: seconds - truth for who, seconds in ahead.items()}
+    found = []
+    for who, seconds in off.items():
+        if abs(seconds) < _DIFFERS_S:
+            continue
+        kind = problem if abs(seconds) >= _WRONG_S else warning
+        direction = "ahead of" if seconds > 0 else "behind"
+        found.append(
+            kind(
+                "clocks",
+                f"the clock of {who} is {_duration(abs(seconds))} {direction} the others",
+                f"set it by NTP on the machine of {who}: timedatectl set-ntp true, and see that"
+                " `timedatectl` says that it is synchronised",
+            )
+        )
+    return found or [ok("clocks", f"{len(ahead)} agree within {_DIFFERS_S:g} s")]
+
+
+def _most_common(versions: Iterable[str]) -> str:
+    """What most nodes have; of as many, the newest."""
+    counted = Counter(version for version in versions if version)
+    return max(counted, key=lambda version: (counted[version], _numbers(version), version))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])[:4]))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,1 @@
+"""What users set: TuneConfig, RunConfig, limits, policies, and the tuner that a restore loads."""

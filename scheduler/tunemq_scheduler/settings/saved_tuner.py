@@ -1,0 +1,187 @@
+"""What `Tuner.restore` needs of a `Tuner`, kept in its experiment's folder.
+
+The file is msgpack; the search space and the two configs in it are pickled, each by itself, so that
+one that cannot be pickled can be given again. Whoever reads them runs what is in them: restore
+experiments of people whom you trust.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_scheduler.settings.config import RunConfig, TuneConfig
+from tunemq_shared.base.errors import ConfigError, StoreError, TunerOfOtherVersion
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.base.unpickling import unpickle
+
+TUNER_FILE: Final = "tuner.pkl"
+_VERSION: Final = 1
+
+
+class _Part(msgspec.Struct, array_like=True):
+    """One thing, pickled; or why it could not be."""
+
+    pickled: bytes
+    problem: str = ""
+
+
+class SavedTuner(msgspec.Struct, kw_only=True):
+    """A `Tuner` without its trainable, as `fit` began.
+
+    Attributes:
+        trainable: the trainable's name.
+        seed: of the search, drawn where none was given.
+    """
+
+    version: int = _VERSION
+    python: str
+    cloudpickle: str
+    tunemq: str
+    trainable: str
+    seed: int
+    param_space: _Part
+    tune_config: _Part
+    run_config: _Part
+
+    def get(self, name: str) -> Any:
+        """What was given to `Tuner` by this name.
+
+        Raises:
+            ConfigError: it could not be kept, or cannot be loaded; says what to do.
+        """
+        part: _Part = getattr(self, name)
+        if part.problem:
+            raise ConfigError(
+                f"the {name} of this experiment could not be pickled ({part.problem}), so it is "
+                f"not kept; give it again: Tuner.restore(..., {name}=...)."
+            )
+        try:
+            return unpickle(part.pickled)
+        except Exception as error:
+            # Whatever the user's own classes raise: told, with what helps.
+            raise ConfigError(
+                f"the {name} of this experiment cannot be loaded ({type(error).__name__}: "
+                f"{error}); see that what it uses can be imported, or give it again: "
+                f"Tuner.restore(..., {name}=...)."
+            ) from error
+
+
+def pickle_tuner(
+    param_space: dict[str, Any] | None, tune: TuneConfig, run: RunConfig
+) -> dict[str, _Part]:
+    """The parts of a `SavedTuner`, as they are before a search changes what is in them."""
+    return {
+        "param_space": _pickled(param_space),
+        "tune_config": _pickled(tune),
+        "run_config": _pickled(run),
+    }
+
+
+def save_tuner(folder: str, parts: dict[str, _Part], *, name: str, seed: int) -> None:
+    """Keep a tuner in the experiment's folder, durably, as a whole or not at all.
+
+    Args:
+        name: of the trainable.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    fields = {**_versions(), "trainable": name, "seed": seed, **parts}
+    saved = SavedTuner(**fields)
+    path = os.path.join(folder, TUNER_FILE)
+    try:
+        descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(msgspec.msgpack.encode(saved))
+            file.flush()
+            os.fsync(descriptor)
+        failpoint("tuner.before_rename")
+        os.replace(f"{path}.new", path)
+        failpoint("tuner.after_rename")
+    except OSError as error:
+        with contextlib.suppress(OSError):  # it would take up room on a full disk
+            os.unlink(f"{path}.new")
+        raise StoreError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def read_tuner(folder: str) -> SavedTuner:
+    """The tuner that was kept in an experiment's folder; runs no code of the experiment yet.
+
+    Raises:
+        ConfigError: there is none, or it is damaged.
+        TunerOfOtherVersion: another version of Python, cloudpickle or TuneMQ wrote it.
+    """
+    path = os.path.join(folder, TUNER_FILE)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{folder} is no experiment that can be restored: there is no {TUNER_FILE} in it. "
+            "Give the folder that a search has made, or its address in a store."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    try:
+        found = msgspec.msgpack.decode(data)
+        theirs = {name: found[name] for name in ("version", *_versions())}
+        for what, ours in {"version": _VERSION, **_versions()}.items():
+            if _readable_by(what, theirs[what]) != _readable_by(what, ours):
+                raise TunerOfOtherVersion(
+                    f"{path} was written with {_named(what, theirs[what])}, which "
+                    f"{_named(what, ours)} does not read. {_remedy(what, theirs)}"
+                )
+        return msgspec.convert(found, SavedTuner)
+    except (*UNDECODABLE, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}.") from error
+
+
+def _pickled(value: Any) -> _Part:
+    import cloudpickle
+
+    try:
+        return _Part(cloudpickle.dumps(value))
+    except Exception as error:  # noqa: BLE001  whatever the user's own classes raise: kept, and told by `get`
+        return _Part(b"", f"{type(error).__name__}: {error}")
+
+
+def _versions() -> dict[str, Any]:
+    import cloudpickle
+
+    return {
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "cloudpickle": str(cloudpickle.__version__),
+        "tunemq": importlib.metadata.version("tunemq"),
+    }
+
+
+def _readable_by(what: str, version: object) -> object:
+    """What two versions have in common of which each reads what the other has written.
+
+    cloudpickle does not promise to read what another version of it wrote.
+    """
+    series = re.match(r"\d+\.\d+", str(version)) if what == "tunemq" else None
+    return version if series is None else series[0]
+
+
+def _named(what: str, version: object) -> str:
+    names = {"python": "Python", "tunemq": "TuneMQ", "version": "the format of version"}
+    return f"{names.get(what, what)} {version}"
+
+
+def _remedy(what: str, theirs: Mapping[str, object]) -> str:
+    if what in {"python", "cloudpickle"}:
+        return f"Install {_named(what, theirs[what])} with TuneMQ to continue this search."
+    return (
+        f"Install TuneMQ {theirs['tunemq']} again to continue this search; upgrade to another "
+        "minor version when no search runs or is paused."
+    )

@@ -1,0 +1,1 @@
+"""Stoppers: when a trial, or the whole search, has had enough."""

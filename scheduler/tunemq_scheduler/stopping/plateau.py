@@ -1,0 +1,137 @@
+"""Stoppers that end what no longer improves."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+from tunemq_scheduler.search.objective import check_count
+from tunemq_scheduler.stopping.stopper import Stopper, check_positive, read_metric
+from tunemq_shared.base.errors import ConfigError
+
+
+class TrialPlateauStopper(Stopper):
+    """Stops a trial whose metric has hardly changed over its last results.
+
+    Args:
+        metric: which metric.
+        std: a standard deviation below this is a plateau.
+        num_results: over how many results.
+        grace_period: how many results a trial has at least.
+        metric_threshold: stop only trials that are this good.
+        mode: whether good is small (``min``) or large (``max``); needed with ``metric_threshold``.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        std: float = 0.01,
+        num_results: int = 4,
+        grace_period: int = 4,
+        metric_threshold: float | None = None,
+        mode: str | None = None,
+    ) -> None:
+        check_positive("TrialPlateauStopper(std)", std)
+        check_count("TrialPlateauStopper", "num_results", num_results, least=1)
+        check_count("TrialPlateauStopper", "grace_period", grace_period, least=0)
+        if metric_threshold is not None and mode not in ("min", "max"):
+            raise ConfigError(
+                f"TrialPlateauStopper(mode={mode!r}): with metric_threshold it must be "
+                "'min' or 'max'."
+            )
+        self._metric, self._std, self._threshold, self._mode = metric, std, metric_threshold, mode
+        self._window, self._grace = num_results, max(grace_period, num_results)
+        self._counts: dict[str, int] = {}
+        self._values: dict[str, deque[float]] = {}
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """Whether the trial's last results are nearly the same."""
+        values = self._values.setdefault(trial_id, deque(maxlen=self._window))
+        values.append(read_metric(result, self._metric))
+        self._counts[trial_id] = self._counts.get(trial_id, 0) + 1
+        if self._counts[trial_id] < self._grace or not self._good_enough(values[-1]):
+            return False
+        plateau = deviation(values) < self._std  # false with a NaN among them
+        if plateau:
+            del self._values[trial_id], self._counts[trial_id]
+        return plateau
+
+    def _good_enough(self, value: float) -> bool:
+        if self._threshold is None:
+            return True
+        return value <= self._threshold if self._mode == "min" else value >= self._threshold
+
+    def stop_all(self) -> bool:
+        """No."""
+        return False
+
+    def get_state(self) -> dict[str, Any]:
+        """How many results each trial had, and the last of them."""
+        values = {trial: list(last) for trial, last in self._values.items()}
+        return {"counts": dict(self._counts), "values": values}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave."""
+        self._counts = dict(state["counts"])
+        self._values = {
+            trial: deque(last, maxlen=self._window) for trial, last in state["values"].items()
+        }
+
+
+class ExperimentPlateauStopper(Stopper):
+    """Stops the experiment when the best values seen so far are nearly the same.
+
+    Args:
+        metric: which metric.
+        std: a standard deviation of the best values of at most this is a plateau.
+        top: how many of the best values are looked at.
+        mode: whether the best are the smallest (``min``) or the largest (``max``).
+        patience: for how many results the plateau has to last.
+    """
+
+    def __init__(
+        self, metric: str, std: float = 0.001, top: int = 10, mode: str = "min", patience: int = 0
+    ) -> None:
+        check_positive("ExperimentPlateauStopper(std)", std)
+        check_count("ExperimentPlateauStopper", "top", top, least=2)
+        check_count("ExperimentPlateauStopper", "patience", patience, least=0)
+        if mode not in ("min", "max"):
+            raise ConfigError(f"ExperimentPlateauStopper(mode={mode!r}): 'min' or 'max' is needed.")
+        self._metric, self._std, self._top, self._patience = metric, std, top, patience
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._best: list[float] = []
+        self._lasted = 0
+        self._enough = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:  # noqa: ARG002
+        """Whether the experiment is to stop, and this trial with it."""
+        value = read_metric(result, self._metric)
+        if not math.isnan(value):  # a diverged trial says nothing about the best ones
+            bisect.insort(self._best, self._sign * value)
+            del self._best[self._top :]
+        plateau = len(self._best) == self._top and deviation(self._best) <= self._std
+        self._lasted = self._lasted + 1 if plateau else 0
+        self._enough = self._enough or (plateau and self._lasted >= self._patience)
+        return self._enough
+
+    def stop_all(self) -> bool:
+        """Whether the plateau has lasted."""
+        return self._enough
+
+    def get_state(self) -> dict[str, Any]:
+        """The best values, and how long they have been nearly the same."""
+        return {"best": list(self._best), "lasted": self._lasted, "enough": self._enough}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `get_state` gave."""
+        self._best = list(state["best"])
+        self._lasted, self._enough = state["lasted"], state["enough"]
+
+
+def deviation(values: Collection[float]) -> float:
+    """The standard deviation of all of them (not of a sample); NaN if one is not finite."""
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

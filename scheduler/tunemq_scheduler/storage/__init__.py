@@ -1,0 +1,1 @@
+"""The folders of experiments, and what becomes of stored checkpoints."""

@@ -1,0 +1,90 @@
+"""Checkpoints that were written on this machine, and never came to the store.
+
+Where an experiment's nodes are gone with their run, what was under way is not lost yet: it lies in
+the folder in which this machine keeps its copies. It is brought to the store now, before anything
+else, so that trials go on from there; and those that are over keep their last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.kept_checkpoints import Kept
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.checkpoints import object_checkpoints
+from tunemq_shared.checkpoints.manifest import MANIFEST
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.protocol.messages import CheckpointCommitted
+
+
+def adopt_written(
+    runner: TrialRunner, plan: ExperimentPlan, tell: Callable[[str], None]
+) -> list[CheckpointCommitted]:
+    """Bring to the store what only this machine has; returns the facts, for the journal.
+
+    Nothing of it is an error: a trial whose copy is gone, or damaged, has the checkpoint before,
+    which is told.
+
+    Args:
+        tell: shows a line to the person at the terminal.
+    """
+    if not (plan.store and plan.cache):
+        return []
+    facts = []
+    objects = None
+    try:
+        for trial, kept in _only_written(runner):
+            then = "keeps" if runner.live[trial].is_finished else "goes on from"
+            folder = Path(plan.cache, kept.key)
+            try:
+                _check(folder, kept)
+                objects = objects or open_objects(plan.store)
+                cancel = Cancel(plan.sync_timeout_s)
+                done = object_checkpoints.upload(objects, kept.key, folder, None, cancel)
+            except (OSError, StoreError) as error:
+                tell(
+                    f"Checkpoint {kept.key} had not reached the store when the run before ended, "
+                    f"and is lost: {error}. Its trial {then} the one before."
+                )
+                continue
+            facts.append(
+                CheckpointCommitted(
+                    trial=trial,
+                    epoch=kept.epoch,
+                    n=int(kept.key.rpartition("-")[2]),
+                    step=kept.step,
+                    key=kept.key,
+                    sha256=done.sha256,
+                    size=done.size,
+                    shared=done.shared,
+                )
+            )
+    finally:
+        if objects is not None:
+            objects.close()
+    return facts
+
+
+def _only_written(runner: TrialRunner) -> Iterator[tuple[str, Kept]]:
+    """The checkpoints that are only on some node, each trial's oldest first."""
+    for trial in runner.live.values():
+        for kept in trial.checkpoints:
+            if kept.is_wanted and kept.committed is None:
+                yield trial.trial_id, kept
+
+
+def _check(folder: Path, kept: Kept) -> None:
+    """Refuse what is not the checkpoint that was written; the files' hashes are checked later.
+
+    Raises:
+        StoreError: it is another one.
+    """
+    manifest = Path(os.path.join(folder, MANIFEST)).read_bytes()
+    if hashlib.sha256(manifest).hexdigest() != kept.written:
+        raise StoreError(f"what lies in {folder} is not what was written there")

@@ -1,0 +1,111 @@
+"""`StoredCheckpoint`: a checkpoint in a store, of which nothing is read until somebody asks.
+
+Apart from `Checkpoint`, because it knows how to reach every kind of store: a trial's own process
+never imports this.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tunemq_shared.base.errors import CheckpointError
+from tunemq_shared.checkpoints.checkpoint import DICT_FILE, METADATA_FILE, Checkpoint
+from tunemq_shared.checkpoints.manifest import Manifest
+from tunemq_shared.checkpoints.open_store import open_store
+from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.objects.store_address import join, without_settings
+from tunemq_shared.system.folder_trees import walk
+
+
+class StoredCheckpoint(Checkpoint):
+    """A committed checkpoint; every byte that is read of it is verified.
+
+    ``path`` and `as_directory` download into a temporary folder; the first one's is kept until this
+    object ends. `to_directory` downloads into a folder of yours. It travels as its address, so
+    whoever unpickles it needs credentials of their own.
+
+    Args:
+        address: The address of the experiment's store, see `tunemq_shared.checkpoints.open_store`.
+        key: The checkpoint's key there.
+        sha256: The hash of its manifest.
+    """
+
+    def __init__(self, address: str, key: str, sha256: str) -> None:
+        self._path = self._pickled = None
+        self._metadata = {}
+        self._address = address
+        self._key = key
+        self._sha256 = sha256
+        self._manifest: Manifest | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where it is."""
+        return join(self._address, self._key)
+
+    @property
+    def is_dict(self) -> bool:
+        """Whether the checkpoint was made from a dict; reads its manifest only."""
+        return self._has(DICT_FILE)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What was kept with it before it was saved; downloads it only if something was."""
+        if not self._has(METADATA_FILE):
+            return {}
+        return Checkpoint(self.path).get_metadata()
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """Refused: what is committed does not change.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(
+            f"the metadata of {without_settings(self.uri)} cannot be set: a checkpoint in a store "
+            "never changes. Set it on a copy: "
+            "Checkpoint.from_directory(checkpoint.to_directory(path))."
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(uri={self.uri!r})"
+
+    def __reduce__(self) -> tuple[type[StoredCheckpoint], tuple[str, str, str]]:
+        return type(self), (self._address, self._key, self._sha256)
+
+    def _identity(self) -> str:
+        return self.uri
+
+    def _has(self, name: str) -> bool:
+        if self._manifest is None:
+            with self._store() as store:
+                self._manifest = store.read_manifest(self._key, self._sha256)
+        return any(file.name == name for file in self._manifest.files)
+
+    def _write_to(self, folder: str) -> None:
+        """Download into a folder that is there; it may hold other files."""
+        # Beside the files that it will be among: there is room for it, and moving it is a rename.
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=folder) as passing:
+            whole = Path(passing, "files")
+            with self._store() as store:
+                self._manifest = store.get_checkpoint(self._key, self._sha256, whole)
+            _move_into(whole, folder)
+
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        with closing(open_store(self._address)) as store:
+            yield store
+
+
+def _move_into(source: Path, target: str) -> None:
+    """Move everything below ``source`` to below ``target``, over what has the same name there."""
+    for path, folders, files in walk(source):
+        below = os.path.join(target, os.path.relpath(path, source))
+        for name in folders:
+            os.makedirs(os.path.join(below, name), exist_ok=True)
+        for name in files:
+            os.replace(os.path.join(path, name), os.path.join(below, name))

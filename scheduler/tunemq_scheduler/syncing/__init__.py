@@ -1,1 +1,0 @@
-"""Copies of an experiment's files elsewhere: settings, syncers, and the callback that uses them."""

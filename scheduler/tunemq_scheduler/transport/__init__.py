@@ -1,0 +1,1 @@
+"""How an experiment reaches its nodes: the executor, the desired state of each node, its events."""

@@ -1,0 +1,111 @@
+"""`CeleryTrialExecutor`: runs one experiment's trials on nodes that are reached through Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.transport.desired_state_orders import MailedOrders
+from tunemq_scheduler.transport.node_batches import events_of
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_scheduler.transport.redis.redis_link import Backing
+from tunemq_scheduler.transport.transport_client import WireClient
+from tunemq_shared.base.errors import BugError, WireError
+from tunemq_shared.protocol.messages import Event, HostOrder, NodeJoined
+from tunemq_shared.signing.live_keys import LiveKeys
+
+
+class CeleryTrialExecutor(MailedOrders):
+    """The backend of real experiments: a `NodeWire` of its own.
+
+    Args:
+        url, term, backing, connect_within, keys: see `NodeWire`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        term: int,
+        backing: Backing | None = None,
+        connect_within: float = 10.0,
+        keys: LiveKeys | None = None,
+    ) -> None:
+        super().__init__()
+        self._wire = NodeWire(
+            url, term=term, backing=backing, connect_within=connect_within, keys=keys
+        )
+        self._client: WireClient | None = None
+
+    def open(self, plan: ExperimentPlan) -> None:
+        """Reach Redis and make the experiment's stream; see `NodeWire.open` for what it raises."""
+        self._plan = plan
+        self._client = self._wire.add(plan.events_key)
+        self._wire.open()
+
+    def reattach(
+        self,
+        nodes: Iterable[NodeJoined],
+        away: Iterable[NodeJoined],
+        accepted: Mapping[str, int],
+    ) -> None:
+        """Watch the leases of nodes that the runner knows; see `TrialExecutor.reattach`."""
+        self._opened.reattach(nodes, away, accepted)
+
+    def on_step_end(self) -> None:
+        """Send each node whose orders changed its new assignment."""
+        self._opened.settle()
+        self._wire.send()
+
+    def poll(self, timeout: float) -> list[Event]:
+        """What nodes stated and what became of them; see `NodeWire.poll` for what it raises.
+
+        Raises:
+            WireError: an event of a node cannot be read.
+        """
+        self._wire.poll(timeout)
+        return events_of(self._opened.take())
+
+    def release(self, accepted: dict[str, int]) -> None:
+        """Tell nodes how far their events are journalled, and trim the stream."""
+        self._opened.release(accepted)
+        self._wire.flush()
+
+    def wake(self) -> None:
+        """Make a waiting `poll` return at once; for any thread or signal handler."""
+        self._wire.wake()
+
+    def notes(self) -> list[str]:
+        """While Redis is away or full, that it is."""
+        return self._wire.notes()
+
+    def news(self) -> list[str]:
+        """What happened to nodes, and to an embedded farm, since the last call."""
+        return self._wire.news()
+
+    def close(self, *, now: bool = False) -> None:
+        """End what still runs of this experiment, and leave no key of it without an expiry."""
+        client, self._client = self._client, None
+        try:
+            if client is not None and not self._wire.is_away:
+                client.close()
+        except WireError:
+            # Nobody is left to tell. An embedded farm ends with the script; a farm's nodes give up
+            # an experiment whose scheduler has ended.
+            pass
+        finally:
+            self._wire.close(now=now)
+
+    def _put(self, incarnation: str, order: HostOrder) -> None:
+        if (orders := self._opened.orders(incarnation)) is not None:
+            orders.put(order)
+
+    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+        if (orders := self._opened.orders(incarnation)) is not None:
+            orders.release(trial, epoch)
+
+    @property
+    def _opened(self) -> WireClient:
+        if self._client is None:
+            raise BugError("the executor was used before it was opened, or after it was closed")
+        return self._client

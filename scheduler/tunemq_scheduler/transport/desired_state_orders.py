@@ -1,0 +1,121 @@
+"""`MailedOrders`: orders about trials become what each node is to host."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+
+import msgspec
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.commands import (
+    ContinueTrial,
+    DropNode,
+    PauseTrial,
+    ReattachTrial,
+    ReleaseTrial,
+    StartTrial,
+    StopTrial,
+)
+from tunemq_scheduler.transport.trial_executor import TrialExecutor
+from tunemq_shared.base.errors import BugError, ConfigError
+from tunemq_shared.protocol.messages import HostOrder, HostStart
+
+_AboutHosted = ContinueTrial | StopTrial | PauseTrial | ReleaseTrial
+
+
+class MailedOrders(TrialExecutor):
+    """Turns each order into what its node is to do about the trial; those derived send that.
+
+    They implement `_put` and `_release`, set ``_plan`` when they are opened, and send what has
+    changed at the end of a turn (`on_step_end`).
+    """
+
+    def __init__(self) -> None:
+        self._plan: ExperimentPlan | None = None
+        #: The orders that stand, by node and trial; without how to start.
+        self._standing: dict[str, dict[str, HostOrder]] = {}
+
+    def start_trial(self, order: StartTrial) -> None:
+        """Have a node host a trial."""
+        start = self._host_start(order)
+        self._host(order, HostOrder(order.trial, order.epoch, order.run_until, start=start))
+
+    def continue_training(self, order: ContinueTrial) -> None:
+        """Let a hosted trial run on."""
+        if (standing := self._find(order)) is not None:
+            self._host(order, msgspec.structs.replace(standing, run_until=order.run_until))
+
+    def stop_trial(self, order: StopTrial) -> None:
+        """Have a hosted trial ended."""
+        if (standing := self._find(order)) is not None:
+            self._host(order, msgspec.structs.replace(standing, stop=True))
+
+    def pause_trial(self, order: PauseTrial) -> None:
+        """Have a hosted trial saved and ended, to go on later."""
+        if (standing := self._find(order)) is not None:
+            self._host(order, standing.paused(at_checkpoint=order.at_checkpoint))
+
+    def release_trial(self, order: ReleaseTrial) -> None:
+        """Forget a trial whose host is gone; the node hears of it with its next orders."""
+        if self._find(order) is not None:
+            del self._standing[order.incarnation][order.trial]
+        self._release(order.incarnation, order.trial, order.epoch)
+
+    def reattach_trial(self, order: ReattachTrial) -> None:
+        """Have a node that is heard again host what it hosted, or end it."""
+        start = order.start
+        how = HostOrder(start.trial, start.epoch, start.run_until, start=self._host_start(start))
+        if not order.is_wanted:
+            self._put(start.incarnation, msgspec.structs.replace(how, kill=True))
+            return
+        pause, at_checkpoint = order.pause, order.at_checkpoint
+        self._host(
+            start,
+            msgspec.structs.replace(how, stop=order.stop, pause=pause, at_checkpoint=at_checkpoint),
+        )
+
+    def drop_node(self, order: DropNode) -> None:
+        """Forget a node that is dead."""
+        self._standing.pop(order.incarnation, None)
+
+    @abstractmethod
+    def _put(self, incarnation: str, order: HostOrder) -> None:
+        """Have a node do this; nothing if it was lost since, which the runner is about to read."""
+
+    @abstractmethod
+    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+        """Have a node forget a trial; likewise."""
+
+    def _find(self, order: _AboutHosted) -> HostOrder | None:
+        standing = self._standing.get(order.incarnation, {}).get(order.trial)
+        return standing if standing is not None and standing.epoch == order.epoch else None
+
+    def _host(self, about: StartTrial | _AboutHosted, order: HostOrder) -> None:
+        standing = msgspec.structs.replace(order, start=None)
+        self._standing.setdefault(about.incarnation, {})[order.trial] = standing
+        self._put(about.incarnation, order)
+
+    def _host_start(self, order: StartTrial) -> HostStart:
+        """Return what the node needs to start the trial, as the node will read it.
+
+        Raises:
+            ConfigError: the node could not read it; names the field. Sent all the same, the node
+                would refuse it again and again, and the trial would wait without a word.
+        """
+        start = self._opened_plan.host_start(order)
+        try:
+            return msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=HostStart)
+        except msgspec.ValidationError as problem:
+            place = re.search(r"\$\[(\d+)\]", str(problem))
+            field = HostStart.__struct_fields__[int(place[1])] if place else "a field"
+            raise ConfigError(
+                f"No node can start trial {order.trial}: {field}: {problem}. Give the setting that"
+                " it comes from a value of the type that its documentation names."
+            ) from problem
+
+    @property
+    def _opened_plan(self) -> ExperimentPlan:
+        if self._plan is None:
+            raise BugError("the executor was used before it was opened")
+        return self._plan

@@ -1,0 +1,153 @@
+"""`InProcessExecutor`: runs trials in the script's own process, for ``fit(debug=True)``.
+
+The loop turns in a thread of its own; the trial runs in the thread that called `serve`, which is
+the main one, so that pdb and breakpoints have the terminal. There is no node, no Redis and nothing
+that could kill a trial: a step that hangs, hangs the script.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import time
+from collections import deque
+from contextlib import closing
+
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.commands import ContinueTrial, PauseTrial, StartTrial, StopTrial
+from tunemq_scheduler.transport.trial_executor import TrialExecutor
+from tunemq_shared.checkpoints.open_store import open_store
+from tunemq_shared.checkpoints.store_sink import StoreSink
+from tunemq_shared.code.config_packing import unpack_config
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.trainable.run_trial import run_trial
+from tunemq_shared.trainable.trainable_blobs import load
+from tunemq_shared.trial.session import TrialSession
+from tunemq_shared.trial.trial_channel import Channel
+
+_INCARNATION = "this-process"
+
+
+class InProcessExecutor(TrialExecutor):
+    """One slot, which is this process.
+
+    Args:
+        resources: what the slot offers.
+    """
+
+    def __init__(self, resources: dict[str, float]) -> None:
+        self._resources = resources
+        self._facts: queue.SimpleQueue[m.NodeEvent | None] = queue.SimpleQueue()
+        self._starts: queue.SimpleQueue[m.HostOrder | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[m.HostOrder] = queue.SimpleQueue()
+        self._plan: ExperimentPlan | None = None
+        self._joined = False
+        self._said = 0
+        #: The trial and epoch that were started last.
+        self._newest: tuple[str, int] | None = None
+
+    def open(self, plan: ExperimentPlan) -> None:
+        """Get ready for an experiment."""
+        self._plan = plan
+
+    def serve(self) -> None:
+        """Run the trials that the loop starts, one after the other, until it is closed."""
+        while (order := self._starts.get()) is not None:
+            self._host(order)
+
+    # --- the loop's side --------------------------------------------------------------------------
+
+    def start_trial(self, order: StartTrial) -> None:
+        """Hand the trial to `serve`."""
+        if self._plan is not None:
+            self._newest = order.trial, order.epoch
+            start = self._plan.host_start(order)
+            self._starts.put(m.HostOrder(order.trial, order.epoch, order.run_until, start=start))
+
+    def continue_training(self, order: ContinueTrial) -> None:
+        """Let the trial run on."""
+        self._news.put(m.HostOrder(order.trial, order.epoch, order.run_until))
+
+    def stop_trial(self, order: StopTrial) -> None:
+        """Ask the trial to end; it does at its next report."""
+        self._news.put(m.HostOrder(order.trial, order.epoch, (), stop=True))
+
+    def pause_trial(self, order: PauseTrial) -> None:
+        """Ask the trial to save and end; it does at its next report."""
+        self._news.put(m.HostOrder(order.trial, order.epoch, (), pause=True))
+
+    def poll(self, timeout: float) -> list[m.Event]:
+        """What the trial said since the last call."""
+        events: deque[m.Event] = deque()
+        if not self._joined:
+            self._joined = True
+            host = socket.gethostname()
+            return [m.NodeJoined(_INCARNATION, host, host, "127.0.0.1", self._resources)]
+        try:
+            while True:
+                fact = self._facts.get(timeout=0.0 if events else timeout)
+                if fact is None:
+                    break
+                events.append(fact)
+        except queue.Empty:
+            pass
+        if not events:
+            return []
+        first, self._said = self._said + 1, self._said + len(events)
+        return [m.BatchRead(_INCARNATION, first, self._said, "0-0"), *events]
+
+    def wake(self) -> None:
+        """Make `poll` return."""
+        self._facts.put(None)
+
+    def close(self, *, now: bool = False) -> None:
+        """Let `serve` return when the trial that runs is over, at its next report at the latest."""
+        del now  # there is nobody else to kill it
+        if self._newest is not None:
+            self._news.put(m.HostOrder(*self._newest, (), stop=True))
+        self._starts.put(None)
+
+    # --- the trial's side -------------------------------------------------------------------------
+
+    def _host(self, order: m.HostOrder) -> None:
+        start = order.start
+        if start is None:
+            return
+        os.makedirs(start.folder, exist_ok=True)
+        host = socket.gethostname()
+        started = m.TrialStarted(
+            order.trial, order.epoch, os.getpid(), host, "127.0.0.1", time.time()
+        )
+        self._facts.put(started)
+        channel = _Queues(self._facts, self._news)
+        with closing(open_store(start.store)) as store:
+            sink = StoreSink(store, os.path.basename(start.folder))
+            session = TrialSession(order, unpack_config(start.config), channel, sink)
+            run_trial(load(start.code), session)
+        self._facts.put(m.HostFreed(order.trial, order.epoch))
+
+
+class _Queues(Channel):
+    """The trial's line to the loop's thread."""
+
+    def __init__(
+        self, facts: queue.SimpleQueue[m.NodeEvent | None], news: queue.SimpleQueue[m.HostOrder]
+    ) -> None:
+        self._facts = facts
+        self._news = news
+
+    def send(self, event: m.NodeEvent) -> None:
+        self._facts.put(event)
+
+    def poll(self) -> m.HostOrder | None:
+        newest = None
+        try:
+            while True:
+                newest = self._news.get_nowait()
+        except queue.Empty:
+            return newest
+
+    def wait(self) -> m.HostOrder:
+        order = self._news.get()
+        return self.poll() or order

@@ -1,0 +1,75 @@
+"""Batches of events as their nodes sent them: read by the experiment they belong to, nobody else.
+
+Whoever serves several experiments passes a batch on as bytes. So an event that cannot be read costs
+at most its own experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from tunemq_shared.base.errors import WireError
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.protocol import messages as m
+
+
+class NodeBatch(msgspec.Struct, frozen=True, array_like=True, tag="events"):
+    """Consecutive events of a node.
+
+    Attributes:
+        read: which they are.
+        payload: the events, one msgpack array.
+    """
+
+    read: m.BatchRead
+    payload: bytes
+
+    def events(self) -> list[m.Event]:
+        """The `BatchRead`, and the events.
+
+        Raises:
+            WireError: one of them cannot be read; names the node, and the field.
+        """
+        read = self.read
+        which = f"Events {read.first} to {read.last} of node {read.incarnation}"
+        try:
+            events = m.decode_node_events(self.payload)
+        except UNDECODABLE as error:
+            raise WireError(
+                f"{which} cannot be read: {error}. The search ends here, and what was journalled "
+                "stays; see that the node runs an unchanged TuneMQ of this version, then resume."
+            ) from error
+        if len(events) != read.last - read.first + 1:
+            raise WireError(f"{which} are {len(events)}.")
+        return [read, *events]
+
+
+#: What an experiment is told: what became of a node, or what a node said.
+Fact: TypeAlias = m.Event | NodeBatch
+
+
+def events_of(facts: Iterable[Fact]) -> list[m.Event]:
+    """All facts as events, in their order.
+
+    Raises:
+        WireError: an event cannot be read.
+    """
+    events: list[m.Event] = []
+    for fact in facts:
+        if isinstance(fact, NodeBatch):
+            events += fact.events()
+        else:
+            events.append(fact)
+    return events
+
+
+def count_of(payload: bytes) -> int:
+    """How many events a node says that a payload has; 1 where it is no array at all."""
+    first = payload[0] if payload else 0
+    if first & 0xF0 == 0x90:
+        return first & 0x0F
+    width = {0xDC: 2, 0xDD: 4}.get(first, 0)
+    return int.from_bytes(payload[1 : 1 + width], "big") if len(payload) > width > 0 else 1

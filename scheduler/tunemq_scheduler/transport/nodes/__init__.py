@@ -1,0 +1,1 @@
+"""The nodes that a scheduler knows: registration, leases, decoded batches of events."""

@@ -1,0 +1,76 @@
+"""`Intake`: gives what was read from streams, and is what a node said, to the roster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tunemq_scheduler.transport.departures import Departures
+from tunemq_scheduler.transport.experiment_channel import Tenant
+from tunemq_scheduler.transport.nodes.node_registry import NOBODYS, Roster
+from tunemq_scheduler.transport.redis.stream_reader import StreamEntry
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.broker import redis_keys
+
+
+class Intake:
+    """Opens entries; one that is refused holds up nothing that comes behind it.
+
+    Args:
+        roster: takes note of what they say.
+        seals: open them.
+    """
+
+    def __init__(self, roster: Roster, seals: WireSeals) -> None:
+        self._roster, self._seals = roster, seals
+        self._departures = Departures()
+
+    def introductions(self, entries: Iterable[StreamEntry]) -> None:
+        """Entries of the nodes' stream."""
+        for entry_id, fields in entries:
+            said = self._seals.introduction(fields)
+            if said is None:
+                self._roster.commands.append(("XDEL", redis_keys.NODES, entry_id))
+            elif said.is_goodbye:
+                incarnation = self._roster.read_goodbye(entry_id, said.body)
+                self._departures.add(incarnation, entry_id, "it took its leave")
+            else:
+                for incarnation in self._roster.read_hello(entry_id, said.body):
+                    self._departures.add(incarnation, entry_id, redis_keys.STARTED_AGAIN)
+
+    def batches(self, tenant: Tenant, entries: Iterable[StreamEntry]) -> None:
+        """Entries of an experiment's stream."""
+        for entry_id, fields in entries:
+            batch, read = self._seals.batch(tenant.events_key, fields), NOBODYS
+            if batch is not None:
+                read = self._roster.read_batch(tenant, entry_id, batch)
+            tenant.was_read(entry_id, *read)
+
+    def without(
+        self, exhausted: Sequence[str], taken: Mapping[bytes, list[StreamEntry]]
+    ) -> dict[bytes, list[StreamEntry]]:
+        """What was read from other streams than these; nodes say again what was in these."""
+        for key in exhausted:
+            text = (
+                f"The stream {key} has an entry of a time that has not come yet, and takes no"
+                " others. Somebody who is no node of this farm may write to its Redis."
+            )
+            self._roster.refusals.add(
+                "hello" if key == redis_keys.NODES else "events", "early", text
+            )
+        return {key: entries for key, entries in taken.items() if key.decode() not in exhausted}
+
+    def removed(self, streams: list[str]) -> None:
+        """Count entries that were removed unread from these streams; empties the list."""
+        for key in streams:
+            text = (
+                f"An entry of the stream {key} was longer than any message of a node: it is"
+                " removed. Somebody who is no node of this farm may write to its Redis."
+            )
+            self._roster.refusals.add(
+                "hello" if key == redis_keys.NODES else "events", "oversized", text
+            )
+        streams.clear()
+
+    def departed(self, unfinished: Iterable[bytes]) -> dict[str, str]:
+        """Nodes that are dead, and of whom all was read; see `Departures.due`."""
+        return self._departures.due(unfinished)

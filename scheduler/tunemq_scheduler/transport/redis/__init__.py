@@ -1,0 +1,1 @@
+"""The scheduler's connections to Redis: streams, the generation, the Celery publisher."""

@@ -1,0 +1,87 @@
+"""Deletes keys of the farm in Redis whose type is wrong, and strings that are far too long.
+
+Redis answers WRONGTYPE to each command about such a key until it is gone, and whoever wrote it may
+have left long since. So the scheduler deletes it, and goes on as after a wipe (F06).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Final
+
+from tunemq_scheduler.transport.redis.redis_connection import RedisLine
+from tunemq_shared.base.errors import WireError, WireUnavailable
+
+
+class KeyType(Enum):
+    """What a key of the farm is, where it is there."""
+
+    STRING = "string"
+    STREAM = "stream"
+    HASH = "hash"
+    LIST = "list"
+
+
+#: Takes the kind of message, the reason in a word, and a sentence for people.
+Refused = Callable[[str, str, str], None]
+
+# The scheduler's user may not ask for a type, so each key is tried with a command of its type that
+# changes nothing but an unused field of a reply.
+_CLEAR: Final = """
+local last, longest = '18446744073709551615-18446744073709551615', 4096
+local cleared = {}
+for i, key in ipairs(KEYS) do
+  local kind, answer = ARGV[i], false
+  if kind == 'string' then
+    answer = redis.pcall('GET', key)
+    if type(answer) == 'string' and #answer > longest then
+      answer = {err = 'WRONGTYPE, or rather too long'}
+    end
+  elseif kind == 'stream' then answer = redis.pcall('XREAD', 'COUNT', 1, 'STREAMS', key, last)
+  elseif kind == 'list' then answer = redis.pcall('LLEN', key)
+  elseif redis.call('EXISTS', key) == 1 then answer = redis.pcall('HSET', key, 't', '') end
+  if type(answer) == 'table' and answer.err and string.find(answer.err, 'WRONGTYPE') then
+    redis.call('DEL', key)
+    cleared[#cleared + 1] = key
+  end
+end
+return cleared
+"""
+#: For scripts: what a key says, and nothing where it is no string.
+TEXT_OF: Final = """
+local function text_of(key)
+  local answer = redis.pcall('GET', key)
+  return type(answer) == 'string' and answer
+end
+"""
+
+
+def clear_wrong_types(line: RedisLine, types: Mapping[str, KeyType], refused: Refused) -> list[str]:
+    """Delete the keys that have another type than this, or are too long; which they were.
+
+    Args:
+        line: an open connection.
+        refused: is told of each.
+
+    Raises:
+        WireUnavailable: Redis went away.
+    """
+    kinds = [kind.value for kind in types.values()]
+    try:
+        (cleared,) = line.ask([("EVAL", _CLEAR, str(len(types)), *types, *kinds)])
+    except WireUnavailable:
+        raise
+    except WireError:  # where scripts are not allowed; the command that needs the key says it
+        return []
+    if not isinstance(cleared, list):
+        raise line.unexpected(cleared)
+    keys = [key.decode() for key in cleared]
+    for key in keys:
+        refused(
+            "key",
+            "wrong_type",
+            f"The key {key} in Redis was no {types[key].value} of ours: it is deleted, and what it"
+            " held is sent again. Somebody who is no node of this farm may write to its Redis.",
+        )
+    return keys

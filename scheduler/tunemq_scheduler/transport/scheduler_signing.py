@@ -1,0 +1,229 @@
+"""`WireSeals`: where a scheduler signs what it says to nodes, and checks what they say.
+
+It is the only place. What is not what a node of this farm said about that is refused here: counted,
+told, and skipped; whoever uses this sees only the bodies of messages. Without keys nothing is
+signed, see `tunemq_shared.signing.message_signing`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from tunemq_scheduler.transport.lease_challenge import LeaseChallenge
+from tunemq_scheduler.transport.redis.redis_connection import Command
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import message_limits as limits
+from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_shared.signing.message_signing import SealBroken
+
+_REPLY: Final = redis_keys.reply("")
+#: A node that renews its lease a thousand times a second for ever needs fewer.
+_DIGITS: Final = 18
+#: A live node shows so many leases without an answer at most when a scheduler starts: the one that
+#: stands there, and the one that it writes just before it reads the challenge.
+_UNANSWERED_AT_MOST: Final = 2
+#: What a person can do about a message that is refused, by the reason.
+_ADVICE: Final = MappingProxyType(
+    {
+        "unsigned": "Start its worker with the farm's keys: tunemq worker --keys worker.toml.",
+        "signed_without_keys": "Start this scheduler with the farm's keys, too: --keys"
+        " scheduler.toml; or its worker without --keys.",
+        "unknown_key": "Its worker has the keys of another farm, or old ones: give it the present"
+        " worker.toml.",
+        "altered": "Somebody who is no node of this farm may write to its Redis.",
+        "unreadable": "Its worker has another version of TuneMQ, or it is from nobody of ours.",
+        "oversized": "Somebody who is no node of this farm may write to its Redis.",
+        "repeated": "Somebody who is no node of this farm may write to its Redis.",
+        "unanswered": "Its worker has another version of TuneMQ, or somebody plays old leases of a"
+        " node that is gone.",
+    }
+)
+
+
+class Introduction(NamedTuple):
+    """An entry of the nodes' stream: a hello, or the incarnation that takes its leave."""
+
+    body: bytes
+    is_goodbye: bool
+
+
+class _Lease(NamedTuple):
+    """A lease as it was seen last.
+
+    Attributes:
+        opened: what the last one that counted said.
+        renewals: the greatest number that one that counted ever said.
+        unanswered: how many in a row did not answer the scheduler's challenge.
+    """
+
+    sealed: bytes
+    opened: bytes | None
+    renewals: int
+    unanswered: int = 0
+
+
+class WireSeals:
+    """Seals and opens the messages between a scheduler and its nodes.
+
+    Args:
+        keys: of the farm; none where nothing is signed.
+        refused: is told of what is refused.
+    """
+
+    def __init__(self, keys: LiveKeys | None = None, refused: Refusals | None = None) -> None:
+        self.keys = LiveKeys.none() if keys is None else keys
+        self.refused = Refusals() if refused is None else refused
+        self._leases: dict[str, _Lease] = {}
+        self._challenge = LeaseChallenge()
+        self._version = self.keys.version
+        #: Whether a node was refused that other keys might make welcome.
+        self._has_refused = False
+
+    # --- to nodes ---------------------------------------------------------------------------------
+
+    def mail(self, incarnation: str, assignment: bytes) -> str:
+        """An assignment as it travels."""
+        sealed = self.keys.orders.close(assignment, b"mail", incarnation.encode())
+        return base64.b64encode(sealed).decode()
+
+    def replies(self, commands: Iterable[Command]) -> list[Command]:
+        """The same commands, with what they set in replies to nodes sealed."""
+        return [self._reply(command) for command in commands]
+
+    def _reply(self, command: Command) -> Command:
+        if command[0] != "HSET" or not str(command[1]).startswith(_REPLY):
+            return command
+        name, key, field, value = map(str, command)
+        incarnation = key.removeprefix(_REPLY).encode()
+        sealed = self.keys.orders.close(value.encode(), b"reply", incarnation, field.encode())
+        return name, key, field, sealed
+
+    def challenge(self, now: float) -> list[Command]:
+        """Show nodes what their leases have to repeat; nothing where nothing is signed.
+
+        Args:
+            now: a monotonic clock.
+        """
+        if not self.keys.is_signed:
+            return []
+        posed = self._challenge.pose(now).encode()
+        return [("SET", redis_keys.CHALLENGE, self.keys.orders.close(posed, b"challenge"))]
+
+    # --- from nodes -------------------------------------------------------------------------------
+
+    def introduction(self, fields: Mapping[bytes, bytes]) -> Introduction | None:
+        """What an entry of the nodes' stream says."""
+        if (goodbye := fields.get(redis_keys.BYE)) is not None:
+            body = self._open("goodbye", goodbye, limits.GOODBYE_BYTES, b"bye")
+            return None if body is None else Introduction(body, is_goodbye=True)
+        body = self._open("hello", fields.get(redis_keys.HELLO, b""), limits.HELLO_BYTES, b"hello")
+        return None if body is None else Introduction(body, is_goodbye=False)
+
+    def batch(self, events_key: str, fields: Mapping[bytes, bytes]) -> dict[bytes, bytes] | None:
+        """The fields of a batch of events that a node put into this stream."""
+        header, events = fields.get(redis_keys.HEADER, b""), fields.get(redis_keys.EVENTS, b"")
+        if len(events) > limits.EVENTS_BYTES:
+            self._refuse("events", "oversized", "is too long")
+            return None
+        about = (b"batch", events_key.encode(), events)
+        opened = self._open("events", header, limits.HEADER_BYTES, *about)
+        return None if opened is None else {redis_keys.HEADER: opened, redis_keys.EVENTS: events}
+
+    def leases(self, values: Mapping[str, bytes | None]) -> list[bytes | None]:
+        """What the leases of these incarnations say; None where it is gone or refused.
+
+        A lease that was renewed says so by a greater number, and repeats the challenge of this
+        scheduler, so that an old one does not pass for a sign of life.
+        """
+        before, self._leases = self._leases, {}
+        said = []
+        for incarnation, value in values.items():
+            last = before.get(incarnation, _Lease(b"", None, 0))
+            if value is not None and value != last.sealed:
+                last = self._renewed(incarnation, value, last)
+            self._leases[incarnation] = last
+            said.append(None if value is None else last.opened)
+        return said
+
+    def _renewed(self, incarnation: str, value: bytes, last: _Lease) -> _Lease:
+        opened = self._open("lease", value, limits.LEASE_BYTES, b"lease", incarnation.encode())
+        if opened is None or not self.keys.is_signed:
+            return _Lease(value, opened, last.renewals)
+        said, _, answer = opened.rpartition(b":")
+        if (renewals := _number(opened)) <= last.renewals:
+            self._refuse("lease", "repeated", "is an old one")
+            return last._replace(sealed=value)
+        if not self._challenge.is_answered_by(answer.decode(errors="replace")):
+            if last.unanswered >= _UNANSWERED_AT_MOST:
+                self._refuse("lease", "unanswered", "does not answer this scheduler")
+            return last._replace(sealed=value, unanswered=last.unanswered + 1)
+        return _Lease(value, said, renewals)
+
+    def vitals(self, incarnation: str, value: bytes | None) -> bytes | None:
+        """What a node says of its machine, if it does."""
+        if value is None:
+            return None
+        return self._open("vitals", value, limits.VITALS_BYTES, b"vitals", incarnation.encode())
+
+    def output(self, events_key: str, piece: bytes) -> bytes | None:
+        """A piece of what trials of the experiment with these events print."""
+        return self._open("output", piece, limits.OUTPUT_BYTES, b"output", events_key.encode())
+
+    # --- keys -------------------------------------------------------------------------------------
+
+    @property
+    def signer(self) -> str:
+        """The id of the key that signs orders, as nodes are told it; empty without keys."""
+        return self.keys.orders.signer.hex()
+
+    def are_changed(self) -> tuple[bool, bool]:
+        """Whether the keys are others than at the last `change_is_told`.
+
+        And whether nodes were refused since that these might make welcome.
+        """
+        is_changed = self.keys.version != self._version
+        return is_changed, is_changed and self._has_refused
+
+    def change_is_told(self) -> None:
+        """All that follows from a change of keys is done."""
+        self._version, self._has_refused = self.keys.version, False
+
+    def _open(self, kind: str, sealed: bytes, longest: int, *about: bytes) -> bytes | None:
+        if len(sealed) > longest:
+            self._refuse(kind, "oversized", "is too long")
+            return None
+        try:
+            return self.keys.events.open(sealed, *about)
+        except SealBroken as problem:
+            self._refuse(kind, problem.reason, str(problem))
+            if kind in {"hello", "events"} and problem.reason == "unknown_key":
+                self._has_refused = True
+            return None
+
+    def _refuse(self, kind: str, reason: str, why: str) -> None:
+        advice = _ADVICE.get(reason, "")
+        text = f"{_NAMES[kind]} {why}: it is refused. {advice}"
+        self.refused.add(kind, reason, text.rstrip())
+
+
+def _number(lease: bytes) -> int:
+    """Which renewal it is; 0 of what is no lease."""
+    number = lease.partition(b":")[0]
+    return int(number) if number.isdigit() and len(number) < _DIGITS else 0
+
+
+#: What each kind is called at the beginning of a sentence.
+_NAMES: Final = MappingProxyType(
+    {
+        "hello": "A node's introduction",
+        "goodbye": "A node's goodbye",
+        "events": "A batch of a node's events",
+        "lease": "A node's lease",
+        "vitals": "What a node says of its machine",
+        "output": "A piece of what trials print",
+    }
+)

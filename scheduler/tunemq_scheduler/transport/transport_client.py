@@ -1,0 +1,115 @@
+"""`WireClient`: what one experiment does on a `NodeWire`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from tunemq_scheduler.transport.desired_state import Orders
+from tunemq_scheduler.transport.experiment_channel import Tenant
+from tunemq_scheduler.transport.node_batches import Fact
+from tunemq_scheduler.transport.nodes.node_registry import Roster
+from tunemq_shared.protocol.messages import NodeJoined
+
+
+class WireClient:
+    """An experiment's end of the wire, until it is closed or left.
+
+    **Facts** are those of its own stream, and what becomes of nodes. **Orders** are sent by the
+    wire, at the end of a turn. Between a node's joining or return and `settle`, what it hosts of
+    this experiment stays as it is.
+    """
+
+    def __init__(
+        self,
+        tenant: Tenant,
+        roster: Roster,
+        *,
+        hold: Callable[[Tenant], None],
+        say_goodbye: Callable[[Tenant], None],
+        forget: Callable[[Tenant], None],
+    ) -> None:
+        self._tenant, self._roster = tenant, roster
+        self._hold, self._say_goodbye, self._forget = hold, say_goodbye, forget
+
+    @property
+    def events_key(self) -> str:
+        """The key of its stream."""
+        return self._tenant.events_key
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether there are some to take."""
+        return bool(self._tenant.facts)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no facts for now: its stream is not read meanwhile."""
+        return self._tenant.is_full
+
+    @is_full.setter
+    def is_full(self, is_full: bool) -> None:
+        if is_full is not self._tenant.is_full:
+            self._tenant.is_full = is_full
+            self._hold(self._tenant)
+
+    @property
+    def taken(self) -> int:
+        """How many facts were taken, all in all."""
+        return self._tenant.given
+
+    def take(self) -> list[Fact]:
+        """The facts since the last call."""
+        return self._tenant.take()
+
+    def orders(self, incarnation: str) -> Orders | None:
+        """Its orders for a node; None when that is dead, which its facts say or have said."""
+        stake = self._tenant.stakes.get(incarnation)
+        return stake.orders if stake is not None else None
+
+    def reattach(
+        self,
+        nodes: Iterable[NodeJoined],
+        away: Iterable[NodeJoined],
+        accepted: Mapping[str, int],
+    ) -> None:
+        """Go on with nodes that are known; at once after it was added, before it has facts.
+
+        What they are to host follows, as orders; then `settle`.
+
+        Args:
+            nodes: those that it takes for alive.
+            away: those that it takes for lost.
+            accepted: how far their events are journalled, by incarnation.
+        """
+        for node in nodes:
+            self._roster.expect(self._tenant, node, accepted.get(node.incarnation, 0))
+        for node in away:
+            journalled, since = accepted.get(node.incarnation, 0), time.monotonic()
+            self._roster.expect(self._tenant, node, journalled, away_since=since)
+
+    def settle(self, handled: int | None = None) -> None:
+        """All that follows from the first facts is in its orders; sent by the wire's next `send`.
+
+        Args:
+            handled: how many facts; by default all that were taken.
+        """
+        self._tenant.settle(self._tenant.given if handled is None else handled)
+
+    def release(self, accepted: Mapping[str, int]) -> None:
+        """Tell nodes how far their events, by incarnation, are journalled, and trim the stream."""
+        self._roster.journalled(self._tenant, accepted)
+        trimming = self._tenant.trim()
+        if trimming is not None:
+            self._roster.commands.append(trimming)
+
+    def close(self) -> None:
+        """The experiment is over: what still runs of it ends, nodes forget it, its stream expires.
+
+        Where Redis is away that happens when it is back.
+        """
+        self._say_goodbye(self._tenant)
+
+    def leave(self) -> None:
+        """Tell nobody: nodes go on with what they host, until the experiment is added again."""
+        self._forget(self._tenant)

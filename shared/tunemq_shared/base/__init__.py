@@ -1,0 +1,1 @@
+"""Errors, retries, pickling and text: what everything else uses."""

@@ -1,0 +1,63 @@
+"""How deep configurations may be nested, so that nothing that reads them runs out of stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from tunemq_shared.base.failure_text import one_line
+from tunemq_shared.base.safe_text import repr_of
+
+#: Far more than any configuration needs, and far less than Python's stack or JSON readers allow.
+MOST_LEVELS: Final = 64
+#: Of a path that is shown, so many steps.
+_SHOWN: Final = 3
+
+
+def parts_of(value: Any) -> Iterable[tuple[str, Any]]:
+    """What is directly in a dict, list or tuple, each with the step that leads to it."""
+    if isinstance(value, dict):
+        return [(f"[{repr_of(key)}]", part) for key, part in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{n}]", part) for n, part in enumerate(value)]
+    return ()
+
+
+def too_deep(
+    value: Any, name: str, parts: Callable[[Any], Iterable[tuple[str, Any]]] = parts_of
+) -> str | None:
+    """What is wrong with a value that is nested deeper than `MOST_LEVELS`, or holds itself.
+
+    Args:
+        value: any; it is looked at depth first, so one that holds itself is found at once.
+        name: how to call it.
+        parts: what is directly in a value.
+
+    Returns:
+        A clause that names the place and the fix, also for a container of a user's class that
+        cannot be read; None if all is well.
+    """
+    steps: list[str] = []
+    levels = [iter([("", value)])]
+    while levels:
+        found = next(levels[-1], None)
+        if found is None:
+            levels.pop()
+            del steps[-1:]
+            continue
+        step, part = found
+        where = "".join([*steps[: _SHOWN + 1], step][: _SHOWN + 1])
+        try:
+            inner = list(parts(part))
+        except Exception as error:  # noqa: BLE001  a user's class may raise anything; told here
+            return f"{name} cannot be read at {name}{where}: {one_line(error)}; use a plain one"
+        if not inner:
+            continue
+        if len(levels) > MOST_LEVELS:
+            return (
+                f"{name} is nested more than {MOST_LEVELS} levels deep, or holds itself, below "
+                f"{name}{where}; make it flatter"
+            )
+        steps.append(step)
+        levels.append(iter(inner))
+    return None

@@ -1,0 +1,1 @@
+"""Redis: its address, its keys, its version, and settings that are dangerous."""

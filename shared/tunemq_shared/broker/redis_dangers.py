@@ -1,0 +1,110 @@
+"""What is dangerous about a Redis, as far as any of its users can see: for both sides' start-up.
+
+Off the loopback others can reach it, too. Then it has to ask everybody for a password, each role
+has to have a user of its own, what travels has to be encrypted, and what runs there has to be free
+of a weakness by which one who has a password gets all the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from tunemq_shared.broker.redis_address import RedisAddress
+from tunemq_shared.broker.redis_release import VALKEY, Release
+
+_TIMEOUT_S: Final = 2.0
+
+#: The first with ``XADD NOMKSTREAM`` and ``XTRIM MINID``; also the oldest that Celery 5.7 speaks
+#: to.
+OLDEST: Final = (6, 2, 0)
+
+PASSWORD, DEFAULT_USER, TLS = "redis-password", "redis-default-user", "redis-tls"
+VERSION, CVE = "redis-version", "redis-cve"
+
+_USERS: Final = (
+    "load deploy/redis/users.acl (aclfile in redis.conf), which switches the default user off, and"
+    " give each role its own: redis://scheduler:PASSWORD@host:6379/0."
+)
+
+#: What to do about a command that Redis forbids to the user of a role.
+LACKS_RIGHTS: Final = "give its user the rights of its role in deploy/redis/users.acl"
+
+_PATCHED: Final = (
+    "or a release of your line or a vendor's package that has the fix (a backport), with"
+    " --insecure."
+)
+
+
+class Danger(NamedTuple):
+    """What is wrong, and how it is mended; ``check`` is its name in `tunemq doctor`."""
+
+    check: str
+    what: str
+    fix: str
+
+
+def dangers(address: RedisAddress, release: Release) -> Iterator[Danger]:
+    """All that should keep one from using a Redis that can be reached; nothing where all is well.
+
+    Args:
+        address: where it is, and as whom we use it.
+        release: what it says of itself.
+    """
+    if release.number and release.number < OLDEST:
+        yield Danger(
+            VERSION,
+            f"Redis at {address} is of version {release.version}, and lacks commands of 6.2.",
+            "install Redis 6.2 or later (or Valkey).",
+        )
+    if address.is_local:
+        return
+    yield from _dangers_of_way(address)
+    if lets_everybody_in(address):
+        yield Danger(PASSWORD, f"Redis at {address} lets everybody in, without a password.", _USERS)
+    if release.has_cve:
+        yield _cve(address, release)
+
+
+def lets_everybody_in(address: RedisAddress) -> bool:
+    """Whether it does what somebody asks who has neither password nor certificate."""
+    stranger = address._replace(user="", password="", cert_file="", key_file="")
+    try:
+        with stranger.connect(_TIMEOUT_S) as sock:
+            sock.sendall(b"PING\r\n")
+            return sock.recv(64).startswith(b"+PONG")
+    except OSError:  # it does not even talk to one
+        return False
+
+
+def _cve(address: RedisAddress, release: Release) -> Danger:
+    if release.product == VALKEY:
+        weak = f"Redis at {address} is {release}: before 7.2.13, 8.0.8, 8.1.7 and 9.0.4"
+        fix = "install one of these, or later of its line"
+    else:
+        weak = f"Redis at {address} is of version {release.version}: from 7.2.0 to 8.6.2"
+        fix = "install Redis 8.6.3 or later (6.2 and 7.0 do not have this weakness)"
+    what = f"{weak} any of its users can have it run code (CVE-2026-23479)."
+    return Danger(CVE, what, f"{fix}, {_PATCHED}")
+
+
+def _dangers_of_way(address: RedisAddress) -> Iterator[Danger]:
+    if address.is_default_user:
+        yield Danger(
+            DEFAULT_USER,
+            f"Redis at {address} is used as its default user, who may do everything.",
+            _USERS,
+        )
+    if not address.tls:
+        yield Danger(
+            TLS,
+            f"What goes to Redis at {address} is not encrypted, the password included.",
+            "give Redis a certificate (tls-port, tls-cert-file and tls-key-file, as in"
+            " deploy/redis/redis.conf) and write rediss://host:6379/0?ssl_ca_certs=/path/of/ca.pem.",
+        )
+    elif not address.verify:
+        yield Danger(
+            TLS,
+            f"Redis at {address} could be somebody else: nobody looks at its certificate.",
+            "write ssl_ca_certs=/path/of/ca.pem in place of ssl_cert_reqs=none.",
+        )

@@ -1,0 +1,1 @@
+"""Checkpoints: folders, manifests, and the stores that keep them."""

@@ -1,0 +1,276 @@
+"""Copies a folder of files and hashes what it copies, at the speed of the slower of the two.
+
+The bytes that are hashed are the bytes that are written, read once: whoever writes into a file
+meanwhile cannot make its copy and its hash differ. A file that equals the one in an older copy
+becomes a link to that. The two are compared first, which ends at their first difference: files that
+change each time cost nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from tunemq_shared.base.errors import CheckpointError
+from tunemq_shared.checkpoints.checkpoint import METADATA_FILE
+from tunemq_shared.checkpoints.folder_listing import Listing
+from tunemq_shared.checkpoints.manifest import FileEntry
+
+#: Read, compared, hashed and written in pieces of this size: they stay in the processor's cache.
+_CHUNK: Final = 2**20
+#: So many pieces may wait for the hashing thread.
+_AHEAD: Final = 8
+#: Smaller files are hashed where they are copied: handing them over would cost more.
+_SMALL: Final = 2**20
+#: A large file's bytes go to the disk while what was read is still being hashed.
+_SYNC_EVERY: Final = 16 * 2**20
+#: The permissions that a file with several names may have.
+_READ_ONLY: Final = 0o555
+#: So many large files are copied at once, where there are as many processors.
+_AT_ONCE: Final = 4
+
+
+class _Digest(Protocol):
+    def update(self, data: memoryview, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+class Base(NamedTuple):
+    """An older copy, into which nobody writes: its folder, and its manifest's entries by name."""
+
+    folder: Path
+    entries: Mapping[str, FileEntry]
+
+
+class _Copy(NamedTuple):
+    """A file that was copied; its hash can be asked for once the hasher is closed."""
+
+    name: str
+    size: int
+    sha256: Callable[[], str]
+
+    def entry(self) -> FileEntry:
+        return FileEntry(self.name, self.size, self.sha256())
+
+
+def copy_folder(
+    listing: Listing, target: Path, *, durable: bool, mode: int = 0o644, base: Base | None = None
+) -> tuple[tuple[FileEntry, ...], tuple[str, ...]]:
+    """Copy to the new folder ``target``; the entry of each file, with the hash of what was written.
+
+    Args:
+        listing: What is copied.
+        target: Where to.
+        durable: Whether the files' contents are on the disk when it returns.
+        mode: The permissions of each copy.
+        base: A file that equals the one of the same name and size there becomes a link to it.
+
+    Raises:
+        CheckpointError: a file cannot be read, or changed while it was copied.
+    """
+    target.mkdir()
+    for folder in {name.rpartition("/")[0] for name in listing.files}.union(listing.folders):
+        (target / folder).mkdir(parents=True, exist_ok=True)
+    entries = _Copier(listing.files, target, durable=durable, mode=mode, base=base).run()
+    return tuple(entries[name] for name in listing.files), tuple(listing.folders)
+
+
+class _Copier:
+    """Copies files, several large ones at a time."""
+
+    def __init__(
+        self,
+        files: Mapping[str, Path],
+        target: Path,
+        *,
+        durable: bool,
+        mode: int,
+        base: Base | None,
+    ) -> None:
+        self._files = files
+        self._target = target
+        self._durable = durable
+        self._mode = mode
+        self._base = base
+        #: The large files that nobody has begun.
+        self._large = deque[str]()
+
+    def run(self) -> dict[str, FileEntry]:
+        """Copy everything; the entries by name."""
+        small: list[str] = []
+        for name, path in self._files.items():
+            (self._large if path.lstat().st_size > _SMALL else small).append(name)
+        at_once = min(len(self._large), len(os.sched_getaffinity(0)), _AT_ONCE)
+        if at_once <= 1:
+            return self._copy_small_ones(small) | self._copy_large_ones()
+        with ThreadPoolExecutor(at_once, "tunemq-copier") as pool:
+            try:
+                running = [pool.submit(self._copy_large_ones) for _ in range(at_once)]
+                # Smaller files gain nothing from threads: the interpreter's lock is their limit.
+                entries = self._copy_small_ones(small)
+                for copied in running:
+                    entries |= copied.result()
+            except BaseException:
+                self._large.clear()  # what is being copied ends; nothing more is begun
+                raise
+        return entries
+
+    def _copy_small_ones(self, names: list[str]) -> dict[str, FileEntry]:
+        return {name: self._copy(name, None).entry() for name in names}
+
+    def _copy_large_ones(self) -> dict[str, FileEntry]:
+        copies: list[_Copy] = []
+        with contextlib.closing(_Hasher()) as hasher:
+            while (name := self._next_large()) is not None:
+                copies.append(self._copy(name, hasher))
+        return {copy.name: copy.entry() for copy in copies}
+
+    def _next_large(self) -> str | None:
+        try:
+            return self._large.popleft()
+        except IndexError:
+            return None
+
+    def _copy(self, name: str, hasher: _Hasher | None) -> _Copy:
+        source = self._files[name]
+        try:
+            fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise CheckpointError(f"{str(source)!r} cannot be read: {error.strerror}.") from error
+        try:
+            before = os.fstat(fd)
+            copy = self._linked(name, fd, before.st_size)
+            if copy is None:
+                copy = self._written(name, fd, before.st_size, hasher)
+            after = os.fstat(fd)
+        finally:
+            os.close(fd)
+        if copy.size != before.st_size or after.st_mtime_ns != before.st_mtime_ns:
+            raise CheckpointError(
+                f"{str(source)!r} changed while it was saved; "
+                "report a checkpoint when it is complete."
+            )
+        return copy
+
+    def _linked(self, name: str, fd: int, size: int) -> _Copy | None:
+        """Link to the base's file if that is equal to ``fd``."""
+        entry = self._base and self._base.entries.get(name)
+        # People may change a checkpoint's metadata after it was saved and hashed.
+        if not self._base or not entry or entry.size != size or name == METADATA_FILE:
+            return None
+        old = self._base.folder / name
+        try:
+            old_fd = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if not _is_equal(fd, old_fd, size):
+                    return None
+                old_mode = stat.S_IMODE(os.fstat(old_fd).st_mode)
+                if old_mode & ~_READ_ONLY:
+                    os.fchmod(old_fd, old_mode & _READ_ONLY)  # from now on two share it
+            finally:
+                os.close(old_fd)
+            os.link(old, self._target / name, follow_symlinks=False)
+        except OSError:
+            return None  # the base was evicted, or has as many links as a file may have: copy it
+        return _Copy(name, size, lambda: entry.sha256)
+
+    def _written(self, name: str, fd: int, expected: int, hasher: _Hasher | None) -> _Copy:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        out = os.open(self._target / name, flags, self._mode)
+        try:
+            if hasher is None:
+                size, digest = _copy_small(fd, out)
+            else:
+                size, digest = _copy_large(fd, out, expected, hasher, durable=self._durable)
+            if self._durable:
+                os.fdatasync(out)
+        finally:
+            os.close(out)
+        return _Copy(name, size, digest.hexdigest)
+
+
+def _is_equal(fd: int, other: int, size: int) -> bool:
+    """Whether two files have the same first ``size`` bytes."""
+    for offset in range(0, size, _CHUNK):
+        length = min(_CHUNK, size - offset)
+        piece = os.pread(fd, length, offset)
+        if len(piece) != length or piece != os.pread(other, length, offset):
+            return False
+    return True
+
+
+def _copy_small(fd: int, out: int) -> tuple[int, _Digest]:
+    with open(fd, "rb", closefd=False) as file:
+        content = file.read(_SMALL + 1)  # more: somebody is writing it
+    write_all(out, memoryview(content))
+    return len(content), hashlib.sha256(content)
+
+
+def _copy_large(
+    fd: int, out: int, expected: int, hasher: _Hasher, *, durable: bool
+) -> tuple[int, _Digest]:
+    """Copy until the end, or until there is more than expected: somebody is writing the file."""
+    digest = hashlib.sha256()
+    size = synced = 0
+    while size <= expected:
+        buffer = hasher.buffer()
+        length = os.readv(fd, [buffer])
+        write_all(out, memoryview(buffer)[:length])
+        hasher.update(digest, buffer, length)
+        if length == 0:
+            break
+        size += length
+        if durable and size - synced >= _SYNC_EVERY:
+            os.fdatasync(out)
+            synced = size
+    return size, digest
+
+
+class _Hasher:
+    """Hashes in a thread beside the one who copies; hashing releases the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[tuple[_Digest, bytearray, int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def buffer(self) -> bytearray:
+        """A piece of memory to read into; waits until one is hashed."""
+        if self._thread is None:
+            for _ in range(_AHEAD):
+                self._free.put(bytearray(_CHUNK))
+            self._thread = threading.Thread(target=self._run, name="tunemq-hasher", daemon=True)
+            self._thread.start()
+        return self._free.get()
+
+    def update(self, digest: _Digest, buffer: bytearray, length: int) -> None:
+        """Add so much of the buffer to the digest some time before `close` returns."""
+        self._full.put((digest, buffer, length))
+
+    def close(self) -> None:
+        """Return when everything is hashed."""
+        if self._thread is not None:
+            self._full.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (piece := self._full.get()) is not None:
+            digest, buffer, length = piece
+            digest.update(memoryview(buffer)[:length])
+            self._free.put(buffer)
+
+
+def write_all(fd: int, data: memoryview) -> None:
+    """Write every byte: a nearly full disk takes a part without an error, and refuses the next."""
+    while data:
+        data = data[os.write(fd, data) :]

@@ -1,0 +1,332 @@
+"""`LocalStore`: checkpoints as folders of the local file system, below the experiment's folder.
+
+    <root>/<trial>/<checkpoint>/files/...        what the trial saved
+    <root>/<trial>/<checkpoint>/manifest.json    names, sizes, hashes, state
+    <root>/.staging/                             being written, or being removed; see `staging`
+
+A node's cache of what is in an object store has the same layout; there ``committed.json``, the
+manifest in the object store, may stand beside ``manifest.json`` or in its place.
+
+A checkpoint appears by one rename, so its key never shows a part of it. The folder may be on NFS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.checkpoints.checkpoint import METADATA_FILE
+from tunemq_shared.checkpoints.folder_listing import Listing, list_folder
+from tunemq_shared.checkpoints.hashed_copy import Base, copy_folder
+from tunemq_shared.checkpoints.manifest import (
+    COMMITTED,
+    FILES,
+    MANIFEST,
+    CheckpointInfo,
+    FileEntry,
+    Manifest,
+    make_manifest,
+    parse_manifest,
+)
+from tunemq_shared.checkpoints.staging import Staging, measure
+from tunemq_shared.checkpoints.store import Collected, Committed, Opened, Store, check_key
+from tunemq_shared.system.folder_trees import remove_tree
+
+_TAKEN: Final = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+class LocalStore(Store):
+    """Checkpoints below one local folder.
+
+    Args:
+        root: The folder; made when it is needed.
+        durable: Whether the contents of a checkpoint are on the disk before its key shows it, so
+            that even a power failure leaves whole checkpoints only.
+        linking: Whether checkpoints may share the files that are equal. Nobody may write to those,
+            so they are read-only.
+    """
+
+    def __init__(self, root: Path | str, *, durable: bool = True, linking: bool = False) -> None:
+        self.root = Path(root).absolute()
+        self._durable = durable
+        self._linking = linking
+        self._staging = Staging(self.root)
+
+    def put_checkpoint(
+        self, key: str, source: Path, info: CheckpointInfo, base: str | None = None
+    ) -> Committed:
+        """See `Store.put_checkpoint`.
+
+        Args:
+            key: The checkpoint's.
+            source: The folder with its files.
+            info: What it is of.
+            base: The key of an older checkpoint: a file that it has too, byte for byte, is linked
+                instead of copied. Only where the store is ``linking``.
+        """
+        final = self._path(key)
+        if os.path.lexists(final):
+            raise StoreError(f"checkpoint {key} is there already; a key is never written twice.")
+        listing = list_folder(Path(source))
+        with self._failures(f"checkpoint {key} cannot be written"), self._staging.new() as staging:
+            failpoint("cache.before_copy")
+            files, folders = copy_folder(
+                listing,
+                staging / FILES,
+                durable=self._durable,
+                mode=0o444 if self._linking else 0o644,
+                base=self._base(base) if base is not None and self._linking else None,
+            )
+            failpoint("cache.after_copy")
+            manifest = make_manifest(info, files, folders)
+            self._write(staging / MANIFEST, manifest)
+            final.parent.mkdir(parents=True, exist_ok=True)
+            failpoint("cache.before_rename")
+            try:
+                staging.rename(final)
+            except OSError as error:
+                if error.errno in _TAKEN:
+                    raise StoreError(f"checkpoint {key} was written by somebody else.") from error
+                raise
+            failpoint("cache.after_rename")
+        size = sum(file.size for file in files)
+        return Committed(key, hashlib.sha256(manifest).hexdigest(), size)
+
+    def open_checkpoint(self, key: str, sha256: str | tuple[str, ...]) -> Opened:
+        """See `Store.open_checkpoint`; of several hashes, either manifest may have any."""
+        with self._failures(f"checkpoint {key} cannot be read"):
+            manifest = self._manifest(key, sha256)
+            files = self._path(key) / FILES
+            _check_kinds(key, files)
+            for entry in manifest.files:
+                if not _may_change(entry.name):
+                    _verify(key, files / entry.name, entry)
+            for name in manifest.folders:
+                if not (files / name).is_dir():
+                    raise CheckpointCorrupt(f"checkpoint {key}: the folder {name!r} is missing.")
+        return Opened(files, manifest)
+
+    def get_checkpoint(self, key: str, sha256: str, target: Path) -> Manifest:
+        """See `Store.get_checkpoint`."""
+        partial = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
+        with self._failures(f"checkpoint {key} cannot be copied to {target}", target.parent):
+            manifest = self._manifest(key, sha256)
+            files = self._path(key) / FILES
+            _check_kinds(key, files)
+            listing = Listing({}, list(manifest.folders))
+            for entry in manifest.files:
+                path = files / entry.name
+                if not _may_change(entry.name):
+                    _check_size(key, path, entry)
+                elif not path.exists():
+                    continue
+                listing.files[entry.name] = path
+            entries = {entry.name: entry for entry in manifest.files}
+            try:
+                copied, _ = copy_folder(listing, partial, durable=False)
+                for copy in copied:
+                    if not _may_change(copy.name):
+                        _check_hash(key, copy.sha256, entries[copy.name])
+                partial.rename(target)
+            finally:
+                remove_tree(partial)
+        return manifest
+
+    def read_manifest(self, key: str, sha256: str) -> Manifest:
+        """See `Store.read_manifest`."""
+        with self._failures(f"checkpoint {key} cannot be read"):
+            return self._manifest(key, sha256)
+
+    def delete_checkpoint(self, key: str, keep: Iterable[str] = ()) -> None:  # noqa: ARG002
+        """See `Store.delete_checkpoint`; here no other refers to what a checkpoint has."""
+        folder = self._path(key)
+        if not os.path.lexists(folder):
+            return
+        with self._failures(f"checkpoint {key} cannot be removed"):
+            # The key is gone at once; what takes its time happens where nobody looks.
+            trash = self._staging.name()
+            try:
+                folder.rename(trash)
+            except FileNotFoundError:
+                return  # somebody else was faster
+            remove_tree(trash)
+            if trash.exists():
+                raise StoreError(f"checkpoint {key} was removed, but {trash} could not be.")
+
+    def delete_objects(self, keys: Iterable[str]) -> None:
+        """See `Store.delete_objects`; here every file is its checkpoint's own, and goes with it."""
+
+    def list_checkpoints(self) -> list[str]:
+        """See `Store.list_checkpoints`."""
+        with self._failures("checkpoints cannot be listed"):
+            return sorted(
+                f"{trial.name}/{folder.name}"
+                for trial in _folders(self.root)
+                if not trial.name.startswith(".")
+                for folder in _folders(Path(trial.path))
+                if not folder.name.startswith(".")
+                and any(
+                    os.path.isfile(os.path.join(folder, name)) for name in (MANIFEST, COMMITTED)
+                )
+                and os.path.isdir(os.path.join(folder, FILES))
+            )
+
+    def collect(
+        self,
+        live: Mapping[str, str],
+        is_busy: Callable[[str], bool],
+        cancel: Cancel | None = None,
+    ) -> Collected:
+        """See `Store.collect`."""
+        objects = size = 0
+        for key in self.list_checkpoints():
+            if cancel is not None:
+                cancel.check()
+            # What is no checkpoint of ours only looks like one: people put things here, too.
+            if key not in live and not is_busy(key) and self._unverified(key) is not None:
+                found = measure(self._path(key))
+                self.delete_checkpoint(key)
+                objects, size = objects + found.files, size + found.size
+        with self._failures("leftovers cannot be removed"):
+            left = self._staging.remove_leftovers()
+        return Collected(objects + left.files, size + left.size)
+
+    def close(self) -> None:
+        """See `Store.close`; nothing is held open."""
+
+    def _path(self, key: str) -> Path:
+        check_key(key)
+        return self.root / key
+
+    def _manifest(self, key: str, sha256: str | tuple[str, ...]) -> Manifest:
+        """The manifest with that hash, or with one of those."""
+        accepted = (sha256,) if isinstance(sha256, str) else sha256
+        folder = self._path(key)
+        wrong = []
+        for name in (MANIFEST, COMMITTED):
+            try:
+                data = (folder / name).read_bytes()
+            except FileNotFoundError:
+                continue
+            found = hashlib.sha256(data).hexdigest()
+            if found in accepted:
+                return parse_manifest(key, data)
+            wrong.append(
+                f"{name} is damaged: expected SHA-256 {' or '.join(accepted)}, got {found}"
+            )
+        if not wrong and not self.root.is_dir():
+            raise StoreError(f"checkpoint {key} cannot be read: there is no folder {self.root}.")
+        raise CheckpointCorrupt(
+            f"checkpoint {key}: {'; '.join(wrong) or f'it is not in {self.root}'}."
+        )
+
+    def _unverified(self, key: str) -> Manifest | None:
+        """The manifest as it is, None where there is none."""
+        for name in (MANIFEST, COMMITTED):
+            with contextlib.suppress(OSError):  # StoreError is one
+                return parse_manifest(key, (self._path(key) / name).read_bytes())
+        return None
+
+    def _base(self, key: str) -> Base | None:
+        manifest = self._unverified(key)
+        if manifest is None:
+            return None
+        return Base(self._path(key) / FILES, {entry.name: entry for entry in manifest.files})
+
+    def _write(self, path: Path, data: bytes) -> None:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            if self._durable:
+                os.fdatasync(file.fileno())
+
+    @contextlib.contextmanager
+    def _failures(self, what: str, place: Path | None = None) -> Iterator[None]:
+        """Failures of the file system become a StoreError that says where, and how full it is."""
+        try:
+            yield
+        except StoreError:
+            raise
+        except OSError as error:
+            folder = place or self.root
+            raise StoreError(
+                f"{what}: {error.filename or folder}: {error.strerror}{_free(folder, error)}."
+            ) from error
+
+
+def _may_change(name: str) -> bool:
+    """Whether people may change or remove the file after a checkpoint was saved."""
+    return name == METADATA_FILE
+
+
+def _verify(key: str, path: Path, entry: FileEntry) -> None:
+    _check_size(key, path, entry)
+    with path.open("rb") as file:
+        _check_hash(key, hashlib.file_digest(file, "sha256").hexdigest(), entry)
+
+
+def _check_size(key: str, path: Path, entry: FileEntry) -> None:
+    try:
+        size = path.lstat().st_size
+    except FileNotFoundError as error:
+        raise CheckpointCorrupt(f"checkpoint {key}: the file {entry.name!r} is missing.") from error
+    if size != entry.size:
+        raise CheckpointCorrupt(
+            f"checkpoint {key}: the file {entry.name!r} is damaged: "
+            f"expected {entry.size} bytes, got {size}."
+        )
+
+
+def _check_hash(key: str, found: str, entry: FileEntry) -> None:
+    if found != entry.sha256:
+        raise CheckpointCorrupt(
+            f"checkpoint {key}: the file {entry.name!r} is damaged: "
+            f"expected SHA-256 {entry.sha256}, got {found}."
+        )
+
+
+def _check_kinds(key: str, files: Path) -> None:
+    """Refuse everything that no writer makes: links, devices and the like."""
+    try:
+        mode = files.lstat().st_mode
+    except FileNotFoundError as error:
+        raise CheckpointCorrupt(f"checkpoint {key}: the folder {FILES} is missing.") from error
+    if not stat.S_ISDIR(mode):
+        raise CheckpointCorrupt(f"checkpoint {key}: {FILES} is not a folder.")
+    _refuse_links(key, files)
+
+
+def _refuse_links(key: str, folder: Path) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                _refuse_links(key, Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                raise CheckpointCorrupt(
+                    f"checkpoint {key}: {entry.path} is a link or device; a checkpoint has none."
+                )
+
+
+def _folders(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        return [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def _free(folder: Path, error: OSError) -> str:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    while not folder.exists():
+        folder = folder.parent
+    return f" ({shutil.disk_usage(folder).free} bytes are free)"

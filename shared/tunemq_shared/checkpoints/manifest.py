@@ -1,0 +1,206 @@
+"""What a checkpoint consists of, as JSON beside its files: names, sizes, hashes, a trial's state.
+
+A manifest's own hash is in the journal; with it every byte of a checkpoint is accounted for. Names
+in a manifest are untrusted all the same: a store joins them to a path of its own.
+
+A checkpoint on a disk is a folder ``files`` with a manifest beside it: ``manifest.json``, as its
+writer made it, or ``committed.json``, as it is in an object store, with the key of the object that
+holds each content. A node's copy may have both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_shared.base.errors import CheckpointCorrupt, CheckpointError
+from tunemq_shared.base.safe_names import is_safe_name
+
+MANIFEST_VERSION: Final = 1
+#: The names in a checkpoint's folder.
+FILES: Final = "files"
+MANIFEST: Final = "manifest.json"
+COMMITTED: Final = "committed.json"
+#: More files (and empty folders) than this in one checkpoint are refused, on writing and reading.
+MAX_FILES: Final = 100_000
+#: So is a longer manifest, in bytes.
+MAX_MANIFEST: Final = 64 * 2**20
+
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_NO_OBJECTS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One file: its path below the checkpoint's folder, with ``/``; its size in bytes; its hash."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint is of: ``n`` counts a trial's checkpoints in one epoch, from 1.
+
+    ``metrics`` is the result that it contains, ``state`` what a trial needs to go on counting.
+    """
+
+    trial: str
+    epoch: int
+    n: int
+    step: int
+    metrics: dict[str, Any]
+    state: dict[str, Any]
+
+
+class Manifest(CheckpointInfo, frozen=True, kw_only=True):
+    """The complete contents of a checkpoint; ``folders`` are the empty ones.
+
+    ``objects`` is empty outside of object stores. There it has, for the hash of each file, the key
+    of the object with its bytes, ``<key of the checkpoint that first had it>/<hash>``.
+    """
+
+    version: int
+    files: tuple[FileEntry, ...]
+    folders: tuple[str, ...] = ()
+    objects: dict[str, str] = {}
+
+    @property
+    def size(self) -> int:
+        """The size of all files together, in bytes."""
+        return sum(file.size for file in self.files)
+
+
+def make_manifest(
+    info: CheckpointInfo,
+    files: tuple[FileEntry, ...],
+    folders: tuple[str, ...],
+    objects: Mapping[str, str] = _NO_OBJECTS,
+) -> bytes:
+    """The manifest of these files as bytes; its SHA-256 is what the journal records.
+
+    Args:
+        info: What the checkpoint is of; may be the manifest that this one is made from.
+        files: The files.
+        folders: The names of empty folders.
+        objects: Where an object store has the files' contents: hash to key.
+
+    Raises:
+        CheckpointError: metrics or state hold what JSON cannot, or it would be refused on reading
+            because it is too long.
+    """
+    content = {
+        "version": MANIFEST_VERSION,
+        **msgspec.structs.asdict(info),
+        "files": [msgspec.structs.asdict(file) for file in files],
+        "folders": folders,
+    }
+    content.pop("objects", None)
+    if objects:
+        content["objects"] = dict(objects)
+    try:
+        # The standard library's JSON keeps NaN and infinities, which metrics have.
+        data = json.dumps(content, indent=1).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"the checkpoint's metrics and state must be plain values: {error}."
+        ) from error
+    if len(files) + len(folders) > MAX_FILES:
+        raise CheckpointError(
+            f"the checkpoint has {len(files) + len(folders)} files and empty folders; {MAX_FILES} "
+            "is the most. Pack them into an archive."
+        )
+    if len(data) > MAX_MANIFEST:
+        raise CheckpointError(
+            f"the checkpoint's manifest has {len(data)} bytes; {MAX_MANIFEST} is the most. Keep "
+            "large metrics and state in files."
+        )
+    return data
+
+
+def read_manifest(key: str, data: bytes, sha256: str) -> Manifest:
+    """The manifest of checkpoint ``key``, once its hash and everything in it are checked.
+
+    Raises:
+        CheckpointCorrupt: it has another hash, or is none; see `parse_manifest`.
+    """
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise CheckpointCorrupt(
+            f"checkpoint {key}: manifest.json is damaged: expected SHA-256 {sha256}, got {found}."
+        )
+    return parse_manifest(key, data)
+
+
+def parse_manifest(key: str, data: bytes) -> Manifest:
+    """The manifest of checkpoint ``key``; nothing says yet that it is the one that was written.
+
+    Raises:
+        CheckpointCorrupt: it is no manifest, is too long, is of another version, or has a name that
+            would leave the checkpoint's folder, or anything else that no writer writes.
+    """
+    if len(data) > MAX_MANIFEST:
+        raise CheckpointCorrupt(
+            f"checkpoint {key}: manifest.json has {len(data)} bytes; {MAX_MANIFEST} is the most."
+        )
+    try:
+        manifest = msgspec.convert(json.loads(data), Manifest)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"checkpoint {key}: manifest.json is not one: {error}.") from error
+    if manifest.version != MANIFEST_VERSION:
+        raise CheckpointCorrupt(
+            f"checkpoint {key} is of version {manifest.version}; "
+            f"this TuneMQ reads {MANIFEST_VERSION}."
+        )
+    for wrong in _defects(manifest):
+        raise CheckpointCorrupt(f"checkpoint {key}: {wrong}.")
+    return manifest
+
+
+def is_object_key(key: str, sha256: str) -> bool:
+    """Whether ``key`` may be that of an object with this hash: ``<trial>/<checkpoint>/<hash>``."""
+    parts = key.split("/")
+    return (
+        is_safe_name(key)
+        and len(parts) == 3
+        and not any(part.startswith(".") for part in parts)
+        and parts[-1] == sha256
+    )
+
+
+def _defects(manifest: Manifest) -> Iterator[str]:
+    """What makes a manifest unusable, the cheapest to find out first."""
+    count = len(manifest.files) + len(manifest.folders)
+    if max(count, len(manifest.objects)) > MAX_FILES:
+        yield f"it lists {max(count, len(manifest.objects))} files; {MAX_FILES} is the most"
+    for name in chain((file.name for file in manifest.files), manifest.folders):
+        if not is_safe_name(name):
+            yield f"{name!r} is not the name of a file below it"
+    yield from _clashes(manifest)
+    for file in manifest.files:
+        if file.size < 0:
+            yield f"the file {file.name!r} has {file.size} bytes"
+        if not _SHA256.fullmatch(file.sha256):
+            yield f"the file {file.name!r} has {file.sha256!r} for a SHA-256"
+        if manifest.objects and file.sha256 not in manifest.objects:
+            yield f"no object holds the file {file.name!r}"
+    for sha256, object_key in manifest.objects.items():
+        if not (_SHA256.fullmatch(sha256) and is_object_key(object_key, sha256)):
+            yield f"{object_key!r} is not the key of an object with the SHA-256 {sha256!r}"
+
+
+def _clashes(manifest: Manifest) -> Iterator[str]:
+    files = {file.name for file in manifest.files}
+    names = [*(file.name for file in manifest.files), *manifest.folders]
+    # In this order whatever is below a name follows it at once.
+    for name, following in pairwise(sorted(names, key=lambda name: name.replace("/", "\0"))):
+        if name == following:
+            yield f"the file {name!r} is listed twice"
+        if name in files and following.startswith(f"{name}/"):
+            yield f"{name!r} is listed as a file, and {following!r} is below it"

@@ -1,0 +1,474 @@
+"""Checkpoints in an object store: files first, the manifest last, nothing sent twice.
+
+    <checkpoint>/<SHA-256>        the content of files; equal files are one object
+    <checkpoint>/manifest.json    names, sizes, hashes, state, and for each hash the object's key
+
+A manifest may refer to objects of an older checkpoint: of the one whose manifest its writer was
+given as ``base``, which the scheduler keeps as long. What is there is never asked for: an object is
+sent, or it stands in the base. So whatever is done here can be done again after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
+
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.retrying import Cancel, ignore, in_parallel, retried
+from tunemq_shared.checkpoints.manifest import (
+    COMMITTED,
+    FILES,
+    MANIFEST,
+    MAX_MANIFEST,
+    FileEntry,
+    Manifest,
+    is_object_key,
+    make_manifest,
+    parse_manifest,
+)
+from tunemq_shared.checkpoints.manifest import (
+    read_manifest as parse_verified,
+)
+from tunemq_shared.checkpoints.staging import Staging
+from tunemq_shared.checkpoints.store import Collected, check_key
+from tunemq_shared.objects.multipart import PART
+from tunemq_shared.objects.object_store import MissingObject, ObjectStore, WrongSize
+from tunemq_shared.system.plain_files import opened_below, read_below
+
+_T = TypeVar("_T")
+
+#: Seconds that what is small is tried again.
+PATIENCE_S: Final = 30.0
+#: Small files go up and down so many at a time; a large one is alone, and goes in parts.
+_AT_ONCE: Final = 4
+_NAME: Final = re.compile(r"checkpoint_\d+-\d+")
+
+
+class Uploaded(NamedTuple):
+    """A committed checkpoint: its manifest and the hash of that, the bytes of all its files.
+
+    ``shared`` are the objects of other checkpoints that it refers to; ``sent`` is how many bytes of
+    files went over the wire.
+    """
+
+    sha256: str
+    size: int
+    shared: tuple[str, ...]
+    sent: int
+    manifest: bytes
+
+
+def upload(
+    objects: ObjectStore,
+    key: str,
+    folder: Path,
+    base: Path | None,
+    cancel: Cancel,
+    on_trouble: Callable[[str], None] = ignore,
+) -> Uploaded:
+    """Commit the checkpoint in ``folder`` (``files``, ``manifest.json``).
+
+    In the end ``folder`` also has ``committed.json``, the manifest as it is in the store. Where it
+    has that before, all was done by somebody who did not live to tell, and nothing is sent.
+
+    Args:
+        objects: The experiment's store.
+        key: The checkpoint's.
+        folder: Where it is on this machine; nobody changes it meanwhile.
+        base: The ``committed.json`` of an older checkpoint in the same store, which is kept at
+            least until this one is committed; what is in its objects is not sent.
+        cancel: What ends it early.
+        on_trouble: Told what was wrong, before each try after the first; see `retried`.
+
+    Raises:
+        CheckpointCorrupt: a file is not what ``manifest.json`` says.
+        Cancelled, TimedOut, StoreError: see `ObjectStore`.
+    """
+    check_key(key)
+    with _local(f"checkpoint {key} cannot be read from {folder}"):
+        manifest = parse_manifest(key, read_below(folder, MANIFEST, MAX_MANIFEST))
+        with opened_below(folder, MANIFEST) as file:
+            written_at = file.stat().st_mtime_ns
+        disk = shutil.disk_usage(folder).total  # 0 where a file system does not say
+        if 0 < disk < manifest.size:
+            raise CheckpointCorrupt(f"checkpoint {key}: its files are larger than the disk.")
+    done = _committed_before(key, folder, manifest)
+    if done is not None:
+        return done
+    known = _objects_of(base)
+    own: dict[str, FileEntry] = {}
+    for entry in manifest.files:
+        if entry.sha256 not in known:
+            own.setdefault(entry.sha256, entry)
+    held = {
+        entry.sha256: known.get(entry.sha256, f"{key}/{entry.sha256}") for entry in manifest.files
+    }
+    committed = make_manifest(manifest, manifest.files, manifest.folders, held)
+
+    def send(entry: FileEntry, cancel: Cancel) -> None:
+        failpoint("upload.before_object")
+        with opened_below(folder, f"{FILES}/{entry.name}") as file:
+            objects.put_file(
+                f"{key}/{entry.sha256}",
+                file,
+                size=entry.size,
+                sha256=entry.sha256,
+                # The hashes were taken before the manifest was written.
+                is_unchanged=file.stat().st_mtime_ns <= written_at,
+                cancel=cancel,
+                on_trouble=on_trouble,
+            )
+        failpoint("upload.after_object")
+
+    with _local(f"checkpoint {key} cannot be sent"):
+        _each(send, own.values(), cancel)
+        failpoint("upload.before_manifest")
+        retried(lambda: objects.put_bytes(f"{key}/{MANIFEST}", committed), cancel, on_trouble)
+        failpoint("upload.after_manifest")
+        _replace(folder / COMMITTED, committed)
+        failpoint("upload.after_committed_file")
+    return _uploaded(key, manifest.size, held, committed, sum(entry.size for entry in own.values()))
+
+
+def download(
+    objects: ObjectStore,
+    key: str,
+    sha256: str,
+    folder: Path,
+    cancel: Cancel,
+    on_trouble: Callable[[str], None] = ignore,
+) -> Manifest:
+    """Make the new folder (``files``, ``committed.json``) by one rename, every byte verified.
+
+    It is built in the staging folder of the cache that it is in, ``<cache>/<trial>/<checkpoint>``.
+    One that is there already, from a try that was killed, is good.
+
+    Args:
+        objects: The experiment's store.
+        key: The checkpoint's.
+        sha256: The hash of its manifest in the store.
+        folder: What is to be made.
+        cancel: What ends it early.
+        on_trouble: Told what was wrong, before each try after the first; see `retried`.
+
+    Raises:
+        CheckpointCorrupt: something is damaged or missing; names key, file, expected and found.
+        Cancelled, TimedOut, StoreError: see `ObjectStore`; or the folder cannot be made.
+    """
+    manifest, data = _fetch_manifest(objects, key, sha256, cancel, on_trouble)
+    staging = Staging(folder.parent.parent)
+    with _local(f"checkpoint {key} cannot be put into {folder}"), staging.new() as built:
+        if _is_there(folder, data):
+            return manifest
+        fetch_files(objects, key, manifest, built / FILES, cancel, on_trouble)
+        (built / COMMITTED).write_bytes(data)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        failpoint("download.before_rename")
+        built.rename(folder)
+        failpoint("download.after_rename")
+    return manifest
+
+
+def read_manifest(
+    objects: ObjectStore,
+    key: str,
+    sha256: str,
+    cancel: Cancel | None = None,
+    on_trouble: Callable[[str], None] = ignore,
+) -> Manifest:
+    """The manifest with this hash; tried for `PATIENCE_S` where nothing ends it earlier.
+
+    Raises:
+        CheckpointCorrupt: it has another, or is missing.
+        Cancelled, TimedOut, StoreError: see `ObjectStore`.
+    """
+    return _fetch_manifest(objects, key, sha256, cancel or Cancel(PATIENCE_S), on_trouble)[0]
+
+
+def fetch_files(
+    objects: ObjectStore,
+    key: str,
+    manifest: Manifest,
+    folder: Path,
+    cancel: Cancel,
+    on_trouble: Callable[[str], None] = ignore,
+) -> None:
+    """Fill the new folder with the files of the manifest, each verified.
+
+    Raises:
+        CheckpointCorrupt, Cancelled, TimedOut, StoreError: see `download`.
+    """
+    folder.mkdir()
+    first: dict[str, FileEntry] = {}
+    copies: list[FileEntry] = []
+    for entry in manifest.files:
+        (folder / entry.name).parent.mkdir(parents=True, exist_ok=True)
+        if first.setdefault(entry.sha256, entry) is not entry:
+            copies.append(entry)
+
+    def fetch(entry: FileEntry, cancel: Cancel) -> None:
+        path = folder / entry.name
+        damaged = f"checkpoint {key}: the file {entry.name!r} is damaged"
+        at = manifest.objects.get(entry.sha256, f"{key}/{entry.sha256}")
+        try:
+            objects.get_file(at, path, size=entry.size, cancel=cancel, on_trouble=on_trouble)
+        except MissingObject as error:
+            raise CheckpointCorrupt(
+                f"checkpoint {key}: the file {entry.name!r} is missing: expected the object {at}, "
+                "found none."
+            ) from error
+        except WrongSize as error:
+            raise CheckpointCorrupt(
+                f"{damaged}: expected {entry.size} bytes, got {error.found} in the object {at}."
+            ) from error
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != entry.sha256:
+            raise CheckpointCorrupt(
+                f"{damaged}: expected SHA-256 {entry.sha256}, got {found} in the object {at}."
+            )
+
+    _each(fetch, first.values(), cancel)
+    for entry in copies:
+        if entry.size != first[entry.sha256].size:
+            raise CheckpointCorrupt(
+                f"checkpoint {key}: the file {entry.name!r} is damaged: expected {entry.size} "
+                f"bytes, got {first[entry.sha256].size} with the same SHA-256."
+            )
+        shutil.copyfile(folder / first[entry.sha256].name, folder / entry.name)
+    for name in manifest.folders:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+
+
+def delete_checkpoint(
+    objects: ObjectStore, key: str, keep: Iterable[str] = (), cancel: Cancel | None = None
+) -> None:
+    """Remove the manifest, then the checkpoint's own objects but those named in ``keep``."""
+    check_key(key)
+    cancel, kept = cancel or Cancel(PATIENCE_S), {f"{key}/{name}" for name in keep}
+    failpoint("delete.before_manifest")
+    own = retried(lambda: _own_objects(objects, key), cancel)
+    _delete(objects, [f"{key}/{MANIFEST}"], cancel)
+    failpoint("delete.after_manifest")
+    failpoint("delete.before_objects")
+    _delete(objects, [each for each in own if each not in kept], cancel)
+    failpoint("delete.after_objects")
+
+
+def delete_objects(objects: ObjectStore, keys: Iterable[str], cancel: Cancel | None = None) -> None:
+    """Remove objects that no manifest refers to any more."""
+    doomed = tuple(keys)
+    for key in doomed:
+        if not is_object_key(key, key.rpartition("/")[2]):
+            raise StoreError(f"{key!r} is not the key of a checkpoint's object.")
+    failpoint("delete.before_objects")
+    _delete(objects, doomed, cancel or Cancel(PATIENCE_S))
+    failpoint("delete.after_objects")
+
+
+def list_checkpoints(objects: ObjectStore, cancel: Cancel | None = None) -> list[str]:
+    """The keys of all checkpoints with a manifest, sorted."""
+    found = retried(lambda: [found.key for found in objects.list()], cancel or Cancel(PATIENCE_S))
+    return sorted(
+        checkpoint
+        for key in found
+        if key.endswith(f"/{MANIFEST}") and (checkpoint := _checkpoint_of(key))
+    )
+
+
+def collect(
+    objects: ObjectStore,
+    live: Mapping[str, str],
+    is_busy: Callable[[str], bool],
+    cancel: Cancel | None = None,
+) -> Collected:
+    """Remove what nothing refers to: of checkpoints not in ``live``, and of unfinished uploads.
+
+    What else is below the store's prefix is not touched. Nobody may delete checkpoints meanwhile.
+    Each request is tried for `PATIENCE_S`: how many there are depends on ``live``, of which each
+    manifest is read.
+
+    Args:
+        objects: The experiment's store.
+        live: The committed checkpoints that stay, with the hashes of their manifests.
+        is_busy: Whether the checkpoint with this key, which is not in ``live``, may be being
+            written, or was committed since ``live`` was made; asked after all objects were listed.
+        cancel: What ends it early.
+
+    Raises:
+        StoreError: the store failed; what was removed is gone.
+    """
+    cancel = cancel or Cancel()
+
+    def patiently(request: Callable[[], _T]) -> _T:
+        with cancel.child(PATIENCE_S) as patience:
+            return retried(request, patience)
+
+    def objects_of(one: tuple[str, str], cancel: Cancel) -> Iterable[str] | None:
+        with cancel.child(PATIENCE_S) as patience, contextlib.suppress(CheckpointCorrupt):
+            return read_manifest(objects, *one, patience).objects.values()
+        return None
+
+    found = [
+        (checkpoint, each)
+        for each in patiently(lambda: list(objects.list()))
+        if (checkpoint := _checkpoint_of(each.key))
+    ]
+    staying = {key for key in {key for key, _ in found} - set(live) if is_busy(key)}
+    referred = {f"{key}/{MANIFEST}" for key in live}
+    for key, referred_to in zip(
+        live, in_parallel(objects_of, live.items(), cancel, at_once=_AT_ONCE), strict=True
+    ):
+        if referred_to is None:
+            staying.add(key)  # whoever wants to mend it may find what it had
+        else:
+            referred.update(referred_to)
+    doomed = [each for key, each in found if key not in staying and each.key not in referred]
+    # Manifests go first: what can be seen is whole.
+    keys = [each.key for each in doomed]
+    patiently(lambda: objects.delete([key for key in keys if key.endswith(f"/{MANIFEST}")]))
+    patiently(lambda: objects.delete([key for key in keys if not key.endswith(f"/{MANIFEST}")]))
+
+    def is_over(key: str) -> bool:
+        checkpoint = _checkpoint_of(key)
+        return bool(checkpoint) and (checkpoint in live or not is_busy(checkpoint))
+
+    patiently(lambda: objects.abort_uploads(is_over))
+    return Collected(len(doomed), sum(each.size for each in doomed))
+
+
+def _uploaded(
+    key: str, size: int, held: Mapping[str, str], committed: bytes, sent: int
+) -> Uploaded:
+    shared = {at for at in held.values() if not at.startswith(f"{key}/")}
+    sha256 = hashlib.sha256(committed).hexdigest()
+    return Uploaded(sha256, size, tuple(sorted(shared)), sent, committed)
+
+
+def _committed_before(key: str, folder: Path, manifest: Manifest) -> Uploaded | None:
+    """What `upload` returned, or would have, when it committed this very checkpoint."""
+    with contextlib.suppress(OSError):  # StoreError is one
+        data = read_below(folder, COMMITTED, MAX_MANIFEST)
+        committed = parse_manifest(key, data)
+        if msgspec.structs.replace(committed, objects=manifest.objects) == manifest:
+            return _uploaded(key, manifest.size, committed.objects, data, 0)
+    return None
+
+
+def _delete(objects: ObjectStore, keys: Sequence[str], cancel: Cancel) -> None:
+    retried(lambda: objects.delete(keys), cancel)
+
+
+def _each(
+    work: Callable[[FileEntry, Cancel], None], entries: Iterable[FileEntry], cancel: Cancel
+) -> None:
+    """Do it for the small files, several at a time, and for each of the large ones."""
+    small: list[FileEntry] = []
+    large: list[FileEntry] = []
+    for entry in entries:
+        (small if entry.size <= PART else large).append(entry)
+    if len(small) > 1:
+        in_parallel(work, small, cancel, at_once=_AT_ONCE)
+        small = []
+    for entry in small + large:
+        work(entry, cancel)
+
+
+def _objects_of(base: Path | None) -> Mapping[str, str]:
+    """Where the base has its contents; nowhere if it cannot be read: then all is sent."""
+    if base is not None:
+        with contextlib.suppress(OSError):  # StoreError is one
+            data = read_below(base.parent, base.name, MAX_MANIFEST)
+            return parse_manifest(str(base), data).objects
+    return {}
+
+
+def _fetch_manifest(
+    objects: ObjectStore,
+    key: str,
+    sha256: str,
+    cancel: Cancel,
+    on_trouble: Callable[[str], None],
+) -> tuple[Manifest, bytes]:
+    check_key(key)
+
+    def get() -> bytes:
+        return objects.get_bytes(f"{key}/{MANIFEST}", limit=MAX_MANIFEST)
+
+    try:
+        data = retried(get, cancel, on_trouble)
+    except MissingObject as error:
+        raise CheckpointCorrupt(
+            f"checkpoint {key}: manifest.json is missing: expected one with SHA-256 {sha256}, "
+            f"found none in {objects.address}."
+        ) from error
+    manifest = parse_verified(key, data, sha256)
+    if manifest.files and not manifest.objects:
+        raise CheckpointCorrupt(
+            f"checkpoint {key}: manifest.json does not say where its files are."
+        )
+    return manifest, data
+
+
+def _checkpoint_of(key: str, *, any_name: bool = False) -> str:
+    """The checkpoint that this object is of; empty where it only lies beside checkpoints."""
+    folder, _, name = key.rpartition("/")
+    is_ours = name == MANIFEST or re.fullmatch(r"[0-9a-f]{64}", name)
+    checkpoint = folder.rpartition("/")[2]
+    if not is_ours or not is_object_key(key, name):
+        return ""
+    return folder if any_name or _NAME.fullmatch(checkpoint) else ""
+
+
+def _own_objects(objects: ObjectStore, key: str) -> list[str]:
+    """The objects in the checkpoint's own folder, besides its manifest.
+
+    The manifest names them; only without one (somebody has begun to remove it) they are listed,
+    which costs a server much more. What a broken upload left beside them is left to `collect`.
+    """
+    try:
+        manifest = parse_manifest(key, objects.get_bytes(f"{key}/{MANIFEST}", limit=MAX_MANIFEST))
+    except (MissingObject, CheckpointCorrupt):
+        found = (each.key for each in objects.list(f"{key}/"))
+        return [each for each in found if _checkpoint_of(each, any_name=True)]
+    own = set(manifest.objects.values())
+    return sorted(each for each in own if each.rpartition("/")[0] == key)
+
+
+def _is_there(folder: Path, manifest: bytes) -> bool:
+    try:
+        return read_below(folder, COMMITTED, MAX_MANIFEST) == manifest
+    except FileNotFoundError:
+        return False
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write the file so that it is there whole or not at all."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _local(what: str) -> Iterator[None]:
+    """Failures of the local disk become a StoreError that says what could not be done, where."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        raise StoreError(f"{what}{where}: {error.strerror}.") from error

@@ -1,0 +1,38 @@
+"""Connects a trial's session to a store: names the checkpoints and describes what they contain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
+from tunemq_shared.checkpoints.manifest import CheckpointInfo
+from tunemq_shared.checkpoints.store import Store
+from tunemq_shared.protocol.messages import CheckpointCommitted, CheckpointRef
+
+
+class StoreSink:
+    """The `CheckpointSink` of one trial; ``folder_name`` names its folder in the experiment's."""
+
+    def __init__(self, store: Store, folder_name: str) -> None:
+        self._store = store
+        self._folder_name = folder_name
+
+    def save(self, source: Path, info: CheckpointInfo) -> CheckpointCommitted:
+        """Keep the files below ``source``; they are committed at once."""
+        key = checkpoint_key(self._folder_name, info.epoch, info.n)
+        committed = self._store.put_checkpoint(key, source, info)
+        return CheckpointCommitted(
+            trial=info.trial,
+            epoch=info.epoch,
+            n=info.n,
+            step=info.step,
+            key=committed.key,
+            sha256=committed.sha256,
+            size=committed.size,
+        )
+
+    def open(self, ref: CheckpointRef) -> tuple[Path, dict[str, Any]]:
+        """A folder with the verified files of ``ref``, and its state; see `CheckpointSink.open`."""
+        opened = self._store.open_checkpoint(ref.key, ref.sha256)
+        return opened.path, opened.manifest.state

@@ -1,0 +1,1 @@
+"""Code and parameters as blobs, named by their content."""

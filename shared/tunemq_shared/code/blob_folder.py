@@ -1,0 +1,186 @@
+"""A folder of content-addressed blobs: pickled code and the parameters that hosts map.
+
+A blob's file is named by the SHA-256 of its content, written once through a temporary file and a
+rename, and never changed. So the same content is kept once, and a name that exists is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from tunemq_shared.base.errors import BlobCorrupt, StoreError
+from tunemq_shared.checkpoints.hashed_copy import write_all
+from tunemq_shared.objects.store_address import join, without_settings
+from tunemq_shared.protocol.messages import BlobRef
+from tunemq_shared.system.folder_trees import remove_tree
+
+#: The folder of blobs in a store; no experiment there may have this name.
+BLOBS: Final = "blobs"
+
+_CHUNK: Final = 2**20
+_NAME: Final = re.compile(r"[0-9a-f]{64}")
+
+
+class BlobFolder:
+    """Blobs below one folder, which is made on first use, readable by its owner alone."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+
+    def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
+        """Keep the content, given in one piece or as buffers in their order; nothing is copied.
+
+        Raises:
+            StoreError: it cannot be written; nothing of it is left behind.
+        """
+        buffers = [data] if isinstance(data, bytes) else data
+        with self._temporary() as temporary:
+            digest = hashlib.sha256()
+            size = 0
+            with open(temporary, "xb", buffering=0) as file:
+                for buffer in buffers:
+                    view = memoryview(buffer).cast("B")
+                    for start in range(0, len(view), _CHUNK):
+                        # Piece by piece: what was hashed is in the cache when it is written.
+                        piece = view[start : start + _CHUNK]
+                        digest.update(piece)
+                        write_all(file.fileno(), piece)
+                    size += len(view)
+            return self._keep(temporary, digest.hexdigest(), size)
+
+    def adopt(self, ref: BlobRef) -> BlobRef:
+        """Keep here what another folder holds, by a link if the file system can, else a copy."""
+        target = self.root / ref.sha256
+        if ref.path == str(target) and target.exists():
+            return ref
+        with self._temporary() as temporary:
+            try:
+                os.link(ref.path, temporary)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(ref.path, temporary)
+            return self._keep(temporary, ref.sha256, ref.size)
+
+    def take_in(self, ref: BlobRef, write: Callable[[Path], None]) -> BlobRef:
+        """Keep what ``write`` puts into the new file that it is given, if that is this blob.
+
+        Where it is here already nothing is written.
+
+        Raises:
+            BlobCorrupt: it is something else.
+            StoreError: it cannot be written; nothing of it is left behind.
+        """
+        if not is_blob_name(ref.sha256):
+            raise BlobCorrupt(f"{ref.sha256!r} is not the name of a blob.")
+        path = self.root / ref.sha256
+        if not _is_whole(path, ref.size):
+            with self._temporary() as temporary:
+                write(temporary)
+                verify(temporary, ref)
+                return self._keep(temporary, ref.sha256, ref.size)
+        return BlobRef(sha256=ref.sha256, size=ref.size, path=str(path))
+
+    def remove_leftovers(self) -> None:
+        """Remove what whoever was killed while it wrote has left; nobody writes meanwhile."""
+        for path in self.root.glob(".*"):
+            path.unlink(missing_ok=True)
+
+    def _keep(self, temporary: Path, sha256: str, size: int) -> BlobRef:
+        path = self.root / sha256
+        # One that is there stays: hosts that mapped it share its pages with those that will.
+        if not _is_whole(path, size):
+            temporary.chmod(0o400)
+            if path.is_dir() and not path.is_symlink():  # a trial has made it
+                remove_tree(path)
+            temporary.replace(path)
+        return BlobRef(sha256=sha256, size=size, path=str(path))
+
+    @contextlib.contextmanager
+    def _temporary(self) -> Iterator[Path]:
+        temporary = self.root / f".{os.getpid()}-{os.urandom(6).hex()}"
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield temporary
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(
+                f"a blob cannot be written to {self.root}: {error.strerror}."
+            ) from error
+        finally:
+            with contextlib.suppress(OSError):  # it was renamed, or the folder was never made
+                temporary.unlink()
+
+
+def place_of(ref: BlobRef) -> str:
+    """Where a blob is, for messages."""
+    if not ref.store:
+        return ref.path
+    return without_settings(join(ref.store, f"{BLOBS}/{ref.sha256}"))
+
+
+def is_blob_name(text: str) -> bool:
+    """Whether it is a SHA-256 as blobs are named by."""
+    return _NAME.fullmatch(text) is not None
+
+
+def _is_whole(path: Path, size: int) -> bool:
+    return path.exists() and path.stat().st_size == size
+
+
+def verify(path: Path, ref: BlobRef) -> None:
+    """Return if the file holds this blob.
+
+    Raises:
+        BlobCorrupt: it holds something else.
+        StoreError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+    except OSError as error:
+        raise StoreError(f"the blob {path} cannot be read: {error.strerror}.") from error
+    if (found, size) != (ref.sha256, ref.size):
+        raise BlobCorrupt(
+            f"the blob {ref.sha256} is damaged: it has {size} bytes with the SHA-256 {found}, "
+            f"not {ref.size}."
+        )
+
+
+def read_blob(ref: BlobRef) -> bytes:
+    """The whole content of a blob, verified.
+
+    Raises:
+        StoreError: it cannot be read, or its content is not what its name says.
+    """
+    content = check_blob(ref).read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != ref.sha256:
+        raise StoreError(f"the blob {ref.path} is damaged: its SHA-256 is {found}.")
+    return content
+
+
+def check_blob(ref: BlobRef) -> Path:
+    """The path of a blob whose size is right.
+
+    Its content was hashed when it was written or fetched, and its file is read-only since; hosts
+    that map half a gigabyte do not each read it all again.
+
+    Raises:
+        StoreError: it is not there, or has another size.
+    """
+    path = Path(ref.path)
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise StoreError(f"the blob {path} cannot be read: {error.strerror}.") from error
+    if size != ref.size:
+        raise StoreError(f"the blob {path} is damaged: it has {size} bytes, not {ref.size}.")
+    return path

@@ -1,0 +1,245 @@
+"""`BlobStore`: content-addressed blobs that others can fetch, from ``blobs/`` of a store.
+
+What is there is not sent again, and what is fetched is verified before anybody sees it. In a folder
+that both sides can read a blob is used where it lies; from an object store it is fetched first. The
+suite for both is in ``tests/contracts/test_blob_store.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from tunemq_shared.base.errors import BlobCorrupt, CheckpointCorrupt, StoreError
+from tunemq_shared.base.retrying import Cancel, StoreUnavailable, ignore, retried
+from tunemq_shared.checkpoints.open_store import open_objects
+from tunemq_shared.code.blob_folder import BLOBS, BlobFolder
+from tunemq_shared.objects.object_store import MissingObject, ObjectStore
+from tunemq_shared.objects.store_address import canonical_address, is_remote, without_settings
+from tunemq_shared.protocol.node_orders import BlobRef
+
+#: How long a store that does not answer is tried again, where nobody says otherwise.
+PATIENCE_S: Final = 120.0
+
+
+def open_blobs(address: str, on_trouble: Callable[[str], None] = ignore) -> BlobStore:
+    """The blobs of the store at a local path, or at the address of an object store.
+
+    Args:
+        on_trouble: Told why nothing can be kept there now; see
+        `tunemq_shared.base.retrying.retried`.
+
+    Raises:
+        ConfigError: the address cannot be used.
+        StoreError: there are no keys for it. Whether it answers is not tried.
+    """
+    if is_remote(address):
+        return ObjectBlobs(open_objects(address), address, on_trouble)
+    return FolderBlobs(canonical_address(address))
+
+
+class BlobStore(ABC):
+    """Keeps blobs at the store's ``address`` and fetches them from there."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    @abstractmethod
+    def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
+        """Keep this content, given in one piece or as buffers in their order.
+
+        Raises:
+            StoreError: it cannot be kept.
+        """
+
+    def put_file(self, path: Path) -> BlobRef:
+        """Keep what is in this file, which nobody changes meanwhile.
+
+        Raises:
+            StoreError: it cannot be read or kept.
+        """
+        return self.put_blob(ref_of(path))
+
+    @abstractmethod
+    def put_blob(self, ref: BlobRef) -> BlobRef:
+        """Keep a blob that has a file on this machine.
+
+        Raises:
+            StoreError: it cannot be read or kept.
+        """
+
+    @abstractmethod
+    def fetch(
+        self,
+        ref: BlobRef,
+        folder: BlobFolder,
+        cancel: Cancel | None = None,
+        on_trouble: Callable[[str], None] = ignore,
+    ) -> BlobRef:
+        """Have the blob in ``folder`` too, whole and verified; where it is, nothing is read.
+
+        Args:
+            cancel: Ends it early; by default it gives up after `PATIENCE_S`.
+            on_trouble: See `tunemq_shared.base.retrying.retried`.
+
+        Raises:
+            BlobCorrupt: it is not there, or not what its name says.
+            StoreError: it cannot be read now, or not be written.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of connections."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+
+class FolderBlobs(BlobStore):
+    """Blobs in a folder that whoever needs them can read, too."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self._blobs = BlobFolder(Path(address, BLOBS))
+
+    def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
+        """See `BlobStore.put`."""
+        return self._blobs.put(data)
+
+    def put_blob(self, ref: BlobRef) -> BlobRef:
+        """See `BlobStore.put_blob`."""
+        return self._blobs.take_in(ref, lambda target: copy_file(Path(ref.path), target))
+
+    def fetch(
+        self,
+        ref: BlobRef,
+        folder: BlobFolder,
+        cancel: Cancel | None = None,  # noqa: ARG002  a disk answers, or fails
+        on_trouble: Callable[[str], None] = ignore,  # noqa: ARG002  likewise
+    ) -> BlobRef:
+        """See `BlobStore.fetch`."""
+        source = self._blobs.root / ref.sha256
+        return folder.take_in(ref, lambda target: copy_file(source, target))
+
+    def close(self) -> None:
+        """See `BlobStore.close`."""
+
+
+class ObjectBlobs(BlobStore):
+    """Blobs in an object store.
+
+    Args:
+        objects: Below the store's address; closed with this.
+        address: That address, which references name.
+        on_trouble: See `open_blobs`.
+    """
+
+    def __init__(
+        self, objects: ObjectStore, address: str, on_trouble: Callable[[str], None] = ignore
+    ) -> None:
+        super().__init__(address)
+        self._objects, self._on_trouble = objects, on_trouble
+
+    def put(self, data: bytes | Iterable[bytes | memoryview]) -> BlobRef:
+        """See `BlobStore.put`."""
+        with tempfile.TemporaryDirectory(prefix="tunemq-") as folder:
+            return self.put_blob(BlobFolder(folder).put(data))
+
+    def put_blob(self, ref: BlobRef) -> BlobRef:
+        """See `BlobStore.put_blob`."""
+        cancel, key = Cancel(PATIENCE_S), _key(ref)
+        if not retried(lambda: self._is_there(key, ref.size), cancel, self._on_trouble):
+            cancel = Cancel(_time_for(ref.size))
+            self._objects.put_file(
+                key,
+                Path(ref.path),
+                size=ref.size,
+                sha256=ref.sha256,
+                cancel=cancel,
+                on_trouble=self._on_trouble,
+            )
+        return msgspec.structs.replace(ref, path="", store=self.address)
+
+    def fetch(
+        self,
+        ref: BlobRef,
+        folder: BlobFolder,
+        cancel: Cancel | None = None,
+        on_trouble: Callable[[str], None] = ignore,
+    ) -> BlobRef:
+        """See `BlobStore.fetch`."""
+        cancel = cancel or Cancel(PATIENCE_S)
+
+        def get(target: Path) -> None:
+            try:
+                self._objects.get_file(
+                    _key(ref), target, size=ref.size, cancel=cancel, on_trouble=on_trouble
+                )
+            except MissingObject as error:
+                place = f"{without_settings(self.address)}/{_key(ref)}"
+                raise BlobCorrupt(f"there is no blob {place}.") from error
+            except CheckpointCorrupt as error:
+                raise BlobCorrupt(str(error)) from error
+
+        return folder.take_in(ref, get)
+
+    def close(self) -> None:
+        """See `BlobStore.close`."""
+        self._objects.close()
+
+    def _is_there(self, key: str, size: int) -> bool:
+        return any(found.key == key and found.size == size for found in self._objects.list(key))
+
+
+def ref_of(path: Path) -> BlobRef:
+    """What a file is as a blob.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            return BlobRef(sha256, file.tell(), str(path))
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a blob's file to a new one.
+
+    Raises:
+        BlobCorrupt: there is none in its folder.
+        StoreUnavailable: there is no such folder, or it cannot be read now.
+    """
+    try:
+        file = source.open("rb")
+    except FileNotFoundError as error:
+        if source.parent.is_dir():
+            raise BlobCorrupt(f"there is no blob {source}.") from error
+        raise StoreUnavailable(
+            f"there is no folder {source.parent} on this machine; see that the store is mounted."
+        ) from error
+    except OSError as error:
+        raise StoreUnavailable(f"the blob {source} cannot be read: {error.strerror}.") from error
+    with file, target.open("xb") as copy:
+        shutil.copyfileobj(file, copy, 2**20)
+
+
+def _key(ref: BlobRef) -> str:
+    return f"{BLOBS}/{ref.sha256}"
+
+
+def _time_for(size: int) -> float:
+    """Seconds until sending so much is given up: a line with less than 1 MB/s is a broken one."""
+    return PATIENCE_S + size / 10**6

@@ -1,0 +1,261 @@
+"""Bundles: the code of an experiment as one blob, a script or a folder, unpacked once a machine.
+
+A bundle is a ZIP file. The same files make the same bytes, so a project that did not change is not
+sent again; and unlike a tar file it can hold nothing but files whose sizes are known beforehand.
+Whoever unpacks one trusts nothing in it but that it is what its hash says.
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+import py_compile
+import shutil
+import tempfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from tunemq_shared.base.byte_sizes import show_bytes
+from tunemq_shared.base.errors import BlobCorrupt, ConfigError, StoreError
+from tunemq_shared.base.safe_names import is_safe_name
+from tunemq_shared.code.blob_folder import BlobFolder, check_blob, is_blob_name, place_of, verify
+from tunemq_shared.code.blob_store import BlobStore, open_blobs
+from tunemq_shared.code.bundle_rules import FILES, MAX_FILES, Found, files_of
+from tunemq_shared.protocol.node_orders import BlobRef
+from tunemq_shared.system.folder_trees import remove_tree, walk
+
+#: What a bundle may take, unless whoever makes it says otherwise.
+LIMIT_BYTES: Final = 100 * 2**20
+#: No bundle is unpacked that takes more.
+MOST_BYTES: Final = 4 * 2**30
+#: So many of the largest files are named when a bundle is too large.
+_NAMED: Final = 5
+#: The oldest time that a ZIP file can say; all files have it.
+_LONG_AGO: Final = (1980, 1, 1, 0, 0, 0)
+_CHUNK: Final = 2**20
+_METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+#: What `zipfile` raises for what is none, or a broken one.
+_BROKEN: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+)
+
+
+def bundle(source: Path | str, blobs: BlobStore, *, limit_bytes: int = LIMIT_BYTES) -> BlobRef:
+    """Keep a script, or a folder as `tunemq_shared.code.bundle_rules` has it, as a blob.
+
+    Raises:
+        ConfigError: it is not there, empty, too large, or cannot be read; says what to do.
+        StoreError: it cannot be kept.
+    """
+    source = Path(source).absolute()
+    files = _collected(source)
+    _check_size(source, files, limit_bytes)
+    with tempfile.TemporaryDirectory(prefix="tunemq-") as folder:
+        archive = Path(folder, "bundle")
+        _write(archive, files)
+        return blobs.put_file(archive)
+
+
+def unpacked(
+    ref: BlobRef,
+    folder: Path | str,
+    fetch: Callable[[BlobRef, BlobFolder], BlobRef] | None = None,
+) -> Path:
+    """The bundle's folder below ``folder``, read-only and named by its hash; made if need be.
+
+    Several may do it at the same time.
+
+    Args:
+        fetch: Gets the blob into a folder; by default from where the reference says.
+
+    Raises:
+        BlobCorrupt: it is missing or damaged, or holds what no bundle of ours does.
+        StoreError: it cannot be read, or there is no room for it.
+    """
+    if not is_blob_name(ref.sha256):
+        raise BlobCorrupt(f"{ref.sha256!r} is not the name of a bundle.")
+    target = Path(folder, ref.sha256)
+    if target.is_dir():
+        return target
+    try:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as temporary:
+            archive = (fetch or _fetched)(ref, BlobFolder(temporary))
+            unpack(check_blob(archive), target)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"the bundle {place_of(ref)} cannot be unpacked to {target}: {error.strerror}."
+        ) from error
+    return target
+
+
+def unpack(archive: Path, target: Path) -> None:
+    """Make the folder ``target`` of a bundle, all of it or nothing; one that is there stays.
+
+    Raises:
+        BlobCorrupt: it is no bundle, or one that no honest program makes.
+        OSError: there is no room for it.
+    """
+    building = target.with_name(f".{target.name}.{os.urandom(6).hex()}")
+    try:
+        building.mkdir(mode=0o700)
+        with zipfile.ZipFile(archive) as opened:
+            for info in _checked(opened, archive):
+                _extract(opened, info, building)
+        _compile(building)
+        _make_read_only(building)
+        try:
+            building.rename(target)
+        except NotADirectoryError:  # a trial has put a file there
+            target.unlink(missing_ok=True)
+            building.rename(target)
+        except OSError:
+            if not target.is_dir():  # else somebody was faster
+                raise
+        target.chmod(0o500)
+    except _BROKEN as error:
+        raise BlobCorrupt(f"{archive} is no bundle: {error}.") from error
+    finally:
+        remove(building)
+
+
+def remove(folder: Path) -> None:
+    """Remove a bundle's folder, or what is left of one; one that is not there is no error."""
+    remove_tree(folder)
+
+
+# --- making ---------------------------------------------------------------------------------------
+
+
+def _collected(source: Path) -> list[Found]:
+    if source.is_file():
+        return [Found(source.name, source, source.stat().st_size)]
+    if not source.is_dir():
+        raise ConfigError(f"there is no script and no folder {source}.")
+    files = files_of(source)
+    if not files:
+        raise ConfigError(
+            f"{source} has no file that could travel; see its {' and '.join(FILES)}, if any."
+        )
+    return files
+
+
+def _check_size(source: Path, files: list[Found], limit_bytes: int) -> None:
+    size = sum(file.size for file in files)
+    if size <= limit_bytes:
+        return
+    largest = sorted(files, key=lambda file: -file.size)[:_NAMED]
+    named = ", ".join(f"{file.name} ({show_bytes(file.size)})" for file in largest)
+    raise ConfigError(
+        f"{source} has {show_bytes(size)}, and code that travels may have "
+        f"{show_bytes(limit_bytes)}. The largest: {named}. List what is not code in "
+        f"{(source if source.is_dir() else source.parent) / FILES[0]}, hand data over with "
+        "tune.with_parameters, or leave it where workers can read it."
+    )
+
+
+def _write(archive: Path, files: list[Found]) -> None:
+    try:
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
+            for file in files:
+                info = zipfile.ZipInfo(file.name, _LONG_AGO)
+                info.compress_type = zipfile.ZIP_DEFLATED
+                info.create_system = 3  # Unix, wherever it is made
+                info.file_size = file.size  # decides whether sizes take 4 or 8 bytes
+                is_program = os.access(file.path, os.X_OK)
+                info.external_attr = (0o500 if is_program else 0o400) << 16
+                with file.path.open("rb") as content, writer.open(info, "w") as copy:
+                    shutil.copyfileobj(content, copy, _CHUNK)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or archive} cannot be packed: {error.strerror}."
+        ) from error
+
+
+# --- unpacking ------------------------------------------------------------------------------------
+
+
+def _checked(opened: zipfile.ZipFile, archive: Path) -> list[zipfile.ZipInfo]:
+    members = opened.infolist()
+    if len(members) > MAX_FILES:
+        raise BlobCorrupt(f"the bundle {archive} has {len(members)} files, more than {MAX_FILES}.")
+    size = sum(member.file_size for member in members)
+    if size > MOST_BYTES:
+        raise BlobCorrupt(
+            f"the bundle {archive} has {show_bytes(size)}, more than {show_bytes(MOST_BYTES)}."
+        )
+    names: set[str] = set()
+    end = archive.stat().st_size
+    for member in members:
+        if not 0 <= member.header_offset < end:
+            raise BlobCorrupt(f"{archive} is no bundle: it is cut short.")
+        # What it was before `zipfile` cut it at a null byte.
+        name = member.orig_filename
+        if not is_safe_name(name):
+            raise BlobCorrupt(f"the bundle {archive} has a file with the name {name!r}.")
+        if name in names:
+            raise BlobCorrupt(f"the bundle {archive} has {name!r} twice.")
+        if member.compress_type not in _METHODS:
+            raise BlobCorrupt(f"the bundle {archive} has {name!r} packed as none of ours is.")
+        names.add(name)
+    if inside := next((name for name in names if _is_within_file(name, names)), None):
+        raise BlobCorrupt(f"the bundle {archive} has {inside!r} inside of a file.")
+    return members
+
+
+def _is_within_file(name: str, names: set[str]) -> bool:
+    return any(str(above) in names for above in PurePosixPath(name).parents)
+
+
+def _extract(opened: zipfile.ZipFile, info: zipfile.ZipInfo, folder: Path) -> None:
+    """Write one file: a plain one, whatever the archive calls it, and no longer than it says."""
+    path = folder / info.orig_filename
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    mode = 0o500 if info.external_attr >> 16 & 0o100 else 0o400
+    with opened.open(info) as content, path.open("xb") as file:
+        left = info.file_size
+        while piece := content.read(_CHUNK):
+            left -= len(piece)
+            if left < 0:
+                raise BlobCorrupt(f"{info.orig_filename} is longer than the bundle says.")
+            file.write(piece)
+        os.fchmod(file.fileno(), mode)
+
+
+def _compile(folder: Path) -> None:
+    """Compile modules here: hosts cannot keep what they compile, and would do it for each trial."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # whoever runs the code is warned
+        compileall.compile_dir(
+            folder,
+            quiet=2,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )
+
+
+def _make_read_only(folder: Path) -> None:
+    for path, _, names in reversed([*walk(folder)]):
+        if path.endswith("/__pycache__"):
+            for name in names:
+                os.chmod(os.path.join(path, name), 0o400)
+        if path != str(folder):
+            os.chmod(path, 0o500)
+
+
+def _fetched(ref: BlobRef, folder: BlobFolder) -> BlobRef:
+    if not ref.store:
+        verify(Path(ref.path), ref)
+        return ref
+    with open_blobs(ref.store) as blobs:
+        return blobs.fetch(ref, folder)

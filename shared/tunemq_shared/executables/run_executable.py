@@ -1,0 +1,219 @@
+"""Runs a command as the running trial: starts it, reports what it says, and sees it end."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tunemq_shared.base.errors import CheckpointError, MetricError
+from tunemq_shared.checkpoints.checkpoint import Checkpoint
+from tunemq_shared.checkpoints.checkpoint_folders import TEMPORARY_PREFIX, remove
+from tunemq_shared.executables import report_line
+from tunemq_shared.executables.checkpoint_inbox import CheckpointInbox
+from tunemq_shared.executables.followed_file import FollowedFile
+from tunemq_shared.executables.metric_lines import MetricLines
+from tunemq_shared.executables.output_intake import Finding, Intake, Sources
+from tunemq_shared.executables.program import Program
+from tunemq_shared.executables.templates import parameters_of, render, variables_of
+from tunemq_shared.trial.control_flow import PauseTrial
+from tunemq_shared.trial.trial_session import TrialSession
+
+#: Where results come from, unless it is the name of a file.
+STDOUT: Final = "stdout"
+REPORT: Final = "report"
+
+#: Between two looks whether the trial is to stop.
+_LOOK_S: Final = 0.1
+#: Of the time that a trial has to end, so much is not the program's.
+_OWN_S: Final = 1.5
+_LEAST_GRACE_S: Final = 0.5
+#: For what lies in the trial's folder only while the program runs. Folders of this name are not
+#: copied to a store, and those that a killed process has left are removed.
+_WORK: Final = f"{TEMPORARY_PREFIX}_program"
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial runs; everything in it may hold names in braces.
+
+    Attributes:
+        arguments: the program and its arguments.
+        metrics_from: `STDOUT`, `REPORT`, or a file of JSON lines.
+        pattern: of a line of stdout that is a result.
+        cwd: where it runs.
+    """
+
+    arguments: tuple[str, ...]
+    metrics_from: str = STDOUT
+    pattern: str | None = None
+    cwd: str
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All in which names are replaced."""
+        return (*self.arguments, self.metrics_from, self.cwd)
+
+
+def run(command: Command, config: Mapping[str, Any], session: TrialSession) -> None:
+    """Run the command to its end.
+
+    Raises:
+        ExecutableFailed: its exit code is not 0.
+        MetricError: a metric is not usable, or it ended without a result.
+        TrainableError: it cannot be started like this.
+        TrialUnwinding: the trial ended first; so has the program.
+    """
+    work = os.path.join(session.start.folder, _WORK)
+    remove(work)
+    os.makedirs(work)
+    try:
+        _Trial(command, config, session, work).run()
+    finally:
+        remove(work)
+
+
+class _Trial:
+    """One try of a trial."""
+
+    def __init__(
+        self, command: Command, config: Mapping[str, Any], session: TrialSession, work: str
+    ) -> None:
+        self._session = session
+        self._inbox = CheckpointInbox(work)
+        self._socket = os.path.join(work, "report")
+        given = _write_config(work, config)
+        restored = _restored(session, work)
+        context, folder = session.context, session.start.folder
+        ours = {
+            "trial_id": context.get_trial_id(),
+            "trial_name": context.get_trial_name(),
+            "trial_dir": folder,
+            "experiment": context.get_experiment_name(),
+            "config": given,
+            "checkpoint": restored,
+            "checkpoint_dir": self._inbox.folder,
+        }
+        values = ours | dict(parameters_of(config))
+        self._arguments = [render(argument, values) for argument in command.arguments]
+        self._cwd = os.path.join(folder, render(command.cwd, values))
+        self._metrics_from = render(command.metrics_from, values)
+        self._pattern = command.pattern
+        self._variables = _variables(ours, config, self._socket)
+
+    def run(self) -> None:
+        session = self._session
+        expected = session.reported_metrics
+        lines = file = None
+        if self._metrics_from == STDOUT:
+            lines = MetricLines(expected, self._pattern)
+        elif self._metrics_from != REPORT:
+            file = FollowedFile(os.path.join(session.start.folder, self._metrics_from))
+        with (
+            report_line.listen(self._socket) as listener,
+            closing(Program(self._arguments, self._variables, self._cwd)) as program,
+        ):
+            sources = Sources(lines, file, listener, self._inbox, expected)
+            intake = Intake(program.stdout, program.ended, sources)
+            try:
+                self._report_all(intake)
+            finally:
+                intake.discard()
+                code = program.end(max(_LEAST_GRACE_S, session.start.stop_grace_s - _OWN_S))
+                intake.join()
+                self._keep_last(code)
+            program.check()
+        if expected and not session.progress.iteration:
+            raise MetricError(self._without_result(expected, lines))
+
+    def _report_all(self, intake: Intake) -> None:
+        """Report until the program has ended."""
+        while True:
+            try:
+                found = intake.next(_LOOK_S)
+            except queue.Empty:
+                self._session.look_for_stop()
+                continue
+            if found is None:
+                return
+            self._report(found)
+
+    def _report(self, found: Finding) -> None:
+        call, folder = found.call, found.checkpoint
+        try:
+            self._session.report(found.metrics, None if folder is None else Checkpoint(folder))
+        except (MetricError, CheckpointError) as problem:
+            if call is None:
+                raise
+            # As in Python: whoever reports may have another try.
+            call.answer(str(problem))
+        except BaseException:
+            if call is not None:
+                call.close()
+            raise
+        else:
+            if call is not None:
+                call.answer()
+        finally:
+            if folder is not None and self._inbox.is_ours(folder):
+                remove(folder)
+
+    def _keep_last(self, code: int) -> None:
+        """Keep a checkpoint that was written behind the last result.
+
+        Only of a program that ended by itself, if need be because it was told to: what another one
+        has left may not be whole.
+        """
+        session = self._session
+        is_whole = code == 0 if session.ended is None else session.ended is PauseTrial and code >= 0
+        if is_whole and session.progress.iteration:
+            folder = self._inbox.take()
+            if folder is not None:
+                session.save(Path(folder))
+
+    def _without_result(self, expected: tuple[str, ...], lines: MetricLines | None) -> str:
+        name = expected[0]
+        begin = f"{self._arguments[0]} ended without a result: {' and '.join(map(repr, expected))} "
+        if lines is None:
+            return f"{begin}came neither from {self._metrics_from} nor from `tunemq report`."
+        seen = f" Printed were {', '.join(map(repr, lines.seen))}." if lines.seen else ""
+        return (
+            f"{begin}stood on no line that it printed, and `tunemq report` was not called.{seen} "
+            f'Print a line such as "{name}=0.3", call `tunemq report {name}=0.3`, or correct the '
+            "name of the metric."
+        )
+
+
+def _write_config(work: str, config: Mapping[str, Any]) -> str:
+    path = os.path.join(work, "config.json")
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(config, file, indent=2)
+    return path
+
+
+def _restored(session: TrialSession, work: str) -> str:
+    """A copy of the checkpoint to go on from, which the program may change; empty for none."""
+    kept = session.newest_checkpoint()
+    if kept is None or kept.path is None:
+        return ""
+    return Checkpoint.from_directory(kept.path).to_directory(os.path.join(work, "restored"))
+
+
+def _variables(ours: Mapping[str, str], config: Mapping[str, Any], socket: str) -> dict[str, str]:
+    variables = {**os.environ, **variables_of(config)}
+    variables |= {f"TUNEMQ_{name.upper()}": value for name, value in ours.items()}
+    variables[report_line.VARIABLE] = socket
+    # Else Python keeps what is printed for itself until it is a few kilobytes.
+    variables.setdefault("PYTHONUNBUFFERED", "1")
+    path = variables.get("PATH", os.defpath)
+    if shutil.which("tunemq", path=path) is None:
+        # Behind all others: the program's `python` stays the user's.
+        variables["PATH"] = os.pathsep.join((path, os.path.dirname(sys.executable)))
+    return variables

@@ -1,0 +1,102 @@
+"""What a node says of its machine, beside its lease: for people, and for no decision."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tunemq_shared.objects.store_traffic import StoreTraffic
+from tunemq_shared.protocol.message_limits import (
+    MOST_LIBRARIES,
+    MOST_OF_NODE,
+    Line,
+    Name,
+    is_possible,
+)
+from tunemq_shared.protocol.messages import Message
+
+
+class GpuVitals(Message, frozen=True):
+    """What a GPU does now.
+
+    ``busy`` is the part of the time in which it did something, from 0 to 1, ``memory_used`` in
+    bytes, by whomever; None where its driver does not say. ``foreign``: what processes that are not
+    of the farm hold of it, for people.
+    """
+
+    uuid: Name
+    busy: float | None = None
+    memory_used: float | None = None
+    foreign: Line = ""
+
+
+class NodeAbout(Message, frozen=True):
+    """Who a node is, for those who look at all nodes there are: also at one that is refused.
+
+    ``python`` is its version, ``libraries`` those that are installed there, by name. ``gpus`` are
+    the UUIDs of those that it offers.
+    """
+
+    node: Name
+    hostname: Name
+    python: Name
+    libraries: Annotated[dict[Name, Name], Meta(max_length=MOST_LIBRARIES)]
+    gpus: Annotated[tuple[Name, ...], Meta(max_length=MOST_OF_NODE)] = ()
+
+
+class NodeVitals(Message, frozen=True):
+    """How a node's machine is; None where it does not say.
+
+    ``version`` is of TuneMQ there. ``load`` is the average of the last minute, ``memory_free``,
+    ``disk_free`` and ``disk_size`` (where its working folder is) in bytes. ``hosts`` are processes
+    of trials, ``outbox`` the bytes that it has said and nobody has journalled yet, ``cache`` those
+    of its copies of checkpoints. ``clock`` is the Unix time there when it said this. ``refused``:
+    how many messages it refused, by kind and reason with a colon between; ``number`` grows with
+    each time that it says how it is. ``store``: what it asks of object stores.
+    """
+
+    version: Name = ""
+    load: float | None = None
+    memory_free: float | None = None
+    disk_free: float | None = None
+    hosts: int = 0
+    outbox: int = 0
+    cache: int = 0
+    gpus: Annotated[tuple[GpuVitals, ...], Meta(max_length=MOST_OF_NODE)] = ()
+    disk_size: float | None = None
+    clock: float | None = None
+    about: NodeAbout | None = None
+    refused: Annotated[dict[Name, int], Meta(max_length=MOST_OF_NODE)] = msgspec.field(
+        default_factory=dict
+    )
+    number: int = 0
+    store: StoreTraffic = StoreTraffic()
+
+
+def decode_vitals(data: bytes) -> NodeVitals:
+    """What a node says of itself.
+
+    Raises:
+        UNDECODABLE: it is not that, or no machine is so: an amount is negative, infinite or NaN.
+    """
+    vitals = msgspec.msgpack.decode(data, type=NodeVitals)
+    amounts = (
+        vitals.load,
+        vitals.memory_free,
+        vitals.disk_free,
+        vitals.disk_size,
+        vitals.hosts,
+        vitals.outbox,
+        vitals.cache,
+        vitals.clock,
+        vitals.number,
+        *vitals.refused.values(),
+        sum(vitals.refused.values()),  # what people are shown
+        *(amount for gpu in vitals.gpus for amount in (gpu.busy, gpu.memory_used)),
+    )
+    known = (amount for amount in amounts if amount is not None)
+    if not (all(map(is_possible, known)) and vitals.store.is_possible):
+        raise msgspec.ValidationError("an amount in it is negative, infinite or too large")
+    return vitals

@@ -1,0 +1,93 @@
+"""Large files in parts: how long one is, and the buffer in which it is read, hashed and sent."""
+
+from __future__ import annotations
+
+import os
+from io import FileIO
+from typing import Final
+
+from tunemq_shared.base.errors import CheckpointCorrupt
+from tunemq_shared.base.retrying import Cancel
+
+#: Bytes of a part; more only where `MOST_PARTS` of them would not hold the file.
+PART: Final = 16 * 2**20
+#: S3's limit.
+MOST_PARTS: Final = 10_000
+
+
+def part_length(size: int) -> int:
+    """The length of each part, but the last, of a file with so many bytes; whole MiB."""
+    least = -(-size // MOST_PARTS)
+    return max(PART, -(-least // 2**20) * 2**20)
+
+
+class Body(bytearray):
+    """One part, of a fixed length, to be filled from a file and sent as often as it takes.
+
+    It is a buffer, for what hashes and signs it, and a file, for what sends it; as a file it raises
+    once ``cancel`` says that it is over. With a ``sha256`` only what has that is sent.
+    """
+
+    cancel: Cancel
+    sha256: str = ""
+    _source: str
+    _at: int
+
+    def fill(self, file: FileIO) -> None:
+        """Hold the next bytes of the file, as many as this is long.
+
+        Raises:
+            CheckpointCorrupt: the file ends before.
+        """
+        self._source = str(file.name)
+        filled, length = 0, len(self)
+        with memoryview(self) as view:
+            while filled < length:
+                count = file.readinto(view[filled:])
+                if not count:
+                    raise CheckpointCorrupt(
+                        f"{self._source}: the file is cut short: "
+                        f"expected {length - filled} bytes more, found none."
+                    )
+                filled += count
+
+    def rewound(self) -> bytes:
+        """This, to be read from its beginning."""
+        self._at = 0
+        return self  # type: ignore[return-value]  # what hashes and sends it takes any buffer
+
+    def read(self, length: int) -> memoryview:
+        """The next bytes, at most ``length``; none at the end."""
+        self.cancel.check()
+        piece = memoryview(self)[self._at : self._at + length]
+        self._at += len(piece)
+        return piece
+
+    def check(self, found: str) -> None:
+        """Raise CheckpointCorrupt if this has not the hash that it should."""
+        if self.sha256:
+            check_hash(self._source, self.sha256, found)
+
+
+def check_end(file: FileIO) -> None:
+    """Raise CheckpointCorrupt unless the file was read to its end."""
+    if file.read(1):
+        raise CheckpointCorrupt(
+            f"{file.name}: the file has grown: expected {file.tell() - 1} bytes, found more."
+        )
+
+
+def check_hash(source: str, expected: str, found: str) -> None:
+    """Raise CheckpointCorrupt unless the SHA-256 that was found is the one that is expected."""
+    if found != expected:
+        raise CheckpointCorrupt(
+            f"{source}: the file is damaged: expected SHA-256 {expected}, found {found}."
+        )
+
+
+def write_at(fd: int, data: bytes, at: int) -> None:
+    """Write all of it at this place of the file."""
+    written = 0
+    with memoryview(data) as view:
+        while written < len(view):
+            written += os.pwrite(fd, view[written:], at + written)

@@ -1,0 +1,315 @@
+"""`RemoteObjects`: an `ObjectStore` on a server, in the verbs of `ObjectClient`.
+
+Files go in parts, several at a time, each tried again on its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import sha256 as new_sha256
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.retrying import Cancel, StoreUnavailable, ignore, in_parallel, retried
+from tunemq_shared.base.safe_names import is_safe_name
+from tunemq_shared.objects.multipart import Body, check_end, check_hash, part_length, write_at
+from tunemq_shared.objects.object_client import ObjectClient, Refused, UploadForgotten
+from tunemq_shared.objects.object_store import ObjectInfo, ObjectStore, WrongSize
+from tunemq_shared.objects.store_traffic import CountedClient
+
+#: Seconds to connect or to send a block, and until the next bytes of an answer. A server whose disk
+#: is busy takes its time with both.
+CONNECT_S: Final = 10.0
+READ_S: Final = 30.0
+#: Seconds that `RemoteObjects.probe` may take with all retries, and for one answer.
+PROBE_S: Final = 5.0
+PROBE_ANSWER_S: Final = 3.0
+#: What the names of objects begin with that are written only to see whether they can be.
+PROBE: Final = ".tunemq-probe-"
+#: So many parts of a file go up or down at a time.
+PARALLEL: Final = 3
+#: So many connections are kept for the next request, of however many transfers.
+CONNECTIONS: Final = 32
+#: The name of an object that holds a file.
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+#: Within it a process reads its own files, whatever user the calling thread opens files as.
+Reading = Callable[[], contextlib.AbstractContextManager[None]]
+#: Looks for the keys to the store, and makes a client that gives up connecting, and waiting for an
+#: answer, after so many seconds.
+Connect = Callable[[float, float], ObjectClient]
+
+
+class RemoteObjects(ObjectStore):
+    """See `ObjectStore`.
+
+    Args:
+        address: How messages name it.
+        prefix: Of all keys.
+        connect: Makes its clients: at once, and another each time that the server has refused one.
+    """
+
+    def __init__(self, address: str, prefix: str, connect: Connect) -> None:
+        self.address = address
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._connect = connect
+        self._client: ObjectClient = CountedClient(lambda: connect(CONNECT_S, READ_S), address)
+
+    def probe(self, *, is_read_only: bool = False) -> None:
+        """See `ObjectStore.probe`."""
+        client, cancel = self._connect(PROBE_ANSWER_S, PROBE_ANSWER_S), Cancel(PROBE_S)
+
+        def attempt() -> None:
+            self._try_out(client, is_read_only=is_read_only)
+
+        try:
+            retried(attempt, cancel)
+        except Refused as error:
+            if not self._prepare(error, client, cancel):
+                raise
+            retried(attempt, cancel)
+        finally:
+            client.close()
+
+    def _prepare(self, refusal: Refused, client: ObjectClient, cancel: Cancel) -> bool:
+        """Do what is missing for the place to be usable; whether that is worth another try."""
+        del refusal, client, cancel
+        return False
+
+    def _try_out(self, client: ObjectClient, *, is_read_only: bool) -> None:
+        name = self._name(f"{PROBE}{os.urandom(6).hex()}")
+        next(client.listed(name), None)
+        if is_read_only:
+            return
+        client.put(name, b"probe", "it cannot be written")
+        with client.get(name, "it cannot be read") as answer:
+            b"".join(answer.blocks())
+        client.remove(name, "objects there cannot be removed")
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """See `ObjectStore.put_bytes`."""
+        self._client.put(self._name(key), data, _unwritten(key))
+
+    def put_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size: int,
+        sha256: str,
+        is_unchanged: bool = False,
+        cancel: Cancel,
+        on_trouble: Callable[[str], None] = ignore,
+    ) -> None:
+        """See `ObjectStore.put_file`."""
+        name = self._name(key)
+        if size > part_length(size):
+            upload = _Upload(self._client, key, name, cancel, on_trouble)
+            # Where the server has forgotten an upload that was begun, all of it is sent again.
+            checked = "" if is_unchanged else sha256
+            retried(lambda: upload.send(path, size, checked), cancel, on_trouble)
+            return
+        body = Body(size)
+        with path.open("rb", buffering=0) as file:
+            body.fill(file)
+            check_end(file)
+        # Its hash is checked where it is signed: hashing twice would cost a tenth of the speed.
+        body.cancel, body.sha256 = cancel, sha256
+        retried(lambda: self._client.put(name, body, _unwritten(key)), cancel, on_trouble)
+
+    def get_bytes(self, key: str, *, limit: int) -> bytes:
+        """See `ObjectStore.get_bytes`."""
+        with self._client.get(self._name(key), f"{_shown(key)} cannot be read") as answer:
+            if answer.total > limit:
+                raise WrongSize(
+                    f"{self.address}: {key} is damaged: "
+                    f"expected at most {limit} bytes, got {answer.total}.",
+                    str(answer.total),
+                )
+            return b"".join(answer.blocks())
+
+    def get_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        size: int,
+        cancel: Cancel,
+        on_trouble: Callable[[str], None] = ignore,
+    ) -> None:
+        """See `ObjectStore.get_file`."""
+        self._name(key)
+        length = part_length(size)
+        starts = range(0, max(size, 1), length)
+        with path.open("xb", buffering=0) as file:
+
+            def get(start: int, cancel: Cancel) -> None:
+                # A part of the whole file is asked for as such: nothing has no parts.
+                expected = min(length, size - start) if len(starts) > 1 else 0
+                retried(lambda: get_part(start, expected, cancel), cancel, on_trouble)
+
+            def get_part(start: int, expected: int, cancel: Cancel) -> None:
+                self._get_part(key, file.fileno(), start, expected, size, cancel)
+
+            in_parallel(get, starts, cancel, at_once=PARALLEL)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """See `ObjectStore.delete`."""
+
+        def remove(key: str, _cancel: Cancel) -> None:
+            self._client.remove(self._name(key), f"{_shown(key)} cannot be removed")
+
+        in_parallel(remove, keys, Cancel(), at_once=PARALLEL)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list`."""
+        for found in self._client.listed(self._prefix + prefix):
+            yield found._replace(key=found.key.removeprefix(self._prefix))
+
+    def abort_uploads(self, is_over: Callable[[str], bool]) -> int:
+        """See `ObjectStore.abort_uploads`."""
+        aborted = 0
+        try:
+            for name, upload in tuple(self._client.unfinished()):
+                if name.startswith(self._prefix) and is_over(name.removeprefix(self._prefix)):
+                    self._client.abort_upload(name, upload)
+                    aborted += 1
+        except Refused as error:
+            # Such a server keeps none, or removes them by itself.
+            if error.code not in ("NotImplemented", "MethodNotAllowed"):
+                raise
+        return aborted
+
+    def close(self) -> None:
+        """See `ObjectStore.close`."""
+        self._client.close()
+
+    def _name(self, key: str) -> str:
+        """The whole key in the bucket."""
+        if not is_safe_name(key):
+            raise StoreError(f"{key!r} is not the key of an object.")
+        return self._prefix + key
+
+    def _get_part(
+        self, key: str, fd: int, start: int, expected: int, size: int, cancel: Cancel
+    ) -> None:
+        """Write a part of the object to its place in the file; all where 0 bytes are expected."""
+        end = start + expected if expected else size
+
+        with self._client.get(
+            self._name(key), f"{_shown(key)} cannot be read", offset=start, length=expected
+        ) as answer:
+            if answer.total != size:
+                raise WrongSize(
+                    f"{self.address}: the object {key} is damaged: "
+                    f"expected {size} bytes, got {answer.total}.",
+                    str(answer.total),
+                )
+            at = start
+            for block in answer.blocks():
+                cancel.check()
+                if at + len(block) > end:
+                    raise StoreError(f"{self.address}: {key}: more came than was asked for.")
+                write_at(fd, block, at)
+                at += len(block)
+        if at != end:
+            raise StoreUnavailable(f"{self.address}: {key}: {end - at} bytes did not come.")
+
+
+class _Part(NamedTuple):
+    """A part of a file: its number, from 1, and its content."""
+
+    number: int
+    body: Body
+
+
+class _Upload:
+    """A large file on its way, in parts; memory for `PARALLEL` of them and one more."""
+
+    def __init__(
+        self,
+        client: ObjectClient,
+        key: str,
+        name: str,
+        cancel: Cancel,
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._doing = _unwritten(key)
+        self._cancel = cancel
+        self._on_trouble = on_trouble
+        self._id = ""
+        self._free: queue.SimpleQueue[Body] = queue.SimpleQueue()
+
+    def send(self, path: Path, size: int, sha256: str) -> None:
+        """Send all of the file; where that fails the parts are thrown away."""
+        self._id = retried(self._create, self._cancel, self._on_trouble)
+        try:
+            # One more than are sent at a time, to be filled meanwhile.
+            self._free = queue.SimpleQueue()
+            for _ in range(PARALLEL + 1):
+                self._free.put(Body(part_length(size)))
+            parts = self._parts(path, size, sha256)
+            etags = in_parallel(self._send_part, parts, self._cancel, at_once=PARALLEL)
+            retried(lambda: self._complete(etags), self._cancel, self._on_trouble)
+        except UploadForgotten as error:
+            raise StoreUnavailable(str(error)) from error
+        except BaseException:
+            with contextlib.suppress(StoreError):
+                self._client.abort_upload(self._name, self._id)
+            raise
+
+    def _parts(self, path: Path, size: int, sha256: str) -> Iterator[_Part]:
+        """Each part; the last only if the hash of them all is right, if any."""
+        length, digest = part_length(size), new_sha256()
+        with path.open("rb", buffering=0) as file:
+            for number, start in enumerate(range(0, size, length), 1):
+                if start:
+                    failpoint("upload.within_object")
+                body = self._free.get()
+                self._cancel.check()
+                if len(body) > size - start:
+                    body = Body(size - start)
+                body.fill(file)
+                if sha256:
+                    digest.update(body)
+                if start + length >= size:
+                    check_end(file)
+                    if sha256:
+                        check_hash(str(path), sha256, digest.hexdigest())
+                yield _Part(number, body)
+
+    def _create(self) -> str:
+        return self._client.create_upload(self._name, self._doing)
+
+    def _send_part(self, part: _Part, cancel: Cancel) -> str:
+        number, body = part
+        body.cancel = cancel
+
+        def put() -> str:
+            return self._client.put_part(self._name, self._id, number, body, self._doing)
+
+        try:
+            return retried(put, cancel, self._on_trouble)
+        finally:
+            self._free.put(body)
+
+    def _complete(self, etags: Sequence[str]) -> None:
+        self._client.complete_upload(self._name, self._id, etags, self._doing)
+
+
+def _unwritten(key: str) -> str:
+    return f"{_shown(key)} cannot be written"
+
+
+def _shown(key: str) -> str:
+    """An object's key as people can bear it: of a hash the beginning."""
+    folder, slash, name = key.rpartition("/")
+    return f"{folder}{slash}{name[:8]}..." if _HASH.fullmatch(name) else key

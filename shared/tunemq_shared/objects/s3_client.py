@@ -1,0 +1,258 @@
+"""`S3Client`: the verbs of S3, each tried once. The only module that imports ``minio``.
+
+That client's own retries and its multi-part upload are not used: they begin a whole file anew, and
+cannot be called off. PUT, GET, DELETE, ListV2 and multi-part are all that is asked: every S3 server
+has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Iterator, Sequence
+from hashlib import sha256 as new_sha256
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
+from xml.etree.ElementTree import ParseError, fromstring
+
+import urllib3
+from minio import Minio
+from minio.datatypes import Part
+from minio.error import InvalidResponseError, MinioException, S3Error, ServerError
+from urllib3.response import BaseHTTPResponse
+
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import StoreUnavailable
+from tunemq_shared.objects import s3_errors
+from tunemq_shared.objects.multipart import Body
+from tunemq_shared.objects.object_client import Unfinished, UploadForgotten
+from tunemq_shared.objects.object_store import MissingObject, ObjectInfo, WrongSize
+from tunemq_shared.objects.s3_address import Keys, S3Address
+
+#: Handed to a connection at once, and taken from it; in between a transfer can be called off.
+BLOCK: Final = 2**18
+
+_TYPE: Final = "application/octet-stream"
+#: What of TLS another try will not mend.
+_NO_TRUST: Final = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL")
+
+
+class Answer(NamedTuple):
+    """See `Content`."""
+
+    total: int
+    response: BaseHTTPResponse
+
+    def blocks(self) -> Iterator[bytes]:
+        """See `Content.blocks`."""
+        yield from self.response.stream(BLOCK)
+
+
+class S3Client(Minio):
+    """See `ObjectClient`; the place is one bucket of a server.
+
+    Args:
+        connect_s: Seconds to connect, and to send one block: urllib3 knows no other limit for that.
+        read_s: Seconds until the next bytes of an answer.
+        at_once: So many connections are kept.
+    """
+
+    def __init__(
+        self,
+        address: S3Address,
+        keys: Keys,
+        ca_file: str,
+        *,
+        connect_s: float,
+        read_s: float,
+        at_once: int,
+    ) -> None:
+        self._address = address
+        self._bucket = address.bucket
+        self._pool = urllib3.PoolManager(
+            timeout=urllib3.Timeout(connect=connect_s, read=read_s),
+            maxsize=at_once,
+            retries=False,
+            blocksize=BLOCK,
+            cert_reqs="CERT_REQUIRED",
+            ca_certs=ca_file or None,
+        )
+        parts = urlsplit(address.endpoint)
+        super().__init__(
+            parts.netloc,
+            access_key=keys.access_key,
+            secret_key=keys.secret_key,
+            session_token=keys.session_token or None,
+            secure=parts.scheme == "https",
+            region=address.region,
+            http_client=self._pool,
+        )
+        self._base_url.virtual_style_flag = not address.path_style
+
+    def url(self, name: str = "") -> str:
+        """Where requests about an object go, or about the bucket: its host depends on both."""
+        with self._asking("it has no address"):
+            region = self._get_region(self._bucket)
+            built = self._base_url.build(
+                method="GET", region=region, bucket_name=self._bucket, object_name=name or None
+            )
+        return built.geturl()
+
+    def create(self) -> None:
+        """Make the bucket."""
+        with self._asking("the bucket cannot be made"):
+            self.make_bucket(self._bucket)
+
+    def put(self, name: str, data: bytes | Body, doing: str) -> None:
+        """See `ObjectClient.put`."""
+        with self._asking(doing):
+            self._put_object(self._bucket, name, _sendable(data), {"Content-Type": _TYPE})
+
+    @contextlib.contextmanager
+    def get(self, name: str, doing: str, *, offset: int = 0, length: int = 0) -> Iterator[Answer]:
+        """See `ObjectClient.get`."""
+        with self._asking(doing):
+            response = self.get_object(self._bucket, name, offset=offset, length=length)
+            try:
+                total = response.headers.get("Content-Range", "").rpartition("/")[2]
+                yield Answer(int(total or response.headers.get("Content-Length", "-1")), response)
+            except BaseException:
+                response.close()  # nobody reads the rest
+                raise
+            finally:
+                response.release_conn()
+
+    def remove(self, name: str, doing: str) -> None:
+        """See `ObjectClient.remove`."""
+        with contextlib.suppress(MissingObject), self._asking(doing):
+            self.remove_object(self._bucket, name)
+
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `ObjectClient.listed`."""
+        with self._asking("it cannot be listed"):
+            for found in self.list_objects(self._bucket, prefix=prefix, recursive=True):
+                if found.object_name and not found.is_dir:
+                    modified = found.last_modified.timestamp() if found.last_modified else 0.0
+                    yield ObjectInfo(found.object_name, found.size or 0, modified)
+
+    def create_upload(self, name: str, doing: str) -> str:
+        """See `ObjectClient.create_upload`."""
+        with self._asking(doing):
+            return self._create_multipart_upload(self._bucket, name, {"Content-Type": _TYPE})
+
+    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
+        """See `ObjectClient.put_part`."""
+        with self._asking(doing):
+            data = _sendable(body)
+            return self._upload_part(self._bucket, name, data, None, upload, number)
+
+    def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
+        """See `ObjectClient.complete_upload`."""
+        parts = [Part(number, etag) for number, etag in enumerate(etags, 1)]
+        with self._asking(doing):
+            done = self._complete_multipart_upload(self._bucket, name, upload, parts)
+        if not done.etag:  # an error with status 200, which S3 allows itself here alone
+            raise StoreUnavailable(f"{self._address.place}: {doing}: its parts were not joined.")
+
+    def abort_upload(self, name: str, upload: str) -> None:
+        """See `ObjectClient.abort_upload`."""
+        with (
+            contextlib.suppress(UploadForgotten),
+            self._asking(f"parts of {name} cannot be removed"),
+        ):
+            self._abort_multipart_upload(self._bucket, name, upload)
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """See `ObjectClient.unfinished`.
+
+        All of the bucket: MinIO takes a prefix here for the name of one object.
+        """
+        marker = None
+        while True:
+            try:
+                with self._asking("unfinished uploads cannot be listed"):
+                    found = self._list_multipart_uploads(self._bucket, key_marker=marker)
+            except UploadForgotten:
+                return  # so rclone says that there are none
+            for upload in found.uploads:
+                yield Unfinished(upload.object_name or "", upload.upload_id or "")
+            marker = found.next_key_marker
+            if not (found.is_truncated and marker):
+                return
+
+    def close(self) -> None:
+        """See `ObjectClient.close`."""
+        self._pool.clear()
+
+    def _build_headers(
+        self, host: str, headers: Any = None, body: Any = None, creds: Any = None
+    ) -> Any:
+        """The client's own, which hashes what it signs; see `Body.check`."""
+        built, date = super()._build_headers(host, headers, body, creds)
+        if isinstance(body, Body) and body.sha256:
+            found = str(built["x-amz-content-sha256"])
+            # Over HTTPS the content is not signed.
+            body.check(new_sha256(body).hexdigest() if found == "UNSIGNED-PAYLOAD" else found)
+        return built, date
+
+    @contextlib.contextmanager
+    def _asking(self, doing: str) -> Iterator[None]:
+        """Whatever the client raises becomes a StoreError that says what could not be done."""
+        address = self._address
+        try:
+            yield
+        except StoreError:
+            raise
+        except S3Error as error:
+            status, message = error.response.status, error.message or ""
+            raise self._refusal(error.code or "", message, status, doing) from error
+        except (InvalidResponseError, ServerError) as error:
+            raise self._strange(error, doing) from error
+        except urllib3.exceptions.HTTPError as error:
+            reason = _reason(error)
+            if isinstance(reason, StoreError):
+                raise reason from None  # from our own body, while it was sent
+            if isinstance(reason, ssl.SSLError) and reason.reason in _NO_TRUST:
+                raise s3_errors.untrusted(address, doing, str(reason)) from error
+            raise s3_errors.unreachable(address, doing, str(reason)) from error
+        except (MinioException, ParseError, ValueError) as error:
+            raise s3_errors.no_s3(address, doing, str(error)) from error
+
+    def _strange(self, error: InvalidResponseError | ServerError, doing: str) -> StoreError:
+        """The client takes for a strange answer what is only called ``text/xml``, as by rclone."""
+        status = int(getattr(error, "_code", 0) or getattr(error, "status_code", 0))
+        body: str = getattr(error, "_body", None) or ""
+        try:
+            tags = fromstring(body)  # noqa: S314 - as the client does with what is called XML
+            answer = {tag.tag.rpartition("}")[2]: tag.text or "" for tag in tags}
+        except ParseError:
+            answer = {}
+        code = answer.get("Code", f"HTTP status {status}")
+        if "Code" in answer or status >= 500 or status == 429:
+            return self._refusal(code, answer.get("Message", ""), status, doing)
+        return s3_errors.no_s3(self._address, doing, code)
+
+    def _refusal(self, code: str, message: str, status: int, doing: str) -> StoreError:
+        where = f"{self._address.place} at {self._address.endpoint}"
+        if code == "NoSuchKey":
+            return MissingObject(f"{where}: {doing}: there is no such object.")
+        if code == "InvalidRange":
+            return WrongSize(f"{where}: {doing}: the object is cut short.", "fewer")
+        if code == "NoSuchUpload":
+            return UploadForgotten(f"{where}: {doing}: the server forgot the parts it had.")
+        return s3_errors.refused(self._address, doing, code, status, message)
+
+
+def _sendable(data: bytes | Body) -> bytes:
+    # What is empty and a file would be sent in chunks, which S3 refuses.
+    if not isinstance(data, Body):
+        return data
+    return data.rewound() if data else b""
+
+
+def _reason(error: BaseException) -> BaseException:
+    """The innermost of what urllib3 wraps."""
+    for inner in error.args:
+        if isinstance(inner, BaseException):
+            return _reason(inner)
+    return error.__cause__ if isinstance(error.__cause__, OSError) else error

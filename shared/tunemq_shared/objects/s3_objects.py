@@ -1,0 +1,52 @@
+"""`S3Objects`: objects below a prefix of a bucket of MinIO, or of another server that speaks S3."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+
+from tunemq_shared.base.retrying import Cancel, retried
+from tunemq_shared.objects.object_client import ObjectClient, Refused
+from tunemq_shared.objects.remote_objects import CONNECTIONS, Reading, RemoteObjects
+from tunemq_shared.objects.s3_address import S3Address, find_ca_file, find_keys
+from tunemq_shared.objects.s3_client import S3Client
+
+
+class S3Objects(RemoteObjects):
+    """See `ObjectStore`; the keys to the server are looked for when it is made, and when refused.
+
+    Args:
+        environ: Where keys and certificates are named; see `tunemq_shared.objects.s3_address`.
+        reading: Files with keys are read within it.
+
+    Raises:
+        StoreError: there are no keys.
+        ConfigError: there is no such certificate.
+    """
+
+    def __init__(
+        self, address: S3Address, environ: Mapping[str, str], reading: Reading = nullcontext
+    ) -> None:
+        self._may_create = address.create_bucket
+        ca_file = find_ca_file(address, environ)
+
+        def connect(connect_s: float, read_s: float) -> S3Client:
+            with reading():
+                keys = find_keys(environ, address.profile)
+            return S3Client(
+                address, keys, ca_file, connect_s=connect_s, read_s=read_s, at_once=CONNECTIONS
+            )
+
+        super().__init__(f"{address.place} at {address.endpoint}", address.prefix, connect)
+
+    def _prepare(self, refusal: Refused, client: ObjectClient, cancel: Cancel) -> bool:
+        if refusal.code != "NoSuchBucket" or not self._may_create:
+            return False
+        assert isinstance(client, S3Client)  # of our own making
+        try:
+            retried(client.create, cancel)
+        except Refused as error:
+            # Somebody was faster; whether we may use it is seen by the next try.
+            if error.code not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+                raise
+        return True

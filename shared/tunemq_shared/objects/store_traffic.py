@@ -1,0 +1,242 @@
+"""How often a process asks its stores, how often they fail, and since when one does.
+
+TRAFFIC.so_far()        what this process says of itself
+counted(store)          counts what is done meanwhile as a request
+CountedClient(connect)  counts each request in `TRAFFIC`, and looks for the keys anew when refused
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tunemq_shared.base.errors import TuneError
+from tunemq_shared.base.retrying import StoreUnavailable
+from tunemq_shared.base.safe_text import encodable
+from tunemq_shared.objects.multipart import Body
+from tunemq_shared.objects.object_client import Content, ObjectClient, Refused, Unfinished
+from tunemq_shared.objects.object_store import ObjectInfo
+from tunemq_shared.protocol.messages import Message
+
+#: A store that was not asked for so long is not said to fail any more: an attempt and its pause are
+#: shorter.
+_FORGOTTEN_S: Final = 120.0
+#: So much of an error is told.
+_PROBLEM_CHARS: Final = 500
+#: No process counts further: what says so was not counted.
+_MOST: Final = 2**60
+_MOST_S: Final = 1e10
+
+
+class StoreTraffic(Message, frozen=True):
+    """What a process, or a node, has asked of stores since it began.
+
+    ``failures`` of the ``requests`` were refused or not answered. ``queue_bytes`` wait to be sent.
+    ``failing_s``: for so long no request to a store has succeeded, 0 while all do; ``problem`` is
+    its last error.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    queue_bytes: int = 0
+    failing_s: float = 0.0
+    problem: str = ""
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a process could have counted this; what others say has to be looked at."""
+        return (
+            0 <= self.failures <= self.requests <= _MOST
+            and 0 <= self.queue_bytes <= _MOST
+            and 0.0 <= self.failing_s <= _MOST_S
+            and len(self.problem) <= _PROBLEM_CHARS
+        )
+
+    def plus(self, other: StoreTraffic) -> StoreTraffic:
+        """Both together, with the problem of the store that has failed longest."""
+        longest = max(self, other, key=lambda one: one.failing_s)
+        return StoreTraffic(
+            self.requests + other.requests,
+            self.failures + other.failures,
+            self.queue_bytes + other.queue_bytes,
+            longest.failing_s,
+            longest.problem,
+        )
+
+    def shown(self, who: str) -> str:
+        """What is wrong with a store, for people; empty where all is well."""
+        if not self.failing_s:
+            return ""
+        return f"no store request of {who} has succeeded for {self.failing_s:.0f} s: {self.problem}"
+
+    @property
+    def ended(self) -> StoreTraffic:
+        """What stays of it when the process has ended: the counts."""
+        return msgspec.structs.replace(self, queue_bytes=0, failing_s=0.0, problem="")
+
+
+class _Failing(NamedTuple):
+    """A store's first failure since it answered, and its last one; on the monotonic clock."""
+
+    since: float
+    last: float
+    problem: str
+
+
+class TrafficCount:
+    """Counts the requests of a process. **Threads.** Any may call anything."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests = self._failures = 0
+        self._failing: dict[str, _Failing] = {}
+
+    def answered(self, store: str) -> None:
+        """A store did what it was asked."""
+        with self._lock:
+            self._requests += 1
+            self._failing.pop(store, None)
+
+    def failed(self, store: str, problem: str) -> None:
+        """A store refused a request, or did not answer."""
+        now = time.monotonic()
+        with self._lock:
+            self._requests += 1
+            self._failures += 1
+            before = self._failing.get(store)
+            since = before.since if before is not None and self._is_new(before, now) else now
+            self._failing[store] = _Failing(since, now, encodable(_shortened(problem)))
+
+    def so_far(self) -> StoreTraffic:
+        """All of it."""
+        now = time.monotonic()
+        with self._lock:
+            self._failing = {
+                store: one for store, one in self._failing.items() if self._is_new(one, now)
+            }
+            said = StoreTraffic(self._requests, self._failures)
+            for one in self._failing.values():
+                said = said.plus(StoreTraffic(failing_s=now - one.since, problem=one.problem))
+            return said
+
+    @staticmethod
+    def _is_new(failing: _Failing, now: float) -> bool:
+        return now - failing.last < _FORGOTTEN_S
+
+
+#: This process's.
+TRAFFIC: Final = TrafficCount()
+
+
+def _shortened(problem: str) -> str:
+    """No longer than may be told, cut between words."""
+    if len(problem) <= _PROBLEM_CHARS:
+        return problem
+    return problem[: _PROBLEM_CHARS - 4].rsplit(" ", 1)[0] + " ..."
+
+
+@contextlib.contextmanager
+def counted(store: str) -> Iterator[None]:
+    """Count what is done meanwhile as one request to a store.
+
+    Errors that are neither a refusal nor no answer, such as a missing object, are answers, or are
+    no fault of the store's.
+    """
+    try:
+        yield
+    except (StoreUnavailable, Refused) as error:
+        TRAFFIC.failed(store, str(error))
+        raise
+    except Exception:
+        TRAFFIC.answered(store)
+        raise
+    else:
+        TRAFFIC.answered(store)
+
+
+class CountedClient:
+    """An `ObjectClient` that counts what is asked, and takes new keys after a refusal.
+
+    The request that was refused fails; the next one is made with the keys that are there then.
+
+    Args:
+        connect: makes a client, which looks for the keys to the store.
+        store: names the store.
+    """
+
+    def __init__(self, connect: Callable[[], ObjectClient], store: str) -> None:
+        self._connect, self._client, self._store = connect, connect(), store
+
+    def put(self, name: str, data: bytes | Body, doing: str) -> None:
+        """See `ObjectClient.put`."""
+        with self._counted() as client:
+            client.put(name, data, doing)
+
+    @contextlib.contextmanager
+    def get(self, name: str, doing: str, *, offset: int = 0, length: int = 0) -> Iterator[Content]:
+        """See `ObjectClient.get`."""
+        with (
+            self._counted() as client,
+            client.get(name, doing, offset=offset, length=length) as found,
+        ):
+            yield found
+
+    def remove(self, name: str, doing: str) -> None:
+        """See `ObjectClient.remove`."""
+        with self._counted() as client:
+            client.remove(name, doing)
+
+    def listed(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `ObjectClient.listed`."""
+        with self._counted() as client:
+            yield from client.listed(prefix)
+
+    def create_upload(self, name: str, doing: str) -> str:
+        """See `ObjectClient.create_upload`."""
+        with self._counted() as client:
+            return client.create_upload(name, doing)
+
+    def put_part(self, name: str, upload: str, number: int, body: Body, doing: str) -> str:
+        """See `ObjectClient.put_part`."""
+        with self._counted() as client:
+            return client.put_part(name, upload, number, body, doing)
+
+    def complete_upload(self, name: str, upload: str, etags: Sequence[str], doing: str) -> None:
+        """See `ObjectClient.complete_upload`."""
+        with self._counted() as client:
+            client.complete_upload(name, upload, etags, doing)
+
+    def abort_upload(self, name: str, upload: str) -> None:
+        """See `ObjectClient.abort_upload`."""
+        with self._counted() as client:
+            client.abort_upload(name, upload)
+
+    def unfinished(self) -> Iterator[Unfinished]:
+        """See `ObjectClient.unfinished`."""
+        with self._counted() as client:
+            yield from client.unfinished()
+
+    def close(self) -> None:
+        """See `ObjectClient.close`."""
+        self._client.close()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[ObjectClient]:
+        client = self._client
+        try:
+            with counted(self._store):
+                yield client
+        except Refused:
+            self._renew(client)
+            raise
+
+    def _renew(self, refused: ObjectClient) -> None:
+        # Others may still use the old one, and keys may be just about to be replaced.
+        with contextlib.suppress(TuneError):
+            if self._client is refused:
+                self._client = self._connect()

@@ -1,0 +1,1 @@
+"""Messages between scheduler and nodes, and from users of a farm."""

@@ -1,0 +1,90 @@
+"""How a node says who it is: when it begins, and at the head of everything that it sends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tunemq_shared.protocol.message_limits import (
+    MOST_OF_NODE,
+    NAME_CHARACTERS,
+    Line,
+    Name,
+    is_possible,
+)
+from tunemq_shared.protocol.messages import Gpu, Message
+
+
+class NodeHello(Message, frozen=True):
+    """A node incarnation introduces itself on the nodes' stream.
+
+    ``gpus``: those that it offers, where it knows them one by one. ``withheld``: of these, the
+    UUIDs of all on which nothing may begin now, and why, for people. A node says hello again
+    whenever that changes; ``number`` grows with each change. ``began`` is the Unix time of its
+    start there: an incarnation takes the place of none of its node that began later. So nobody can
+    use a hello of yesterday.
+    """
+
+    protocol: int
+    node: Name
+    incarnation: Name
+    hostname: Name
+    node_ip: Name
+    pid: int
+    resources: Annotated[dict[Name, float], Meta(max_length=MOST_OF_NODE)]
+    python: Name
+    cloudpickle: Name
+    gpus: Annotated[tuple[Gpu, ...], Meta(max_length=MOST_OF_NODE)] = ()
+    withheld: Annotated[dict[Name, Line], Meta(max_length=MOST_OF_NODE)] = msgspec.field(
+        default_factory=dict
+    )
+    began: float = 0.0
+    number: int = 0
+
+
+class BatchHeader(Message, frozen=True):
+    """Stands before a batch: from whom, the number of its first event, the assignment taken.
+
+    An incarnation numbers its events in each stream from 1.
+    """
+
+    protocol: int
+    incarnation: Name
+    first: int
+    taken: tuple[int, int]
+
+
+def decode_hello(data: bytes) -> NodeHello:
+    """Decode a node's introduction.
+
+    Raises:
+        UNDECODABLE: it is not one, or an amount in it is negative, infinite, NaN or too large, or a
+            name too long.
+    """
+    hello = msgspec.msgpack.decode(data, type=NodeHello)
+    for gpu in hello.gpus:  # journals have GPUs, too
+        if max(len(gpu.uuid), len(gpu.model)) > NAME_CHARACTERS:
+            raise msgspec.ValidationError("a name of a GPU in it is too long")
+    amounts = *hello.resources.values(), *(gpu.memory for gpu in hello.gpus)
+    _check((*amounts, hello.pid, hello.began, hello.number))
+    return hello
+
+
+def decode_header(data: bytes) -> BatchHeader:
+    """Decode the head of a batch.
+
+    Raises:
+        UNDECODABLE: it is not one, or a number in it is negative or too large.
+    """
+    header = msgspec.msgpack.decode(data, type=BatchHeader)
+    _check((header.first, *header.taken))
+    return header
+
+
+def _check(numbers: Iterable[float]) -> None:
+    for number in numbers:
+        if not is_possible(number):
+            raise msgspec.ValidationError(f"a number in it cannot be: {number}")

@@ -1,0 +1,1 @@
+"""Keys of a farm, and signatures of messages."""

@@ -1,0 +1,204 @@
+"""`LiveKeys`: the keys of a process, which follow its key file while the process runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from enum import Enum
+from typing import Final, NamedTuple, Self
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.signing.key_files import (
+    EVENTS,
+    JOURNALS,
+    KEYS_VARIABLE,
+    ORDERS,
+    SUBMITTERS,
+    KeyFile,
+    read_key_file,
+)
+from tunemq_shared.signing.message_signing import Key, Seal
+
+#: The file is looked at so often at most.
+_LOOK_EVERY_S: Final = 1.0
+
+
+class Role(Enum):
+    """Who uses a key file; the value is the file that `tunemq keys new` makes for it."""
+
+    SCHEDULER = "scheduler.toml"
+    WORKER = "worker.toml"
+    SUBMITTER = "<your name>.toml"
+
+
+class _Seen(NamedTuple):
+    """How a file was when it was looked at; another one where it was written or replaced."""
+
+    device: int
+    inode: int
+    size: int
+    changed_ns: int
+    mode_changed_ns: int
+
+
+class LiveKeys:
+    """The keys of a process; see `find_keys`.
+
+    Its seals stay the same objects: what is used of them follows the file. They may be used in any
+    thread, `look` is for one.
+
+    Args:
+        path: of the key file; empty for no keys, so that nothing is signed.
+        role: what they are for.
+
+    Raises:
+        ConfigError: the file cannot be used for that; says how to mend it.
+    """
+
+    def __init__(self, path: str, role: Role) -> None:
+        self.path, self._role = path, role
+        #: Grows when other keys are used than before.
+        self.version = 0
+        self._seen = _seen(path)
+        self._changing: _Seen | None = None
+        self._looked_at = time.monotonic()
+        self._file = _read(path, role) if path else KeyFile()
+        self.orders, self.events = self._file.seal_of_orders(), self._file.seal_of_events()
+
+    def __repr__(self) -> str:
+        return f"LiveKeys({self.path!r})"
+
+    @classmethod
+    def none(cls) -> Self:
+        """None, for what has no need of any: nothing is signed."""
+        return cls("", Role.SCHEDULER)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether there are keys, so that nothing is taken that is not signed."""
+        return bool(self.path)
+
+    @property
+    def submitters(self) -> tuple[str, ...]:
+        """Whose keys there are."""
+        return tuple(self._file.submitters)
+
+    def journal_keys(self, search: str) -> tuple[Key, ...]:
+        """The keys for the copy of this search's journal, as the file has them now."""
+        return self._file.journal_keys(search)
+
+    def submitter(self, name: str) -> Seal:
+        """The seal of what this submitter asks, and is answered; it does not follow the file.
+
+        Raises:
+            SealBroken: there are keys, and none of hers.
+        """
+        return self._file.seal_of_submitter(name)
+
+    def look(self) -> str:
+        """Read the file again if it changed; a line for people about that, else nothing.
+
+        What cannot be used is not: then the keys stay as they are, which is said once.
+        """
+        now = time.monotonic()
+        if not self.path or now < self._looked_at + _LOOK_EVERY_S:
+            return ""
+        self._looked_at = now
+        seen = _seen(self.path)
+        if seen == self._seen:
+            self._changing = None
+            return ""
+        if seen != self._changing:
+            self._changing = seen  # it may be being written just now
+            return ""
+        self._seen, self._changing = seen, None
+        try:
+            found = _read(self.path, self._role)
+        except ConfigError as problem:
+            return f"{problem} The keys that were read before stay in use."
+        if found == self._file:
+            return ""
+        self._file = found
+        if found.orders:
+            self.orders.use(found.orders)
+        if found.events:
+            self.events.use(found.events)
+        self.version += 1
+        return f"The key file {self.path} was read again: {_described(found)}."
+
+
+def find_keys(given: str | None, role: Role) -> LiveKeys:
+    """The keys of this process.
+
+    Args:
+        given: the path on the command line; else `KEYS_VARIABLE` says it, else there are none.
+        role: what they are for.
+
+    Raises:
+        ConfigError: the file cannot be used for that; says how to mend it.
+    """
+    path, name = given, "--keys"
+    if path is None:
+        path, name = os.environ.get(KEYS_VARIABLE), KEYS_VARIABLE
+    if path is None:
+        return LiveKeys("", role)
+    if not path:
+        more = "" if given is not None else ", or unset it where nothing is to be signed"
+        raise ConfigError(f"{name} is empty: give the path of {role.value}{more}.")
+    return LiveKeys(os.path.abspath(os.path.expanduser(path)), role)
+
+
+def _read(path: str, role: Role) -> KeyFile:
+    found = read_key_file(path)
+    if role is Role.SUBMITTER:
+        if not found.submitters:
+            raise _wrong_file(path, role, f"[{SUBMITTERS}.NAME]")
+        return found
+    for table, keys in ((ORDERS, found.orders), (EVENTS, found.events)):
+        if not keys:
+            raise _wrong_file(path, role, f"[{table}]")
+    if role is Role.SCHEDULER and not found.journals:
+        raise ConfigError(
+            f"the key file {path} has no keys in [{JOURNALS}], with which the scheduler signs the"
+            " copies of journals: an earlier TuneMQ made it. Add one: tunemq keys rotate FOLDER"
+            f" {JOURNALS}; and copy the file again."
+        )
+    if role is Role.WORKER and found.submitters:
+        raise ConfigError(
+            f"the key file {path} has keys of submitters, which no worker needs and each trial"
+            f" might look for: give the worker the file {role.value} of the same folder."
+        )
+    if role is Role.WORKER and found.journals:
+        raise ConfigError(
+            f"the key file {path} has keys in [{JOURNALS}], which are the scheduler's alone: give"
+            f" the worker the file {role.value} of the same folder."
+        )
+    return found
+
+
+def _wrong_file(path: str, role: Role, table: str) -> ConfigError:
+    who = "who asks a farm" if role is Role.SUBMITTER else f"a {role.name.lower()}"
+    return ConfigError(
+        f"the key file {path} has no keys in {table}, which {who} needs: the right one is"
+        f" {role.value} in the folder that `tunemq keys new` made."
+    )
+
+
+def _described(keys: KeyFile) -> str:
+    """Which keys sign, for people: ids are no secret."""
+    if not keys.orders:
+        ((name, hers), *_) = keys.submitters.items()
+        return f"{hers[0].id.hex()} signs for {name}"
+    signs = f"{keys.orders[0].id.hex()} signs orders, {keys.events[0].id.hex()} events"
+    believed = sum(map(len, (keys.orders, keys.events, *keys.submitters.values())))
+    who = f", of {len(keys.submitters)} submitters" if keys.submitters else ""
+    return f"{signs}; {believed} keys are believed{who}"
+
+
+def _seen(path: str) -> _Seen | None:
+    """None where there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return _Seen(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

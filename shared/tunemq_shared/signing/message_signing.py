@@ -1,0 +1,189 @@
+"""Seals: how whoever reads a message knows that one who may say so said it, and said exactly this.
+
+A sealed message is its body behind a head: one byte, 0 where nothing is signed, else 1 and the id
+of a key (`KEY_ID_BYTES`) and an HMAC-SHA-256 (RFC 2104, FIPS 180-4) of the purpose, the context and
+the body, each with its length before it. The context is what the message is about and the reader
+knows anyway, such as the key in Redis under which it stood: what is sealed for one place is of no
+use in another. That a message is not an older one of the same place is its numbers' business: each
+kind has a term and a version, a number in a row, or an id and a time.
+
+A `Seal` without keys writes and takes only what is not signed. So both sides have keys of one
+purpose, or neither has: there is no way between, which somebody could be talked into.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from tunemq_shared.base.errors import WireError
+
+#: Bytes of a key's id, and of its secret.
+KEY_ID_BYTES: Final = 8
+SECRET_BYTES: Final = 32
+
+_OPEN, _SIGNED = b"\0", b"\1"
+_MAC_BYTES: Final = 32
+#: A seal adds so many bytes at most.
+HEAD_BYTES: Final = 1 + KEY_ID_BYTES + _MAC_BYTES
+_LENGTH_BYTES: Final = 8
+
+
+class Key(NamedTuple):
+    """A secret that those share who may say something, and those who are to believe it.
+
+    Attributes:
+        id: `KEY_ID_BYTES` bytes that name it in messages; no secret.
+        secret: `SECRET_BYTES` random bytes.
+    """
+
+    id: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        """Without the secret, for logs."""
+        return f"Key({self.id.hex()})"
+
+
+class SealBroken(WireError):
+    """A message is not what somebody with a key said; what was said is not to be looked at.
+
+    Attributes:
+        reason: why, in a word for counting: ``unreadable``, ``unsigned``, ``signed_without_keys``,
+            ``unknown_key``, ``altered``, ``unknown_submitter``; of requests also ``expired`` and
+            ``early``. As text it says the same for people, behind the name of what was refused:
+            "is not signed".
+    """
+
+    def __init__(self, text: str, reason: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[SealBroken], tuple[str, str]]:
+        return type(self), (str(self), self.reason)
+
+
+class _Ring(NamedTuple):
+    """The keys of a seal; replaced as a whole, since threads use them meanwhile."""
+
+    signer: Key | None
+    secrets: dict[bytes, bytes]
+
+    def __repr__(self) -> str:
+        """Without the secrets."""
+        return f"_Ring({[key.hex() for key in self.secrets]})"
+
+
+class Seal:
+    """Signs and verifies the messages of one purpose.
+
+    Args:
+        purpose: what the keys are for, such as "orders".
+        keys: the first signs, each is believed; none where nothing is signed.
+    """
+
+    def __init__(self, purpose: str, keys: Sequence[Key] = ()) -> None:
+        self.purpose = purpose
+        name = purpose.encode()
+        self._purpose = _length(name) + name
+        self._ring = _ring(keys)
+
+    def __repr__(self) -> str:
+        return f"Seal({self.purpose!r}, {[key.hex() for key in self._ring.secrets]})"
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether there are keys."""
+        return self._ring.signer is not None
+
+    @property
+    def signer(self) -> bytes:
+        """The id of the key that signs; empty without keys."""
+        signer = self._ring.signer
+        return b"" if signer is None else signer.id
+
+    def believes(self, key: bytes) -> bool:
+        """Whether what is signed with the key of this id is believed."""
+        return key in self._ring.secrets
+
+    def use(self, keys: Sequence[Key]) -> None:
+        """Use these keys from now on, and no others; in any thread.
+
+        Raises:
+            ValueError: there are none, where there were some: what was signed stays signed.
+        """
+        if self.is_signed and not keys:
+            raise ValueError(f"a seal of {self.purpose} cannot lose its last key")
+        self._ring = _ring(keys)
+
+    def close(self, body: bytes, *context: bytes) -> bytes:
+        """The sealed message.
+
+        Args:
+            body: what is said.
+            context: what it is about, which the reader knows; in the same order.
+        """
+        signer = self._ring.signer
+        if signer is None:
+            return _OPEN + body
+        mac = self._mac(signer.secret, body, context)
+        return b"".join((_SIGNED, signer.id, mac, body))
+
+    def open(self, sealed: bytes, *context: bytes) -> bytes:
+        """The body of a sealed message.
+
+        Raises:
+            SealBroken: nobody who has one of the keys said this about that; says why not.
+        """
+        ring, kind = self._ring, sealed[:1]
+        if ring.signer is None:
+            if kind == _OPEN:
+                return sealed[1:]
+            if kind == _SIGNED:
+                raise SealBroken(
+                    "is signed, and there are no keys here to check it with", "signed_without_keys"
+                )
+            raise SealBroken("cannot be read", "unreadable")
+        if kind == _OPEN:
+            raise SealBroken("is not signed", "unsigned")
+        if kind != _SIGNED or len(sealed) < HEAD_BYTES:
+            raise SealBroken("cannot be read", "unreadable")
+        key, mac = sealed[1 : 1 + KEY_ID_BYTES], sealed[1 + KEY_ID_BYTES : HEAD_BYTES]
+        secret = ring.secrets.get(key)
+        if secret is None:
+            raise SealBroken(
+                f"is signed with the key {key.hex()}, which is not known here", "unknown_key"
+            )
+        body = sealed[HEAD_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(secret, body, context)):
+            raise SealBroken("was altered, or is about something else", "altered")
+        return body
+
+    def _mac(self, secret: bytes, body: bytes, context: Sequence[bytes]) -> bytes:
+        # Each part behind its length, and how many there are first: no two messages are framed to
+        # the same bytes.
+        parts = [(len(context) + 2).to_bytes(_LENGTH_BYTES, "big"), self._purpose]
+        for part in (*context, body):
+            parts += (_length(part), part)
+        return hmac.digest(secret, b"".join(parts), "sha256")
+
+
+def unchecked_body(sealed: bytes) -> bytes:
+    """The body of a sealed message that has no key here to be checked with: anybody's, perhaps.
+
+    Raises:
+        SealBroken: it is no sealed message.
+    """
+    head = {_OPEN: 1, _SIGNED: HEAD_BYTES}.get(sealed[:1])
+    if head is None or len(sealed) < head:
+        raise SealBroken("cannot be read", "unreadable")
+    return sealed[head:]
+
+
+def _ring(keys: Sequence[Key]) -> _Ring:
+    return _Ring(keys[0] if keys else None, {key.id: key.secret for key in keys})
+
+
+def _length(part: bytes) -> bytes:
+    return len(part).to_bytes(_LENGTH_BYTES, "big")

@@ -1,0 +1,1 @@
+"""Processes, files and folders, as Linux has them."""

@@ -1,0 +1,63 @@
+"""Which of the accepted forms a function trainable has."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+from tunemq_shared.base.errors import TrainableError
+
+_ACCEPTED = (
+    "f(config), f(config, checkpoint_dir=None) or f(config, reporter); bind other arguments with "
+    "tune.with_parameters or functools.partial"
+)
+
+
+class FunctionForm(Enum):
+    """How a function trainable wants to be called."""
+
+    CONFIG = "f(config)"
+    CHECKPOINT_DIR = "f(config, checkpoint_dir=None)"
+    REPORTER = "f(config, reporter)"
+
+
+def function_form(function: Callable[..., Any]) -> FunctionForm:
+    """The form of ``function``; partials, defaults and keywords count as in a call.
+
+    Raises:
+        TrainableError: it has none of the accepted forms, or is a coroutine function.
+    """
+    name = getattr(function, "__qualname__", repr(function))
+    if inspect.iscoroutinefunction(function):
+        raise TrainableError(
+            f"The trainable {name} is a coroutine function. Wrap it: def train(config): "
+            f"asyncio.run({getattr(function, '__name__', 'train_async')}(config))."
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise TrainableError(
+            f"The trainable {name} has no signature that can be read ({error}). Wrap it in a "
+            f"Python function: def train(config): ..."
+        ) from error
+    # Looked for by name, so that `**kwargs` alone does not ask for what nobody uses any more.
+    if "checkpoint_dir" in signature.parameters and _takes(signature, checkpoint_dir=None):
+        return FunctionForm.CHECKPOINT_DIR
+    if "reporter" in signature.parameters and _takes(signature, reporter=None):
+        return FunctionForm.REPORTER
+    if _takes(signature):
+        return FunctionForm.CONFIG
+    raise TrainableError(
+        f"The trainable {name} takes {signature}, which is not an accepted form. Write {_ACCEPTED}."
+    )
+
+
+def _takes(signature: inspect.Signature, **keywords: object) -> bool:
+    """Whether a call with a config and ``keywords`` fits."""
+    try:
+        signature.bind({}, **keywords)
+    except TypeError:
+        return False
+    return True

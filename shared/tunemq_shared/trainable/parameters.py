@@ -1,0 +1,57 @@
+"""Binds large objects to a trainable, so that they travel once and all trials share one copy."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tunemq_shared.base.errors import TrainableError
+from tunemq_shared.code.code_by_value import trainable_name
+from tunemq_shared.trainable.attached import (
+    Parameters,
+    attach,
+    attached_to,
+    check_trainable,
+    parameters_of,
+)
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def with_parameters(trainable: T, **objects: Any) -> T:
+    """The trainable with these objects bound to keyword arguments of it, for every trial.
+
+    A function ``f(config, data)`` gets them with each call; a class gets them in
+    ``setup(self, config, data)``. They are written once, when the first experiment starts, as they
+    are then; later changes do not reach trials that use the same wrapper. Buffers in them (of numpy
+    arrays, pandas frames, arrow tables) are mapped by the processes of all trials, so eight trials
+    with the same array hold it once.
+
+    **Arrays are read-only in a trial.** One that wants to change an array makes a copy of it first.
+
+    Raises:
+        TrainableError: the trainable does not take an argument of that name.
+    """
+    check_trainable(trainable, "with_parameters")
+    attached = attached_to(trainable)
+    _check_names(attached.original, objects)
+    before = attached.parameters.objects if attached.parameters is not None else {}
+    wrapper: T = attach(trainable, parameters=Parameters({**before, **objects}))
+    return wrapper
+
+
+def _check_names(trainable: Any, objects: dict[str, Any]) -> None:
+    accepted = list(parameters_of(trainable).parameters.values())
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted):
+        return
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    names = [parameter.name for parameter in accepted[1:] if parameter.kind in by_name]
+    for name in objects:
+        if name not in names:
+            what = trainable_name(trainable) + (".setup" if isinstance(trainable, type) else "")
+            has = f"it takes {', '.join(map(repr, names))}" if names else "it takes none"
+            raise TrainableError(
+                f"with_parameters({name}=...): {what} has no argument {name!r} after the "
+                f"configuration ({has}); add it, or correct the name."
+            )

@@ -1,0 +1,226 @@
+"""What a host does for one trial: run the trainable against a session, and say how it ended.
+
+Exactly one of TrialFinished, TrialPaused and TrialFailed is sent, or none when it was stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tunemq_shared.base.errors import CheckpointCorrupt, MetricError, StoreError
+from tunemq_shared.base.failure_text import one_line, traceback_text
+from tunemq_shared.checkpoints.checkpoint_folders import TEMPORARY_PREFIX, remove
+from tunemq_shared.protocol.messages import ResultReported, TrialFailed, TrialFinished, TrialPaused
+from tunemq_shared.trainable.function_runner import FunctionRunner, without_result, wrap_function
+from tunemq_shared.trainable.trainable import Trainable, validate_trainable
+from tunemq_shared.trial import memory_errors
+from tunemq_shared.trial.control_flow import PauseTrial, StopTrial, TrialUnwinding
+from tunemq_shared.trial.results import SHOULD_CHECKPOINT, full_result
+from tunemq_shared.trial.session import TrialSession, active
+
+logger = logging.getLogger(__name__)
+
+
+class TrialProgram:
+    """Runs trials in this process, one after another, and keeps a trainable that can be reused.
+
+    An object is reused when its trial asked for that (``reuse``) and did not fail, the next trial
+    has the very same class, and its ``reset_config`` agrees. Of functions nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        self._kept: Trainable | None = None
+
+    def run(self, trainable: type[Trainable] | Callable[..., Any], session: TrialSession) -> None:
+        """Run one trial to its end; what its code raises is sent, not raised.
+
+        Raises:
+            OSError: the channel is broken, so that nobody can be told.
+        """
+        with active(session):
+            failure = self._attempt(trainable, session)
+        ended = session.settled()
+        if ended is StopTrial:
+            if failure is not None:
+                logger.warning(
+                    "Trial %s raised while it was stopped:\n%s", session.trial, failure.traceback
+                )
+        elif failure is not None:
+            session.send(failure)
+        elif ended is PauseTrial:
+            session.send(TrialPaused(session.trial, session.epoch))
+        else:
+            session.send(TrialFinished(session.trial, session.epoch))
+
+    def close(self) -> None:
+        """Clean up what was kept for a next trial: there is none."""
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            _clean_up(kept)
+
+    def _attempt(
+        self, trainable: type[Trainable] | Callable[..., Any], session: TrialSession
+    ) -> TrialFailed | None:
+        """Run the trial's code; returns what to say if it failed."""
+        try:
+            validate_trainable(trainable)
+            if not (isinstance(trainable, type) and issubclass(trainable, Trainable)):
+                _run_function(wrap_function(trainable), session)
+            elif issubclass(trainable, FunctionRunner):
+                _run_function(trainable, session)
+            else:
+                self._run_class(trainable, session)
+        except TrialUnwinding:
+            return None
+        except BaseException as error:  # noqa: BLE001  `run` sends what user code raised
+            if not (isinstance(error, SystemExit) and error.code in {None, 0}):
+                return _failure(error, session)
+            missing = without_result(_kind_of(trainable), session)
+            if missing is not None and session.ended is None:
+                return _failure(missing, session)
+        return None
+
+    def _run_class(self, trainable: type[Trainable], session: TrialSession) -> None:
+        """Set up, restore and train an object of ``trainable``; clean it up if it is not kept."""
+        held = self._obtain(trainable, session.config)
+        reusable = False
+        try:
+            held.follow(session.progress)
+            _observe(held, session)
+            with _restoring():
+                path = session.restore()
+                if path is not None:
+                    held.restore(path)
+            _train(held, session)
+        except TrialUnwinding:
+            reusable = session.start.reuse
+            raise
+        finally:
+            if reusable:
+                self._kept = held
+            else:
+                _clean_up(held)
+
+    def _obtain(self, trainable: type[Trainable], config: dict[str, Any]) -> Trainable:
+        """The kept object, if it can become this trial; else a new one."""
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return trainable(config)
+        reused = False
+        try:
+            reused = type(kept) is trainable and kept.reset(config)
+        finally:
+            if not reused:
+                _clean_up(kept)
+        return kept if reused else trainable(config)
+
+
+def run_trial(trainable: type[Trainable] | Callable[..., Any], session: TrialSession) -> None:
+    """Run one trial in a process that runs no other after it."""
+    program = TrialProgram()
+    try:
+        program.run(trainable, session)
+    finally:
+        program.close()
+
+
+def _run_function(wrapped: type[FunctionRunner], session: TrialSession) -> None:
+    """Run a wrapped function to its end."""
+    runner = wrapped(session.config)
+    with _restoring():
+        session.restore()
+    try:
+        runner.run()
+    finally:
+        _clean_up(runner)
+
+
+def _train(trainable: Trainable, session: TrialSession) -> None:
+    """Step until the trial has ended, saving when that is due."""
+    start = session.start
+    every = start.checkpoint_frequency
+    session.saves_when_asked = True
+    try:
+        while True:
+            session.go_on()
+            result = session.record(trainable.checked_step())
+            if (every and session.progress.iteration % every == 0) or result.get(SHOULD_CHECKPOINT):
+                _save(trainable, session)
+    except TrialUnwinding as end:
+        is_due = start.checkpoint_at_end or isinstance(end, PauseTrial)
+        if is_due and session.saved_step != session.progress.iteration:
+            _save(trainable, session)
+        raise
+
+
+def _kind_of(trainable: type[Trainable] | Callable[..., Any]) -> str:
+    """What a trainable is and how it is called, for people."""
+    is_class = isinstance(trainable, type) and not issubclass(trainable, FunctionRunner)
+    name = getattr(trainable, "__name__", type(trainable).__name__)
+    return f"The {'class' if is_class else 'function'} {name}"
+
+
+def _save(trainable: Trainable, session: TrialSession) -> None:
+    """Keep a checkpoint of the last step."""
+    folder = session.start.folder
+    os.makedirs(folder, exist_ok=True)
+    passing = tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=folder)
+    try:
+        trainable.save(passing)
+        session.save(Path(passing))
+    finally:
+        remove(passing)
+
+
+def _observe(trainable: Trainable, session: TrialSession) -> None:
+    """Show each complete result to a trainable that defines `log_result`."""
+    if type(trainable).log_result is Trainable.log_result:
+        return
+    frame = trainable.frame()
+
+    def show(event: ResultReported) -> None:
+        trainable.log_result(full_result(event, frame))
+
+    session.on_result = show
+
+
+@contextmanager
+def _restoring() -> Iterator[None]:
+    """Mark what is raised inside as a failure to restore."""
+    try:
+        yield
+    except Exception as error:
+        raise _RestoreFailed from error
+
+
+class _RestoreFailed(Exception):
+    """The trial's checkpoint could not be taken up; the cause says why."""
+
+
+def _failure(error: BaseException, session: TrialSession) -> TrialFailed:
+    """What to tell the scheduler about ``error``."""
+    kind = memory_errors.kind_of(error) or "user"
+    if isinstance(error, _RestoreFailed) and error.__cause__ is not None:
+        kind, error = "restore", error.__cause__
+    elif isinstance(error, MetricError):
+        kind = "metric"
+    if isinstance(error, StoreError):
+        kind = "restore" if isinstance(error, CheckpointCorrupt) else "storage"
+    return TrialFailed(
+        session.trial, session.epoch, kind, one_line(error), traceback_text(error), time.time()
+    )
+
+
+def _clean_up(trainable: Trainable) -> None:
+    """Let ``trainable`` release what it holds."""
+    try:
+        trainable.stop()
+    except BaseException:  # the trial's outcome stands already; the host's log keeps this
+        logger.warning("%s.cleanup() raised:", type(trainable).__name__, exc_info=True)

@@ -1,0 +1,345 @@
+"""The class form of a trainable: `setup` once, `step` again and again.
+
+A `Trainable` knows nothing of hosts or wires: somebody steps it, and it can be stepped by hand just
+as well. In a trial, `tunemq_shared.trainable.run_trial` does that and counts for it.
+"""
+# ruff: noqa: ARG002, ARG003  what subclasses override says what it is given
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from tunemq_shared.base.errors import CheckpointError, TrainableError
+from tunemq_shared.checkpoints.checkpoint import Checkpoint
+from tunemq_shared.checkpoints.checkpoint_folders import (
+    AS_FOLDER,
+    TEMPORARY_PREFIX,
+    CheckpointForm,
+    form_within,
+    is_null,
+    make_checkpoint_folder,
+    read_notes,
+    remove,
+    write_notes,
+)
+from tunemq_shared.checkpoints.temporary_checkpoints import bytes_to_folder, folder_to_bytes
+from tunemq_shared.protocol.messages import TrialStarted
+from tunemq_shared.trainable.function_signatures import function_form
+from tunemq_shared.trial.metrics import check_metrics
+from tunemq_shared.trial.progress import Progress
+from tunemq_shared.trial.results import ResultFrame, full_result
+from tunemq_shared.trial.session import current
+from tunemq_shared.trial.trial_context import Context
+
+logger = logging.getLogger(__name__)
+
+#: A `setup` that takes longer is worth keeping for the next trial.
+SLOW_SETUP_S: Final = 10.0
+#: What `Trainable.export_model` can be asked for.
+EXPORT_FORMATS: Final = ("checkpoint", "model", "h5")
+
+
+class Trainable:
+    """Subclass it; define `setup` and `step`, and `save_checkpoint` and `load_checkpoint`.
+
+    Args:
+        config: The trial's configuration; `setup` gets a copy of its own.
+        logdir: The trial's folder; by default that of the running trial, else a new temporary one.
+    """
+
+    #: The name that trials carry; by default the class's.
+    _name: ClassVar[str | None] = None
+
+    def __init__(self, config: dict[str, Any] | None = None, logdir: str | None = None) -> None:
+        self.config: dict[str, Any] = {} if config is None else config
+        self._progress = Progress()
+        self._logdir = logdir
+        self._passing: list[str] = []
+        self._enter()
+        began = time.monotonic()
+        self.setup(copy.deepcopy(self.config))
+        took_s = time.monotonic() - began
+        if took_s > SLOW_SETUP_S:
+            logger.warning(
+                "%s.setup() took %.1f s. With TuneConfig(reuse_actors=True) and a reset_config() "
+                "that returns True, trials share one object and pay for it once.",
+                type(self).__name__,
+                took_s,
+            )
+
+    # --- what a subclass defines ---
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Prepare for the first step; by default nothing."""
+
+    def step(self) -> dict[str, Any]:
+        """Train for one iteration and return its metrics."""
+        raise TrainableError(f"{type(self).__name__} does not define step().")
+
+    def save_checkpoint(self, checkpoint_dir: str) -> dict[str, Any] | str | Checkpoint | None:
+        """Write the state below ``checkpoint_dir``, and return nothing or a path in it.
+
+        Or return the state as a dict or a `Checkpoint`, and write nothing.
+        """
+        raise TrainableError(
+            f"{type(self).__name__} is to be saved, but does not define save_checkpoint(). Define "
+            f"it; without it, ask for no checkpoints in CheckpointConfig, and use no scheduler "
+            f"that pauses trials."
+        )
+
+    def load_checkpoint(self, checkpoint: dict[str, Any] | str) -> None:
+        """Take up what `save_checkpoint` returned: the dict or path, else the folder."""
+        raise TrainableError(
+            f"{type(self).__name__} is to be restored, but does not define load_checkpoint()."
+        )
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become a new trial with ``new_config`` without a new `setup`; False if it cannot."""
+        return False
+
+    def cleanup(self) -> None:
+        """Release what `setup` took; called when no step will follow."""
+
+    def log_result(self, result: dict[str, Any]) -> None:
+        """See each complete result before it is reported; by default nothing."""
+
+    def _export_model(self, export_formats: list[str], export_dir: str) -> dict[str, str]:
+        """Write the model in each format below ``export_dir``; returns their paths by format."""
+        return {}
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> Any:
+        """What a trial of ``config`` needs where the user asked for nothing; None for the usual."""
+        return None
+
+    @classmethod
+    def resource_help(cls, config: dict[str, Any]) -> str:
+        """Advice that is shown when no node can run a trial of ``config``."""
+        return ""
+
+    # --- what others call ---
+
+    def checked_step(self) -> dict[str, Any]:
+        """One `step`, whose result is a dict.
+
+        Raises:
+            TrainableError: it returned something else.
+        """
+        metrics = self.step()
+        if isinstance(metrics, dict):
+            return metrics
+        raise TrainableError(
+            f"{type(self).__name__}.step() returned {type(metrics).__qualname__}; return a dict of "
+            f"metrics, such as {{'loss': 0.1}}."
+        )
+
+    def train(self) -> dict[str, Any]:
+        """Train for one iteration and return its complete result, automatic keys included.
+
+        Raises:
+            MetricError: a metric is not usable.
+            TrainableError: `step` did not return a dict.
+        """
+        began = time.monotonic()
+        metrics = self.checked_step()
+        elapsed_s = time.monotonic() - began
+        plain = check_metrics(metrics, step=self.iteration + 1)
+        event = self._progress.advance(self.trial_id, 0, plain, elapsed_s)
+        result = full_result(event, self.frame())
+        self.log_result(result)
+        return result
+
+    def frame(self) -> ResultFrame:
+        """What all results of this object have in common."""
+        started = TrialStarted(
+            self.trial_id, 0, os.getpid(), socket.gethostname(), "127.0.0.1", time.time()
+        )
+        return ResultFrame(started, self.config)
+
+    def save(self, checkpoint_dir: str | None = None) -> str:
+        """Write a checkpoint and how far training has come; returns its folder.
+
+        Args:
+            checkpoint_dir: By default ``checkpoint_<iteration>`` in `logdir`.
+
+        Raises:
+            CheckpointError: `save_checkpoint` returned a path elsewhere, or something else.
+        """
+        folder = checkpoint_dir or make_checkpoint_folder(self.logdir, self.iteration)
+        os.makedirs(folder, exist_ok=True)
+        form = self._written(folder)
+        write_notes(folder, self._progress.state() | form.state())
+        return folder
+
+    def _written(self, folder: str) -> CheckpointForm:
+        """Have `save_checkpoint` fill ``folder``; returns the form of what it returned."""
+        returned = self.save_checkpoint(folder)
+        if returned is None:
+            return AS_FOLDER
+        if isinstance(returned, dict):
+            returned = Checkpoint.from_dict(returned)
+        if isinstance(returned, Checkpoint):
+            returned.to_directory(folder)
+            return CheckpointForm(as_dict=returned.is_dict)
+        if not isinstance(returned, (str, os.PathLike)):
+            raise CheckpointError(
+                f"{type(self).__name__}.save_checkpoint() returned {type(returned).__qualname__}; "
+                f"return a path in the folder, a dict, a Checkpoint, or nothing."
+            )
+        return form_within(folder, os.fspath(returned))
+
+    def restore(self, checkpoint_path: str | Path | Checkpoint) -> None:
+        """Go on from a checkpoint: totals and iteration continue, counts since the restore are 0.
+
+        A folder that `save` did not write is taken as the state of an untrained model; a null
+        checkpoint changes nothing.
+
+        Raises:
+            CheckpointError: its notes are damaged.
+        """
+        path = checkpoint_path.path if isinstance(checkpoint_path, Checkpoint) else checkpoint_path
+        folder = str(path)
+        if is_null(folder):
+            return
+        notes = read_notes(folder)
+        self.load_checkpoint(CheckpointForm.noted(notes, folder).given_back(folder))
+        self._progress.restore(notes)
+
+    def save_to_object(self) -> bytes:
+        """A checkpoint in memory: what `save` would write, for `restore_from_object`."""
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX) as parent:
+            return folder_to_bytes(self._save_below(parent))
+
+    def _save_below(self, parent: str) -> str:
+        """Write a checkpoint and its notes into a folder of its own below ``parent``."""
+        return self.save(make_checkpoint_folder(parent, self.iteration))
+
+    def restore_from_object(self, obj: bytes) -> None:
+        """Go on from what `save_to_object` returned; its files stay until this trial has ended.
+
+        Raises:
+            CheckpointError: ``obj`` is something else.
+        """
+        folder = bytes_to_folder(obj, self.logdir)
+        self._passing.append(folder)
+        self.restore(folder)
+
+    def reset(self, new_config: dict[str, Any], logdir: str | None = None) -> bool:
+        """Become a new trial through `reset_config`; False if this object has to be replaced."""
+        self._remove_passing()
+        self._logdir = logdir
+        self._enter()
+        if not self.reset_config(copy.deepcopy(new_config)):
+            return False
+        self.config = new_config
+        self._progress.clear()
+        return True
+
+    def stop(self) -> None:
+        """Release everything; no step follows."""
+        try:
+            self.cleanup()
+        finally:
+            self._remove_passing()
+
+    def _remove_passing(self) -> None:
+        """Remove the folders that `restore_from_object` made."""
+        while self._passing:
+            remove(self._passing.pop())
+
+    def export_model(
+        self, export_formats: str | Sequence[str], export_dir: str | None = None
+    ) -> dict[str, str]:
+        """Export the model; returns the path of each format that was written.
+
+        Raises:
+            TrainableError: a format is none of ``checkpoint``, ``model``, ``h5``.
+        """
+        given = [export_formats] if isinstance(export_formats, str) else export_formats
+        wanted = [name.strip().lower() for name in given]
+        for name in wanted:
+            if name not in EXPORT_FORMATS:
+                raise TrainableError(
+                    f"{name!r} is not an export format; use {', '.join(EXPORT_FORMATS)}."
+                )
+        return self._export_model(wanted, export_dir or self.logdir)
+
+    def get_state(self) -> dict[str, Any]:
+        """How far training has come, in plain values."""
+        return self._progress.state()
+
+    def get_config(self) -> dict[str, Any]:
+        """The trial's configuration."""
+        return self.config
+
+    def follow(self, progress: Progress) -> None:
+        """Have somebody else count: `iteration` reads ``progress`` from now on."""
+        self._progress = progress
+
+    def _enter(self) -> None:
+        """Learn which trial this object belongs to."""
+        session = current()
+        self._context: Context | None = None if session is None else session.context
+
+    @property
+    def iteration(self) -> int:
+        """How many iterations were trained, before restores too."""
+        return self._progress.iteration
+
+    @property
+    def training_iteration(self) -> int:
+        """The same as `iteration`."""
+        return self._progress.iteration
+
+    @property
+    def trial_id(self) -> str:
+        """The trial's id; ``default`` outside of a trial."""
+        return "default" if self._context is None else self._context.get_trial_id()
+
+    @property
+    def trial_name(self) -> str:
+        """The trial's name; ``default`` outside of a trial."""
+        return "default" if self._context is None else self._context.get_trial_name()
+
+    @property
+    def trial_resources(self) -> dict[str, float]:
+        """What the trial was given; nothing outside of a trial."""
+        return {} if self._context is None else self._context.get_trial_resources()
+
+    @property
+    def logdir(self) -> str:
+        """The trial's folder; outside of a trial a temporary one, made when it is asked for."""
+        if self._logdir is None:
+            if self._context is None:
+                self._logdir = tempfile.mkdtemp(prefix="tunemq_trainable_")
+            else:
+                self._logdir = self._context.get_trial_dir()
+        return self._logdir
+
+
+def validate_trainable(trainable: object) -> None:
+    """Raise TrainableError unless it is a Trainable class or a function of an accepted form."""
+    if isinstance(trainable, type):
+        if issubclass(trainable, Trainable):
+            return
+        raise TrainableError(
+            f"The class {trainable.__qualname__} is not a trainable: derive it from tune.Trainable."
+        )
+    if isinstance(trainable, Trainable):
+        raise TrainableError(
+            f"The trainable is an object of {type(trainable).__qualname__}; give the class itself."
+        )
+    if not callable(trainable):
+        raise TrainableError(
+            f"The trainable is {type(trainable).__qualname__} {trainable!r}; give a function of a "
+            f"config or a subclass of tune.Trainable."
+        )
+    function_form(trainable)

@@ -1,0 +1,176 @@
+"""Puts a trainable into blobs on the script's side, and takes it out again in a trial's host.
+
+Its code is one small blob. What `with_parameters` bound to it is another, which the first refers to
+by hash, so that the code stays small and the parameters are mapped, not read. Wherever the two are,
+they lie beside each other.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from tunemq_shared.base.errors import StoreError, TrainableError
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.code.blob_folder import BlobFolder, is_blob_name, read_blob
+from tunemq_shared.code.code_by_value import load_trainable, modules_of, pickle_trainable
+from tunemq_shared.code.parameter_blob import (
+    DumpedParameters,
+    dump_parameters,
+    map_parameters,
+    modules_of_parameters,
+    write_parameters,
+)
+from tunemq_shared.protocol.messages import BlobRef
+from tunemq_shared.trainable.attached import Parameters, attach, attached_to
+
+_VERSION: Final = 1
+
+
+class _Shipment(msgspec.Struct, frozen=True, array_like=True):
+    """The content of a code blob; the parameters lie beside it."""
+
+    version: int
+    python: str
+    cloudpickle: str
+    code: bytes
+    parameters: BlobRef | None
+
+
+_decode = msgspec.msgpack.Decoder(_Shipment).decode
+
+
+class Pickled(NamedTuple):
+    """A trainable's own code, and what `with_parameters` bound to it."""
+
+    code: bytes
+    parameters: DumpedParameters | None
+
+
+def pickle_parts(trainable: Any) -> Pickled:
+    """All that has to travel, pickled; nothing is written.
+
+    Raises:
+        TrainableError: it, or an object bound to it, cannot be pickled; the message names what.
+    """
+    attached = attached_to(trainable)
+    bound = attached.parameters.objects if attached.parameters is not None else {}
+    dumped = dump_parameters(bound) if bound else None
+    return Pickled(pickle_trainable(attached.original), dumped)
+
+
+def ship(trainable: Any, blobs: BlobFolder, *, pickled: Pickled | None = None) -> BlobRef:
+    """Write the trainable to the folder; what workers need to `load` it is in the reference.
+
+    The objects of `with_parameters` are written with the first call for a wrapper; later calls link
+    to what was written then.
+
+    Args:
+        trainable: what `with_parameters` bound to it is written too.
+        blobs: the folder.
+        pickled: its `pickle_parts`, where that was made before.
+
+    Raises:
+        TrainableError: it, or an object bound to it, cannot be pickled; the message names what.
+        StoreError: the folder cannot be written.
+    """
+    pickled = pickled or pickle_parts(trainable)
+    bound = attached_to(trainable).parameters
+    parameters = _shipped(bound, pickled.parameters, blobs) if bound is not None else None
+    shipment = _Shipment(
+        version=_VERSION,
+        python=_python(),
+        cloudpickle=_cloudpickle(),
+        code=pickled.code,
+        # Without its path: the same code is the same blob wherever it is written.
+        parameters=parameters and msgspec.structs.replace(parameters, path=""),
+    )
+    return blobs.put(msgspec.msgpack.encode(shipment))
+
+
+def blobs_of(ref: BlobRef) -> tuple[BlobRef, ...]:
+    """What a code blob needs beside itself.
+
+    Raises:
+        StoreError: it is missing or damaged.
+    """
+    parameters = _opened(ref).parameters
+    return () if parameters is None else (parameters,)
+
+
+def load(ref: BlobRef) -> Any:
+    """The trainable of a code blob, with its parameters bound; runs code of the experiment.
+
+    Raises:
+        TrainableError: it was made by another version, or needs what is not installed here.
+        StoreError: a blob is missing or damaged.
+    """
+    shipment = _opened(ref)
+    for what, theirs, ours in (
+        ("Python", shipment.python, _python()),
+        ("cloudpickle", shipment.cloudpickle, _cloudpickle()),
+    ):
+        if theirs != ours:
+            raise TrainableError(
+                f"the trainable was pickled with {what} {theirs} and {sys.executable} on this "
+                f"worker has {ours}; install the same on both sides, or name another interpreter "
+                "with RunConfig(python=...)."
+            )
+    trainable = load_trainable(shipment.code)
+    if shipment.parameters is None:
+        return trainable
+    return attach(trainable, parameters=Parameters(map_parameters(shipment.parameters)))
+
+
+def preload_of(ref: BlobRef) -> tuple[str, ...]:
+    """The installed modules that loading a code blob imports, found without loading it."""
+    shipment = _opened(ref)
+    modules = set(modules_of(shipment.code))
+    if shipment.parameters is not None:
+        modules.update(modules_of_parameters(shipment.parameters))
+    return tuple(sorted(modules))
+
+
+def _opened(ref: BlobRef) -> _Shipment:
+    try:
+        shipment = _decode(read_blob(ref))
+    except UNDECODABLE as error:
+        raise StoreError(f"the blob {ref.path} does not hold a trainable: {error}.") from error
+    if shipment.version != _VERSION:
+        raise TrainableError(
+            f"the blob {ref.path} is of version {shipment.version}, this TuneMQ reads {_VERSION}."
+        )
+    parameters = shipment.parameters
+    if parameters is not None:
+        if not is_blob_name(parameters.sha256):
+            raise StoreError(f"the blob {ref.path} names parameters that are no blob.")
+        beside = str(Path(ref.path).with_name(parameters.sha256))
+        parameters = msgspec.structs.replace(parameters, path=beside)
+    return msgspec.structs.replace(shipment, parameters=parameters)
+
+
+def _shipped(
+    bound: Parameters, dumped: DumpedParameters | None, blobs: BlobFolder
+) -> BlobRef | None:
+    if dumped is None:
+        return None
+    try:
+        bound.blob = blobs.adopt(bound.blob) if bound.blob is not None else None
+    except StoreError:
+        bound.blob = None  # an earlier experiment's folder is gone: written anew below
+    if bound.blob is None:
+        bound.blob = write_parameters(dumped, blobs)
+    return bound.blob
+
+
+def _python() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _cloudpickle() -> str:
+    import cloudpickle
+
+    return str(cloudpickle.__version__)

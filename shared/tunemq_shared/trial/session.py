@@ -1,0 +1,106 @@
+"""What user code calls about its own trial: `report`, `get_context`, `get_checkpoint`.
+
+A process runs one trial at a time; its `TrialSession` is made current by whoever runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tunemq_shared.base.errors import TuneError
+from tunemq_shared.checkpoints.checkpoint import Checkpoint
+from tunemq_shared.checkpoints.checkpoint_sink import CheckpointSink
+from tunemq_shared.trial.metrics import named
+from tunemq_shared.trial.trial_context import Context
+from tunemq_shared.trial.trial_session import TrialSession
+
+__all__ = [
+    "CheckpointSink",
+    "TrialSession",
+    "active",
+    "current",
+    "get_checkpoint",
+    "get_context",
+    "report",
+    "running",
+]
+
+_current: TrialSession | None = None
+
+
+def current() -> TrialSession | None:
+    """The session of the trial that runs in this process, if one does."""
+    return _current
+
+
+@contextmanager
+def active(session: TrialSession) -> Iterator[TrialSession]:
+    """Make ``session`` the one that user code talks to."""
+    global _current
+    before, _current = _current, session
+    try:
+        yield session
+    finally:
+        _current = before
+
+
+def running(caller: str) -> TrialSession:
+    """The session of the running trial, for the public function ``caller``.
+
+    Raises:
+        TuneError: no trial runs in this process.
+    """
+    if _current is None:
+        raise TuneError(
+            f"{caller}() was called outside of a trial. Call it in the function that you give to "
+            f"Tuner(...); to try that function, run Tuner(...).fit() with num_samples=1."
+        )
+    return _current
+
+
+def report(
+    metrics: dict[str, Any] | None = None, *, checkpoint: Checkpoint | None = None, **kwargs: Any
+) -> None:
+    """Report a result of the running trial, with the checkpoint that contains it if there is one.
+
+    Call it once per step. Metrics may also be given as keywords. It returns when the next step may
+    begin; when the trial is to end it does not return, and ``finally`` blocks run. Several threads
+    of the trial's process may call it: their reports are steps that follow one another.
+
+    Args:
+        metrics: Numbers, strings, booleans, None, and lists and dicts of these, by name.
+        checkpoint: A folder of files to go on from after a failure; kept before this returns.
+
+    Raises:
+        MetricError: a metric is not usable; says which one, and how to make it so.
+        StoreError: the checkpoint could not be kept.
+        TuneError: no trial runs in this process.
+    """
+    session = running("report")
+    if type(metrics) is not dict:
+        metrics = {} if metrics is None else named(metrics)
+    if kwargs:
+        metrics = metrics | kwargs
+    session.report(metrics, checkpoint)
+
+
+def get_context() -> Context:
+    """The running trial's names, folder and resources.
+
+    Raises:
+        TuneError: no trial runs in this process.
+    """
+    return running("get_context").context
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """The newest checkpoint of the running trial, or the one to go on from; None for a fresh start.
+
+    Raises:
+        StoreError: its files cannot be read.
+        TuneError: no trial runs in this process.
+    """
+    kept = running("get_checkpoint").newest_checkpoint()
+    return None if kept is None else Checkpoint.from_directory(str(kept.path))

@@ -1,0 +1,117 @@
+"""Brings the files of a trial's folder into a store, when nobody writes to them any more."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from tunemq_shared.base.byte_sizes import show_bytes
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.base.retrying import Cancel, ignore
+from tunemq_shared.base.safe_text import encodable
+from tunemq_shared.checkpoints.checkpoint_folders import NEVER_COPIED_CHECKPOINTS
+from tunemq_shared.code.blob_store import ref_of
+from tunemq_shared.objects.object_store import ObjectStore
+from tunemq_shared.system.folder_trees import walk
+from tunemq_shared.system.plain_files import opened_below
+
+#: What a trial's files may take together in the store; those that are too much stay out.
+LIMIT_BYTES: Final = 2**30
+#: The files that each incarnation of a trial has of its own.
+_OUTPUTS: Final = frozenset({"stdout", "stderr"})
+#: What a worker may not write in the store, at any depth: see ``deploy/minio/worker-policy.json``.
+_SCHEDULERS_FOLDER, _SCHEDULERS_FILE = "journal", "tuner.pkl"
+
+
+def send_folder(
+    objects: ObjectStore,
+    folder: Path,
+    key: str,
+    epoch: int,
+    cancel: Cancel,
+    on_trouble: Callable[[str], None] = ignore,
+    *,
+    limit_bytes: int = LIMIT_BYTES,
+) -> None:
+    """Put each file below ``folder`` into the store, under its name below ``key``.
+
+    What each incarnation printed has its own name, ``stdout.2`` for epoch 2: ``stdout`` is what the
+    scheduler has put together while they ran. Empty output is left out, and so are a file that
+    somebody writes to (it is sent when he has ended), checkpoints of a save that did not end, and
+    files with a name that is the scheduler's alone, which the store refuses.
+
+    Raises:
+        StoreError: not all could be sent; the rest was. Names the largest that was too much, or
+            one that is left out.
+    """
+    left = limit_bytes
+    too_much: list[tuple[int, str]] = []
+    reserved: list[str] = []
+    unnamed: list[str] = []
+    for size, name in sorted(_files(folder)):
+        *folders, last = name.split(os.sep)
+        if _SCHEDULERS_FOLDER in folders or last == _SCHEDULERS_FILE:
+            reserved.append(name)
+            continue
+        if encodable(name) != name:
+            unnamed.append(encodable(name))
+            continue
+        if size > left:
+            too_much.append((size, name))
+            continue
+        left -= size
+        if name in _OUTPUTS and size == 0:
+            continue
+        shown = f"{name}.{epoch}" if name in _OUTPUTS else name
+        try:
+            with opened_below(folder, name) as file:
+                ref = ref_of(file)
+                objects.put_file(
+                    f"{key}/{shown}",
+                    file,
+                    size=ref.size,
+                    sha256=ref.sha256,
+                    cancel=cancel,
+                    on_trouble=on_trouble,
+                )
+        except (CheckpointCorrupt, FileNotFoundError):
+            continue
+        except OSError as error:
+            # Its trial, or another of the same user, has put something else in its place.
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+    if unnamed:
+        raise StoreError(
+            f"{len(unnamed)} files were not sent, such as {min(unnamed)}: their names are no UTF-8,"
+            " which names in a store are; have the trial give them other names."
+        )
+    if reserved:
+        raise StoreError(
+            f"{len(reserved)} files were not sent, such as {min(reserved)}: in the store folders "
+            f"called {_SCHEDULERS_FOLDER} and files called {_SCHEDULERS_FILE} are the scheduler's; "
+            "have the trial give them other names."
+        )
+    if too_much:
+        size, name = max(too_much)
+        raise StoreError(
+            f"{len(too_much)} files were not sent, because a trial's may take "
+            f"{show_bytes(limit_bytes)} together; the largest is {name} ({show_bytes(size)})."
+        )
+
+
+def _is_never_copied(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in NEVER_COPIED_CHECKPOINTS)
+
+
+def _files(folder: Path) -> Iterator[tuple[int, str]]:
+    for path, folders, names in walk(folder):
+        if path == str(folder):
+            folders[:] = [name for name in folders if not _is_never_copied(name)]
+        for name in names:
+            file = os.path.join(path, name)
+            if os.path.isfile(file) and not os.path.islink(file):
+                yield os.lstat(file).st_size, os.path.relpath(file, folder)

@@ -1,0 +1,252 @@
+"""A farm's desk with experiments and nodes that are only said to be there, behind a real Redis."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import redis
+
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.farm.common.unknown_names import unknown_name
+from tunemq_scheduler.farm.monitoring.farm_status import announcing, described
+from tunemq_scheduler.farm.service.done_requests import DoneRequests
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_scheduler.farm.service.farm_api import Counts, Desk
+from tunemq_scheduler.farm.service.request_handler import Deferred
+from tunemq_scheduler.farm.service.request_server import RequestServer
+from tunemq_shared.base.errors import WireUnavailable
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol.farm_requests import ScriptCode
+from tunemq_shared.protocol.node_orders import BlobRef
+from tunemq_shared.signing.live_keys import LiveKeys
+
+CODE = ScriptCode(bundle=BlobRef("0" * 64, 1, ""), script="train.py")
+
+
+class ToldExperiments:
+    """Experiments that run because a test says so; notes what they are told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: set[str] = set()
+        self.told: list[tuple[str, ...]] = []
+        self.trials = ("aaaaa_00000", "aaaaa_00001")
+        #: Answers to `show` that are still owed.
+        self.owed: list[Deferred[a.ExperimentDetail]] = []
+        self.answers_later = False
+
+    def has(self, name: str) -> bool:
+        return name in self.running
+
+    def counts(self, name: str) -> Counts | None:
+        return Counts({"RUNNING": 2, "TERMINATED": 1}, 8) if self.has(name) else None
+
+    def detail(self, name: str, trials: int):
+        if not self.has(name):
+            return None
+        if self.answers_later:
+            self.owed.append(Deferred())
+            return self.owed[-1]
+        return detail(name, self.trials[:trials])
+
+    def stop(self, name: str, reason: str) -> None:
+        self.told.append(("stop", name, reason))
+
+    def pause(self, name: str, reason: str) -> None:
+        self.told.append(("pause", name, reason))
+
+    def resume(self, name: str) -> None:
+        self.told.append(("resume", name))
+
+    def stop_trial(self, name: str, trial: str, reason: str) -> a.Done:
+        self._check(trial)
+        self.told.append(("stop_trial", name, trial, reason))
+        return a.Done(text=f"{trial} is being stopped")
+
+    def retry(self, name: str, trial: str) -> a.Done:
+        self.told.append(("retry", name, trial))
+        return a.Done(text="goes on")
+
+    def why(self, name: str, trial: str) -> a.Why:
+        if trial:
+            self._check(trial)
+        return a.Why(lines=(f"{trial or name} waits: no node has 1 gpu free",))
+
+    def log(self, name: str, trial: str) -> Path | None:
+        if trial:
+            self._check(trial)
+        return self.folder / (f"{name}-{trial}.log" if trial else f"{name}.log")
+
+    def trouble(self, name: str) -> str:
+        return ""
+
+    def store_troubles(self) -> tuple[a.StoreTroubleRow, ...]:
+        return ()
+
+    def forget(self, name: str, *, with_files: bool) -> None:
+        self.told.append(("forget", name, str(with_files)))
+
+    def _check(self, trial: str) -> None:
+        if trial not in self.trials:
+            raise unknown_name("trial", trial, self.trials)
+
+
+def detail(name: str, trials: tuple[str, ...]) -> a.ExperimentDetail:
+    """What an experiment's process would say."""
+    rows = tuple(
+        a.TrialRow(
+            trial=trial,
+            name=f"train_{trial}",
+            status="RUNNING",
+            step=3,
+            metric=0.5,
+            config={"x": 1},
+        )
+        for trial in trials
+    )
+    of_nobody = a.ExperimentRow(
+        name=name, id="", owner="", priority=0, state=State.RUNNING, submitted=0
+    )
+    return a.ExperimentDetail(
+        experiment=of_nobody, metric="loss", mode="min", best=rows[0] if rows else None, trials=rows
+    )
+
+
+class ToldNodes:
+    """Two nodes; notes what they are told."""
+
+    def __init__(self) -> None:
+        self.troubles: list[str] = []
+        self.told: list[tuple[str, ...]] = []
+
+    def store_troubles(self) -> Iterator[str]:
+        yield from self.troubles
+
+    def rows(self) -> tuple[a.NodeRow, ...]:
+        gpu = a.GpuRow(uuid="GPU-1", model="H100", memory=80 * 2**30, used=0.5)
+        return (
+            a.NodeRow(
+                node="alpha",
+                incarnation="alpha-1",
+                state="ready",
+                total={"cpu": 8, "gpu": 1, "memory": 2**34},
+                used={"cpu": 3, "gpu": 0.5},
+                gpus=(gpu,),
+                trials=2,
+                version="0.1",
+                since=time.time() - 60,
+            ),
+            a.NodeRow(
+                node="beta",
+                incarnation="beta-1",
+                state="draining",
+                health="1 of 3 GPUs set aside",
+                total={"cpu": 4},
+                gpus=(
+                    a.GpuRow(uuid="GPU-2", model="T4", withheld="XID 79"),
+                    a.GpuRow(uuid="GPU-3", model="T4", foreign="process 12 (python) holds 1 GiB"),
+                    a.GpuRow(uuid="MIG-4", model="H100 MIG 1g.10gb"),
+                ),
+            ),
+        )
+
+    def refused(self) -> tuple[a.RefusedRow, ...]:
+        return (a.RefusedRow(kind="hello", reason="unsigned", times=2),)
+
+    def asked(self) -> tuple[str, ...]:
+        return ("beta", "delta")
+
+    def drain(self, incarnation: str, reason: str) -> str:
+        self.told.append(("drain", incarnation, reason))
+        return f"{incarnation} is drained"
+
+    def resume(self, incarnation: str) -> str:
+        self.told.append(("resume", incarnation))
+        return f"{incarnation} is used again"
+
+    def retire(self, incarnation: str, reason: str) -> str:
+        self.told.append(("retire", incarnation, reason))
+        return f"{incarnation} is retired"
+
+
+class ServedDesk:
+    """A desk that answers requests of one Redis, in a thread, as a farm's scheduler would."""
+
+    def __init__(self, url: str, folder: Path, term: int = 7, keys: LiveKeys | None = None) -> None:
+        self.url, self.folder, self.term = url, folder, term
+        self.keys = keys or LiveKeys.none()
+        #: What was refused, by kind and reason, and what was told of it.
+        self.refused: list[tuple[str, str, str]] = []
+        self.queue = ExperimentQueue(folder / ".farm" / "experiments")
+        self.experiments, self.nodes = ToldExperiments(folder), ToldNodes()
+        farm = described(str(folder / "store"), "a test")
+        self.desk = Desk(self.queue, self.experiments, self.nodes, folder, farm)
+        self.server = RequestServer(
+            url,
+            self.desk,
+            DoneRequests(folder / ".farm" / "requests"),
+            lambda: term,
+            self.keys,
+            lambda *refused: self.refused.append(refused),
+        )
+        self.turns = 0
+        #: Taken by whoever looks at or changes what the thread works with.
+        self.lock = threading.Lock()
+        self._is_closed = False
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def announce(self, client: redis.Redis) -> None:
+        """Have the lease, and tell submitters of the farm."""
+        client.set(redis_keys.TERM, self.term)
+        client.set(redis_keys.SCHEDULER, f"{self.term}:token:0:{{}}")
+        client.execute_command(*announcing(self.term))
+
+    def run(self, name: str) -> None:
+        """Have a queued experiment run."""
+        with self.lock:
+            self.queue.move(name, State.RUNNING)
+            self.experiments.running.add(name)
+
+    def end(self, name: str, state: State, reason: str = "") -> None:
+        """Have an experiment be over."""
+        with self.lock:
+            self.experiments.running.discard(name)
+            self.queue.move(name, state, reason)
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closed:
+                with self.lock, suppress(WireUnavailable):
+                    self.keys.look()
+                    self.server.turn()
+                self.turns += 1
+                time.sleep(0.002)  # a supervisor waits for its sockets
+        except BaseException as error:  # noqa: BLE001  looked at by `close`
+            self.error = error
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._is_closed = True
+        self._thread.join(30)
+        self.server.close()
+        if self.error is not None:
+            raise self.error
+
+
+@contextmanager
+def served(
+    url: str, client: redis.Redis, folder: Path, term: int = 7, keys: LiveKeys | None = None
+) -> Iterator[ServedDesk]:
+    """A desk that is served, and announced."""
+    with ServedDesk(url, folder, term, keys) as desk:
+        desk.announce(client)
+        yield desk

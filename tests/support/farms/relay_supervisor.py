@@ -1,0 +1,148 @@
+"""A supervisor of one experiment, which gives it all that its nodes have.
+
+In a test's own process, or as one of its own: ``python -m tests.support.farms.relay_supervisor URL
+JOB FOLDER``.
+"""
+
+from __future__ import annotations
+
+import selectors
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.run_record import read_record
+from tunemq_scheduler.farm.common.scheduler_lease import SchedulerLease
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_connection import Ending, ExperimentLink, Reply
+from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
+from tunemq_scheduler.transport.node_transport import NodeWire
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.protocol import messages as m
+
+
+class RelaySupervisor:
+    """Has a farm, and runs one experiment at a time on it.
+
+    Args:
+        url: where Redis is.
+        earlier: the stream of an experiment that ran here before this one.
+    """
+
+    def __init__(self, url: str, earlier: str = "") -> None:
+        self.lease = SchedulerLease(url, Holder.this_process())
+        self.lease.claim(1, lambda _text: None)
+        self.wire = NodeWire(
+            url, term=self.lease.term, guard=self.lease, absent=[earlier] if earlier else []
+        )
+        self._own = self.wire.add(redis_keys.events("supervisor"))
+        self.nodes: dict[str, m.NodeJoined] = {}
+        self.wire.open()
+        self.link: ExperimentLink | None = None
+        self._forkservers = Forkservers("")
+        #: Nothing is offered while this is so, and all is taken back.
+        self.is_stingy = False
+        self._offered = 0
+        self._beat_at = 0.0
+
+    def start(self, job: r.Job, folder: Path) -> ExperimentLink:
+        """Start the experiment's process."""
+        job = msgspec.structs.replace(job, term=self.lease.term)
+        self._offered = 0
+        self.link = ExperimentLink(job, self.wire, folder=folder, begin=self._forkservers.start)
+        return self.link
+
+    def turn(self, pause: float = 0.05) -> None:
+        """One turn of its loop."""
+        link = self.link
+        with selectors.EpollSelector() as ready:
+            if link is not None and link.ending is None:
+                ready.register(link.watched, selectors.EVENT_READ)
+                if link.is_readable:
+                    ready.register(link, selectors.EVENT_READ)
+            self.wire.poll(pause, also=(ready.fileno(),))
+            for key, _ in ready.select(0):
+                if link is not None and key.fileobj is link:
+                    link.on_readable()
+        self.nodes.update(
+            (fact.incarnation, fact) for fact in self._own.take() if isinstance(fact, m.NodeJoined)
+        )
+        if link is not None:
+            self._offer(link)
+            if time.monotonic() > self._beat_at + 1:
+                self._beat_at = time.monotonic()
+                link.beat(self.lease.proven_at)
+            link.attend()
+        self.wire.send()
+
+    def _offer(self, link: ExperimentLink) -> None:
+        """Offer all of each node that it knows of, once; or nothing."""
+        if link.usage is None:
+            return
+        for node, seen in link.usage.seen.items():
+            wanted = 2 if self.is_stingy else 1
+            if seen % 2 != wanted % 2 and node in self.nodes and seen >= self._offered:
+                self._offered = seen + 1
+                what = {} if self.is_stingy else self.nodes[node].resources
+                link.offer(m.NodeOffered(node, seen + 1, what, preempt_grace_s=5.0))
+
+    def until(self, condition: Callable[[], object], within: float = 60.0) -> None:
+        """Turn until something is so."""
+
+        def has_come() -> object:
+            self.turn()
+            return condition()
+
+        eventually(has_come, within=within, message=self.told)
+
+    def answer(self, request: r.Request) -> Reply:
+        """Ask the experiment, and turn until it has answered."""
+        assert self.link is not None
+        replies: list[Reply] = []
+        self.link.ask(request, replies.append)
+        self.until(lambda: replies)
+        return replies[0]
+
+    def ends(self, within: float = 90.0) -> Ending:
+        """Turn until the experiment's process has ended."""
+        assert self.link is not None
+        self.until(lambda: self.link is not None and self.link.ending, within)
+        assert self.link.ending is not None
+        return self.link.ending
+
+    def told(self) -> str:
+        """For messages."""
+        link = self.link
+        if link is None:
+            return "nothing was started"
+        written = "\n".join(path.read_text()[-3000:] for path in link.folder.glob("experiment.*"))
+        return f"{link.ending} {link.status} {link.usage}\n{written}"
+
+    def close(self) -> None:
+        """End the experiment's process, and give the farm back."""
+        if self.link is not None and self.link.ending is None:
+            self.link.kill()
+            self.ends()
+        self._forkservers.close()
+        self.wire.close(now=True)
+        self.lease.close()
+
+
+def main(url: str, job_file: str, folder: str) -> None:
+    """Run the experiment until it is over."""
+    job = msgspec.json.decode(Path(job_file).read_bytes(), type=r.Job)
+    before = read_record(str(Path(job.results, job.name)))
+    earlier = before.events_key if before is not None else ""
+    supervisor = RelaySupervisor(url, earlier)
+    supervisor.start(msgspec.structs.replace(job, events_key=earlier), Path(folder))
+    print(supervisor.ends(within=120.0), flush=True)
+    supervisor.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

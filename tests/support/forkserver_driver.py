@@ -1,0 +1,245 @@
+"""A forkserver with hosts for tests, driven as a node would drive it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol.messages import (
+    Environment,
+    HostOrder,
+    HostStart,
+    NodeEvent,
+    ResultReported,
+    decode_node_event,
+    encode,
+)
+from tunemq_shared.trainable.trainable_blobs import ship
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, RoomAnswer
+from tunemq_workers.forkservers.forkserver_client import ForkserverClient
+from tunemq_workers.processes.forkserver_messages import (
+    FamilyGone,
+    HostExited,
+    HostForked,
+    Report,
+    Warned,
+)
+from tunemq_workers.runtime import frames
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs: neither gone nor waiting to be waited for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+class Host:
+    """The node's view of one host.
+
+    What it asks about checkpoints is answered at once: there is room in the server's ``cache``, and
+    every checkpoint is there. While ``is_full``, there is no answer to who asks for room.
+    """
+
+    def __init__(self, server: Server, name: str, line: socket.socket, order: HostOrder) -> None:
+        self.server, self.name, self.order = server, name, order
+        self.events: list[NodeEvent] = []
+        self.kinds: list[int] = []
+        self.is_full = False
+        self._line, self._decoder = line, frames.FrameDecoder()
+        self._is_open = True
+
+    @property
+    def results(self) -> list[dict[str, Any]]:
+        """What the trial reported so far."""
+        self.listen()
+        return [event.metrics for event in self.events if isinstance(event, ResultReported)]
+
+    def listen(self) -> None:
+        """Take in what has come."""
+        while self._is_open:
+            try:
+                data = self._line.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            self._is_open = bool(data)
+            for kind, payload in self._decoder.feed(data):
+                self.kinds.append(kind)
+                if kind == frames.ASK_ROOM:
+                    if not self.is_full:
+                        self.give_room()
+                elif kind == frames.FETCH:
+                    self._answer(frames.FETCHED, FetchAnswer(str(self.server.cache)))
+                elif payload and kind != frames.AWAIT_ORDER:
+                    self.events.append(decode_node_event(payload))
+
+    def give_room(self) -> None:
+        """Let it write the checkpoint for which it asked for room."""
+        self._answer(frames.ROOM, RoomAnswer(str(self.server.cache)))
+
+    def _answer(self, kind: int, answer: RoomAnswer | FetchAnswer) -> None:
+        with contextlib.suppress(ConnectionError):  # it has died since it asked
+            self._line.send(frames.frame(kind, checkpoint_messages.encode(answer)))
+
+    def tell(self, kind: int, order: HostOrder) -> None:
+        """Send an order."""
+        self._line.send(frames.frame(kind, encode(order)))
+
+    def result(self, n: int = 0) -> dict[str, Any]:
+        """The ``n``-th result, once it is there."""
+        self.until(lambda: len(self.results) > n, f"result {n}")
+        return self.results[n]
+
+    def until(self, condition: Callable[[], object], what: str, within: float = 60.0) -> None:
+        """Serve both sockets until the condition holds."""
+        deadline = time.monotonic() + within
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(
+                    f"no {what} within {within:g} s; it said {self.events}, {self.output()}"
+                )
+            select.select([self.server.client, self._line], [], [], 0.02)
+            self.server.listen()
+            self.listen()
+
+    def exited(self, within: float = 60.0) -> HostExited:
+        """How it ended."""
+        self.until(lambda: self.server.said(HostExited, self.name), "end", within)
+        return self.server.said(HostExited, self.name)[0]
+
+    def gone(self, within: float = 60.0) -> None:
+        """Return when its family is gone."""
+        self.until(lambda: self.server.said(FamilyGone, self.name), "FamilyGone", within)
+        self.listen()
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        self.until(lambda: self.server.said(HostForked, self.name), "pid")
+        return self.server.said(HostForked, self.name)[0].pid
+
+    def output(self, name: str = "stderr") -> str:
+        """What it printed."""
+        assert self.order.start is not None
+        path = Path(self.order.start.folder, name)
+        return path.read_text() if path.exists() else ""
+
+    def close(self) -> None:
+        """Close the node's end."""
+        self._line.close()
+
+
+class Server:
+    """One forkserver, and the hosts that were started with it."""
+
+    def __init__(
+        self,
+        root: Path,
+        preload: Sequence[str] = (),
+        variables: dict[str, str] | None = None,
+        sys_path: Sequence[str] = (),
+    ) -> None:
+        self.root = root
+        self.cache = root / "cache"
+        path = [*sys_path, *(entry for entry in sys.path if entry)]
+        variables = {"PATH": os.environ["PATH"]} if variables is None else variables
+        self.environment = Environment(sys.executable, tuple(preload), variables, tuple(path))
+        self.client = ForkserverClient(
+            self.environment, log=str(root / "forkserver"), hostname="here", node_ip="127.0.0.1"
+        )
+        self.reports: list[Report] = []
+        self.hosts: list[Host] = []
+
+    def listen(self) -> None:
+        """Take in what the forkserver has said."""
+        self.reports += self.client.read()
+
+    def said(self, kind: type[Any], host: str | None = None) -> list[Any]:
+        """Its reports of one kind, about one host."""
+        return [
+            report
+            for report in self.reports
+            if isinstance(report, kind) and (host is None or report.host == host)
+        ]
+
+    def warnings(self) -> list[str]:
+        """What it warned of."""
+        return [report.text for report in self.said(Warned)]
+
+    def until_ready(self, within: float = 60.0) -> None:
+        """Return when it is ready."""
+        deadline = time.monotonic() + within
+        while not self.client.is_ready:
+            if time.monotonic() > deadline:
+                pytest.fail(f"not ready; it said {self.reports}")
+            select.select([self.client], [], [], 0.1)
+            self.listen()
+
+    def order(self, function: Any, number: int = 0, **more: Any) -> HostOrder:
+        """The order to run ``function`` as trial ``number``."""
+        start = HostStart(
+            experiment="experiment",
+            events_key="events",
+            trial_name=f"trial_{number}",
+            trial_number=number,
+            folder=str(self.root / f"trial_{number}"),
+            code=ship(function, BlobFolder(self.root / "blobs")),
+            config=pack_config(more.pop("config", {})),
+            resources=more.pop("resources", {"cpu": 1.0}),
+            environment=self.environment,
+            store=more.pop("store", str(self.root)),
+            **more,
+        )
+        return HostOrder(f"t{number}", 1, (), start=start)
+
+    def start(self, function: Any, number: int = 0, gpus: Sequence[str] = (), **more: Any) -> Host:
+        """Start a host for ``function``."""
+        return self.start_order(self.order(function, number, **more), gpus)
+
+    def start_order(self, order: HostOrder, gpus: Sequence[str] = ()) -> Host:
+        """Start a host for an order with its start."""
+        name = f"h{len(self.hosts)}"
+        host = Host(self, name, self.client.start(name, order, gpus), order)
+        self.hosts.append(host)
+        return host
+
+    def close(self) -> None:
+        """End it with all its hosts."""
+        self.client.close()
+        for host in self.hosts:
+            host.close()
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts forkservers, each with a folder of its own; takes what `Server` does beside it.
+
+    A test module imports it and names it in its ``__all__``.
+    """
+    servers: list[Server] = []
+
+    def start(**options: Any) -> Server:
+        root = tmp_path / f"server_{len(servers)}"
+        root.mkdir()
+        servers.append(Server(root, **options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()

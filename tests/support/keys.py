@@ -1,0 +1,37 @@
+"""Keys of a farm for tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tunemq_scheduler.security.key_folder import SCHEDULER_FILE, WORKER_FILE, KeyFolder
+from tunemq_shared.signing.live_keys import LiveKeys, Role
+from tunemq_shared.signing.message_signing import KEY_ID_BYTES, SECRET_BYTES, Key
+
+
+def a_key() -> Key:
+    """One that nobody has."""
+    return Key(os.urandom(KEY_ID_BYTES), os.urandom(SECRET_BYTES))
+
+
+def key_folder(folder: Path, *names: str) -> KeyFolder:
+    """The key files of a farm with these submitters."""
+    made = KeyFolder(str(folder))
+    made.create(names or ("ann",))
+    return made
+
+
+def of_scheduler(folder: KeyFolder) -> LiveKeys:
+    """What a scheduler has of them."""
+    return LiveKeys(str(folder.path / SCHEDULER_FILE), Role.SCHEDULER)
+
+
+def of_submitter(folder: KeyFolder, name: str) -> str:
+    """The path of what a submitter has of them."""
+    return str(folder.path / f"{name}.toml")
+
+
+def of_worker(folder: KeyFolder) -> LiveKeys:
+    """What a worker has of them."""
+    return LiveKeys(str(folder.path / WORKER_FILE), Role.WORKER)

@@ -1,0 +1,125 @@
+"""Every search that a test runs in its own process leaves a journal that stands up to a check.
+
+Replayed, the journal must give the state that the live runner had; and the same results, handed in
+the same order to fresh algorithms that are asked about each, must come to the same decisions,
+records and kept checkpoints.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+
+from tunemq.testing.journal_replay import compare, outcome, replay, replay_lock_step
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.experiment_loop import ExperimentLoop
+from tunemq_scheduler.experiment.journal_replay import replay_recovered
+from tunemq_scheduler.experiment.run_experiment import Experiment
+from tunemq_scheduler.experiment.start_checks import Prepared
+from tunemq_scheduler.journal import FILE_NAME, read_entries, recover
+from tunemq_scheduler.schedulers import ASHAScheduler, FIFOScheduler
+from tunemq_scheduler.search import BasicVariantGenerator
+from tunemq_shared.protocol.messages import Entry
+
+MakeAlgorithms = Callable[[], Algorithms]
+
+
+class Ended(NamedTuple):
+    """A search that is over."""
+
+    experiment: Experiment
+    loop: ExperimentLoop
+    #: Gives fresh algorithms like those of the run; None where that cannot be exact.
+    make_algorithms: MakeAlgorithms | None
+
+
+def check_journal(
+    folder: Path,
+    live: TrialRunner,
+    *,
+    unwritten: list[Entry] | None = None,
+    plan: ExperimentPlan | None = None,
+    make_algorithms: MakeAlgorithms | None = None,
+) -> None:
+    """Check the journal of the experiment in ``folder`` against the runner that wrote it.
+
+    Args:
+        unwritten: what was handled in the last turn, which a plug-in that raised cut short.
+        plan: of the experiment, for the replay in lock-step.
+        make_algorithms: gives fresh ones that ask about every result; None leaves lock-step out.
+    """
+    path = folder / FILE_NAME
+    found = recover(path)
+    if found.snapshot is not None:  # what came before it is not there any more
+        assert replay_recovered(found).snapshot() == live.snapshot()
+        return
+    settings = found.header.settings
+    entries = list(read_entries(path))
+    handled = entries if _ends_with(entries, unwritten or []) else entries + (unwritten or [])
+    assert replay(settings, handled).snapshot() == live.snapshot()
+    if plan is not None and make_algorithms is not None:
+        again = replay_lock_step(settings, plan, make_algorithms(), entries)
+        compare(outcome(settings, entries), again)
+
+
+@pytest.fixture(autouse=True)
+def ended_searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ended]]:
+    """Check the journal of each search that the test ran in this process."""
+    ended: list[Ended] = []
+    make_search = Experiment._search
+
+    def watched(self, *args, **kwargs):
+        # What was told of an earlier run is not fresh.
+        make_algorithms = None if self.is_resumed else _fresh_algorithms(self.prepared)
+        search = make_search(self, *args, **kwargs)
+        ended.append(Ended(self, search.loop, make_algorithms))
+        return search
+
+    monkeypatch.setattr(Experiment, "_search", watched)
+    yield ended
+    # A journal is that of the last search which went on with it.
+    for search in {one.experiment.folder: one for one in ended}.values():
+        check_journal(
+            Path(search.experiment.folder),
+            search.loop.runner,
+            unwritten=search.loop.driver.entries,
+            plan=search.loop.plan,
+            make_algorithms=search.make_algorithms,
+        )
+
+
+def _fresh_algorithms(prepared: Prepared) -> MakeAlgorithms | None:
+    """Makes what `Prepared.algorithms` makes, of copies from before the run.
+
+    Stoppers and callbacks of users may depend on anything, so lock-step is for searches whose
+    answers depend on results alone.
+    """
+    exact = (
+        isinstance(prepared.search.searcher, BasicVariantGenerator)
+        and type(prepared.scheduler) in {FIFOScheduler, ASHAScheduler}
+        and prepared.stopper is None
+    )
+    if not exact:
+        return None
+    kept = copy.deepcopy((prepared.search, prepared.scheduler))
+
+    def make() -> Algorithms:
+        search, scheduler = copy.deepcopy(kept)
+        algorithms = msgspec.structs.replace(
+            prepared, search=search, scheduler=scheduler
+        ).algorithms()
+        algorithms._lock_step = True
+        return algorithms
+
+    return make
+
+
+def _ends_with(entries: list[Entry], tail: list[Entry]) -> bool:
+    return not tail or entries[-len(tail) :] == tail

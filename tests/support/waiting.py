@@ -1,0 +1,101 @@
+"""What tests of several tiers use: waiting with a deadline, services that may be missing, ports."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import os
+import random
+import re
+import socket
+import time
+from collections.abc import Callable, Container, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tunemq_shared.system.processes import children_of
+
+#: Ports that the kernel gives to nobody who asks for any, unless it was told to.
+_PORTS: Final = range(20_000, 32_768)
+#: As many processes may run tests at the same time.
+_SHARES: Final = 16
+#: Begins anywhere: other runs of the tests, on the same machine, have the same shares.
+_turns = itertools.count(random.SystemRandom().randrange(len(_PORTS)))
+
+
+def eventually(
+    condition: Callable[[], object],
+    *,
+    within: float = 60.0,
+    every: float = 0.005,
+    message: str | Callable[[], str] = "the condition did not come true",
+) -> None:
+    """Return as soon as ``condition()`` is true; fail the test after ``within`` seconds.
+
+    They are many, for a machine that does three other things; nobody waits longer than he must.
+    ``every`` is for looks that cost a process each.
+    """
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            text = message if isinstance(message, str) else message()
+            pytest.fail(f"{text} (within {within:g} s)")
+        time.sleep(every)  # between two looks
+
+
+def need(service: str, present: object) -> None:
+    """Skip the test where a service is missing; fail it in CI, where it must be there."""
+    if present:
+        return
+    if os.environ.get("CI"):
+        pytest.fail(f"{service} is missing, and CI runs every test")
+    pytest.skip(f"{service} is missing")
+
+
+def free_port() -> int:
+    """A port of this machine at which nobody listens, for a server that is about to, or comes back.
+
+    Of those that the kernel gives to whoever asks for any another test might have this one before
+    the server does. It is none of them, and what runs tests beside this process gets others.
+    """
+    low = _PORTS.stop
+    with contextlib.suppress(OSError):  # not all containers show it
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    share = int("".join(re.findall(r"\d+", os.environ.get("PYTEST_XDIST_WORKER", ""))) or 0)
+    mine = range(_PORTS.start + share % _SHARES, min(_PORTS.stop, low), _SHARES)
+    for turn in itertools.islice(_turns, len(mine)):
+        with contextlib.suppress(OSError), socket.create_server(("", mine[turn % len(mine)])):
+            return mine[turn % len(mine)]
+    with socket.create_server(("127.0.0.1", 0)) as free:  # the kernel was told to give others
+        port: int = free.getsockname()[1]
+    return port
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Nobody's garbage is cleared up meanwhile: its finalizers would be counted, too."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def descendants(pid: int, besides: Container[int] = ()) -> set[int]:
+    """The pids of all processes below one; quicker than looking at every process there is.
+
+    Args:
+        besides: those that are left out, with all below them.
+    """
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        children = [child for child in children_of(waiting.pop()) if child not in besides]
+        found.update(children)
+        waiting += children
+    return found

@@ -1,0 +1,40 @@
+"""Importing what is installed, whatever the script's folder holds."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType
+
+import pytest
+
+from tunemq_scheduler.base.installed_packages import installed_packages_first
+
+NAME = "a_package_of_this_test"
+
+
+@pytest.fixture
+def module(monkeypatch):
+    module = ModuleType(NAME)
+    monkeypatch.setitem(sys.modules, NAME, module)
+    return module
+
+
+def test_a_package_that_another_thread_is_importing_is_waited_for(monkeypatch, module):
+    monkeypatch.delitem(sys.modules, NAME)
+    is_imported: list[bool] = []
+
+    def begin_another_search() -> None:
+        with installed_packages_first(NAME):
+            is_imported.append(hasattr(sys.modules[NAME], "__version__"))
+
+    other = threading.Thread(target=begin_another_search)
+    before = sys.path.copy()
+    with installed_packages_first(NAME):
+        sys.modules[NAME] = module  # it is there, and its code has only begun to run
+        other.start()
+        other.join(0.05)
+        module.__version__ = "1"
+    other.join()
+    assert is_imported == [True]
+    assert sys.path == before

@@ -1,0 +1,244 @@
+"""The pure runner: nodes that are lost, come back, or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.nodes.away_nodes import AWAY_UPLOADS_S
+from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_shared.protocol import messages as m
+
+OTHER = "node.2"
+
+
+@pytest.fixture
+def story() -> Iterator[Story]:
+    """Trial a runs on NODE, has two results, one checkpoint in the store and one on its way."""
+    story = Story(cpus=1.0)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.write("a", 1)
+    story.commit("a", 1)
+    story.report("a", 2)
+    story.write("a", 2)
+    yield story
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    assert again.snapshot() == story.runner.snapshot()
+
+
+def trial(story: Story):
+    return story.runner.live["a"]
+
+
+def take_over(story: Story) -> list[c.Command]:
+    """Another node is there, and trial a starts on it."""
+    if OTHER not in story.runner.nodes:
+        story.join(OTHER, 1.0)
+    return story.tell(m.TrialChosen("a"))
+
+
+def deleted(commands: list[c.Command]) -> list[str]:
+    return [command.key for command in commands if isinstance(command, c.DeleteCheckpoint)]
+
+
+def test_f08_a_trial_of_a_silent_node_waits_with_its_epoch_and_loses_nothing(story) -> None:
+    assert story.lose() == []
+    assert (trial(story).status, trial(story).epoch) == ("PENDING", 1)
+    assert story.runner.uploading == 1
+    assert story.runner.nodes == {}
+    assert story.lose() == [], "lost once is enough"
+
+
+def test_f08_what_nobody_took_over_runs_again_as_if_nothing_had_been(story) -> None:
+    before = story.runner.snapshot()
+    story.tell(m.BatchRead(NODE, 1, 6, "1-0"))
+    counted = story.runner.snapshot()
+    story.lose()
+    (order,) = story.hear_again()
+
+    assert before != counted == story.runner.snapshot()
+    assert story.runner.accepted == {NODE: 6}, "numbering goes on"
+    assert isinstance(order, c.ReattachTrial)
+    assert (order.is_wanted, order.pause, order.stop) == (True, False, False)
+    start = order.start
+    assert (start.trial, start.epoch, start.incarnation, start.last_step) == ("a", 1, NODE, 2)
+    assert story.runner.review(result("a", 3)) is Review.PASSING
+    assert kinds(story.report("a", 3)) == ["RecordResult"]
+    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+
+
+def test_f01_who_takes_over_gets_a_new_epoch_and_the_old_uploads_are_given_up(story) -> None:
+    story.lose()
+    *removals, start = take_over(story)
+
+    assert isinstance(start, c.StartTrial)
+    assert (start.epoch, start.incarnation) == (2, OTHER)
+    assert [ref.key for ref in start.restore] == ["a/1-1"]
+    assert deleted(removals) == ["a/1-2"]
+    assert story.runner.uploading == 0
+
+
+def test_f08_what_a_node_says_of_a_trial_that_went_on_elsewhere_changes_nothing(story) -> None:
+    story.lose()
+    take_over(story)
+    (order,) = story.hear_again()
+    assert not order.is_wanted
+    state = (trial(story).status, trial(story).last_step, list(trial(story).checkpoints))
+
+    assert story.report("a", 3) == []
+    assert story.write("a", 3) == []
+    assert deleted(story.commit("a", 2)) == ["a/1-2"]
+    assert deleted(story.commit("a", 3)) == ["a/1-3"]
+    assert story.finish("a") == []
+    assert story.runner.stale == 5
+    assert state == (trial(story).status, trial(story).last_step, list(trial(story).checkpoints))
+    assert story.runner.placement.free == {"cpu": 0.0}, "its host is there until it is gone"
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
+    assert story.runner.placement.free == {"cpu": 1.0}
+    assert trial(story).status == "RUNNING"
+
+
+def test_two_nodes_that_were_both_lost_give_the_trial_to_the_one_that_had_it_last(story) -> None:
+    story.lose()
+    take_over(story)
+    story.lose(OTHER)
+    (first,) = story.hear_again()
+    assert (first.is_wanted, trial(story).status) == (False, "PENDING")
+    (second,) = story.hear_again(OTHER)
+    assert (second.is_wanted, second.start.epoch) == (True, 2)
+    assert trial(story).status == "RUNNING"
+
+
+def test_a_trial_that_paused_when_its_node_went_away_goes_on_pausing() -> None:
+    story = Story(cpus=1.0)
+    story.start("a")
+    story.pause("a", 1)
+    story.lose()
+    assert trial(story).status == "PAUSED"
+    (order,) = story.hear_again()
+    assert order.pause
+    assert (trial(story).status, trial(story).pausing) == ("RUNNING", "others first")
+    story.paused("a")
+    assert trial(story).status == "PAUSED"
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
+
+
+def test_runner_with_the_node_of_a_complete_trial_away_ends_it_and_keeps_its_checkpoints(
+    story,
+) -> None:
+    story.report("a", 3, done=True)
+    told, end = story.lose()
+    assert told == c.TellOfEnd("a", m.NodeLost(NODE, "its lease ran out"), "", 3, 2)
+    assert end == c.RecordEnd("a", "TERMINATED", "it reached its end")
+    story.hear_again()
+    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    assert story.finish("a") == []
+    story.free("a")
+    assert "a" in story.runner.finished
+
+
+def test_f14_a_trial_that_is_to_stop_while_its_node_is_away_ends_at_once(story) -> None:
+    story.lose()
+    commands = story.tell(m.StopRequested("a", "enough"))
+    assert commands == [c.RecordEnd("a", "TERMINATED", "enough", early=True)]
+    (order,) = story.hear_again()
+    assert order.stop
+    assert story.report("a", 3) == []
+    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"], "that of a recorded result counts"
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
+    assert "a" in story.runner.finished
+
+
+def test_a_trial_that_was_being_stopped_when_its_node_went_away_is_over_then(story) -> None:
+    story.tell(m.StopRequested("a", "enough"))
+    assert kinds(story.lose()) == ["RecordEnd"]
+    story.give_up("a", 2)
+    assert "a" in story.runner.finished
+    (order,) = story.hear_again()
+    assert not order.is_wanted
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
+    assert story.runner.placement.free == {"cpu": 1.0}
+
+
+def test_the_last_checkpoint_of_a_trial_that_is_over_is_waited_for_a_while(story) -> None:
+    story.report("a", 3, done=True)
+    story.finish("a")
+    story.free("a")
+    story.tell(m.SearchExhausted())
+    story.tell(m.Tick(10.0))
+    story.lose()
+    assert story.tell(m.Tick(9.0 + AWAY_UPLOADS_S)) == []
+    assert not story.runner.is_finished
+    assert deleted(story.tell(m.Tick(10.0 + AWAY_UPLOADS_S))) == ["a/1-2"]
+    assert story.runner.is_finished
+
+
+def test_a_checkpoint_that_comes_while_its_trial_is_over_and_its_node_is_back_is_kept(
+    story,
+) -> None:
+    story.report("a", 3, done=True)
+    story.finish("a")
+    story.free("a")
+    story.lose()
+    assert story.hear_again() == []
+    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    assert [one.key for one in story.runner.summary("a").checkpoints] == ["a/1-1", "a/1-2"]
+
+
+def test_a_node_that_turns_out_to_be_dead_takes_what_only_it_had(story) -> None:
+    story.lose()
+    commands = story.lose(is_dead=True)
+    assert kinds(commands) == ["DropNode", "DeleteCheckpoint"]
+    assert story.runner.away == {}
+    assert story.runner.accepted == {}
+    assert story.hear_again() == []
+    assert trial(story).status == "PENDING"
+
+
+def test_what_an_away_node_may_refer_to_stays_until_somebody_else_has_its_trial(story) -> None:
+    story.commit("a", 2)
+    story.lose()
+    assert story.tell(m.CheckpointDamaged("a", 1, "a/1-2", "torn", "")) == [], "it is pinned"
+    assert deleted(take_over(story)) == ["a/1-2"]
+
+
+def test_a_host_that_never_got_its_order_may_begin_from_what_is_held_for_it() -> None:
+    story = Story(cpus=1.0, max_failures=1)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.write("a", 1)
+    story.commit("a", 1)
+    story.die("a")
+    story.free("a")
+    assert [ref.key for ref in story.choose("a").restore] == ["a/1-1"]
+    story.lose()
+    (order,) = story.hear_again()
+    assert [ref.key for ref in order.start.restore] == ["a/1-1"]
+
+
+def test_a_search_that_was_interrupted_meanwhile_stops_what_comes_back(story) -> None:
+    story.lose()
+    story.tell(m.Interrupted("Ctrl-C"))
+    (order,) = story.hear_again()
+    assert order.stop
+    assert trial(story).status == "PENDING"
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
+
+
+def test_standing_orders_say_all_that_nodes_are_to_host() -> None:
+    story = Story(cpus=3.0)
+    for name in "abc":
+        story.start(name)
+    story.pause("b", 1)
+    story.tell(m.StopRequested("c", "enough"))
+    orders = story.runner.standing_orders()
+    assert [(one.start.trial, one.pause, one.stop, one.is_wanted) for one in orders] == [
+        ("a", False, False, True),
+        ("b", True, False, True),
+        ("c", False, True, True),
+    ]

@@ -1,0 +1,47 @@
+"""Who holds slots, however large its epochs are."""
+
+from __future__ import annotations
+
+import time
+
+from tunemq_scheduler.core.nodes.slots import Slots
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, KeptCheckpoints
+from tunemq_scheduler.core.trials.trial import Trial
+
+
+def trial(name: str, epoch: int) -> Trial:
+    made = Trial(
+        trial_id=name,
+        number=0,
+        config=b"",
+        tag="",
+        resources={"cpu": 1.0},
+        checkpoints=KeptCheckpoints(KeepRule()),
+    )
+    made.epoch = epoch
+    return made
+
+
+def test_a_trial_has_a_slot_as_long_as_any_of_its_epochs_has():
+    slots = Slots()
+    slots.add_node("n", {"cpu": 4.0})
+    first, other = trial("a", 1), trial("b", 1)
+    slots.take(first)
+    first.epoch = 2
+    slots.take(first)
+    slots.take(other)
+    assert slots.has_any(first)
+    slots.give_back("a", 2)
+    assert slots.has_any(first)
+    slots.give_back("a", 1)
+    assert not slots.has_any(first)
+    assert slots.has_any(other)
+
+
+def test_epochs_that_begin_far_beyond_after_a_take_over_cost_nothing():
+    slots = Slots()
+    slots.add_node("n", {"cpu": 4.0})
+    slots.take(trial("b", 1))
+    began = time.thread_time()
+    assert not slots.has_any(trial("a", 50_000_000))
+    assert time.thread_time() - began < 2

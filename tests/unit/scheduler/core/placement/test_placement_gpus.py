@@ -1,0 +1,273 @@
+"""Where trials with GPUs are placed: whole devices, parts of one, and only such as will do."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from tunemq_scheduler.core.allotments import Amounts
+from tunemq_scheduler.core.placement.placement import Placement, could_hold, holds_when_empty
+from tunemq_scheduler.core.placement.resource_request import is_model
+from tunemq_shared.base.errors import InvariantBroken
+from tunemq_shared.protocol.messages import Gpu, NodeJoined
+
+GB = 1e9
+
+
+def gpus(node: str, count: int, model: str = "NVIDIA A100-SXM4-80GB", memory: float = 80 * GB):
+    return [Gpu(f"{node}-{place}", model, memory) for place in range(count)]
+
+
+def farm(**nodes: list[Gpu]) -> Placement:
+    placement = Placement()
+    for name, devices in nodes.items():
+        placement.add_node(name, {"cpu": 16.0}, devices)
+    return placement
+
+
+def test_whole_gpus_are_devices_of_which_nobody_has_anything() -> None:
+    placement = farm(n=gpus("n", 3))
+    assert placement.take("n", {"gpu": 0.5}) == {"n-0": 0.5}
+    assert placement.take("n", {"gpu": 2.0}) == {"n-1": 1.0, "n-2": 1.0}
+    assert placement.fit({"gpu": 1.0}) is None
+    assert placement.fit({"gpu": 0.5}) == "n"
+
+
+def test_a_part_is_never_of_two_devices() -> None:
+    placement = farm(n=gpus("n", 2))
+    for _ in range(2):
+        placement.take("n", {"gpu": 0.6})
+    assert placement.free["gpu"] == 0.8
+    assert placement.fit({"gpu": 0.6}) is None
+    with pytest.raises(InvariantBroken):
+        placement.take("n", {"gpu": 0.6})
+
+
+def test_a_part_goes_where_least_of_a_device_would_be_left() -> None:
+    placement = farm(a=gpus("a", 2), b=gpus("b", 2))
+    placement.take("b", {"gpu": 0.5})
+    placement.take("b", {"gpu": 0.75})
+    assert placement.fit({"gpu": 0.25}) == "b"
+    assert placement.take("b", {"gpu": 0.25}) == {"b-1": 0.25}
+    assert placement.take("b", {"gpu": 0.25}) == {"b-0": 0.25}
+
+
+def test_what_is_given_back_can_be_taken_whole_again() -> None:
+    placement = farm(n=gpus("n", 1, memory=24 * GB))
+    request = {"gpu_memory": 8 * GB}
+    parts = [placement.take("n", request) for _ in range(3)]
+    assert placement.fit(request) is None
+    for part in parts:
+        placement.give_back("n", request, part)
+    assert placement.fit({"gpu": 1.0}) == "n"
+    assert placement.held("n") == Amounts()
+
+
+def test_gpu_memory_alone_is_that_part_of_one_device() -> None:
+    placement = farm(n=[Gpu("small", "T4", 16 * GB), Gpu("large", "A100", 80 * GB)])
+    assert placement.take("n", {"gpu_memory": 40 * GB}) == {"large": 0.5}
+    assert placement.take("n", {"gpu_memory": 16 * GB}) == {"small": 1.0}
+    assert placement.fit({"gpu_memory": 41 * GB}) is None
+
+
+def test_gpu_memory_beside_gpu_is_what_each_device_must_have() -> None:
+    placement = farm(n=[Gpu("small", "T4", 16 * GB), Gpu("large", "A100", 80 * GB)])
+    assert placement.take("n", {"gpu": 1.0, "gpu_memory": 20 * GB}) == {"large": 1.0}
+    assert placement.fit({"gpu": 1.0, "gpu_memory": 20 * GB}) is None
+    assert placement.why_never({"gpu": 2.0, "gpu_memory": 20 * GB}) is not None
+
+
+def test_a_trial_that_does_not_care_gets_the_device_with_least_memory() -> None:
+    placement = farm(n=[Gpu("large", "A100", 80 * GB), Gpu("small", "T4", 16 * GB)])
+    assert placement.take("n", {"gpu": 1.0}) == {"small": 1.0}
+
+
+def test_a_model_allows_no_other_devices_and_takes_nothing_itself() -> None:
+    placement = farm(t=gpus("t", 1, "Tesla T4", 16 * GB), a=gpus("a", 1), none=[])
+    request = {"gpu": 1.0, "accelerator_type:A100": 0.001}
+    assert placement.fit(request) == "a"
+    placement.take("a", request)
+    assert placement.fit(request) is None
+    assert placement.fit({"cpu": 1.0, "accelerator_type:A100": 0.001}) == "a"
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100", True),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA A100-SXM4-80GB", "a100", True),
+        ("NVIDIA A100-SXM4-80GB", "A10", False),
+        ("NVIDIA A10G", "A10", False),
+        ("NVIDIA GeForce RTX 3090", "RTX 3090", True),
+        ("NVIDIA GeForce RTX 3090", "3090 RTX", False),
+        ("", "A100", False),
+    ],
+)
+def test_a_model_is_named_by_words_of_it(model: str, wanted: str, *, expected: bool) -> None:
+    assert is_model(model, wanted) is expected
+
+
+def test_gpus_that_a_node_does_not_list_are_taken_one_by_one_too() -> None:
+    placement = Placement()
+    placement.add_node("n", {"cpu": 8.0, "gpu": 2.0})
+    assert placement.take("n", {"gpu": 0.75}) == {"0": 0.75}
+    assert placement.take("n", {"gpu": 0.75}) == {"1": 0.75}
+    assert placement.fit({"gpu": 0.5}) is None
+    assert placement.fit({"gpu_memory": GB}) is None
+
+
+def test_half_a_gpu_is_no_whole_one() -> None:
+    placement = Placement()
+    placement.add_node("n", {"gpu": 1.5})
+    placement.take("n", {"gpu": 1.0})
+    assert placement.fit({"gpu": 1.0}) is None
+    assert placement.take("n", {"gpu": 0.5}) == {"1": 0.5}
+
+
+def test_who_needs_no_gpu_leaves_nodes_with_gpus_alone_though_they_are_taken() -> None:
+    placement = farm(g=gpus("g", 1), c=[])
+    placement.take("g", {"cpu": 15.0, "gpu": 1.0})
+    assert placement.fit({"cpu": 1.0}) == "c"
+    placement.take("c", {"cpu": 16.0})
+    assert placement.fit({"cpu": 1.0}) == "g"
+
+
+def test_only_what_is_offered_of_a_shared_node_is_taken() -> None:
+    placement = farm(n=gpus("n", 4))
+    placement.offer("n", Amounts())
+    assert placement.fit({"cpu": 1.0}) is None
+    placement.offer("n", Amounts({"cpu": 2.0, "gpu": 1.5}, {"n-3": 1.0, "n-1": 0.5}))
+    assert placement.take("n", {"cpu": 1.0, "gpu": 1.0}) == {"n-3": 1.0}
+    assert placement.take("n", {"cpu": 1.0, "gpu": 0.25}) == {"n-1": 0.25}
+    assert placement.fit({"cpu": 1.0}) is None
+    assert placement.held("n") == Amounts({"cpu": 2.0, "gpu": 1.25}, {"n-1": 0.25, "n-3": 1.0})
+    assert placement.free == {"cpu": 14.0, "gpu": 2.75}
+
+
+def test_nothing_is_placed_where_more_is_held_than_is_offered() -> None:
+    placement = farm(n=gpus("n", 4))
+    placement.offer("n", Amounts({"cpu": 8.0, "gpu": 2.0}, {"n-0": 1.0, "n-1": 1.0}))
+    first = placement.take("n", {"cpu": 1.0, "gpu": 1.0})
+    placement.offer("n", Amounts({"cpu": 8.0, "gpu": 1.0}, {"n-1": 1.0}))
+    assert placement.excess("n") == Amounts({}, {"n-0": 1.0})
+    assert placement.fit({"cpu": 1.0}) is None
+    assert placement.fit({"cpu": 1.0}, "n") is None
+    placement.give_back("n", {"cpu": 1.0, "gpu": 1.0}, first)
+    assert placement.excess("n") == Amounts()
+    assert placement.take("n", {"cpu": 1.0, "gpu": 1.0}) == {"n-1": 1.0}
+
+
+def test_a_host_that_is_there_holds_its_gpus_whatever_is_offered() -> None:
+    placement = farm(n=gpus("n", 2))
+    placement.offer("n", Amounts())
+    placement.hold("n", {"cpu": 1.0, "gpu": 1.0}, {"n-1": 1.0})
+    assert placement.excess("n") == Amounts({"cpu": 1.0}, {"n-1": 1.0})
+    with pytest.raises(InvariantBroken):
+        placement.hold("n", {"gpu": 0.5}, {"n-1": 0.5})
+
+
+def test_a_reserved_node_takes_no_other_request() -> None:
+    placement = farm(a=gpus("a", 2), b=gpus("b", 2))
+    placement.take("a", {"gpu": 1.0})
+    for _ in range(2):
+        placement.take("b", {"gpu": 1.0})
+    assert placement.reserve({"gpu": 2.0}) == "a"
+    assert placement.fit({"gpu": 1.0}) is None
+    placement.give_back("a", {"gpu": 1.0}, {"a-0": 1.0})
+    assert placement.fit({"gpu": 1.0}) is None
+    assert placement.fit({"gpu": 2.0}) == "a"
+    placement.unreserve({"gpu": 2.0})
+    assert placement.fit({"gpu": 1.0}) == "a"
+
+
+def test_a_node_that_could_never_hold_it_is_not_reserved() -> None:
+    placement = farm(a=gpus("a", 2), b=[])
+    assert placement.reserve({"gpu": 3.0}) is None
+    placement.offer("a", Amounts({"gpu": 1.0}, {"a-0": 1.0}))
+    assert placement.reserve({"gpu": 2.0}) is None
+    assert placement.reserve({"gpu": 1.0}) == "a"
+    placement.offer("a", Amounts())
+    assert placement.reserved == []
+
+
+def test_a_placement_that_is_read_again_is_as_it_was() -> None:
+    placement = farm(a=gpus("a", 2), b=gpus("b", 2), c=[], d=gpus("d", 1))
+    placement.take("a", {"gpu": 0.5})
+    placement.offer("b", Amounts({"cpu": 4.0, "gpu": 1.0}, {"b-1": 1.0}))
+    placement.take("b", {"gpu": 1.0})
+    placement.set_aside(["c"])
+    placement.reserve({"gpu": 1.0, "cpu": 16.0})
+    again = Placement()
+    again.take_back(placement.dumped())
+    assert again.dumped() == placement.dumped()
+    for request in ({"gpu": 1.0}, {"gpu": 0.5}, {"cpu": 2.0}, {"gpu": 1.0, "cpu": 16.0}):
+        assert again.fit(request) == placement.fit(request)
+    assert again.held("b") == placement.held("b")
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ({"gpu": 3.0}, "a trial asks for gpu=3, the most that any node has is 2"),
+        (
+            {"gpu": 1.0, "accelerator_type:H100": 1.0},
+            "a trial asks for gpu of H100=1, the most that any node has is 0",
+        ),
+        (
+            {"gpu": 1.0, "gpu_memory": 2.0**37},
+            "a trial asks for gpu_memory=128 GiB, the most that any node has is 74.5 GiB",
+        ),
+        (
+            {"gpu": 2.0, "accelerator_type:T4": 1.0},
+            "a trial asks for gpu of T4=2, the most that any node has is 1",
+        ),
+        ({"licence": 1.0}, "a trial asks for licence=1, the most that any node has is 0"),
+    ],
+)
+def test_a_request_that_can_never_be_met_says_of_what_there_is_too_little(
+    request_: dict[str, float], why: str
+) -> None:
+    placement = farm(a=gpus("a", 2), t=gpus("t", 1, "Tesla T4", 16 * GB))
+    assert placement.why_never(request_) == why
+    assert placement.why_not_now(request_) == why
+
+
+def test_a_request_that_waits_says_what_the_most_free_is_and_the_most_there_is() -> None:
+    placement = farm(a=gpus("a", 4), b=gpus("b", 2))
+    assert placement.why_not_now({"gpu": 4.0}) is None
+    placement.take("a", {"gpu": 0.25})
+    assert placement.why_not_now({"gpu": 4.0}) == (
+        "a trial asks for gpu=4, the most that is free on any node is 3, of 4 at most"
+    )
+    for node, count in (("a", 3.0), ("b", 2.0)):
+        placement.take(node, {"gpu": count})
+    assert placement.why_not_now({"gpu": 0.9}) == (
+        "a trial asks for gpu=0.9, the most that is free on any node is 0.75, of 1 at most"
+    )
+    placement.take("b", {"cpu": 1.0})
+    assert placement.why_not_now({"gpu": 0.5, "cpu": 16.0}) is None
+    placement.take("a", {"cpu": 1.0})
+    assert "cpu=16" in str(placement.why_not_now({"gpu": 0.5, "cpu": 16.0}))
+
+
+def test_what_no_node_has_free_at_once_is_said_so() -> None:
+    placement = farm(a=gpus("a", 1), b=gpus("b", 1))
+    placement.take("a", {"cpu": 16.0})
+    placement.take("b", {"gpu": 1.0})
+    assert placement.why_not_now({"cpu": 1.0, "gpu": 1.0}) == (
+        "a trial asks for cpu=1, gpu=1, and no single node has all of it free"
+    )
+
+
+def test_what_a_node_could_hold_is_asked_with_its_gpus() -> None:
+    devices = tuple(gpus("n", 2))
+    node = NodeJoined("a", "a", "a", "127.0.0.1", {"cpu": 2.0})
+    with_gpus = replace(node, gpus=devices)
+    assert could_hold(with_gpus, {"gpu": 2.0, "gpu_memory": 40 * GB})
+    assert not could_hold(node, {"gpu": 2.0, "gpu_memory": 40 * GB})
+    assert not could_hold(with_gpus, {"gpu": 3.0})
+    one = replace(with_gpus, withheld={devices[0].uuid: "XID 79"})
+    assert holds_when_empty(one, {"gpu": 1.0})
+    assert not holds_when_empty(one, {"gpu": 2.0})
+    assert could_hold(one, {"gpu": 2.0}), "it may come back"

@@ -1,0 +1,141 @@
+"""A trial that a GPU had too little memory for, and shared it: once more, with all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.scheduler.stories import Story
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner_settings import ALONE, EXCLUDE_NODE, LogRule
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_shared.protocol import messages as m
+
+GB = 1e9
+GPUS = tuple(m.Gpu(f"gpu-{number}", "NVIDIA H100", 80 * GB) for number in (0, 1))
+
+
+class Node(Story):
+    """One node with two GPUs; ``a`` asks for what is given."""
+
+    def __init__(self, request: dict[str, float], **settings: Any) -> None:
+        super().__init__(**{"retry_cuda_memory": ALONE, **settings})
+        self.lose(is_dead=True)
+        joined = m.NodeJoined("g.1", "g", "host", "127.0.0.1", {"cpu": 8.0}, GPUS)
+        self.tell(joined)
+        self.tell(m.ConfigSuggested(0, "a", b"", "", request))
+
+    def run_out(self, kind: str = "cuda_memory") -> c.RecordFailure:
+        self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
+        order = self.choose("a")
+        if kind == "died":
+            fact: m.Event = m.HostDied("a", order.epoch, 1, None, 1, 0.0, "cuda_memory")
+        else:
+            fact = m.TrialFailed("a", order.epoch, kind, "out of memory", "", 0.0)
+        commands = self.tell(fact)
+        self.free("a", order.epoch)
+        (record,) = [one for one in commands if isinstance(one, c.RecordFailure)]
+        return record
+
+    def is_as_replayed(self) -> None:
+        assert replay(self.settings, self.entries).snapshot() == self.runner.snapshot()
+        loaded = TrialRunner.load(self.settings, dump(self.runner), self.runner.finished)
+        assert loaded.snapshot() == self.runner.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("request_", "shown"),
+    [
+        ({"cpu": 1.0, "gpu": 0.5}, "gpu=0.5"),
+        ({"cpu": 1.0, "gpu_memory": 20 * GB}, "gpu_memory="),
+        ({"gpu": 0.25, "gpu_memory": 20 * GB, "accelerator_type:H100": 0.001}, "gpu=0.25"),
+    ],
+)
+def test_f23_a_part_of_a_gpu_becomes_a_whole_one_once_and_that_is_no_failure_of_its_own(
+    request_: dict[str, float], shown: str
+) -> None:
+    node = Node(request_, max_failures=0)
+    record = node.run_out()
+    assert record.retried
+    assert record.told.startswith(f"it shared a GPU ({shown}")
+    assert record.told.endswith("and has a whole one from now on")
+    trial = node.runner.live["a"]
+    assert trial.resources == {**request_, "gpu": 1.0}
+    assert (trial.is_alone, trial.num_failures, trial.failures) == (True, 1, {})
+    node.is_as_replayed()
+    order = node.choose("a")
+    assert list(order.devices.values()) == [1.0]
+    assert order.resources["gpu"] == 1.0
+    others = {"gpu": 0.1}
+    node.tell(m.ConfigSuggested(1, "b", b"", "", others))
+    assert node.choose("b").devices.keys() != order.devices.keys()
+    assert node.runner.placement.fit({"gpu": 1.0}) is None
+
+
+def test_with_a_whole_gpu_it_is_not_tried_again() -> None:
+    node = Node({"gpu": 0.5}, max_failures=-1)
+    assert node.run_out().retried
+    record = node.run_out()
+    assert (record.retried, record.told) == (
+        False,
+        "not tried again, for that would change nothing",
+    )
+    assert node.runner.summary("a").resources == {"gpu": 1.0}
+    node.is_as_replayed()
+
+
+@pytest.mark.parametrize("request_", [{"gpu": 1.0}, {"gpu": 2.0, "gpu_memory": GB}, {"cpu": 1.0}])
+def test_who_had_no_part_of_a_gpu_is_not_tried_again(request_: dict[str, float]) -> None:
+    assert not Node(request_, max_failures=-1).run_out().retried
+
+
+def test_where_no_node_has_a_whole_gpu_it_is_not_tried_again() -> None:
+    story = Story(retry_cuda_memory=ALONE)
+    story.tell(m.NodeJoined("g.1", "g", "host", "127.0.0.1", {"gpu": 0.5}))
+    story.tell(m.ConfigSuggested(0, "a", b"", "", {"gpu": 0.5}))
+    story.choose("a")
+    story.tell(m.TrialFailed("a", 1, "cuda_memory", "out of memory", "", 0.0))
+    story.free("a")
+    assert story.runner.summary("a").status == "ERROR"
+
+
+def test_a_host_that_died_of_it_is_no_other_case() -> None:
+    assert Node({"gpu": 0.5}).run_out("died").kind == "cuda_memory"
+    assert not Node({"gpu": 0.5}, retry_cuda_memory=False).run_out("died").retried
+
+
+@pytest.mark.parametrize("setting", [False, True])
+def test_without_alone_the_request_stays_as_it_is(setting: bool) -> None:
+    node = Node({"gpu": 0.5}, retry_cuda_memory=setting, max_failures=1)
+    assert node.run_out().retried is setting
+    assert node.runner.summary("a").resources == {"gpu": 0.5}
+
+
+def test_other_failures_have_the_budget_that_they_would_have_had() -> None:
+    node = Node({"gpu": 0.5}, max_failures=1)
+    assert node.run_out().retried
+    assert node.run_out("user").told == "failure 1 of at most 2"
+    assert not node.run_out("user").retried
+
+
+def test_a_log_policy_about_it_keeps_it_away_from_the_node_as_well() -> None:
+    node = Node({"gpu": 0.5}, log_rules=(LogRule("out of memory", EXCLUDE_NODE),))
+    order = node.choose("a")
+    node.tell(m.LogMatched("a", order.epoch, "out of memory", "CUDA out of memory", 0.0))
+    node.tell(m.TrialFailed("a", order.epoch, "cuda_memory", "out of memory", "", 0.0))
+    trial = node.runner.live["a"]
+    assert (trial.resources, trial.excluded) == ({"gpu": 1.0}, ["g"])
+
+
+def test_where_the_only_node_is_shunned_for_good_it_ends() -> None:
+    rules = (LogRule("out of memory", EXCLUDE_NODE),)
+    node = Node({"gpu": 0.5}, log_rules=rules, nodes_may_come=False)
+    order = node.choose("a")
+    node.tell(m.LogMatched("a", order.epoch, "out of memory", "CUDA out of memory", 0.0))
+    failed = m.TrialFailed("a", order.epoch, "cuda_memory", "out of memory", "", 0.0)
+    (record,) = [one for one in node.tell(failed) if isinstance(one, c.RecordFailure)]
+    assert not record.retried
+    assert "no other node that could hold it" in record.told

@@ -1,0 +1,87 @@
+"""Whoever gives the state something new is told when it is not written down with the rest."""
+
+from __future__ import annotations
+
+from tunemq_scheduler.core.checkpoints.object_references import References
+from tunemq_scheduler.core.experiment_limits import ExperimentLimits
+from tunemq_scheduler.core.nodes.slots import Slots
+from tunemq_scheduler.core.placement.placement import Placement
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.runner_snapshot import _State
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule, Kept, KeptCheckpoints
+
+#: What a runner has besides its state: how it is wired, and what is kept elsewhere.
+WIRING = {
+    "_checkpoints",
+    "_nodes",
+    "_failures",
+    "_handlers",
+    "_offers",
+    "_resuming",
+    "_usage",
+    "placement",
+}
+ELSEWHERE = {"finished", "_changed"}
+#: What follows from the rest.
+WORKED_OUT = {"left_behind"}
+#: By other names in what is written.
+RENAMED = {"queue": {"pending", "paused", "passed_over"}}
+
+
+def test_all_that_a_runner_knows_is_written_down() -> None:
+    has = set(vars(TrialRunner(RunnerSettings())))
+    known = has - WIRING - ELSEWHERE - WORKED_OUT - set(RENAMED)
+    written = set(_State.__struct_fields__) - {"version"} - set().union(*RENAMED.values())
+    assert written == known
+
+
+def test_all_that_its_parts_know_is_written_down() -> None:
+    runner = TrialRunner(RunnerSettings())
+    assert set(vars(Slots())) == {"placement", "_held", "_on_node", "_epochs"}
+    assert set(vars(Placement())) == {
+        "_nodes",
+        "_buckets",
+        "_in_bucket",
+        "_aside",
+        "_reserved",
+        "_reserves",
+        "_touched",
+        "_could_hold",  # worked out from the nodes
+    }
+    assert set(vars(References())) == {"_users", "_removed", "_pins", "_condemned"}
+    assert set(vars(runner.queue)) == {
+        "_is_apart",
+        "_line_is_over",
+        "freed",
+        "_due",
+        "_now",
+        "_trials",
+        # These are where each of them waits, which follows from what it is.
+        "_places",
+        "_lines",
+        "_later",
+        "_fell_with",
+        "_tickets",
+    }
+    assert set(vars(runner.book)) == {
+        "_settings",
+        "_live",
+        "_forget",
+        "_references",
+        "_limits",
+        "_orders",
+        "_writers",
+        "_uploads",
+    }
+    assert set(vars(ExperimentLimits(KeepRule()))) == {
+        "_rule",
+        "_is_active",
+        "_entries",
+        "_worst",
+        "_best",
+        "_bytes",
+        "_may_go",
+    }
+    assert set(KeptCheckpoints.__slots__) == {"_kept", "rule", "uploading"}
+    assert Kept.__struct_fields__[-2:] == ("is_wanted", "is_damaged")

@@ -1,0 +1,438 @@
+"""What each class of failures leads to: how often a trial is tried again, after which pause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.scheduler.stories import Story, kinds
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.failure_policy import CLASSES, classify
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_shared.protocol import messages as m
+
+COUNTED = ["user", "metric", "load", "start", "died", "memory", "time_limit", "stalled"]
+
+
+def failing(
+    kind: str, trial: str = "a", epoch: int = 1, *, is_shared: bool = False
+) -> m.TrialFailed | m.HostDied:
+    """A fact of this class."""
+    if kind == "died":
+        return m.HostDied(trial, epoch, 1, 9, None, 0.0)
+    error = f"{kind}: it went wrong"
+    return m.TrialFailed(trial, epoch, kind, error, "", 0.0, is_shared=is_shared)
+
+
+class Tries(Story):
+    """A trial that fails and fails."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.add("a")
+
+    def fail_once(self, kind: str, new_results: int = 0) -> c.RecordFailure:
+        """Start it as soon as that may be, have it report, and fail."""
+        self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
+        self.choose("a")
+        trial = self.runner.live["a"]
+        for _ in range(new_results):
+            self.report("a", trial.last_step + 1, epoch=trial.epoch)
+        commands = self.tell(failing(kind, epoch=trial.epoch))
+        self.free("a", trial.epoch)
+        (record,) = [one for one in commands if isinstance(one, c.RecordFailure)]
+        return record
+
+    @property
+    def status(self) -> str:
+        return self.runner.summary("a").status
+
+
+def test_every_kind_that_a_node_may_state_has_a_class_and_an_unknown_one_is_the_users() -> None:
+    stated = {
+        *COUNTED,
+        "fetch",
+        "restore",
+        "storage",
+        "cuda_memory",
+        "trial_limit",
+        "forkserver",
+    } - {"died"}
+    for kind in stated:
+        assert classify(failing(kind)) is CLASSES[kind]
+    assert classify(failing("of a newer node")).kind == "user"
+    assert classify(m.HostDied("a", 1, 1, 9, None, 0.0)).kind == "died"
+    assert classify(m.HostDied("a", 1, 1, 9, None, 0.0, "memory")).kind == "memory"
+
+
+@pytest.mark.parity(94, 95)
+@pytest.mark.parametrize("kind", COUNTED)
+def test_a_failure_of_the_trial_counts_towards_max_failures_and_says_which_it_is(kind: str) -> None:
+    tries = Tries(max_failures=2)
+    told = [tries.fail_once(kind, new_results=1) for _ in range(3)]
+    assert [one.retried for one in told] == [True, True, False]
+    assert [one.told for one in told] == [f"failure {n} of at most 3" for n in (1, 2, 3)]
+    assert {one.kind for one in told} == {kind}
+    assert tries.status == "ERROR"
+    summary = tries.runner.summary("a")
+    assert (summary.num_failures, summary.failures) == (3, {kind: 3})
+    assert summary.reason == f"{CLASSES[kind].words}: failure 3 of at most 3"
+
+
+def test_failures_of_different_classes_share_max_failures() -> None:
+    tries = Tries(max_failures=2)
+    assert tries.fail_once("user").retried
+    assert tries.fail_once("died").retried
+    assert tries.fail_once("stalled").told == "failure 3 of at most 3"
+    assert tries.runner.summary("a").failures == {"user": 1, "died": 1, "stalled": 1}
+
+
+@pytest.mark.parametrize("kind", ["fetch", "storage", "restore"])
+def test_trouble_with_checkpoints_has_a_budget_of_its_own_that_a_new_result_renews(
+    kind: str,
+) -> None:
+    tries = Tries(max_failures=0, max_storage_failures=1)
+    assert tries.fail_once(kind).told == f"{kind} failure 1 of at most 2 in a row"
+    for _ in range(5):
+        assert tries.fail_once(kind, new_results=1).retried
+    assert tries.fail_once(kind).told == f"{kind} failure 2 of at most 2 in a row"
+    assert tries.status == "ERROR"
+    assert tries.runner.summary("a").failures == {kind: 7}
+
+
+def test_a_checkpoint_not_kept_and_one_not_restored_are_counted_apart_and_not_as_errors() -> None:
+    tries = Tries(max_failures=0, max_storage_failures=1)
+    assert tries.fail_once("storage").retried
+    assert tries.fail_once("restore").retried
+    assert tries.fail_once("user").told == "failure 1 of at most 1"
+
+
+def test_trial_whose_forkserver_died_is_tried_again_where_no_failure_is_allowed() -> None:
+    tries = Tries(max_failures=0, max_node_losses=2)
+    for number in (1, 2):
+        record = tries.fail_once("forkserver")
+        assert record.retried
+        assert record.told == f"loss {number} of at most 3 in a row while no other trial was there"
+    for _ in range(5):
+        assert tries.fail_once("forkserver", new_results=1).retried
+    # None of them counts as a failure of the trial.
+    assert tries.fail_once("user").told == "failure 1 of at most 1"
+
+
+def test_trial_whose_forkserver_dies_each_time_ends_with_a_reason_that_names_it() -> None:
+    tries = Tries(max_failures=0, max_node_losses=2)
+    tried = [tries.fail_once("forkserver").retried for _ in range(3)]
+    assert tried == [True, True, False]
+    summary = tries.runner.summary("a")
+    assert summary.status == "ERROR"
+    assert summary.reason.startswith(
+        "death of its node's forkserver: nodes or forkservers lost in a row while they ran it"
+        " and no other trial: 3 ("
+    )
+
+
+@pytest.mark.parametrize("kind", ["cuda_memory", "trial_limit"])
+def test_what_would_end_in_the_same_way_is_not_tried_again(kind: str) -> None:
+    tries = Tries(max_failures=-1, max_storage_failures=-1)
+    record = tries.fail_once(kind)
+    assert (record.retried, record.told) == (
+        False,
+        "not tried again, for that would change nothing",
+    )
+    assert tries.status == "ERROR"
+
+
+def test_f23_out_of_gpu_memory_counts_as_a_failure_where_a_retry_is_asked_for() -> None:
+    tries = Tries(max_failures=1, retry_cuda_memory=True)
+    assert tries.fail_once("cuda_memory").told == "failure 1 of at most 2"
+    assert not tries.fail_once("user").retried
+
+
+def test_with_minus_one_a_trial_is_tried_for_ever() -> None:
+    tries = Tries(max_failures=-1, max_storage_failures=-1)
+    for kind in COUNTED + ["fetch", "storage", "restore"] * 10:
+        record = tries.fail_once(kind)
+        assert record.retried
+    assert record.told == "restore failure 10 in a row, and there may be any number"
+
+
+@pytest.mark.parametrize("kind", [*COUNTED, "fetch", "storage", "restore", "cuda_memory"])
+def test_without_a_new_result_the_pauses_grow_from_none_to_a_minute(kind: str) -> None:
+    tries = Tries(max_failures=-1, max_storage_failures=-1, retry_cuda_memory=True)
+    pauses = []
+    for _ in range(9):
+        tries.fail_once(kind)
+        pauses.append(tries.runner.live["a"].not_before - tries.runner.elapsed)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    tries.fail_once(kind, new_results=1)
+    assert tries.runner.live["a"].not_before == tries.runner.elapsed
+
+
+def test_lost_nodes_make_a_trial_wait_likewise() -> None:
+    story = Story(max_node_losses=-1)
+    story.add("a")
+    pauses = []
+    for life in range(1, 10):
+        if life > 1:
+            story.join(f"node.{life}")
+        story.tell(m.Tick(story.runner.next_wake() or story.runner.elapsed))
+        story.choose("a")
+        story.lose(f"node.{life}")
+        pauses.append(story.runner.live["a"].not_before - story.runner.elapsed)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    assert story.runner.summary("a").num_failures == 0
+
+
+def test_the_counters_are_the_same_after_a_replay() -> None:
+    tries = Tries(max_failures=5, max_storage_failures=5)
+    for kind in ("user", "storage", "died", "restore"):
+        tries.fail_once(kind, new_results=kind == "died")
+    again = replay(tries.settings, tries.entries)
+    assert again.snapshot() == tries.runner.snapshot()
+    assert again.live["a"].in_a_row == {"died": 1, "restore": 1}
+
+
+def dump_and_load(story: Story) -> bytes:
+    """The state of a runner that was loaded from what this one writes down."""
+    runner = story.runner
+    return TrialRunner.load(story.settings, dump(runner), dict(runner.finished)).snapshot()
+
+
+# --- poison ---------------------------------------------------------------------------------------
+
+
+class Falling(Story):
+    """Nodes that are lost, one after the other; each has room for four trials."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cpus=4.0, **settings)
+        self.life = 1
+
+    @property
+    def node(self) -> str:
+        return f"node.{self.life}"
+
+    def fall(self) -> list[c.Command]:
+        """Lose the node, and have the next one come."""
+        commands = self.tell(m.NodeLost(self.node, "its process ended", is_dead=True))
+        self.life += 1
+        self.join(self.node, 4.0)
+        return commands
+
+    def lose_forkserver(self) -> None:
+        """Lose the process from which all trials on the node were forked."""
+        trials = list(self.runner.slots.trials_on(self.node))
+        for trial in trials:
+            epoch = self.runner.live[trial].epoch
+            self.tell(failing("forkserver", trial, epoch, is_shared=len(trials) > 1))
+            self.free(trial, epoch)
+
+    def start_all(self) -> list[str]:
+        """Start what may be started, when it may."""
+        self.tell(m.Tick(self.runner.elapsed + 60))
+        started = []
+        while trial := next(iter(self.runner.waiting()), None):
+            started.append(trial.trial_id)
+            self.choose(trial.trial_id)
+        return started
+
+
+def test_f22_a_trial_that_takes_node_after_node_with_it_ends_as_poison() -> None:
+    story = Falling()
+    story.add("a")
+    for _ in range(2):
+        story.start_all()
+        assert "RecordFailure" not in kinds(story.fall())
+    story.start_all()
+    commands = story.fall()
+    record, end = commands[:2]
+    assert isinstance(record, c.RecordFailure)
+    assert (record.kind, record.retried) == ("node", False)
+    assert isinstance(end, c.RecordEnd)
+    assert end.status == "ERROR"
+    assert end.reason.startswith(
+        "poison: nodes or forkservers lost in a row while they ran it and no other trial: 3 ("
+    )
+    assert "node.1, node.2, node.3" in end.reason
+
+
+def test_f22_a_new_result_between_two_losses_clears_a_trial_of_suspicion() -> None:
+    story = Falling()
+    story.add("a")
+    for step in range(1, 6):
+        story.start_all()
+        story.report("a", step, epoch=story.runner.live["a"].epoch)
+        story.fall()
+    assert story.runner.live["a"].status == "PENDING"
+
+
+def test_f22_trials_beside_a_poison_one_do_not_end_for_it() -> None:
+    story = Falling()
+    for trial in ("a", "poison", "b", "d"):
+        story.add(trial)
+    for _ in range(2):
+        assert story.start_all() == ["a", "poison", "b", "d"]
+        story.fall()
+    # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
+    assert story.start_all() == ["a"]
+    assert story.start_all() == []
+    story.report("a", 1, epoch=3)
+    assert story.start_all() == [], "the node is emptied for the next one"
+    story.tell(m.TrialFinished("a", 3))
+    story.tell(m.HostFreed("a", 3))
+    assert story.start_all() == ["poison"]
+    story.fall()
+    for trial in ("b", "d"):
+        assert story.start_all() == [trial]
+        story.report(trial, 1, epoch=3)
+        story.tell(m.TrialFinished(trial, 3))
+        story.tell(m.HostFreed(trial, 3))
+    for _ in range(2):
+        assert story.start_all() == ["poison"]
+        assert story.start_all() == []
+        last = story.fall()
+    assert "RecordFailure" in kinds(last)
+    assert story.runner.summary("poison").status == "ERROR"
+    assert "node.3, node.4, node.5" in story.runner.summary("poison").reason
+    assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+
+
+def test_trial_beside_one_that_kills_its_forkserver_does_not_end_for_it() -> None:
+    story = Falling()
+    for trial in ("a", "killer", "b"):
+        story.add(trial)
+
+    for _ in range(2):
+        assert story.start_all() == ["a", "killer", "b"]
+        story.lose_forkserver()
+    # From now on each of them may be the one: a node gets one at a time, and nothing beside it.
+    assert story.start_all() == ["a"]
+    story.report("a", 1, epoch=3)
+    assert story.start_all() == [], "the node is emptied for the next one"
+    story.tell(m.TrialFinished("a", 3))
+    story.free("a", 3)
+    assert story.start_all() == ["killer"]
+    story.lose_forkserver()
+    assert story.start_all() == ["b"]
+    story.report("b", 1, epoch=3)
+    story.tell(m.TrialFinished("b", 3))
+    story.free("b", 3)
+    for _ in range(2):
+        assert story.start_all() == ["killer"]
+        assert story.start_all() == []
+        story.lose_forkserver()
+    assert story.runner.summary("killer").status == "ERROR"
+    assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+
+
+def test_first_death_of_a_shared_forkserver_ends_no_trial_where_no_loss_is_allowed() -> None:
+    story = Falling(max_node_losses=0)
+    for trial in ("a", "killer", "b"):
+        story.add(trial)
+    assert story.start_all() == ["a", "killer", "b"]
+    story.lose_forkserver()
+    assert dump_and_load(story) == story.runner.snapshot()
+    for trial in ("a", "killer", "b"):
+        assert story.start_all() == [trial]
+        assert story.start_all() == [], "nothing runs beside a suspect"
+        if trial == "killer":
+            story.lose_forkserver()
+        else:
+            story.report(trial, 1, epoch=2)
+            story.tell(m.TrialFinished(trial, 2))
+            story.free(trial, 2)
+    statuses = [story.runner.summary(trial).status for trial in ("a", "killer", "b")]
+    assert statuses == ["TERMINATED", "ERROR", "TERMINATED"]
+    assert replay(story.settings, story.entries).snapshot() == story.runner.snapshot()
+
+
+def test_node_and_forkserver_losses_count_together_against_a_trial() -> None:
+    story = Falling(max_node_losses=1)
+    story.add("a")
+    story.start_all()
+    story.lose_forkserver()
+    story.start_all()
+    story.fall()
+    summary = story.runner.summary("a")
+    assert summary.status == "ERROR"
+    assert "the forkserver of node.1 in attempt 1, node.1" in summary.reason
+
+
+def test_f22_loss_of_a_shared_node_is_no_evidence_against_a_trial() -> None:
+    """However often: others may have been on the node whom this experiment cannot see."""
+    story = Falling(max_node_losses=0)
+    story.add("a")
+    for _ in range(5):
+        assert story.start_all() == ["a"]
+        story.tell(m.NodeLost(story.node, "its process ended", is_dead=True, is_shared=True))
+        story.life += 1
+        story.join(story.node, 4.0)
+    assert story.runner.live["a"].status == "PENDING"
+    assert story.start_all() == ["a"]
+    assert "RecordFailure" in kinds(story.fall())
+    assert story.runner.summary("a").status == "ERROR"
+
+
+def test_f22_suspect_gets_a_node_of_its_own_while_others_run_on() -> None:
+    story = Falling(max_node_losses=0)
+    story.add("a")
+    story.add("b")
+    assert story.start_all() == ["a", "b"]
+    story.fall()
+    story.join("other.1", 4.0)
+    started = story.start_all()
+    assert started == ["a", "b"]
+    nodes = {story.runner.slots.node_of(story.runner.live[one]) for one in started}
+    assert nodes == {"node.2", "other.1"}
+    story.add("c")
+    assert story.start_all() == [], "nothing runs beside a suspect"
+    story.report("a", 1, epoch=2)
+    assert story.start_all() == ["c"], "a trial that got on shares its node again"
+
+
+def test_f22_trial_placed_after_a_suspect_waits_leaves_its_node_free() -> None:
+    """A node is kept for the suspect, so that smaller trials do not take all that comes free."""
+    story = Falling(max_node_losses=0)
+    for trial in ("a", "b"):
+        story.add(trial)
+    story.start_all()
+    story.fall()
+    assert story.start_all() == ["a"]
+    story.report("a", 1, epoch=2)
+    story.add("c")
+    assert story.start_all() == []
+    story.tell(m.TrialFinished("a", 2))
+    story.tell(m.HostFreed("a", 2))
+    assert story.start_all() == ["b"]
+    assert dump_and_load(story) == story.runner.snapshot()
+
+
+def test_a_node_that_was_only_cut_off_speaks_against_nobody() -> None:
+    story = Falling()
+    story.add("a")
+    story.start_all()
+    for _ in range(5):
+        story.tell(m.NodeLost("node.1", "its lease ran out"))
+        story.tell(m.NodeReturned("node.1"))
+    assert story.runner.live["a"].status == "RUNNING"
+    story.fall()
+    assert story.runner.live["a"].status == "PENDING"
+
+
+def test_without_a_limit_no_trial_is_poison() -> None:
+    story = Falling(max_node_losses=-1)
+    story.add("a")
+    for _ in range(20):
+        assert story.start_all() == ["a"]
+        story.fall()
+    assert story.runner.live["a"].status == "PENDING"
+
+
+def test_with_a_limit_of_none_the_first_lost_node_ends_a_trial() -> None:
+    story = Falling(max_node_losses=0)
+    story.add("a")
+    story.start_all()
+    assert "RecordFailure" in kinds(story.fall())

@@ -1,0 +1,291 @@
+"""What follows when a trial fails that printed what a log policy is about."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.scheduler.stories import Story
+from tunemq.testing.journal_auditor import Auditor
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.allotments import Wanted
+from tunemq_scheduler.core.events.failure_events import LINE_LENGTH
+from tunemq_scheduler.core.nodes.failing_nodes import TRIALS_IN_A_ROW
+from tunemq_scheduler.core.runner_settings import DO_NOT_RETRY, EXCLUDE_NODE, LogRule
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.trial import PENDING
+from tunemq_shared.protocol import messages as m
+
+ASSERT, ECC = "device-side assert", "uncorrectable ECC"
+RULES = (LogRule(ASSERT, DO_NOT_RETRY), LogRule(ECC, EXCLUDE_NODE))
+
+
+class Farm(Story):
+    """Nodes ``n1.1`` and so on, each with room for one trial; ``a`` is the trial in question."""
+
+    def __init__(self, nodes: int = 2, **settings: Any) -> None:
+        super().__init__(**{"max_failures": -1, "log_rules": RULES, **settings})
+        self.lose(is_dead=True)
+        for number in range(1, nodes + 1):
+            self.join_as(f"n{number}.1")
+        self.add("a")
+
+    def join_as(self, incarnation: str, **fields: Any) -> None:
+        node = incarnation.partition(".")[0]
+        joined = m.NodeJoined(incarnation, node, f"{node}-host", "127.0.0.1", {"cpu": 1.0})
+        self.tell(msgspec.structs.replace(joined, **fields))
+
+    def node(self) -> str:
+        return self.runner.slots.node_of(self.trial)
+
+    @property
+    def trial(self) -> Any:
+        return self.runner.live["a"]
+
+    def place(self) -> str:
+        """Start it as soon as that may be; returns its node."""
+        self.tell(m.Tick(self.runner.next_wake() or self.runner.elapsed))
+        return self.choose("a").incarnation
+
+    def print_(self, pattern: str, trial: str = "a") -> None:
+        epoch = self.runner.live[trial].epoch
+        self.tell(m.LogMatched(trial, epoch, pattern, f"oh, {pattern}!", 0.0))
+
+    def fail(self, trial: str = "a", kind: str = "user") -> c.RecordFailure:  # type: ignore[override]
+        epoch = self.runner.live[trial].epoch
+        commands = self.tell(m.TrialFailed(trial, epoch, kind, "it went wrong", "", 0.0))
+        self.free(trial, epoch)
+        (record,) = [one for one in commands if isinstance(one, c.RecordFailure)]
+        return record
+
+    def fail_for(self, pattern: str, kind: str = "user") -> tuple[str, c.RecordFailure]:
+        """Start it, have it print this and fail; returns its node and what is recorded."""
+        node = self.place()
+        self.print_(pattern)
+        return node, self.fail(kind=kind)
+
+    def has_place(self) -> bool:
+        return self.runner.has_place(self.trial)
+
+    def is_as_replayed(self) -> None:
+        """The journal, and a snapshot, give this state."""
+        assert replay(self.settings, self.entries).snapshot() == self.runner.snapshot()
+        loaded = TrialRunner.load(self.settings, dump(self.runner), self.runner.finished)
+        assert loaded.snapshot() == self.runner.snapshot()
+        assert [one.trial_id for one in loaded.waiting()] == [
+            one.trial_id for one in self.runner.waiting()
+        ]
+
+
+def test_f23_after_do_not_retry_a_failure_is_the_last_whatever_max_failures_says() -> None:
+    farm = Farm()
+    _, record = farm.fail_for(ASSERT)
+    told = f"not tried again, for it printed 'oh, {ASSERT}!', which matches '{ASSERT}'"
+    assert (record.retried, record.told) == (False, told)
+    summary = farm.runner.summary("a")
+    assert (summary.status, summary.reason) == ("ERROR", f"error in the trial's code: {told}")
+    farm.is_as_replayed()
+
+
+def test_what_was_printed_means_nothing_as_long_as_the_trial_does_not_fail() -> None:
+    farm = Farm()
+    farm.place()
+    farm.print_(ASSERT)
+    farm.print_(ECC)
+    farm.report("a", 1, done=True)
+    farm.finish("a")
+    farm.free("a")
+    summary = farm.runner.summary("a")
+    assert (summary.status, summary.num_failures, summary.excluded) == ("TERMINATED", 0, ())
+
+
+def test_what_an_incarnation_printed_means_nothing_for_the_next() -> None:
+    farm = Farm()
+    farm.place()
+    farm.print_(ASSERT)
+    farm.lose(farm.node())
+    farm.place()
+    assert farm.trial.matched == {}
+    assert farm.fail().retried
+
+
+def test_what_comes_late_or_of_an_older_incarnation_or_is_of_no_rule_is_dropped() -> None:
+    farm = Farm()
+    farm.place()
+    farm.fail()
+    farm.print_(ASSERT)
+    farm.place()
+    farm.tell(m.LogMatched("a", 1, ASSERT, "of the first epoch", 0.0))
+    farm.tell(m.LogMatched("b", 1, ASSERT, "of nobody", 0.0))
+    farm.print_("a pattern of the run before")
+    assert farm.trial.matched == {}
+    assert farm.runner.stale == 3
+    assert farm.fail().retried
+
+
+def test_only_the_beginning_of_what_a_node_says_is_kept() -> None:
+    farm = Farm()
+    farm.place()
+    farm.tell(m.LogMatched("a", 1, ASSERT, "x" * 10 * LINE_LENGTH, 0.0))
+    assert farm.trial.matched == {ASSERT: "x" * LINE_LENGTH}
+
+
+@pytest.mark.parametrize("kind", ["user", "died", "cuda_memory", "storage"])
+def test_f23_after_exclude_node_it_goes_elsewhere_and_the_failure_is_not_its_own(kind: str) -> None:
+    farm = Farm(max_failures=0, max_storage_failures=0)
+    node, record = farm.fail_for(ECC, kind)
+    name = node.partition(".")[0]
+    assert (record.retried, record.kind) == (True, kind)
+    assert record.told == (
+        f"it is not placed on node {name} any more, for it printed 'oh, {ECC}!', which matches "
+        f"'{ECC}' (excluded node 1 of at most 2)"
+    )
+    assert farm.trial.failures == farm.trial.in_a_row == {}
+    assert (farm.trial.num_failures, farm.trial.excluded) == (1, [name])
+    farm.is_as_replayed()
+    assert farm.place() != node
+    assert not farm.fail().retried, "what it fails of elsewhere is its own"
+
+
+def test_a_node_that_was_started_again_is_the_same_node() -> None:
+    farm = Farm(nodes=1)
+    farm.fail_for(ECC)
+    assert not farm.has_place()
+    farm.lose("n1.1", is_dead=True)
+    farm.join_as("n1.2")
+    assert not farm.has_place()
+    assert "n1.2" in farm.runner.avoided(farm.trial)
+    farm.join_as("n2.1")
+    assert farm.place() == "n2.1"
+
+
+def test_beyond_the_bound_a_node_is_shunned_all_the_same_and_the_failure_counts() -> None:
+    farm = Farm(nodes=4, max_failures=1, max_excluded_nodes=2)
+    records = [farm.fail_for(ECC)[1] for _ in range(4)]
+    assert [one.retried for one in records] == [True, True, True, False]
+    assert records[2].told.startswith("failure 1 of at most 2; it is not placed on node")
+    assert farm.runner.summary("a").failures == {"user": 2}
+    assert len(farm.runner.summary("a").excluded) == 4
+
+
+@pytest.mark.parametrize(("limit", "excused"), [(0, 0), (-1, 3)])
+def test_the_bound_may_be_none_or_any_number(limit: int, excused: int) -> None:
+    farm = Farm(nodes=3, max_excluded_nodes=limit)
+    for _ in range(3):
+        assert farm.fail_for(ECC)[1].retried
+    assert farm.trial.excused == excused
+    assert not farm.has_place()
+
+
+def test_time_that_is_used_up_is_so_on_every_node() -> None:
+    farm = Farm()
+    assert not farm.fail_for(ECC, "trial_limit")[1].retried
+    assert farm.runner.summary("a").excluded == ()
+
+
+def test_where_both_are_printed_it_is_not_tried_again() -> None:
+    farm = Farm()
+    farm.place()
+    farm.print_(ECC)
+    farm.print_(ASSERT)
+    assert not farm.fail().retried
+
+
+def test_in_a_farm_it_waits_for_another_node_and_others_use_the_one_that_it_shuns() -> None:
+    request = {"cpu": 1.0}
+    farm = Farm(nodes=1, request=request)
+    assert farm.fail_for(ECC)[1].retried
+    assert farm.runner.shuns_all(farm.trial)
+    assert farm.runner.wants_config(), "who shuns nodes keeps nobody waiting"
+    assert Wanted(request, 1, "", ("n1.1",)) in farm.runner.usage().wants
+    assert farm.start("b").incarnation == "n1.1"
+    assert farm.trial.status == PENDING
+
+
+def test_without_another_node_to_come_it_ends_and_says_why() -> None:
+    farm = Farm(nodes=1, nodes_may_come=False)
+    _, record = farm.fail_for(ECC)
+    assert not record.retried
+    assert record.told.endswith("and there is no other node that could hold it")
+    assert farm.runner.summary("a").status == "ERROR"
+
+
+def test_a_node_that_is_away_may_come_back_but_one_that_is_too_small_will_not_grow() -> None:
+    farm = Farm(nodes=2, nodes_may_come=False)
+    node = farm.place()
+    other = next(one for one in farm.runner.nodes if one != node)
+    farm.lose(other)
+    farm.print_(ECC)
+    assert farm.fail().retried
+    farm = Farm(nodes=1, nodes_may_come=False)
+    farm.join_as("small.1", resources={"cpu": 0.5})
+    assert not farm.fail_for(ECC)[1].retried
+
+
+def test_several_trials_that_shun_a_node_have_it_set_aside() -> None:
+    farm = Farm(nodes=0)
+    farm.join_as("bad.1", resources={"cpu": 4.0})
+    told: list[c.Command] = []
+    for number in range(TRIALS_IN_A_ROW):
+        trial = f"t{number}"
+        farm.start(trial)
+        farm.print_(ECC, trial)
+        # An error of the code alone would not speak against a node.
+        told += farm.tell(m.TrialFailed(trial, 1, "user", "unlucky", "", 0.0))
+        farm.free(trial)
+    assert farm.runner.health["bad"].reason == "unlucky"
+    assert any(isinstance(one, c.TellOfNode) for one in told)
+    assert "bad.1" in farm.runner.aside
+
+
+def test_who_lives_again_shuns_nothing() -> None:
+    farm = Farm(nodes=1, nodes_may_come=False)
+    farm.fail_for(ECC)
+    farm.tell(m.ExperimentResumed(2, 0.0, errored="resume", is_cold=False))
+    assert farm.trial.excluded == []
+    assert farm.has_place()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_nothing_begins_where_it_is_not_to_and_the_journal_gives_it_all(
+    seed: int,
+) -> None:
+    draw = random.Random(seed)
+    farm = Farm(nodes=3, max_failures=3, max_excluded_nodes=2)
+    for number in range(5):
+        farm.add(f"t{number}")
+    times = dict.fromkeys(("n1", "n2", "n3"), 1)
+    for _ in range(80):
+        runner = farm.runner
+        farm.tell(m.Tick(runner.elapsed + draw.choice([0.0, 1.0, 70.0])))
+        waiting = list(runner.waiting())
+        running = [one for one in runner.live.values() if one.status == "RUNNING"]
+        what = draw.random()
+        if what < 0.1:
+            name = draw.choice(list(times))
+            farm.lose(f"{name}.{times[name]}", is_dead=True)
+            times[name] += 1
+            farm.join_as(f"{name}.{times[name]}")
+        elif what < 0.5 and waiting:
+            trial = draw.choice(waiting)
+            excluded = list(trial.excluded)
+            incarnation = farm.choose(trial.trial_id).incarnation
+            assert incarnation.partition(".")[0] not in excluded
+        elif running:
+            trial = draw.choice(running)
+            if draw.random() < 0.5:
+                farm.print_(draw.choice([ECC, ECC, ECC, ASSERT]), trial.trial_id)
+            elif draw.random() < 0.2:
+                farm.report(trial.trial_id, trial.last_step + 1, epoch=trial.epoch)
+            else:
+                farm.fail(trial.trial_id)
+    farm.is_as_replayed()
+    auditor = Auditor(farm.settings)
+    for entry in farm.entries:
+        auditor.event(entry.event, entry.answers)
+    auditor.same_as(farm.runner)

@@ -1,0 +1,194 @@
+"""The pure runner: a trial that had its last result is over, whatever becomes of it then."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_scheduler.output.terminal.notices import told_of_end
+from tunemq_shared.protocol import messages as m
+
+COLD = m.ExperimentResumed(2, 0.0)
+WARM = m.ExperimentResumed(2, 0.0, is_cold=False)
+DIED = m.HostDied("a", 1, 1, 9, None, 0.0)
+ENDED = c.RecordEnd("a", "TERMINATED", "it reached its end")
+
+#: How a trial may lose its host.
+FACTS = {
+    "host died": DIED,
+    "cleanup raised": m.TrialFailed("a", 1, "user", "ValueError: no", "", 0.0),
+    "forkserver died": m.TrialFailed("a", 1, m.FORKSERVER_LOST, "it died", "", 0.0),
+    "out of GPU memory": m.TrialFailed("a", 1, "cuda_memory", "out of memory", "", 0.0),
+    "time limit": m.TrialFailed("a", 1, "trial_limit", "too long", "", 0.0),
+    "freed without a word": m.HostFreed("a", 1),
+    "paused": m.TrialPaused("a", 1),
+    "node silent": m.NodeLost(NODE, "its lease ran out"),
+    "node dead": m.NodeLost(NODE, "started again", is_dead=True),
+    "script restored": COLD,
+}
+
+
+def complete(*, saved: int = 2, **settings: int) -> Story:
+    """Trial a had its last result, of step 2."""
+    story = Story(**settings)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.report("a", 2, done=True)
+    if saved:
+        story.commit("a", saved)
+    return story
+
+
+def is_over(story: Story, told: list[c.Command]) -> None:
+    """Trial a ended as if its cleanup had worked."""
+    assert [one for one in told if isinstance(one, c.RecordCommand)] == [ENDED]
+    summary = story.runner.summary("a")
+    assert (summary.status, summary.num_failures, summary.failure) == ("TERMINATED", 0, None)
+    assert story.report("a", 3) == []
+    assert summary.last_result == result("a", 2, done=True)
+
+
+@pytest.mark.parametrize("max_failures", [0, 3, -1])
+@pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
+def test_runner_with_a_complete_trial_ends_it_whatever_it_dies_of(fact, max_failures) -> None:
+    story = complete(max_failures=max_failures)
+    is_over(story, story.tell(fact))
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    assert again.snapshot() == story.runner.snapshot()
+
+
+@pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
+def test_runner_read_from_a_snapshot_ends_a_complete_trial(fact) -> None:
+    story = complete(max_failures=-1)
+    story.runner = TrialRunner.load(story.settings, dump(story.runner), story.runner.finished)
+    is_over(story, story.tell(fact))
+
+
+@pytest.mark.parametrize("fact", FACTS.values(), ids=FACTS)
+def test_runner_with_a_complete_trial_that_was_to_pause_ends_it(fact) -> None:
+    story = Story(max_failures=-1)
+    story.start("a")
+    story.pause("a", 1)
+    story.report("a", 2, done=True)
+    is_over(story, story.tell(fact))
+
+
+def test_runner_tells_of_a_complete_trial_that_was_cut_short() -> None:
+    told, end = complete(saved=1).tell(DIED)
+    assert told == c.TellOfEnd("a", DIED, "host", 2, 1)
+    assert end == ENDED
+    assert isinstance(told, c.TellOfEnd)
+    text = told_of_end(told, saves_at_end=False)
+    assert "trial a had reported its last result (step 2)" in text
+    assert "on host (" in text
+    assert "SIGKILL" in text
+    assert "a checkpoint of that step is missing, its newest one is of step 1" in text
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_told_of_end_without_checkpoints_misses_one_only_where_it_was_due(is_due) -> None:
+    text = told_of_end(c.TellOfEnd("a", None, "host", 2, 0), saves_at_end=is_due)
+    assert ("a checkpoint of that step is missing, it has none" in text) is is_due
+
+
+@pytest.mark.parametrize("event", [COLD, WARM], ids=["cold", "warm"])
+def test_runner_resuming_an_interrupted_search_ends_its_complete_trials(event) -> None:
+    story = complete()
+    story.tell(m.Interrupted("Ctrl-C"))
+    story.die("a")
+    story.free("a")
+    assert story.runner.live["a"].status == "PENDING"
+    is_over(story, story.tell(event))
+
+
+def test_runner_resuming_warm_leaves_a_complete_trial_to_its_host() -> None:
+    story = complete()
+    assert story.tell(WARM) == []
+    is_over(story, story.finish("a"))
+
+
+@pytest.mark.parametrize("step", [2, 3])
+def test_runner_with_a_complete_trial_that_runs_for_its_checkpoint_stops_it_there(step) -> None:
+    story = complete(saved=0, max_storage_failures=1)
+    story.fail("a")
+    story.free("a")
+    story.choose("a")
+    # What it reports may be another result this time, which its criteria do not stop.
+    late = result("a", step, epoch=2)
+    assert story.runner.review(late) is Review.REPEATED
+    assert story.tell(late) == [c.StopTrial("a", 2, NODE)]
+    assert story.report("a", step + 1, epoch=2) == []
+    assert kinds(story.free("a", epoch=2)) == ["ReleaseTrial", "RecordEnd"]
+    summary = story.runner.summary("a")
+    assert summary.status == "TERMINATED"
+    assert summary.last_result == result("a", 2, done=True)
+
+
+def test_runner_with_a_complete_trial_in_error_resumes_it_no_further_than_its_end() -> None:
+    story = complete(saved=2)
+    story.fail("a")
+    story.free("a")
+    assert story.runner.summary("a").status == "ERROR"
+    story.tell(m.ExperimentResumed(2, 0.0, errored="resume", is_cold=False))
+    story.choose("a")
+    assert story.report("a", 3, epoch=2) == [c.StopTrial("a", 2, NODE)]
+    story.free("a", epoch=2)
+    assert story.runner.summary("a").status == "TERMINATED"
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_runner_with_criteria_that_let_a_complete_trial_go_on_records_more(is_over) -> None:
+    story = complete()
+    if is_over:
+        story.finish("a")
+        story.free("a")
+    story.tell(m.ExperimentResumed(2, 0.0, also=("a",)))
+    story.join("node.2")
+    (order,) = story.tell(m.TrialChosen("a"))
+    assert isinstance(order, c.StartTrial)
+    assert order.last_step == 2
+    assert kinds(story.report("a", 3, epoch=2))[0] == "RecordResult"
+
+
+def test_runner_with_a_trial_that_dies_while_a_stopper_ends_the_search_ends_it() -> None:
+    story = Story(max_failures=-1)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.tell(m.StopRequested(None, "a stopper stopped the experiment"))
+    assert kinds(story.die("a")) == ["RecordEnd"]
+    assert story.runner.summary("a").status == "TERMINATED"
+
+
+def test_runner_with_a_function_that_died_behind_its_return_leaves_it_over() -> None:
+    story = Story(max_failures=-1)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.finish("a")
+    assert story.die("a") == []
+    assert story.runner.live["a"].status == "TERMINATED"
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_runner_reading_that_an_earlier_version_tried_a_complete_trial_again_leaves_it_over(
+    is_forgotten,
+) -> None:
+    story = complete(max_failures=-1)
+    story.die("a")
+    if is_forgotten:
+        story.free("a")
+    for event in (
+        m.TrialChosen("a"),
+        m.TrialStarted("a", 2, 1, "host", "127.0.0.1", 0.0),
+        result("a", 3, epoch=2, done=True),
+        m.HostDied("a", 2, 1, 9, None, 0.0),
+        m.HostFreed("a", 2),
+    ):
+        assert story.tell(event) == []
+    summary = story.runner.summary("a")
+    assert (summary.status, summary.epoch) == ("TERMINATED", 1)
+    assert summary.last_result == result("a", 2, done=True)

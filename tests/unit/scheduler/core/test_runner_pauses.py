@@ -1,0 +1,221 @@
+"""The pure runner: pausing trials, and resuming them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import Condition
+
+PAUSE = m.Decided("a", 1, m.PAUSE, "others first")
+UP_TO_5 = (Condition("training_iteration", 5),)
+
+
+def pausing(**settings: object) -> Story:
+    story = Story(cpus=1.0, **settings)
+    story.start("a")
+    story.report("a", 1, PAUSE, m.HorizonSet("a", UP_TO_5))
+    return story
+
+
+def status(story: Story, trial: str = "a") -> str:
+    return story.runner.summary(trial).status
+
+
+@pytest.mark.parity(130)
+def test_pausing_saves_then_frees_the_slot() -> None:
+    story = Story(cpus=1.0)
+    story.start("a")
+    assert story.report("a", 1, PAUSE) == [
+        c.RecordResult("a", result("a", 1), done=False),
+        c.PauseTrial("a", 1, NODE),
+    ]
+    assert status(story) == "RUNNING"
+    story.write("a", 1)
+    assert story.tell(m.TrialPaused("a", 1)) == []
+    assert status(story) == "PAUSED"
+    assert list(story.runner.waiting()) == [], "its host is still there"
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
+    assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
+    assert story.runner.placement.free == {"cpu": 1.0}
+    assert not story.runner.is_finished
+
+
+def test_a_paused_trial_goes_on_as_a_new_incarnation_up_to_its_next_horizon() -> None:
+    story = pausing()
+    story.write("a", 1)
+    story.paused("a")
+    story.free("a")
+    order = story.choose("a")
+    assert (order.epoch, order.run_until, order.last_step) == (2, UP_TO_5, 1)
+    assert [ref.key for ref in order.restore] == ["a/1-1"]
+    assert status(story) == "RUNNING"
+    assert kinds(story.report("a", 2, epoch=2)) == ["RecordResult"]
+
+
+def test_one_that_its_node_gives_back_before_it_began_waits_for_another_place() -> None:
+    story = Story(cpus=1.0)
+    story.start("a")
+    story.tell(m.TrialWaits("a", 1, "device", "GPU A: memory not given back"))
+    story.paused("a")
+    story.free("a")
+    assert status(story) == "PENDING"
+    trial = story.runner.live["a"]
+    assert (trial.num_failures, trial.failures, trial.waits) == (0, {}, ("", ""))
+    assert story.choose("a").epoch == 2
+
+
+@pytest.mark.parity(140)
+def test_a_result_in_flight_while_its_trial_pauses_is_recorded_and_nobody_decides_about_it() -> (
+    None
+):
+    story = pausing()
+    assert story.runner.review(result("a", 7)) is Review.PASSING
+    assert kinds(story.report("a", 2)) == ["RecordResult"]
+    story.paused("a")
+    story.free("a")
+    assert story.choose("a").last_step == 2
+
+
+def test_one_that_reaches_its_end_instead_is_over() -> None:
+    story = pausing()
+    story.report("a", 2, done=True)
+    assert kinds(story.finish("a")) == ["RecordEnd"]
+    other = pausing()
+    other.report("a", 2, done=True)
+    (end,) = other.paused("a")
+    assert end == c.RecordEnd("a", "TERMINATED", "it reached its end")
+
+
+@pytest.mark.parity(130)
+def test_a_failure_while_pausing_is_counted_and_the_trial_is_paused_without_its_host() -> None:
+    story = pausing(max_failures=1)
+    assert kinds(story.die("a")) == ["RecordFailure"]
+    assert status(story) == "PAUSED"
+    story.free("a")
+    assert story.runner.placement.free == {"cpu": 1.0}
+    assert story.choose("a").restore == ()
+    assert story.report("a", 1, epoch=2) == [], "repeated, and shown to nobody"
+
+
+@pytest.mark.parity(130)
+def test_a_failure_too_many_while_pausing_is_an_error_and_frees_the_slot() -> None:
+    story = pausing(max_failures=0)
+    assert kinds(story.fail("a")) == ["RecordFailure", "RecordEnd"]
+    story.free("a")
+    assert status(story) == "ERROR"
+    assert story.runner.placement.free == {"cpu": 1.0}
+
+
+def test_a_host_that_was_killed_while_pausing_leaves_a_paused_trial() -> None:
+    story = pausing()
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
+    assert status(story) == "PAUSED"
+    assert story.runner.live["a"].num_failures == 0
+
+
+def test_a_node_lost_while_pausing_leaves_a_paused_trial() -> None:
+    story = pausing()
+    story.lose()
+    assert status(story) == "PAUSED"
+    assert story.runner.counts["PAUSED"] == 1
+
+
+def test_a_stop_request_ends_a_paused_trial_and_one_that_pauses() -> None:
+    story = pausing()
+    story.paused("a")
+    (end,) = story.tell(m.StopRequested("a", "enough"))
+    assert end == c.RecordEnd("a", "TERMINATED", "enough", early=True, had_run=False)
+    other = pausing()
+    assert kinds(other.tell(m.StopRequested(None, "enough"))) == ["StopTrial"]
+    assert other.paused("a") == [c.RecordEnd("a", "TERMINATED", "enough", early=True)]
+
+
+def test_an_interrupt_leaves_a_pausing_trial_paused() -> None:
+    story = pausing()
+    assert story.tell(m.Interrupted("Ctrl-C")) == [c.StopTrial("a", 1, NODE)]
+    assert status(story) == "PAUSED"
+    assert story.paused("a") == []
+    story.free("a")
+    assert story.runner.is_finished
+
+
+@pytest.mark.parity(130)
+def test_a_trial_that_is_told_to_pause_while_its_search_is_interrupted_is_paused() -> None:
+    story = Story(cpus=1.0)
+    story.start("a")
+    story.tell(m.Interrupted("Ctrl-C"))
+    assert status(story) == "PENDING"
+    # Its host is told to stop already, and what it said before it heard of that still counts.
+    assert kinds(story.report("a", 1, PAUSE, m.HorizonSet("a", UP_TO_5))) == ["RecordResult"]
+    assert status(story) == "PAUSED"
+    assert story.runner.counts == {**dict.fromkeys(story.runner.counts, 0), "PAUSED": 1}
+    assert story.runner.review(result("a", 7)) is Review.PASSING, "nobody is asked about it again"
+    assert kinds(story.report("a", 2)) == ["RecordResult"]
+    assert story.paused("a") == []
+    story.free("a")
+    assert story.runner.is_finished
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    assert again.snapshot() == story.runner.snapshot()
+
+    story.tell(m.ExperimentResumed(2, 0.0))
+    story.join("node.2", 1.0)
+    assert status(story) == "PAUSED", "its scheduler says when it goes on"
+    assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
+    order = story.choose("a")
+    assert (order.epoch, order.run_until, order.last_step) == (2, UP_TO_5, 2)
+
+
+def test_those_that_never_ran_are_offered_before_paused_ones() -> None:
+    story = Story(cpus=3.0)
+    for trial in ("a", "b"):
+        story.start(trial)
+        story.pause(trial, 1)
+        story.paused(trial)
+        story.free(trial)
+    story.add("c")
+    assert [trial.trial_id for trial in story.runner.waiting()] == ["c", "a", "b"]
+
+
+def test_a_paused_trial_keeps_no_slot_from_the_search() -> None:
+    story = Story(cpus=1.0, request={"cpu": 1.0})
+    story.start("a")
+    story.pause("a", 1)
+    story.paused("a")
+    story.free("a")
+    assert story.runner.wants_config()
+
+
+def test_a_trial_that_pauses_on_its_own_waits_for_a_slot() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.paused("a")  # its node is drained, say
+    assert status(story) == "PENDING"
+
+
+def test_what_an_older_incarnation_says_of_pausing_changes_nothing() -> None:
+    story = pausing()
+    story.paused("a")
+    story.free("a")
+    story.choose("a")
+    assert story.paused("a", epoch=1) == []
+    assert status(story) == "RUNNING"
+
+
+@pytest.mark.parity(118, 120)
+def test_a_trial_read_back_while_it_pauses_or_is_paused_is_where_it_was() -> None:
+    story = pausing()
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    assert again.snapshot() == story.runner.snapshot()
+    assert again.live["a"].pausing == "others first"
+    story.write("a", 1)
+    story.paused("a")
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    assert again.snapshot() == story.runner.snapshot()
+    assert again.live["a"].status == "PAUSED"
+    assert again.live["a"].has_checkpoint

@@ -1,0 +1,429 @@
+"""The pure runner: what each event leads to."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds, result
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_scheduler.core.trials.result_review import Review
+from tunemq_shared.base.errors import BugError, IllegalTransition
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import Condition
+
+
+def test_a_chosen_trial_is_started_with_the_next_epoch_on_the_node_that_has_room() -> None:
+    story = Story()
+    order = story.start("a", TO_THE_END)
+    assert (order.trial, order.epoch, order.incarnation, order.run_until) == ("a", 1, NODE, ())
+    assert story.runner.counts["RUNNING"] == 1
+    assert story.runner.placement.free == {"cpu": 1.0}
+
+
+@pytest.mark.parity(68, 129)
+def test_without_a_declared_horizon_every_result_is_due() -> None:
+    story = Story()
+    assert story.start("a").run_until == (Condition("training_iteration", 1),)
+    assert story.runner.review(result("a", 1)) is Review.DUE
+    recorded, go_on = story.report("a", 1)
+    assert recorded == c.RecordResult("a", result("a", 1), done=False)
+    assert isinstance(go_on, c.ContinueTrial)
+    assert go_on.run_until == (Condition("training_iteration", 2),)
+
+
+def test_results_before_the_horizon_are_recorded_and_nothing_is_ordered() -> None:
+    story = Story()
+    story.start("a", m.HorizonSet("a", (Condition("training_iteration", 3),)))
+    assert story.runner.review(result("a", 2)) is Review.PASSING
+    assert kinds(story.report("a", 1)) == ["RecordResult"]
+    assert kinds(story.report("a", 2)) == ["RecordResult"]
+    assert kinds(story.report("a", 3)) == ["RecordResult", "ContinueTrial"]
+
+
+def test_a_horizon_that_is_reached_already_does_not_make_a_trial_wait_for_ever() -> None:
+    story = Story()
+    story.start("a")
+    _, order = story.report("a", 5, m.HorizonSet("a", (Condition("training_iteration", 4),)))
+    assert isinstance(order, c.ContinueTrial)
+    assert order.run_until == (Condition("training_iteration", 6),)
+
+
+@pytest.mark.parity(67, 68, 74)
+def test_a_decision_to_stop_ends_the_trial_and_what_comes_behind_it_is_dropped() -> None:
+    story = Story()
+    story.start("a")
+    commands = story.report("a", 1, m.Decided("a", 1, m.STOP, "too slow"))
+    assert commands == [
+        c.RecordResult("a", result("a", 1), done=True),
+        c.StopTrial("a", 1, NODE),
+        c.RecordEnd("a", "TERMINATED", "too slow", early=True),
+    ]
+    assert story.report("a", 2) == []
+    assert story.runner.stale == 1
+    assert not story.runner.is_finished
+
+
+@pytest.mark.parity(53, 128)
+def test_the_slot_is_given_back_only_when_the_host_is_gone() -> None:
+    story = Story(cpus=1.0)
+    story.start("a", TO_THE_END)
+    story.report("a", 1, done=True)
+    story.finish("a")
+    story.add("b")
+    assert list(story.runner.waiting()) == []
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE)]
+    assert [trial.trial_id for trial in story.runner.waiting()] == ["b"]
+
+
+@pytest.mark.parity(65, 175)
+def test_a_result_that_says_done_is_the_last_and_the_end_follows_when_all_is_kept() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    assert story.report("a", 1, done=True) == [
+        c.RecordResult("a", result("a", 1, done=True), done=True)
+    ]
+    assert kinds(story.commit("a", 1)) == ["RecordCheckpoint"]
+    assert story.finish("a") == [c.RecordEnd("a", "TERMINATED", "it reached its end")]
+    assert story.finish("a") == []
+
+
+def test_a_final_save_that_fails_is_a_failure_of_the_trial() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1, done=True)
+    assert kinds(story.fail("a")) == ["RecordFailure", "RecordEnd"]
+    assert story.runner.live["a"].status == "ERROR"
+
+
+def test_a_trial_that_could_not_keep_its_final_checkpoint_is_tried_again() -> None:
+    story = Story(max_storage_failures=1)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.commit("a", 1)
+    story.report("a", 2, done=True)
+    story.fail("a")
+    assert story.choose("a").restore == (m.CheckpointRef("a/1-1", "hash", 1),)
+    assert story.report("a", 2, epoch=2, done=True) == []
+    assert kinds(story.commit("a", 2, epoch=2)) == ["RecordCheckpoint"]
+    assert kinds(story.finish("a", epoch=2)) == ["RecordEnd"]
+
+
+def test_a_requested_stop_keeps_what_the_trial_still_has_to_say() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    assert story.tell(m.StopRequested("a", "enough")) == [c.StopTrial("a", 1, NODE)]
+    assert kinds(story.report("a", 2)) == ["RecordResult"]
+    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    end = c.RecordEnd("a", "TERMINATED", "enough", early=True)
+    assert story.free("a") == [c.ReleaseTrial("a", 1, NODE), end]
+    assert story.runner.summary("a").checkpoints[-1].step == 2
+
+
+def test_a_stop_is_ordered_once_and_a_failure_on_the_way_is_none() -> None:
+    story = Story()
+    story.start("a")
+    story.tell(m.StopRequested("a", "enough"))
+    assert story.tell(m.StopRequested(None, "all of it")) == []
+    assert story.runner.review(result("a", 1)) is Review.PASSING
+    assert kinds(story.fail("a")) == ["RecordEnd"]
+    assert story.runner.live["a"].status == "TERMINATED"
+
+
+def test_a_trial_that_is_being_stopped_ends_with_its_node() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.tell(m.StopRequested(None, "enough"))
+    assert kinds(story.tell(m.NodeLost(NODE, "gone"))) == ["RecordEnd"]
+    assert story.runner.is_finished
+
+
+@pytest.mark.parity(32, 67, 182)
+def test_a_function_that_returns_without_done_ends_with_its_last_result() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1, loss=0.5)
+    assert kinds(story.tell(m.TrialFinished("a", 1))) == ["RecordEnd"]
+    story.free("a")
+    kept = story.runner.summary("a")
+    assert kept.status == "TERMINATED"
+    assert kept.last_result is not None
+    assert kept.last_result.metrics == {"loss": 0.5}
+
+
+@pytest.mark.parity(70)
+def test_a_dead_host_is_an_error_when_no_failure_is_allowed() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    failure, end = story.die("a")
+    assert isinstance(failure, c.RecordFailure)
+    assert not failure.retried
+    assert failure.hostname == "host"
+    assert isinstance(end, c.RecordEnd)
+    assert end.status == "ERROR"
+
+
+@pytest.mark.parity(70, 127)
+def test_a_dead_host_is_followed_by_another_from_the_last_checkpoint() -> None:
+    story = Story(max_failures=1)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.tell(m.CheckpointCommitted("a", 1, 1, 1, "a/1-1", "hash", 10))
+    story.report("a", 2)
+    assert kinds(story.die("a")) == ["RecordFailure"]
+    order = story.choose("a")
+    assert order.epoch == 2
+    assert order.restore == (m.CheckpointRef("a/1-1", "hash", 1),)
+    assert order.last_step == 2
+
+
+def test_repeated_steps_are_counted_and_shown_to_nobody() -> None:
+    story = Story(max_failures=1)
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    story.report("a", 2)
+    story.die("a")
+    story.choose("a")
+    assert story.runner.review(result("a", 2, epoch=2)) is Review.REPEATED
+    assert story.report("a", 1, epoch=2) == []
+    assert story.report("a", 2, epoch=2) == []
+    assert kinds(story.report("a", 3, epoch=2)) == ["RecordResult"]
+    assert story.runner.repeated == 2
+
+
+def test_what_an_older_incarnation_says_changes_nothing() -> None:
+    story = Story(max_failures=1)
+    story.start("a", TO_THE_END)
+    story.die("a")
+    story.choose("a")
+    assert story.report("a", 1, epoch=1) == []
+    assert story.die("a", epoch=1) == []
+    assert story.tell(m.TrialFinished("a", 1)) == []
+    assert story.tell(m.CheckpointCommitted("a", 1, 1, 1, "k", "h", 1)) == [
+        c.DeleteCheckpoint("a", "k")
+    ]
+    assert story.runner.live["a"].status == "RUNNING"
+
+
+@pytest.mark.parity(95)
+def test_the_first_try_again_is_at_once_and_later_ones_wait_longer_while_nothing_new_comes() -> (
+    None
+):
+    story = Story(max_failures=-1)
+    story.start("a", TO_THE_END)
+    waits = []
+    for epoch in range(1, 10):
+        story.die("a", epoch)
+        story.free("a", epoch)
+        waits.append(story.runner.live["a"].not_before - story.runner.elapsed)
+        story.tell(m.Tick(story.runner.live["a"].not_before))
+        story.choose("a")
+    assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    story.report("a", 1, epoch=10)
+    story.die("a", 10)
+    assert story.runner.live["a"].not_before == story.runner.elapsed
+
+
+@pytest.mark.parity(71)
+def test_a_trial_that_waits_before_its_next_try_is_not_offered_before_its_time() -> None:
+    story = Story(max_failures=-1)
+    story.start("a", TO_THE_END)
+    for epoch in (1, 2):
+        story.die("a", epoch)
+        story.free("a", epoch)
+        if epoch == 1:
+            story.choose("a")
+    assert list(story.runner.waiting()) == []
+    assert story.runner.next_wake() == 1.0
+    story.tell(m.Tick(1.0))
+    assert [trial.trial_id for trial in story.runner.waiting()] == ["a"]
+
+
+def test_fail_fast_stops_the_others() -> None:
+    story = Story(fail_fast=True)
+    story.start("a", TO_THE_END)
+    story.start("b", TO_THE_END)
+    assert kinds(story.die("a")) == ["RecordFailure", "RecordEnd", "StopTrial"]
+    story.free("a")
+    assert kinds(story.free("b")) == ["ReleaseTrial", "RecordEnd"]
+    assert story.runner.is_finished
+
+
+@pytest.mark.parity(71, 141)
+def test_a_lost_node_gives_its_trials_back_and_does_not_count_as_their_failure() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    assert story.tell(m.NodeLost(NODE, "it was started again", is_dead=True)) == [c.DropNode(NODE)]
+    assert story.runner.live["a"].status == "PENDING"
+    assert story.runner.live["a"].num_failures == 0
+    story.tell(m.NodeJoined("node.2", "node", "host", "127.0.0.1", {"cpu": 1.0}))
+    order = story.choose("a")
+    assert (order.epoch, order.incarnation) == (2, "node.2")
+
+
+@pytest.mark.parity(74)
+def test_stopping_the_experiment_stops_running_and_waiting_trials() -> None:
+    story = Story(cpus=1.0)
+    story.start("a", TO_THE_END)
+    story.add("b")
+    commands = story.tell(m.StopRequested(None, "enough"))
+    assert kinds(commands) == ["StopTrial", "RecordEnd"]
+    assert not story.runner.wants_config()
+    story.free("a")
+    assert story.runner.is_finished
+
+
+def test_an_interrupted_search_leaves_its_trials_to_be_resumed() -> None:
+    story = Story(cpus=1.0)
+    story.start("a", TO_THE_END)
+    assert story.tell(m.Interrupted("Ctrl-C")) == [c.StopTrial("a", 1, NODE)]
+    assert kinds(story.report("a", 1)) == ["RecordResult"]
+    story.free("a")
+    assert story.runner.is_finished
+    assert story.runner.live["a"].status == "PENDING"
+
+
+@pytest.mark.parity(107, 108)
+def test_kept_checkpoints_are_the_best_and_the_newest_and_the_others_are_deleted() -> None:
+    story = Story(keep=KeepRule(num_to_keep=1, score_attribute="acc"))
+    story.start("a", TO_THE_END)
+    deleted = []
+    for step, accuracy in enumerate((0.5, 0.9, 0.7, 0.8), start=1):
+        story.report("a", step, acc=accuracy)
+        commands = story.tell(m.CheckpointCommitted("a", 1, step, step, f"k{step}", "h", 1))
+        deleted += [command.key for command in commands if isinstance(command, c.DeleteCheckpoint)]
+    assert deleted == ["k1", "k3"]
+    assert [kept.key for kept in story.runner.live["a"].checkpoints.kept()] == ["k2", "k4"]
+
+
+def test_what_is_of_no_trial_of_this_search_is_busy() -> None:
+    story = Story()
+    story.start("2f1ab_00000", TO_THE_END)
+    for kept in (1, 2):
+        story.report("2f1ab_00000", kept)
+    trial, other = "train_2f1ab_00000", "train_99999_00000"
+    committed = m.CheckpointCommitted("2f1ab_00000", 1, 1, 1, f"{trial}/checkpoint_1-1", "h", 10)
+    story.tell(committed)
+    assert story.runner.is_busy(f"{trial}/checkpoint_1-2")  # its host may be writing that
+    story.finish("2f1ab_00000")
+    story.free("2f1ab_00000")
+    assert story.runner.is_busy(committed.key)
+    assert not story.runner.is_busy(f"{trial}/checkpoint_1-2")
+    assert story.runner.is_busy(f"{other}/checkpoint_1-1")
+
+
+def test_a_checkpoint_of_a_dropped_result_is_deleted() -> None:
+    story = Story()
+    story.start("a")
+    story.report("a", 1, m.Decided("a", 1, m.STOP, "enough"))
+    story.report("a", 2)
+    late = m.CheckpointCommitted("a", 1, 1, 2, "late", "h", 1)
+    assert story.tell(late) == [c.DeleteCheckpoint("a", "late")]
+    due = m.CheckpointCommitted("a", 1, 1, 1, "due", "h", 1)
+    assert kinds(story.tell(due)) == ["RecordCheckpoint"]
+
+
+@pytest.mark.parity(60)
+def test_a_configuration_is_wanted_only_while_a_slot_is_free() -> None:
+    story = Story(cpus=2.0, request={"cpu": 1.0})
+    assert story.runner.wants_config()
+    story.start("a")
+    story.start("b")
+    assert not story.runner.wants_config()
+    story.report("a", 1, done=True)
+    story.finish("a")
+    story.free("a")
+    assert story.runner.wants_config()
+
+
+@pytest.mark.parity(138)
+def test_no_more_configurations_are_wanted_than_may_run_at_once() -> None:
+    story = Story(cpus=8.0, max_concurrent=1)
+    story.start("a")
+    assert not story.runner.wants_config()
+
+
+@pytest.mark.parity(80)
+def test_an_illegal_transition_tells_the_story_of_the_trial() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    trial = story.runner.live["a"]
+    story.report("a", 7)
+    trial.move_to("TERMINATED")
+    with pytest.raises(IllegalTransition, match="cannot go from TERMINATED to RUNNING") as caught:
+        trial.move_to("RUNNING")
+    assert "step=7" in str(caught.value)
+
+
+def test_a_host_that_goes_without_a_word_is_our_defect_and_said_so() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    with pytest.raises(BugError, match="nothing said how it ended"):
+        story.free("a")
+
+
+@pytest.mark.parity(123, 180)
+def test_replaying_everything_gives_the_same_state() -> None:
+    story = Story(max_failures=1, keep=KeepRule(num_to_keep=2))
+    story.start("a", TO_THE_END)
+    story.start("b")
+    story.report("a", 1, loss=float("nan"))
+    story.tell(m.CheckpointCommitted("a", 1, 1, 1, "k", "h", 1))
+    story.report("b", 1, m.Decided("b", 1, m.STOP, "rung"))
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    story.tell(m.BatchRead(NODE, 1, 6, "5-0"))
+    story.free("b")
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    assert again.snapshot() == story.runner.snapshot()
+    story.report("a", 2, epoch=2)
+    assert again.snapshot() != story.runner.snapshot()
+
+
+def test_a_trial_that_waits_before_its_next_try_keeps_no_free_slot_from_the_search() -> None:
+    story = Story(max_failures=-1, request={"cpu": 1.0})
+    story.start("a", TO_THE_END)
+    for epoch in (1, 2):
+        story.die("a", epoch)
+        story.free("a", epoch)
+        if epoch == 1:
+            assert not story.runner.wants_config(), "it may be tried again at once, and comes first"
+            story.choose("a")
+    assert story.runner.live["a"].not_before > story.runner.elapsed
+    assert story.runner.wants_config()
+    story.tell(m.Tick(story.runner.live["a"].not_before))
+    assert not story.runner.wants_config()
+
+
+def test_a_checkpoint_of_a_repeated_step_is_not_ranked_by_the_newest_result() -> None:
+    story = Story(max_failures=1, keep=KeepRule(num_to_keep=1, score_attribute="acc"))
+    story.start("a", TO_THE_END)
+    story.report("a", 1, acc=0.1)
+    story.report("a", 2, acc=0.9)
+    story.die("a")
+    story.choose("a")
+    story.report("a", 1, epoch=2, acc=0.1)
+    story.tell(m.CheckpointCommitted("a", 2, 1, 1, "repeated", "h", 1))
+    assert [kept.key for kept in story.runner.live["a"].checkpoints.kept()] == ["repeated"]
+    story.report("a", 3, epoch=2, acc=0.5)
+    story.tell(m.CheckpointCommitted("a", 2, 2, 3, "better", "h", 1))
+    story.report("a", 4, epoch=2, acc=0.4)
+    story.tell(m.CheckpointCommitted("a", 2, 3, 4, "newest", "h", 1))
+    kept = [kept.key for kept in story.runner.live["a"].checkpoints.kept()]
+    assert kept == ["better", "newest"]
+
+
+def test_a_trial_may_be_tried_again_thousands_of_times() -> None:
+    story = Story(max_failures=-1)
+    story.start("a", TO_THE_END)
+    for epoch in range(1, 1500):
+        story.die("a", epoch)
+        story.free("a", epoch)
+        story.tell(m.Tick(story.runner.live["a"].not_before))
+        story.choose("a")
+    story.die("a", 1500)
+    assert story.runner.live["a"].not_before == story.runner.elapsed + 60.0

@@ -1,0 +1,427 @@
+"""The pure runner: checkpoints from written to committed to removed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.scheduler.stories import NODE, TO_THE_END, Story, kinds
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core import commands as c
+from tunemq_scheduler.core.failure_policy import classify
+from tunemq_scheduler.core.trials.kept_checkpoints import KeepRule
+from tunemq_shared.protocol import messages as m
+
+OTHER = "node.2"
+
+
+def running(**settings: object) -> Story:
+    """A trial that reported twice, wrote twice and committed the first."""
+    story = Story(max_failures=-1, max_storage_failures=-1, **settings)
+    story.start("a", TO_THE_END)
+    story.report("a", 1, acc=0.9)
+    story.write("a", 1)
+    story.report("a", 2, acc=0.1)
+    story.write("a", 2)
+    story.commit("a", 1)
+    return story
+
+
+def refs(order: c.StartTrial) -> list[str]:
+    return [ref.key for ref in order.restore]
+
+
+def kept(story: Story, trial: str = "a") -> list[str]:
+    return [one.key for one in story.runner.summary(trial).checkpoints]
+
+
+def deleted(commands: list[c.Command]) -> list[str]:
+    return [one.key for one in commands if isinstance(one, c.DeleteCheckpoint)]
+
+
+@pytest.mark.parity(114)
+def test_a_written_checkpoint_is_recorded_when_it_is_committed() -> None:
+    story = Story()
+    story.start("a", TO_THE_END)
+    story.report("a", 1)
+    assert story.write("a", 1) == []
+    assert (kept(story), story.runner.uploading) == ([], 1)
+    assert kinds(story.commit("a", 1)) == ["RecordCheckpoint"]
+    assert (kept(story), story.runner.uploading) == (["a/1-1"], 0)
+
+
+def test_on_its_node_a_trial_goes_on_from_the_written_one_elsewhere_from_a_committed_one() -> None:
+    story = running()
+    story.die("a")
+    story.free("a")
+    first = story.choose("a")
+    assert first.incarnation == NODE
+    assert first.restore == (
+        m.CheckpointRef("a/1-2", "", 2, "disk"),
+        m.CheckpointRef("a/1-1", "hash", 1, "disk"),
+    )
+    elsewhere = running()
+    elsewhere.die("a")
+    elsewhere.free("a")
+    elsewhere.add("big", cpus=2.0)
+    elsewhere.choose("big")
+    elsewhere.join(OTHER)
+    second = elsewhere.choose("a")
+    assert (second.incarnation, refs(second)) == (OTHER, ["a/1-1"])
+
+
+def test_the_node_that_has_the_newest_checkpoint_is_preferred_and_never_waited_for() -> None:
+    story = running()
+    story.join(OTHER, cpus=1.0)  # it would have less left over
+    story.die("a")
+    story.free("a")
+    assert story.choose("a").incarnation == NODE
+    story.add("b", cpus=1.0)
+    story.die("a", epoch=2)
+    story.free("a", epoch=2)
+    story.tell(m.Tick(100.0))
+    story.add("big", cpus=2.0)
+    story.choose("big")
+    assert story.choose("a").incarnation == OTHER
+
+
+def test_a_commit_counts_whatever_has_become_of_its_trial() -> None:
+    story = running()
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    assert kinds(story.commit("a", 2)) == ["RecordCheckpoint"]
+    assert kept(story) == ["a/1-1", "a/1-2"]
+
+
+def test_what_older_incarnations_write_is_removed_once_it_is_in_the_store() -> None:
+    story = running()
+    story.die("a")
+    story.choose("a")  # its first host is not gone
+    story.write("a", 2, epoch=1)
+    story.tell(m.CheckpointWritten("a", 1, 3, 2, "a/1-3", "disk", 1))
+    late = m.CheckpointCommitted("a", 1, 3, 2, "a/1-3", "hash", 1)
+    assert story.runner.uploading == 2
+    assert deleted(story.tell(late)) == []
+    assert deleted(story.free("a")) == []
+    assert deleted(story.commit("a", 2)) == ["a/1-3"], "an upload might still refer to it"
+
+
+def test_a_trial_is_with_the_living_until_its_uploads_are_settled() -> None:
+    story = running()
+    story.tell(m.SearchExhausted())
+    story.report("a", 3, done=True)
+    assert kinds(story.finish("a")) == ["RecordEnd"]
+    story.free("a")
+    assert not story.runner.is_finished
+    story.commit("a", 2)
+    assert story.runner.is_finished
+    assert kept(story) == ["a/1-1", "a/1-2"]
+
+
+def test_an_interrupted_search_waits_for_uploads_too() -> None:
+    story = running()
+    story.tell(m.Interrupted("Ctrl-C"))
+    story.free("a")
+    assert not story.runner.is_finished
+    story.give_up("a", 2)
+    assert story.runner.is_finished
+
+
+def test_a_lost_checkpoint_is_forgotten_and_what_came_of_it_is_removed() -> None:
+    story = running()
+    assert deleted(story.give_up("a", 2)) == ["a/1-2"]
+    story.fail("a")
+    story.free("a")
+    assert refs(story.choose("a")) == ["a/1-1"]
+
+
+def test_a_dead_node_takes_what_only_it_had() -> None:
+    story = running()
+    story.join(OTHER)
+    commands = story.lose(is_dead=True)
+    assert kinds(commands) == ["DropNode", "DeleteCheckpoint"]
+    assert deleted(commands) == ["a/1-2"]
+    assert story.runner.uploading == 0
+    assert refs(story.choose("a")) == ["a/1-1"]
+
+
+def test_a_trial_that_is_over_is_forgotten_when_the_node_with_its_last_upload_is_dead() -> None:
+    story = running()
+    story.report("a", 3, done=True)
+    story.finish("a")
+    story.free("a")
+    assert "a" in story.runner.live
+    story.lose(is_dead=True)
+    assert "a" in story.runner.finished
+
+
+@pytest.mark.parity(103, 135)
+def test_a_damaged_checkpoint_is_never_tried_again() -> None:
+    story = running()
+    story.commit("a", 2)
+    story.die("a")
+    story.free("a")
+    assert refs(story.choose("a")) == ["a/1-2", "a/1-1"]
+    damaged = m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1")
+    assert story.tell(damaged) == [], "it is pinned as what may be restored from"
+    assert story.runner.live["a"].restoring == "a/1-1"
+    story.die("a", epoch=2)
+    assert deleted(story.free("a", epoch=2)) == ["a/1-2"]
+    story.tell(m.Tick(100.0))
+    assert refs(story.choose("a")) == ["a/1-1"]
+
+
+def test_a_damaged_one_that_is_not_committed_is_waited_for_and_removed() -> None:
+    story = running()
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
+    assert story.runner.uploading == 1
+    assert story.commit("a", 2) == [], "pinned, as one that may be restored from"
+    assert story.runner.uploading == 0
+    assert kept(story) == ["a/1-1"]
+
+
+def find_all_damaged(story: Story, epoch: int) -> list[str]:
+    """Begin the trial again, find all that it may go on from damaged, and fail; what that was."""
+    found = refs(story.choose("a"))
+    for key, instead in zip(found, [*found[1:], ""], strict=True):
+        story.tell(m.CheckpointDamaged("a", epoch, key, "a bit is wrong", instead))
+    story.tell(m.TrialFailed("a", epoch, "restore", f"damaged: {found}", "", 0.0))
+    story.free("a", epoch=epoch)
+    story.tell(m.Tick(1000.0 * epoch))
+    return found
+
+
+def with_two_committed(**settings: object) -> Story:
+    story = running(**settings)
+    story.commit("a", 2)
+    story.die("a")
+    story.free("a")
+    return story
+
+
+def test_runner_with_all_checkpoints_damaged_ends_the_trial_in_error() -> None:
+    story = with_two_committed()  # its budget for failures is without a limit
+    assert find_all_damaged(story, 2) == ["a/1-2", "a/1-1"]
+    trial = story.runner.summary("a")
+    assert trial.status == "ERROR"
+    assert "'a/1-2', 'a/1-1'" in trial.failure.error
+    assert trial.reason == "checkpoint not restored: not tried again, for no checkpoint is whole"
+    assert "restart_errored" in classify(trial.failure).fix
+
+
+def test_runner_with_a_host_that_dies_on_damaged_checkpoints_does_not_begin_from_nothing() -> None:
+    story = with_two_committed()
+    story.choose("a")
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-1", "a bit is wrong", ""))
+    story.die("a", epoch=2)
+    story.free("a", epoch=2)
+    story.tell(m.Tick(1000.0))
+    assert find_all_damaged(story, 3) == ["a/1-1"]
+    assert story.runner.summary("a").status == "ERROR"
+
+
+def test_runner_with_a_store_that_was_away_tries_to_restore_again() -> None:
+    story = with_two_committed()
+    story.choose("a")
+    story.tell(m.TrialFailed("a", 2, "restore", "the store does not answer", "", 0.0))
+    assert story.runner.live["a"].status == "PENDING"
+
+
+def test_runner_told_to_forget_damaged_checkpoints_begins_the_trial_anew() -> None:
+    story = with_two_committed()
+    story.choose("a")
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-2", "a bit is wrong", "a/1-1"))
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-1", "a bit is wrong", ""))
+    story.die("a", epoch=2)
+    story.free("a", epoch=2)
+    story.tell(m.CheckpointsForgotten("a"))
+    story.tell(m.Tick(1000.0))
+    assert refs(story.choose("a")) == []
+
+
+def test_runner_with_the_only_committed_checkpoint_damaged_keeps_it_while_another_uploads() -> None:
+    story = running()
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    story.tell(m.CheckpointDamaged("a", 2, "a/1-1", "a bit is wrong", ""))
+    assert [one.key for one in story.runner.live["a"].checkpoints if one.is_wanted] == [
+        "a/1-1",
+        "a/1-2",
+    ]
+
+
+def test_runner_with_its_own_checkpoints_damaged_begins_from_the_one_the_user_gave() -> None:
+    given = m.CheckpointRef("given", "hash", 0)
+    story = with_two_committed(restore=(given,))
+    assert find_all_damaged(story, 2) == ["a/1-2", "a/1-1", "given"]
+    assert refs(story.choose("a")) == ["given"]
+
+
+@pytest.mark.parity(108)
+def test_what_a_host_was_given_to_begin_from_stays_until_it_has_committed() -> None:
+    story = running(keep=KeepRule(num_to_keep=1))
+    story.commit("a", 2)
+    assert kept(story) == ["a/1-2"]
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    story.report("a", 3, epoch=2)
+    story.write("a", 3, epoch=2)
+    commands = story.commit("a", 3, "a/1-2/weights", epoch=2)
+    assert kinds(commands) == ["RecordCheckpoint", "DeleteCheckpoint"]
+    assert commands[1] == c.DeleteCheckpoint("a", "a/1-2", ("weights",))
+
+
+def test_the_base_of_an_upload_under_way_stays_though_a_later_host_has_committed() -> None:
+    story = running(keep=KeepRule(num_to_keep=1))
+    story.die("a")
+    story.free("a")
+    story.add("big", cpus=2.0)
+    story.choose("big")
+    story.join(OTHER)
+    assert story.choose("a").incarnation == OTHER
+    story.report("a", 3, epoch=2)
+    story.write("a", 3, epoch=2)
+    assert kinds(story.commit("a", 3, epoch=2)) == ["RecordCheckpoint"], "a/1-2 may refer to a/1-1"
+    assert story.runner.live_checkpoints() == {"a/1-1": "hash", "a/2-3": "hash"}
+    commands = story.commit("a", 2, "a/1-1/weights")
+    assert commands[1:] == [
+        c.DeleteCheckpoint("a", "a/1-1", ("weights",)),
+        c.DeleteCheckpoint("a", "a/1-2"),  # which is neither the newest nor the best
+        c.DeleteObjects(("a/1-1/weights",)),
+    ]
+
+
+def test_a_manifest_that_refers_to_what_nobody_kept_for_it_is_refused() -> None:
+    story = running()
+    commands = story.commit("a", 2, "a/0-7/weights")
+    assert commands == [c.DeleteCheckpoint("a", "a/1-2")]
+    assert kept(story) == ["a/1-1"]
+
+
+@pytest.mark.parity(113)
+def test_what_every_trial_begins_from_is_never_removed() -> None:
+    ref = m.CheckpointRef("restored/checkpoint_0-000001", "hash", 7)
+    story = Story(restore=(ref,), keep=KeepRule(num_to_keep=1), max_failures=-1)
+    assert story.start("a", TO_THE_END).restore == (ref,)
+    assert story.runner.live["a"].is_restoring
+    story.report("a", 8)
+    story.write("a", 8)
+    assert kinds(story.commit("a", 8, f"{ref.key}/weights")) == ["RecordCheckpoint"]
+    story.die("a")
+    story.free("a")
+    assert refs(story.choose("a")) == ["a/1-8", ref.key]
+    damaged = m.CheckpointDamaged("a", 2, ref.key, "a bit is wrong", "")
+    assert story.tell(damaged) == []
+    assert story.runner.live_checkpoints()[ref.key] == "hash"
+
+
+@pytest.mark.parity(105)
+def test_a_trial_knows_whether_it_has_a_checkpoint_and_can_be_made_to_forget_it() -> None:
+    story = running()
+    trial = story.runner.live["a"]
+    assert trial.has_checkpoint
+    story.die("a")
+    story.free("a")
+    story.tell(m.CheckpointsForgotten("a"))
+    assert not trial.has_checkpoint
+    assert story.choose("a").restore == ()
+    assert deleted(story.commit("a", 2)) == ["a/1-1", "a/1-2"]
+
+
+@pytest.mark.parity(97)
+def test_whether_a_trial_is_being_saved_or_restored_is_known() -> None:
+    story = running()
+    trial = story.runner.live["a"]
+    assert (trial.is_saving, trial.is_restoring) == (True, False)
+    story.commit("a", 2)
+    assert not trial.is_saving
+    story.tell(m.TrialWaits("a", 1, "save", "the store does not answer"))
+    assert (trial.is_saving, trial.waits) == (True, ("save", "the store does not answer"))
+    story.tell(m.TrialWaits("a", 1, "", ""))
+    assert not trial.is_saving
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    assert (trial.is_restoring, trial.restoring) == (True, "a/1-2")
+    story.tell(m.TrialWaits("a", 1, "restore", "of an older incarnation"))
+    assert trial.waits == ("", "")
+    story.report("a", 2, epoch=2)
+    assert not trial.is_restoring
+
+
+def test_where_there_is_a_limit_for_all_trials_those_that_are_over_keep_the_best() -> None:
+    keep = KeepRule(score_attribute="acc", in_experiment=2)
+    story = Story(cpus=8.0, keep=keep)
+    gone: list[list[str]] = []
+    for trial, scores in {"a": (0.1, 0.2), "b": (0.9, 0.3)}.items():
+        story.start(trial, m.HorizonSet(trial, ()))
+        for step, score in enumerate(scores, start=1):
+            story.report(trial, step, acc=score)
+            story.write(trial, step)
+            gone.append(deleted(story.commit(trial, step)))
+        story.finish(trial)
+        gone.append(deleted(story.free(trial)))
+    # The first of b competes when b has a newer one, the newest when b is over.
+    assert gone == [[], [], [], [], ["a/1-1"], ["a/1-2"]]
+    assert (kept(story, "a"), kept(story, "b")) == ([], ["b/1-1", "b/1-2"])
+    assert story.runner.live_checkpoints().keys() == {"b/1-1", "b/1-2"}
+
+
+def test_over_the_quota_a_live_trial_keeps_its_newest_and_the_experiment_its_best() -> None:
+    story = Story(keep=KeepRule(score_attribute="acc", max_bytes=10))
+    story.start("a", TO_THE_END)
+    gone = []
+    for step, score in enumerate((0.5, 0.9, 0.1, 0.2), start=1):
+        story.report("a", step, acc=score)
+        story.write("a", step)
+        gone += deleted(story.commit("a", step))
+    assert gone == ["a/1-1", "a/1-3"]
+    assert kept(story) == ["a/1-2", "a/1-4"]
+
+
+def test_who_may_still_write_a_key_and_what_is_kept_are_told_apart_from_rubbish() -> None:
+    story = running()
+    assert story.runner.is_busy("train_a/checkpoint_1-000003")
+    assert story.runner.is_busy("train_b/checkpoint_1-000003"), "it is of no trial of ours"
+    story.report("a", 3, done=True)
+    story.finish("a")
+    story.free("a")
+    assert story.runner.is_busy("train_a/checkpoint_1-000002"), "its upload is under way"
+    story.commit("a", 2)
+    assert not story.runner.is_busy("train_a/checkpoint_1-000003")
+    assert story.runner.is_busy("a/1-2")
+    assert not story.runner.is_busy("a/1-3")
+
+
+@pytest.mark.parity(118, 119, 120)
+def test_a_trial_read_back_in_mid_restore_is_where_it_was_and_waits_when_its_node_is_gone() -> None:
+    story = running()
+    story.die("a")
+    story.free("a")
+    story.choose("a")
+    story.tell(m.TrialWaits("a", 2, "restore", "the store does not answer"))
+    again = replay(story.settings, m.decode_entries(m.encode(story.entries)))
+    assert again.snapshot() == story.runner.snapshot()
+    trial = again.live["a"]
+    assert (trial.status, trial.is_restoring) == ("RUNNING", True)
+    again.handle(m.NodeLost(NODE, "its scheduler ended", is_dead=True))
+    assert (trial.status, trial.is_restoring) == ("PENDING", False)
+    again.handle(m.NodeJoined(OTHER, "node", "host", "127.0.0.1", {"cpu": 1.0}))
+    again.handle(m.Tick(100.0))
+    (order,) = again.handle(m.TrialChosen("a"))
+    assert isinstance(order, c.StartTrial)
+    assert refs(order) == ["a/1-1"]
+
+
+@pytest.mark.parity(112)
+def test_a_checkpoint_that_is_committed_twice_is_not_removed_as_its_own_predecessor() -> None:
+    story = running(keep=KeepRule(num_to_keep=1))
+    assert deleted(story.commit("a", 2)) == ["a/1-1"]
+    assert deleted(story.commit("a", 2)) == []
+    assert "a/1-2" in kept(story)

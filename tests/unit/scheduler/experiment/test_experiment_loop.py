@@ -1,0 +1,403 @@
+"""A turn of the loop: what is asked, what is journalled first, what is carried out after it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.unit.scheduler.loops import (
+    NODE,
+    PLAN,
+    Loop,
+    recorded,
+    result,
+    started,
+)
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trials.trial import TrialSummary
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_scheduler.schedulers import FIFOScheduler, TrialScheduler
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
+from tunemq_scheduler.stopping.stopper import Stopper
+from tunemq_shared.base.errors import JournalError, ResourceError, SearchFailed, WireError
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import TO_THE_END, Horizon, lookup
+
+
+@pytest.mark.parity(52, 57, 122, 139)
+def test_a_turn_is_journalled_before_any_order_leaves_and_released_after_it() -> None:
+    loop = Loop()
+    log = loop.turn(NODE)
+    assert [line[0] for line in log] == ["journal", "start", "RecordTrialAdded", "release"]
+
+
+def test_when_the_journal_refuses_a_turn_nothing_of_it_is_done() -> None:
+    loop = Loop()
+    loop.journal.is_full = True
+    with pytest.raises(JournalError):
+        loop.turn(NODE)
+    assert loop.log == []
+    assert not loop.loop.is_journalled
+
+
+@pytest.mark.parity(126)
+def test_a_turn_in_which_nothing_happened_writes_nothing() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    assert loop.turn() == []
+    assert loop.loop.is_journalled
+
+
+def test_events_that_came_before_are_dropped_by_their_numbers() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    assert recorded(loop.batch(1, started(), result(1))) == 0
+    assert recorded(loop.batch(2, result(1), result(2))) == 1
+    assert loop.runner.accepted == {"n.1": 3}
+    assert loop.runner.repeated == 0, "numbers, not steps, told them apart"
+
+
+def test_a_gap_in_the_numbers_is_an_error() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    with pytest.raises(WireError, match="sent event 4, 3 is missing"):
+        loop.batch(4, result(3))
+
+
+def test_what_a_node_says_that_is_lost_is_not_heard() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.turn(m.NodeLost("n.1", "its lease ran out"))
+    assert recorded(loop.batch(3, result(2))) == 0
+
+
+def test_several_results_of_a_trial_that_ends_in_the_same_turn_are_all_recorded() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    log = loop.batch(1, started(), result(1), result(2), result(3, done=True), *last)
+    assert recorded(log) == 3
+    assert ("RecordEnd", "t_00000") in log
+    assert ("start", "t_00001", 1) in log
+
+
+@pytest.mark.parity(55)
+def test_the_search_ends_when_the_last_host_is_gone() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1, done=True), m.TrialFinished("t_00000", 1))
+    assert not loop.runner.is_finished
+    loop.batch(4, m.HostFreed("t_00000", 1))
+    loop.turn()
+    assert loop.runner.is_finished
+
+
+@pytest.mark.parity(56)
+def test_a_turn_after_the_end_does_nothing() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    loop.batch(1, started(), result(1, done=True), *last)
+    loop.turn()
+    assert loop.runner.is_finished
+    written = len(loop.journal.entries)
+    assert loop.turn() == []
+    assert len(loop.journal.entries) == written
+
+
+@pytest.mark.parity(58)
+def test_more_than_any_node_has_is_an_error_where_no_node_may_come() -> None:
+    loop = Loop(resources={"cpu": 8.0})
+    loop.runner.settings = RunnerSettings(request=None)
+    with pytest.raises(ResourceError, match="cpu=8, the most that any node has is 1"):
+        loop.turn(NODE)
+
+
+@pytest.mark.parity(61)
+def test_more_than_any_node_has_waits_where_nodes_may_come() -> None:
+    loop = Loop(resources={"cpu": 8.0}, nodes_may_come=True)
+    loop.runner.settings = RunnerSettings(request=None)
+    loop.turn(NODE)
+    big = m.NodeJoined("big.1", "big", "host", "127.0.0.1", {"cpu": 8.0})
+    assert ("start", "t_00000", 1) in loop.turn(big)
+
+
+def test_what_a_node_warns_of_is_journalled_counted_and_told() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    log = loop.batch(1, m.NodeWarned("numpy is not preloaded"), started())
+    assert ("news", "numpy is not preloaded") in log
+    assert log.index(("release", {"n.1": 2})) < log.index(("news", "numpy is not preloaded"))
+    assert recorded(loop.batch(3, result(1))) == 1
+    assert ("news", "numpy is not preloaded") not in loop.turn()
+
+
+def test_checkpoints_that_went_with_their_node_are_named() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    key = "train_t_00000/checkpoint_1-000001"
+    written = m.CheckpointWritten("t_00000", 1, 1, 1, key, "h", 10)
+    loop.batch(1, started(), result(1), written)
+    log = loop.turn(m.NodeLost("n.1", "its lease ran out"))
+    (told,) = [text for kind, *text in log if kind == "news"]
+    assert "1 checkpoint was not in the store yet" in told[0]
+    assert key in told[0]
+    assert "its lease ran out" in told[0]
+
+
+def test_a_node_that_may_have_left_something_in_the_store_has_it_looked_for() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.batch(1, m.NodeWarned("numpy is not preloaded"))
+    assert not loop.loop.has_leftovers
+    loop.batch(2, m.NodeWarned("the transfers process died", has_leftovers=True))
+    loop.batch(3, m.NodeWarned("scipy is not preloaded"))
+    assert loop.loop.has_leftovers
+
+
+@pytest.mark.parity(54)
+def test_the_time_budget_stops_what_runs() -> None:
+    loop = Loop(time_budget_s=60.0)
+    loop.turn(NODE)
+    loop.now = 60.0
+    assert ("stop", "t_00000") in loop.turn()
+    assert loop.runner.stopping == "the time budget of 60 s is used up"
+
+
+@pytest.mark.parity(73, 74)
+def test_a_request_to_stop_one_trial_leaves_the_others() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.loop.request_stop("somebody said so", trial="t_00000")
+    assert ("stop", "t_00000") in loop.turn()
+    assert ("start", "t_00001", 1) in loop.batch(1, m.HostFreed("t_00000", 1))
+
+
+def test_an_interrupted_search_ends_without_new_trials() -> None:
+    loop = Loop()
+    loop.turn(NODE)
+    loop.loop.interrupt("SIGINT")
+    assert ("stop", "t_00000") in loop.turn()
+    loop.batch(1, m.HostFreed("t_00000", 1))
+    assert loop.runner.is_finished
+    assert not any(line[:2] == ("start", "t_00001") for line in loop.log)
+
+
+@pytest.mark.parity(55)
+def test_a_limit_on_trials_ends_an_endless_search() -> None:
+    loop = Loop(trials=-1, max_trials=1)
+    loop.turn(NODE)
+    last = m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1)
+    loop.batch(1, started(), result(1, done=True), *last)
+    assert loop.runner.is_finished
+    assert len(loop.runner.finished) == 1
+
+
+class Reluctant(BasicVariantGenerator):
+    """Has a configuration only when told to."""
+
+    is_ready = False
+
+    def suggest(self, trial_id: str) -> Any:
+        return super().suggest(trial_id) if self.is_ready else None
+
+
+@pytest.mark.parity(63)
+def test_a_search_algorithm_that_waits_is_asked_again() -> None:
+    search = Reluctant()
+    loop = Loop(search=search)
+    assert not any(line[0] == "start" for line in loop.turn(NODE))
+    search.is_ready = True
+    assert ("start", "t_00000", 1) in loop.turn()
+
+
+@pytest.mark.parity(63)
+def test_a_search_algorithm_that_waits_for_nothing_is_given_up() -> None:
+    loop = Loop(search=Reluctant())
+    loop.turn(NODE)
+    loop.now = 59.0
+    loop.turn()
+    loop.now = 61.0
+    with pytest.raises(SearchFailed, match="Reluctant suggested no configuration for 60 s"):
+        loop.turn()
+
+
+class Raising(BasicVariantGenerator):
+    def suggest(self, trial_id: str) -> Any:
+        raise ZeroDivisionError("in my searcher")
+
+
+def test_an_algorithm_that_raises_ends_the_search_with_its_traceback() -> None:
+    loop = Loop(search=Raising())
+    with pytest.raises(SearchFailed, match=r"(?s)ZeroDivisionError: in my searcher.*Traceback"):
+        loop.turn(NODE)
+
+
+class Confused(TrialScheduler):
+    def on_trial_result(self, runner, trial, result):
+        return "MAYBE"
+
+
+@pytest.mark.parity(68)
+def test_an_answer_that_is_no_decision_is_refused_by_name() -> None:
+    loop = Loop(scheduler=Confused())
+    loop.turn(NODE)
+    with pytest.raises(SearchFailed, match=r"Confused.on_trial_result returned 'MAYBE'"):
+        loop.batch(1, started(), result(1))
+
+
+class Impatient(TrialScheduler):
+    def choose_trial_to_run(self, runner):
+        return object()
+
+
+@pytest.mark.parity(62)
+def test_a_trial_that_does_not_wait_cannot_be_chosen() -> None:
+    loop = Loop(scheduler=Impatient())
+    with pytest.raises(SearchFailed, match="not waiting for a slot"):
+        loop.turn(NODE)
+
+
+class Enough(Stopper):
+    """Needs to see no result, and ends the search when it is told to."""
+
+    is_enough = False
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return self.is_enough
+
+    def horizon(self, trial_id: str) -> Horizon | None:
+        return TO_THE_END
+
+
+def test_a_stopper_that_looks_at_no_result_may_end_the_search_all_the_same() -> None:
+    loop = Loop()
+    loop.loop.algorithms.stopper = stopper = Enough()
+    loop.turn(NODE)
+    assert ("stop", "t_00000") not in loop.batch(1, started(), result(1))
+    stopper.is_enough = True
+    log = loop.turn()
+    assert ("stop", "t_00000") in log
+    assert loop.runner.stopping == "Enough stopped the experiment"
+    assert not any(line[0] == "start" for line in log)
+
+
+class ByState(FIFOScheduler):
+    """Starts what is PENDING, as its trials say themselves."""
+
+    def choose_trial_to_run(self, runner):
+        return next((trial for trial in runner.waiting() if trial.status == "PENDING"), None)
+
+
+def test_trials_of_a_lost_node_are_shown_as_pending_to_who_chooses_the_next() -> None:
+    loop = Loop(scheduler=ByState(), trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.turn(m.NodeLost("n.1", "its lease ran out"))
+    other = m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0})
+    assert ("start", "t_00000", 2) in loop.turn(other)
+
+
+class PausesAtOnce(TrialScheduler):
+    def on_trial_result(self, runner, trial, result):
+        return self.PAUSE
+
+
+def test_a_trial_that_pauses_while_its_search_is_interrupted_is_shown_as_paused() -> None:
+    loop = Loop(scheduler=PausesAtOnce(), trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started())
+    loop.loop.interrupt("Ctrl-C")
+    assert ("stop", "t_00000") in loop.turn()
+    assert loop.loop.trials["t_00000"].status == "PENDING"
+    log = loop.batch(2, result(1))
+    assert ("pause", "t_00000") not in log
+    assert ("RecordResult", "t_00000") in log
+    assert loop.loop.trials["t_00000"].status == "PAUSED"
+    assert loop.runner.summary("t_00000").status == "PAUSED"
+    loop.batch(3, m.HostFreed("t_00000", 1))
+    assert loop.runner.is_finished
+    loop.loop.resume(m.ExperimentResumed(2, 0.0))
+    assert loop.loop.trials["t_00000"].status == "PAUSED"
+    other = m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0})
+    assert ("start", "t_00000", 2) in loop.turn(other)
+
+
+class Curious(BasicVariantGenerator):
+    """Notes all that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int]] = []
+
+    def on_trial_result(self, trial_id, result):
+        self.told.append(("result", result["training_iteration"]))
+
+    def on_trial_complete(self, trial_id, result=None, error=False):
+        self.told.append(("complete", result["training_iteration"]))
+
+
+class StopsAtTwo(TrialScheduler):
+    def on_trial_result(self, runner, trial, result):
+        return self.STOP if result["training_iteration"] == 2 else self.CONTINUE
+
+
+def test_a_search_algorithm_is_told_once_of_the_result_at_which_a_trial_was_stopped() -> None:
+    search = Curious()
+    loop = Loop(search=search, scheduler=StopsAtTwo())
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.batch(3, result(2))
+    assert search.told == [("result", 1), ("complete", 2)]
+
+
+def test_not_a_number_under_a_nested_metric_is_shown_as_the_worst_value() -> None:
+    shown = []
+
+    class Looks(TrialScheduler):
+        def on_trial_result(self, runner, trial, result):
+            shown.append(lookup(result, "val/loss"))
+            return self.CONTINUE
+
+    search = SearchGenerator(BasicVariantGenerator(), {}, 1)
+    algorithms = Algorithms(
+        search=search,
+        scheduler=Looks(),
+        metric="val/loss",
+        mode="min",
+        worst_for_nonfinite=True,
+    )
+    trial = TrialView("t", TrialSummary(0, pack_config({}), "", {"cpu": 1.0}), PLAN)
+    algorithms.decide(trial, {"val": {"loss": math.nan}}, 1)
+    assert shown == [math.inf]
+
+
+def test_f22_a_node_on_which_every_trial_dies_is_told_of_and_rested_and_the_search_ends() -> None:
+    loop = Loop(trials=7)
+    loop.turn(NODE)
+    told: list[str] = []
+    for number in range(7):
+        trial, first = f"t_{number:05d}", 3 * number + 1
+        while not loop.runner.counts["RUNNING"]:
+            loop.now += 0.5
+            loop.turn()
+        died = m.HostDied(trial, 1, 1, 11, None, 0.0)
+        log = loop.batch(first, started(trial), died, m.HostFreed(trial, 1))
+        told += [line[1] for line in log if line[0] == "news"]
+    loop.now += 2.0
+    loop.turn()
+
+    (text,) = told
+    assert text.startswith("node n on host is set aside for 1 s: 3 different trials in a row")
+    assert loop.runner.is_finished
+    assert loop.now == 4.0, "two rests of a second each, and two for the end"

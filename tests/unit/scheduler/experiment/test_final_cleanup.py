@@ -1,0 +1,150 @@
+"""What is done about the store when a search is over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.searches.plans import PLAN
+from tunemq_scheduler.experiment.final_cleanup import PATIENCE_S, SHORT_PATIENCE_S, settle_store
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import Cancel
+
+
+class End:
+    """The parts that know how a search ended."""
+
+    def __init__(self, cache: Path, **changes: Any) -> None:
+        state = {
+            "interrupted": "",
+            "uploading": 0,
+            "is_finished": True,
+            "stale": 0,
+            "live_checkpoints": lambda: {"t/checkpoint_1-1": "0" * 64},
+            "is_busy": lambda _key: False,
+        }
+        address = "s3://bucket/x?endpoint=http://host:9000"
+        plan = msgspec.structs.replace(PLAN, store=address, cache=str(cache))
+        self.runner = SimpleNamespace(**{**state, **changes})
+        self.loop = SimpleNamespace(
+            runner=self.runner, plan=plan, has_leftovers=True, is_journalled=True
+        )
+        self.left: list[str] = []
+        self.told: list[str] = []
+        self.done: list[Any] = []
+        self.error: StoreError | None = None
+        self.is_enough = self.has_much_to_do = False
+
+    def finish(self, within: float, is_enough: Any, *, without_success: float) -> list[str]:
+        self.within = min(within, without_success), within
+        self.done.append("removals")
+        return self.left
+
+    def news(self) -> list[str]:
+        return []
+
+    def collect(self, live: Any, is_busy: Any, cancel: Cancel) -> None:
+        self.done.append(("collect", live))
+        while self.has_much_to_do:
+            self.is_enough = True
+            cancel.check()
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        self.done.append("close")
+
+    def settle(self) -> list[Any]:
+        loop, both = self.loop, self
+        settle_store(loop, both, both, self.told.append, lambda: self.is_enough)  # type: ignore[arg-type]
+        return self.done
+
+
+COLLECTED = ("collect", {"t/checkpoint_1-1": "0" * 64})
+
+
+@pytest.fixture
+def cache(tmp_path):
+    folder = tmp_path / ".cache"
+    folder.mkdir()
+    return folder
+
+
+def test_where_something_went_wrong_what_it_left_is_collected_behind_the_removals(cache):
+    end = End(cache)
+    assert end.settle() == ["removals", COLLECTED, "close"]
+    assert end.told == []
+    assert not cache.exists()
+
+
+def test_where_nothing_went_wrong_nothing_is_looked_for(cache):
+    end = End(cache)
+    end.loop.has_leftovers = False
+    assert end.settle() == ["removals", "close"]
+
+
+def test_a_slow_store_is_waited_for_unless_the_search_was_interrupted(cache):
+    end = End(cache)
+    end.settle()
+    assert end.within == (PATIENCE_S, PLAN.sync_timeout_s)
+    end = End(cache, interrupted="SIGINT")
+    end.settle()
+    assert end.within == (SHORT_PATIENCE_S, SHORT_PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"interrupted": "SIGINT"}, {"uploading": 2}, {"is_finished": False}]
+)
+def test_while_anything_may_be_under_way_nothing_is_collected(cache, changes):
+    assert COLLECTED not in End(cache, **changes).settle()
+
+
+def test_what_is_not_in_the_store_stays_in_the_cache_and_both_are_named(cache):
+    end = End(cache, interrupted="SIGINT", uploading=2)
+    end.settle()
+    (told,) = end.told
+    assert "2 checkpoints have not reached s3://bucket/x, and can be found in" in told
+    assert str(cache) in told
+    assert cache.exists()
+
+
+def test_removals_that_were_not_done_are_named_up_to_a_few(cache):
+    end = End(cache)
+    end.left = [f"t/checkpoint_1-{n}" for n in range(9)]
+    assert end.settle() == ["removals", "close"]
+    (told,) = end.told
+    assert "t/checkpoint_1-4, ..." in told
+    assert "t/checkpoint_1-5" not in told
+
+
+def test_a_store_that_cannot_be_collected_ends_no_search_in_error(cache):
+    end = End(cache)
+    end.error = StoreError("the store is away.")
+    assert end.settle()[-1] == "close"
+    (told,) = end.told
+    assert "s3://bucket/x could not be removed: the store is away" in told
+
+
+def test_whoever_has_no_patience_waits_for_no_collection(cache):
+    end = End(cache)
+    end.is_enough = True
+    assert end.settle() == ["removals", "close"]
+
+
+def test_a_collection_that_lasts_is_called_off_by_who_loses_patience(cache):
+    end = End(cache)
+    end.has_much_to_do = True
+    assert end.settle() == ["removals", COLLECTED, "close"]
+    (told,) = end.told
+    assert "What broken uploads left in s3://bucket/x was not removed" in told
+
+
+def test_what_follows_from_a_turn_that_could_not_be_journalled_is_not_done(cache):
+    end = End(cache)
+    end.loop.is_journalled = False
+    assert end.settle() == ["removals", "close"]
+    assert cache.exists()

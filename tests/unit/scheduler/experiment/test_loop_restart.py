@@ -1,0 +1,256 @@
+"""What a loop leaves when a plug-in raises in the middle of a batch, and how another goes on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.searches.plans import PLAN
+from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tunemq.testing.journal_replay import replay
+from tunemq_scheduler.core.events.resume_events import NOT_RESUMED
+from tunemq_scheduler.core.runner_settings import RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.experiment.open_experiment import Opened, ResumeOptions, has_work, resumption
+from tunemq_scheduler.schedulers import FIFOScheduler
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
+from tunemq_shared.base.errors import SearchFailed
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.conditions import Condition
+
+
+class RaisesAt(FIFOScheduler):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def horizon(self, trial):
+        return None
+
+    def on_trial_result(self, runner, trial, result):
+        if result["training_iteration"] == self.step:
+            raise ValueError("no")
+        return self.CONTINUE
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_what_was_not_handled_of_a_batch_is_read_again(step: int) -> None:
+    loop = Loop(scheduler=RaisesAt(step), trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started())
+    events = [result(1), result(2), result(3)]
+    with pytest.raises(SearchFailed):
+        loop.batch(2, *events)
+    again = replay(loop.runner.settings, loop.journal.entries)
+    assert again.snapshot() == loop.runner.snapshot()
+    assert again.accepted == {"n.1": step}, "the start, and what came before the one that raised"
+    assert again.cursor == "1-0", "the batch is to be read once more"
+    assert loop.log[-1] == ("release", {"n.1": step})
+    # A scheduler that goes on takes the rest of the batch, and nothing twice.
+    search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
+    runner = TrialRunner(loop.runner.settings)
+    driver = EventDriver(runner, Algorithms(search=search, scheduler=RaisesAt(0)), PLAN)
+    driver.replay([loop.journal.entries])
+    assert runner.accepted.get("n.1", 0) == step
+    other = Loop(scheduler=RaisesAt(0), trials=1)
+    other.loop.driver, other.loop.runner, other.loop.trials = driver, runner, driver.trials
+    other.runner = runner
+    other.batch(2, *events)
+    assert runner.summary("t_00000").last_result == events[-1]
+    assert runner.repeated == 0
+
+
+def test_a_batch_that_was_handled_stays_read_when_something_raises_behind_it() -> None:
+    class Stops(BasicVariantGenerator):
+        def suggest(self, trial_id):
+            if trial_id != "t_00000":
+                raise ValueError("no")
+            return super().suggest(trial_id)
+
+    loop = Loop(search=Stops(), trials=2)
+    loop.turn(NODE)
+    ends = m.TrialFinished("t_00000", 1)
+    with pytest.raises(SearchFailed):
+        loop.batch(1, started(), result(1), ends, m.HostFreed("t_00000", 1))
+    assert loop.runner.accepted == {"n.1": 4}
+    assert replay(loop.runner.settings, loop.journal.entries).accepted == {"n.1": 4}
+
+
+def failed(epoch: int = 1, trial: str = "t_00000") -> m.TrialFailed:
+    return m.TrialFailed(trial, epoch, "user", "ValueError: no", "Traceback", 1.0)
+
+
+def loop_with_an_error() -> Loop:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    saved = m.CheckpointCommitted("t_00000", 1, 1, 2, "t_00000/checkpoint_1-000001", "ab", 3)
+    loop.batch(
+        1, started(), result(1), result(2), saved, result(3), failed(), m.HostFreed("t_00000", 1)
+    )
+    assert loop.runner.summary("t_00000").status == "ERROR"
+    assert not loop.runner.live
+    return loop
+
+
+def test_a_trial_in_error_stays_so_unless_it_is_to_go_on() -> None:
+    loop = loop_with_an_error()
+    loop.loop.resume(m.ExperimentResumed(2, 0.0))
+    summary = loop.runner.summary("t_00000")
+    assert summary.status == "ERROR"
+    assert summary.failure == failed()
+    assert summary.failed_on == "host"
+
+
+def test_a_trial_in_error_goes_on_from_its_last_checkpoint() -> None:
+    loop = loop_with_an_error()
+    loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="resume"))
+    trial = loop.runner.live["t_00000"]
+    assert (trial.status, trial.lineage, trial.last_step) == ("PENDING", 0, 3)
+    assert loop.runner.counts == {
+        "PENDING": 1, "RUNNING": 0, "PAUSED": 0, "TERMINATED": 0, "ERROR": 0,
+    }  # fmt: skip
+    assert [one.key for one in trial.checkpoints] == ["t_00000/checkpoint_1-000001"]
+    assert loop.loop.trials["t_00000"].last_result["training_iteration"] == 3
+    assert dict(loop.runner.changed_summaries()) == {"t_00000": b""}
+
+
+def test_a_trial_that_begins_anew_counts_from_one_in_a_new_lineage() -> None:
+    loop = loop_with_an_error()
+    loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
+    trial = loop.runner.live["t_00000"]
+    assert (trial.status, trial.lineage, trial.last_step) == ("PENDING", 1, 0)
+    assert not trial.has_checkpoint
+    assert loop.loop.trials["t_00000"].last_result == {}
+    loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
+    epoch = trial.epoch
+    begun = m.TrialStarted("t_00000", epoch, 1, "host", "127.0.0.1", 0.0)
+    first = m.ResultReported("t_00000", epoch, 1, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 1)
+    read = m.BatchRead("n.2", 1, 2, "1-0")
+    assert ("RecordResult", "t_00000") in loop.turn(read, begun, first)
+    assert replay(loop.runner.settings, loop.journal.entries).snapshot() == loop.runner.snapshot()
+
+
+def test_trials_that_are_not_to_go_on_end_where_they_are() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.loop.resume(m.ExperimentResumed(2, 0.0, unfinished=False))
+    summary = loop.runner.summary("t_00000")
+    assert (summary.status, summary.reason) == ("TERMINATED", NOT_RESUMED)
+
+
+def test_rules_that_changed_count_from_the_restart_on_and_stand_in_the_journal() -> None:
+    loop = loop_with_an_error()
+    settings = RunnerSettings(request={"cpu": 1.0}, max_failures=7)
+    event = m.ExperimentResumed(2, 0.0, errored="resume", settings=m.encode(settings))
+    loop.loop.resume(event)
+    assert loop.runner.settings.max_failures == 7
+    header = RunnerSettings(request={"cpu": 1.0})
+    assert replay(header, loop.journal.entries).settings.max_failures == 7
+
+
+def test_what_was_stopped_interrupted_or_exhausted_goes_on() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.turn(m.SearchExhausted(), m.Interrupted("Ctrl-C"))
+    assert not loop.runner.wants_config()
+    loop.loop.resume(m.ExperimentResumed(2, 0.0))
+    runner = loop.runner
+    assert (runner.run, runner.interrupted, runner.exhausted) == (2, "", False)
+    assert [trial.trial_id for trial in runner.queue] == ["t_00000"]
+
+
+def test_a_trial_whose_last_result_came_before_an_interruption_is_asked_about_again() -> None:
+    loop = Loop(trials=1, scheduler=RaisesAt(0))
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), result(2, done=True))
+    loop.turn(m.Interrupted("Ctrl-C"))
+    opened = Opened(loop.journal, loop.loop.driver)
+    before = (Condition("training_iteration", 2),)
+    event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
+    assert event.also == ("t_00000",), "with other criteria it may go further"
+    loop.loop.resume(event)
+    loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
+    further = m.ResultReported("t_00000", 2, 3, {"loss": 1.0}, 0.0, 1.0, 1.0, 1.0, 3)
+    begun = m.TrialStarted("t_00000", 2, 1, "host", "127.0.0.1", 0.0)
+    done = loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, further)
+    assert ("continue", "t_00000") in done, "else its host would wait for ever"
+
+
+def test_a_trial_that_had_just_ended_by_the_old_criteria_goes_on_to_the_new_ones() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    # The run before died before the host was gone; somebody wanted the trial stopped, too.
+    loop.batch(1, started(), result(1), result(2, done=True))
+    loop.turn(m.StopRequested("t_00000", "enough"))
+    loop.batch(4, m.TrialFinished("t_00000", 1))
+    assert "t_00000" in loop.runner.live
+    opened = Opened(loop.journal, loop.loop.driver)
+    before = (Condition("training_iteration", 2),)
+    event = resumption(opened, ResumeOptions(stopped_by=before), loop.runner.settings)
+    assert event.also == ("t_00000",)
+    loop.loop.resume(event)
+    loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
+    trial = loop.runner.live["t_00000"]
+    assert (trial.status, trial.stop_ordered, trial.ending) == ("RUNNING", False, "")
+
+
+def test_what_was_being_stopped_stays_so_for_a_scheduler_that_takes_over() -> None:
+    loop = Loop(trials=2)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    loop.turn(m.StopRequested(None, "fail_fast: another trial failed"))
+    loop.loop.resume(m.ExperimentResumed(2, 0.0, is_cold=False))
+    assert loop.runner.stopping
+    assert not loop.runner.wants_config()
+
+
+def test_where_trials_go_after_nodes_were_set_aside_is_the_same_when_it_is_told_again() -> None:
+    loop = Loop(trials=7)
+    names = ("a.1", "b.1", "good.1")
+    loop.turn(*(m.NodeJoined(one, one[:-2], "host", "127.0.0.1", {"cpu": 1.0}) for one in names))
+
+    def fail_on(node: str) -> None:
+        (trial,) = [trial for trial, _epoch, where in loop.runner.slots if where == node]
+        first = loop.runner.accepted.get(node, 0) + 1
+        died = m.HostDied(trial, 1, 1, 9, None, 0.0)
+        read = m.BatchRead(node, first, first + 1, f"{loop.now}-{first}")
+        loop.turn(read, died, m.HostFreed(trial, 1))
+
+    for node in ("b.1", "a.1"):
+        for _ in range(3):
+            fail_on(node)
+        loop.now += 5
+    loop.turn(m.SearchExhausted())
+    assert set(loop.runner.aside) == {"a.1", "b.1"}
+    for loop.now in (62.0, 67.0):  # nothing happens, but that first b.1 and then a.1 may be used
+        loop.turn()
+    assert not loop.runner.aside
+    loop.turn(m.NodeLost("good.1", "it is gone", is_dead=True))
+    again = replay(loop.runner.settings, loop.journal.entries)
+    assert list(again.slots) == list(loop.runner.slots)
+    assert again.snapshot() == loop.runner.snapshot()
+
+
+def test_a_trial_that_is_over_is_work_until_its_host_is_gone_and_its_uploads_are_settled() -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    saved = m.CheckpointWritten("t_00000", 1, 1, 1, "t_00000/checkpoint_1-000001", "ab", 3)
+    loop.batch(1, started(), result(1, done=True), saved, m.TrialFinished("t_00000", 1))
+    tune = SimpleNamespace(budget_s=None)
+    prepared: Any = SimpleNamespace(tune=tune, trials=1)
+
+    def is_work() -> bool:
+        opened = Opened(loop.journal, loop.loop.driver)
+        event = resumption(opened, ResumeOptions(), loop.runner.settings)
+        return has_work(opened, event, prepared)
+
+    assert is_work()
+    loop.batch(5, m.HostFreed("t_00000", 1))
+    assert is_work()
+    loop.batch(6, m.CheckpointCommitted("t_00000", 1, 1, 1, saved.key, "cd", 3))
+    assert not is_work()

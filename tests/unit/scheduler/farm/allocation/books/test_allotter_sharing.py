@@ -1,0 +1,214 @@
+"""Who comes first, who gives way, and for whom room is made."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.simulation.shared_farm import Job, SharedFarm, SharingExperiment, node
+from tunemq_scheduler.core.allotments import Usage, Wanted
+from tunemq_scheduler.farm.allocation.books.accounts import Account, share_out
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+
+ONE = {"cpu": 1.0, "gpu": 1.0}
+FOUR = {"cpu": 4.0, "gpu": 4.0}
+HOUR = 3600.0
+
+
+def trials(
+    length: float, request: dict[str, float] = ONE, count: int = 9999
+) -> itertools.repeat[Job]:
+    return itertools.repeat((request, length), count)
+
+
+def a_farm(gpus: int = 4, nodes: int = 1, **settings: object) -> SharedFarm:
+    farm = SharedFarm(5, AllotterSettings(**settings))  # type: ignore[arg-type]
+    for place in range(nodes):
+        farm.join(node(f"n{place}", gpus, 32.0))
+    return farm
+
+
+def has(farm: SharedFarm) -> dict[str, float]:
+    return {name: one.gpus() for name, one in farm.experiments.items()}
+
+
+# --- priorities -----------------------------------------------------------------------------------
+
+
+def test_a_higher_priority_gets_all_that_it_wants_first() -> None:
+    farm = a_farm()
+    farm.submit(SharingExperiment("low", "ada", trials(HOUR)))
+    farm.submit(SharingExperiment("high", "ada", trials(HOUR, count=3), priority=1))
+    farm.run(30.0)
+    assert has(farm) == {"low": 1, "high": 3}
+
+
+def test_a_higher_priority_that_waits_has_lower_ones_give_way_at_once() -> None:
+    farm = a_farm(preempt_grace_s=33.0)
+    farm.submit(SharingExperiment("low", "ada", trials(HOUR)))
+    farm.run(400.0)
+    farm.allotter.experiment_added("high", "bob", 1, 9)
+    farm.allotter.usage("high", Usage({}, {}, (Wanted(ONE, 2),)))
+    [(name, offer)] = farm.allotter.offers()
+    assert (name, offer.resources["gpu"], offer.preempt_grace_s) == ("low", 2.0, 33.0)
+
+
+def test_the_trials_that_began_last_give_way() -> None:
+    farm = a_farm()
+    early = farm.submit(SharingExperiment("early", "ada", trials(HOUR, count=2)))
+    farm.run(300.0)
+    late = farm.submit(SharingExperiment("late", "ada", trials(HOUR, count=2)))
+    farm.run(600.0)
+    farm.submit(SharingExperiment("high", "bob", trials(HOUR, count=2), priority=1))
+    farm.run(700.0)
+    assert (early.preempted, late.preempted) == (0, 2)
+    assert has(farm) == {"early": 2, "late": 0, "high": 2}
+
+
+def test_nobody_gives_way_for_what_would_not_fit_then() -> None:
+    farm = a_farm(nodes=2)
+    farm.submit(SharingExperiment("low", "ada", trials(9 * HOUR, count=4)))
+    farm.submit(SharingExperiment("high", "bob", trials(9 * HOUR, count=4), priority=1))
+    farm.run(60.0)
+    farm.submit(SharingExperiment("big", "bob", trials(HOUR, {"cpu": 1.0, "gpu": 8.0}), priority=2))
+    farm.run(HOUR)
+    assert has(farm) == {"low": 4, "high": 4, "big": 0}
+    assert not farm.preempted
+
+
+def test_without_preemption_a_higher_priority_gets_slots_as_trials_end() -> None:
+    farm = a_farm(preempts=False)
+    farm.submit(SharingExperiment("low", "ada", trials(600.0)))
+    farm.run(60.0)
+    farm.submit(SharingExperiment("high", "bob", trials(HOUR, count=2), priority=1))
+    farm.run(500.0)
+    assert has(farm) == {"low": 4, "high": 0}
+    farm.run(700.0)
+    assert has(farm) == {"low": 2, "high": 2}
+    assert not farm.preempted
+
+
+def test_who_gave_way_gets_its_slots_back() -> None:
+    farm = a_farm()
+    farm.submit(SharingExperiment("low", "ada", trials(HOUR)))
+    farm.run(60.0)
+    farm.submit(SharingExperiment("high", "bob", trials(300.0, count=4), priority=1))
+    farm.run(120.0)
+    assert has(farm) == {"low": 0, "high": 4}
+    farm.run(600.0)
+    assert has(farm) == {"low": 4}
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+
+def test_what_one_cannot_use_goes_to_the_others_by_weight() -> None:
+    accounts = [Account(1.0), Account(2.0), Account(1.0)]
+    for account, held, demand in zip(accounts, (8.0, 0.0, 0.0), (99.0, 99.0, 1.0), strict=True):
+        account.held, account.demand = held, demand
+    share_out(accounts)
+    assert [round(one.entitled, 3) for one in accounts] == [2.333, 4.667, 1.0]
+
+
+def test_owners_that_come_at_once_share_by_weight() -> None:
+    farm = a_farm(gpus=8, shares={"ada": 3.0})
+    for owner in ("ada", "bob"):
+        farm.submit(SharingExperiment(owner, owner, trials(HOUR)))
+    farm.run(60.0)
+    assert has(farm) == {"ada": 6, "bob": 2}
+
+
+def test_without_gpus_the_dominant_resource_counts() -> None:
+    farm = SharedFarm(5)
+    farm.join(node("one", 0, 12.0, memory=12.0))
+    farm.submit(SharingExperiment("cpus", "ada", trials(HOUR, {"cpu": 2.0, "memory": 0.5})))
+    farm.submit(SharingExperiment("memory", "bob", trials(HOUR, {"cpu": 0.5, "memory": 2.0})))
+    farm.run(60.0)
+    running = {name: len(one.running) for name, one in farm.experiments.items()}
+    assert running == {"cpus": 5, "memory": 4}  # 10/12 of the CPUs, 8/12 of the memory
+
+
+def test_a_newcomer_gets_its_share_as_trials_end_and_nobody_gives_way() -> None:
+    farm = a_farm(gpus=8)
+    farm.submit(SharingExperiment("a", "ada", trials(120.0)))
+    farm.run(HOUR)
+    farm.submit(SharingExperiment("b", "bob", trials(120.0)))
+    farm.run(HOUR + 600.0)
+    assert has(farm) == {"a": 4, "b": 4}
+    assert not farm.preempted
+
+
+def test_where_trials_are_long_a_newcomer_gets_its_share_within_minutes() -> None:
+    farm = a_farm(gpus=8)
+    farm.submit(SharingExperiment("a", "ada", trials(9 * HOUR)))
+    farm.run(HOUR)
+    farm.submit(SharingExperiment("b", "bob", trials(9 * HOUR)))
+    farm.run(HOUR + 900.0)
+    assert has(farm) == {"a": 4, "b": 4}
+    farm.run(5 * HOUR)
+    assert farm.preempted == {"ada": 4}  # and that is all: nothing goes to and fro
+
+
+def test_three_owners_of_four_gpus_take_turns_with_the_fourth() -> None:
+    farm = a_farm()
+    for owner in ("ada", "bob", "eve"):
+        farm.submit(SharingExperiment(owner, owner, trials(9 * HOUR)))
+    hours = dict.fromkeys(("ada", "bob", "eve"), 0.0)
+    while farm.now < 12 * HOUR:
+        farm.run(farm.now + 60.0, every=20.0)
+        for owner in hours:
+            hours[owner] += farm.held(owner) / 60.0
+    assert max(hours.values()) < 1.05 * min(hours.values())
+    assert 6 < sum(farm.preempted.values()) < 12 * 6
+
+
+def test_an_owners_experiments_have_as_much_as_each_other_as_far_as_slots_can_be_divided() -> None:
+    farm = a_farm()
+    for name in ("first", "second", "third"):
+        farm.submit(SharingExperiment(name, "ada", trials(300.0)))
+    farm.run(1200.0)
+    assert sorted(has(farm).values()) == [1, 1, 2]
+
+
+def test_an_owners_second_experiment_gets_half_as_trials_of_the_first_end() -> None:
+    farm = a_farm()
+    farm.submit(SharingExperiment("first", "ada", trials(300.0)))
+    farm.run(60.0)
+    farm.submit(SharingExperiment("second", "ada", trials(300.0)))
+    farm.run(1200.0)
+    assert has(farm) == {"first": 2, "second": 2}
+    assert not farm.preempted
+
+
+def test_of_an_owners_experiments_that_have_as_much_the_first_comes_first() -> None:
+    farm = a_farm(gpus=1)
+    for name in ("first", "second", "third"):
+        farm.submit(SharingExperiment(name, "ada", trials(300.0, count=1)))
+        farm.run(farm.now + 5.0)
+    assert has(farm) == {"first": 1, "second": 0, "third": 0}
+    farm.run(400.0)
+    assert has(farm) == {"second": 1, "third": 0}
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parity(61)
+def test_a_large_request_is_not_passed_over_for_ever() -> None:
+    farm = a_farm(nodes=2)
+    farm.submit(SharingExperiment("small", "ada", trials(200.0)))
+    farm.run(60.0)
+    farm.submit(SharingExperiment("large", "ada", trials(HOUR, FOUR, count=1)))
+    farm.run(2 * HOUR)
+    assert "large" not in farm.experiments or has(farm)["large"] == 4
+    assert not farm.preempted
+
+
+def test_a_large_request_of_who_is_below_its_share_gets_a_whole_node() -> None:
+    farm = a_farm(nodes=2)
+    farm.submit(SharingExperiment("small", "ada", trials(9 * HOUR)))
+    farm.run(HOUR)
+    farm.submit(SharingExperiment("large", "bob", trials(HOUR, FOUR)))
+    farm.run(HOUR + 900.0)
+    assert has(farm) == {"small": 4, "large": 4}

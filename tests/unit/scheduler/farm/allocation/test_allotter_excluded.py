@@ -1,0 +1,105 @@
+"""An experiment and its farm's allotter, of which each hears what the other says, and nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.shared_farm import node
+from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.core.runner_settings import EXCLUDE_NODE, LogRule, RunnerSettings
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+from tunemq_shared.protocol import messages as m
+
+ECC = "uncorrectable ECC"
+REQUEST = {"cpu": 1.0, "gpu": 1.0}
+
+
+class Farm:
+    """Nodes with one GPU each, given to one experiment with as many trials as are wanted."""
+
+    def __init__(self, *nodes: str, trials: int) -> None:
+        self.allotter = Allotter(AllotterSettings())
+        self.runner = TrialRunner(RunnerSettings(log_rules=(LogRule(ECC, EXCLUDE_NODE),)))
+        self.allotter.advance(1.0)
+        self.allotter.experiment_added("e", "ada")
+        for name in nodes:
+            self.join(name)
+        for number in range(trials):
+            self.runner.handle(m.ConfigSuggested(number, f"t{number}", b"", "", REQUEST))
+        self.runner.handle(m.SearchExhausted())
+
+    def join(self, name: str) -> None:
+        joined = node(name, 1)
+        self.allotter.node_joined(joined)
+        self.runner.handle(joined)
+
+    def settle(self) -> None:
+        """Let each say what it has to say until nothing changes; trials begin where they may."""
+        for _ in range(10):
+            self.runner.handle(m.Tick(self.runner.elapsed + 1.0))
+            while waiting := next(self.runner.waiting(), None):
+                self.runner.handle(m.TrialChosen(waiting.trial_id))
+            self.allotter.usage("e", self.runner.usage())
+            for _, offer in self.allotter.offers():
+                self.runner.handle(offer)
+
+    def where(self) -> dict[str, str]:
+        """The node of each trial that runs."""
+        return {trial: name for trial, _, name in self.runner.slots}
+
+    def fail_for_its_node(self, trial: str) -> None:
+        epoch = self.runner.live[trial].epoch
+        self.runner.handle(m.LogMatched(trial, epoch, ECC, "an ECC error", 0.0))
+        self.runner.handle(m.HostDied(trial, epoch, 1, 9, None, 0.0))
+        self.runner.handle(m.HostFreed(trial, epoch))
+
+
+@pytest.mark.parametrize("is_there_before", [True, False])
+def test_a_trial_that_shuns_a_node_is_offered_another_and_leaves_the_first_to_others(
+    is_there_before: bool,
+) -> None:
+    farm = Farm("one", *(["two"] if is_there_before else []), trials=1)
+    farm.settle()
+    before = farm.where()["t0"]
+    farm.fail_for_its_node("t0")
+    farm.settle()
+    if not is_there_before:
+        assert farm.where() == {}
+        assert farm.allotter.snapshot()[0].held == {}, "what it makes no use of others may have"
+        assert "kept away from" in farm.allotter.why("e", REQUEST)[0]
+        farm.join("two")
+        farm.settle()
+    assert farm.where()["t0"] != before
+
+
+def test_of_two_that_wait_for_the_same_each_gets_the_node_that_it_may_use() -> None:
+    farm = Farm("one", trials=2)
+    farm.settle()
+    ((shy, _),) = farm.where().items()
+    farm.fail_for_its_node(shy)
+    farm.settle()
+    other = "t1" if shy == "t0" else "t0"
+    assert farm.where() == {other: "one"}
+    farm.join("two")
+    farm.settle()
+    assert farm.where() == {other: "one", shy: "two"}
+
+
+def test_trial_whose_node_is_set_aside_is_offered_another_that_comes_free() -> None:
+    farm = Farm("one", "two", trials=4)
+    farm.allotter.experiment_added("f", "bob")
+    farm.allotter.usage("f", Usage({}, {}, (Wanted(REQUEST, 1, "two"),)))
+    farm.allotter.offers()
+    farm.allotter.usage("f", Usage({"two": 1}, {"two": Amounts(REQUEST, {"two-0": 1.0})}))
+    farm.settle()
+    for trial in ("t0", "t1", "t2"):
+        assert farm.where() == {trial: "one"}
+        farm.runner.handle(m.HostDied(trial, 1, 1, 9, None, 0.0))
+        farm.runner.handle(m.HostFreed(trial, 1))
+        farm.settle()
+    assert farm.where() == {}
+    farm.allotter.experiment_gone("f")
+    farm.settle()
+    assert farm.where() == {"t3": "two"}

@@ -1,0 +1,82 @@
+"""A slot that an experiment makes no use of goes to its other request that has no room for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.shared_farm import node
+from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.allocation.share_settings import AllotterSettings
+
+SMALL = {"cpu": 1.0, "gpu": 0.5}
+WANTS = Wanted(SMALL, 1), Wanted({"cpu": 4.0}, 1)
+
+
+class Experiment:
+    """An experiment that wants a small slot and a large one, and uses none.
+
+    Args:
+        quota: that of its owner.
+    """
+
+    def __init__(self, *, quota: float | None = None, nodes: int = 1) -> None:
+        quotas = {} if quota is None else {"ada": {"cpu": quota}}
+        self.allotter = Allotter(AllotterSettings(quotas=quotas))
+        self.now = 1.0
+        self.allotter.advance(self.now)
+        for number in range(nodes):
+            self.allotter.node_joined(node(f"n{number}", 1, 4.0))
+        self.allotter.experiment_added("e", "ada")
+        self.seen: dict[str, int] = {}
+        self.offered: dict[str, Amounts] = {}
+        self.wants: tuple[Wanted, ...] = WANTS
+
+    def live(self, seconds: int) -> None:
+        """Confirm each offer, and use none."""
+        for _ in range(seconds):
+            self.now += 1.0
+            self.allotter.advance(self.now)
+            for _, offer in self.allotter.offers():
+                self.seen[offer.incarnation] = offer.n
+                self.offered[offer.incarnation] = Amounts(offer.resources, offer.devices)
+            self.allotter.usage("e", Usage(dict(self.seen), {}, self.wants))
+
+    def has(self) -> list[dict[str, float]]:
+        return [one.resources for one in self.offered.values() if one.resources]
+
+
+@pytest.mark.parametrize(("quota", "nodes"), [(None, 1), (4.0, 2)])
+def test_unused_slot_in_the_way_of_another_request_is_given_for_that(
+    quota: float | None, nodes: int
+) -> None:
+    experiment = Experiment(quota=quota, nodes=nodes)
+    experiment.live(3)
+    assert experiment.has() == [SMALL]
+    experiment.live(60)
+    assert experiment.has() == [{"cpu": 4.0}]
+
+
+def test_requests_of_which_an_experiment_uses_none_take_turns() -> None:
+    experiment = Experiment()
+    had = set[float]()
+    for _ in range(60):
+        experiment.live(10)
+        had |= {one["cpu"] for one in experiment.has()}
+    assert had == {1.0, 4.0}
+
+
+def test_unused_slot_that_is_in_nobodys_way_is_kept() -> None:
+    experiment = Experiment(nodes=2)
+    experiment.live(3)
+    before = experiment.has()
+    experiment.live(300)
+    assert experiment.has() == before == [SMALL, {"cpu": 4.0}]
+
+
+def test_request_that_came_behind_is_served_once_no_other_waits() -> None:
+    experiment = Experiment()
+    experiment.live(60)
+    experiment.wants = WANTS[:1]
+    experiment.live(5)
+    assert experiment.has() == [SMALL]

@@ -1,0 +1,69 @@
+"""Who ran an experiment last, and what follows from that for the next one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tunemq_scheduler.farm.common.holder import Holder
+from tunemq_scheduler.farm.common.run_record import (
+    RunRecord,
+    check_newest,
+    read_record,
+    write_record,
+)
+from tunemq_shared.base.errors import JournalError, SchedulerSuperseded
+
+ME = Holder.this_process()
+
+
+def record(term: int = 7, run: int = 2, **more: bool) -> RunRecord:
+    return RunRecord(holder=ME, term=term, run=run, **{"is_warm": False, **more})
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path):
+    (tmp_path / "journal").mkdir()
+    assert read_record(str(tmp_path)) is None
+    for written in (record(), record(term=8, is_over=True)):
+        write_record(str(tmp_path), written)
+        assert read_record(str(tmp_path)) == written
+    assert [path.name for path in (tmp_path / "journal").iterdir()] == ["scheduler"]
+
+
+def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "scheduler").write_bytes(b"{")
+    with pytest.raises(JournalError, match=str(tmp_path / "journal" / "scheduler")):
+        read_record(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("last", "journalled", "is_next_warm"),
+    [
+        (record(run=2), 2, True),  # it was killed
+        (record(run=2, is_over=True), 2, False),  # it said goodbye
+        (record(run=3, is_warm=True), 2, True),  # killed before its first turn, as its successor
+        (record(run=3, is_warm=False), 2, False),
+    ],
+)
+def test_a_run_is_warm_where_the_one_before_said_no_goodbye(last, journalled, is_next_warm):
+    assert last.is_next_warm(journalled) is is_next_warm
+
+
+def test_a_folder_that_is_behind_the_store_is_refused():
+    check_newest(record(7), None, "here")
+    check_newest(record(7), record(7), "here")
+    check_newest(record(8), record(7), "here")
+    for local in (record(6), None):
+        with pytest.raises(SchedulerSuperseded, match=r"here is not the newest.*--take-over"):
+            check_newest(local, record(7), "here")
+
+
+def test_a_process_is_told_from_others_with_its_number():
+    assert ME.is_here
+    assert not ME.is_gone
+    assert msgspec.structs.replace(ME, born=ME.born + 1).is_gone
+    stranger = msgspec.structs.replace(ME, place="another kernel", born=0)
+    assert not stranger.is_here
+    assert not stranger.is_gone  # nobody here can know
+    assert not stranger.kill()

@@ -1,0 +1,81 @@
+"""Which endings of an experiment's process are no fault of the experiment."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from tunemq_scheduler.farm.common.scheduler_exit_codes import (
+    EXIT_AGAIN,
+    EXIT_FAILED,
+    EXIT_OTHER_VERSION,
+    EXIT_SUPERSEDED,
+    EXIT_UNAVAILABLE,
+    EXIT_USE,
+    exit_code,
+    process_exit_code,
+)
+from tunemq_shared.base.errors import (
+    BlobCorrupt,
+    ConfigError,
+    InvariantBroken,
+    JournalCorrupt,
+    JournalError,
+    JournalFull,
+    JournalLocked,
+    JournalOfOtherVersion,
+    SchedulerSuperseded,
+    SearchFailed,
+    StoreError,
+    TunerOfOtherVersion,
+    WireUnavailable,
+)
+
+_FULL = OSError(errno.ENOSPC, "No space left on device")
+_ABSENT = FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+
+def _from(problem: Exception, cause: Exception) -> Exception:
+    problem.__cause__ = cause
+    return problem
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        StoreError("it does not answer"),
+        JournalFull("no room"),
+        _from(JournalError("cannot be written"), PermissionError(errno.EACCES, "")),
+        _from(ConfigError("cannot be made"), _FULL),
+        _FULL,
+    ],
+)
+def test_what_the_disk_or_the_store_refuses_may_go_better_the_next_time(problem):
+    assert process_exit_code(problem) == EXIT_AGAIN
+
+
+@pytest.mark.parametrize(
+    ("problem", "code"),
+    [
+        (JournalCorrupt("journal", 7, "damaged"), EXIT_FAILED),
+        (JournalError("nothing of it can be read"), EXIT_FAILED),
+        (JournalOfOtherVersion("another version wrote it"), EXIT_OTHER_VERSION),
+        (TunerOfOtherVersion("another version wrote it"), EXIT_OTHER_VERSION),
+        (BlobCorrupt("not what its name says"), EXIT_FAILED),
+        (_from(SearchFailed("the algorithm raised"), _FULL), EXIT_FAILED),
+        (_from(InvariantBroken("ours"), _FULL), EXIT_FAILED),
+        (_from(ConfigError("there is no script"), _ABSENT), EXIT_USE),
+        (_ABSENT, EXIT_FAILED),
+        (ValueError("the user's"), EXIT_FAILED),
+        (JournalLocked("held"), EXIT_SUPERSEDED),
+        (SchedulerSuperseded("replaced"), EXIT_SUPERSEDED),
+        (WireUnavailable("away"), EXIT_UNAVAILABLE),
+    ],
+)
+def test_what_is_the_experiments_own_fault_does_not(problem, code):
+    assert process_exit_code(problem) == code
+
+
+def test_a_search_of_a_scheduler_in_the_foreground_fails_with_its_store():
+    assert exit_code(StoreError("it does not answer")) == EXIT_FAILED

@@ -1,0 +1,103 @@
+"""Frames between an experiment's process and its supervisor, on real sockets."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_connection import _FRAME_BYTES, frames_of
+from tunemq_scheduler.farm.ipc.nonblocking_frames import MAX_FRAME_BYTES, FrameDecoder, FrameSocket
+from tunemq_scheduler.transport.node_batches import Fact, NodeBatch
+from tunemq_shared.base.errors import WireError
+from tunemq_shared.protocol import messages as m
+
+
+def pair() -> tuple[FrameSocket, FrameSocket]:
+    """Two connected ends."""
+    ours, theirs = socket.socketpair()
+    return FrameSocket(ours), FrameSocket(theirs)
+
+
+def test_frames_arrive_whole_and_in_order_however_the_stream_is_cut():
+    data = b"".join(struct.pack(">I", len(one)) + one for one in (b"a", b"bc" * 500, b"d"))
+    for size in (1, 3, 7, 1000, len(data)):
+        decoder = FrameDecoder()
+        found = []
+        for place in range(0, len(data), size):
+            found += decoder.feed(data[place : place + size])
+        assert found == [b"a", b"bc" * 500, b"d"]
+
+
+@pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1])
+def test_a_length_that_no_frame_has_is_refused(length):
+    with pytest.raises(WireError, match="says that it has"):
+        FrameDecoder().feed(struct.pack(">I", length) + b"rest")
+
+
+def test_both_ends_send_more_than_the_sockets_hold_and_neither_waits():
+    left, right = pair()
+    sent = [bytes([number]) * 2**20 for number in range(1, 9)]
+    for payload in sent:
+        left.put(payload)
+        right.put(payload)
+    left.flush()
+    right.flush()
+    assert left.waiting > 0
+    assert right.waiting > 0
+    got: dict[FrameSocket, list[bytes]] = {left: [], right: []}
+    while len(got[left]) < 8 or len(got[right]) < 8:
+        for end in (left, right):
+            got[end] += end.receive()
+            end.flush()
+    assert got == {left: sent, right: sent}
+    assert left.waiting == right.waiting == 0
+    left.close()
+    right.close()
+
+
+def test_what_was_said_before_the_end_is_read_and_then_the_end_is_known():
+    left, right = pair()
+    right.put(b"unread")
+    right.flush()
+    left.put(b"last words")
+    left.flush()
+    left.close()
+    assert right.receive() == [b"last words"]
+    assert not right.is_at_end
+    assert right.receive() == []
+    assert right.is_at_end
+    right.put(b"to nobody")
+    right.flush()
+    assert right.is_deaf
+    assert right.waiting == 0
+    right.close()
+
+
+def test_a_message_that_is_too_large_is_refused_and_nothing_of_it_is_sent():
+    left, right = pair()
+    with pytest.raises(WireError, match="bytes"):
+        left.put(bytes(MAX_FRAME_BYTES + 1))
+    assert left.waiting == 0
+    left.close()
+    right.close()
+
+
+def test_facts_are_sent_in_bounded_frames_and_no_batch_is_cut_in_two():
+    text = "x" * (_FRAME_BYTES // 4)
+    facts: list[Fact] = []
+    for number in range(6):
+        first = 3 * number + 1
+        read = m.BatchRead("inc", first, first + 2, f"{number}-0")
+        facts.append(NodeBatch(read, m.encode([m.NodeWarned(text) for _ in range(3)])))
+        facts.append(m.NodeLost("other", "silent"))
+    frames = frames_of(facts)
+    assert len(frames) > 3
+    assert [fact for frame in frames for fact in frame] == facts
+    encoded = [r.encode(r.Facts(frame)) for frame in frames]
+    assert all(len(frame) < 2 * _FRAME_BYTES for frame in encoded)
+    assert [
+        fact for frame in map(r.decode_for_experiment, encoded) for fact in frame.facts
+    ] == facts

@@ -1,0 +1,189 @@
+"""What an experiment's process cannot be started with is told, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.support.waiting import eventually
+from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_AGAIN, EXIT_USE
+from tunemq_scheduler.farm.ipc.experiment_forkservers import Forkservers
+from tunemq_scheduler.farm.ipc.fork_messages import Answer, Ended, Forked, NotForked, encode
+from tunemq_scheduler.farm.ipc.watched_process import ExperimentProcess
+from tunemq_shared.base.errors import ConfigError
+
+
+@pytest.fixture
+def forkservers() -> Iterator[Forkservers]:
+    made = Forkservers("")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"variables": {"A=B": ""}},
+        {"variables": {"A": "\0"}},
+        {"variables": {"A": "\ud800"}},
+        {"python": "/nowhere/python"},
+    ],
+)
+def test_what_it_cannot_be_started_with_is_told(forkservers, tmp_path, options):
+    ours, theirs = socket.socketpair()
+    with ours, pytest.raises(ConfigError, match="cannot be started with"):
+        forkservers.start(tmp_path / "search", theirs, **options)
+    assert theirs.fileno() == -1
+
+
+class FakeForkserver:
+    """The other end of an experiment's channel."""
+
+    uses = 0
+    has_forked = False
+    python = "/its/python"
+
+    def __init__(self) -> None:
+        self.refusal: OSError | None = None
+        self.pid = os.getpid()
+        self.killed: list[str] = []
+
+    def kill(self, why: str) -> None:
+        self.killed.append(why)
+
+    def start(self, descriptors: Sequence[int]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.channel = socket.socket(fileno=os.dup(descriptors[0]))
+
+    def say(self, answer: Answer) -> None:
+        self.channel.send(encode(answer))
+
+    @property
+    def is_cut_off(self) -> bool:
+        return bool(select.select([self.channel], [], [], 0)[0]) and not self.channel.recv(99)
+
+    def release(self) -> None:
+        self.uses -= 1
+        if self.refusal is None:
+            self.channel.close()
+
+
+def start(server: FakeForkserver, folder) -> ExperimentProcess:
+    ours, theirs = socket.socketpair()
+    ours.close()
+    return ExperimentProcess(server, folder / "search", theirs)
+
+
+def test_a_folder_that_cannot_be_made_is_told(forkservers, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(forkservers, "_server", lambda *_: FakeForkserver())
+    ours, theirs = socket.socketpair()
+    with ours, pytest.raises(ConfigError, match=r"cannot be started: .*Not a directory"):
+        forkservers.start(tmp_path / "file" / "search", theirs)
+    assert theirs.fileno() == -1
+
+
+def test_one_for_which_there_is_no_process_is_to_be_started_again(tmp_path):
+    server = FakeForkserver()
+    process = start(server, tmp_path)
+    assert process.returncode() is None
+    server.say(NotForked("fork: Resource temporarily unavailable"))
+    assert select.select([process.watched], [], [], 0)[0]
+    assert process.returncode() == EXIT_AGAIN
+    assert "fork: Resource temporarily unavailable" in process.last_words()
+    process.close()
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the same user, in a session of its own, that is no child of the forkserver."""
+    process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_process_that_is_no_child_of_the_forkserver_is_not_signalled(tmp_path, victim):
+    server = FakeForkserver()
+    server.pid = os.getppid()
+    process = start(server, tmp_path)
+    server.say(Forked(victim.pid))
+    assert process.returncode() == EXIT_USE
+    process.kill()
+    assert process.pid is None
+    assert f"process {victim.pid} is no child of process {server.pid}" in process.last_words()
+    assert server.is_cut_off
+    assert len(server.killed) == 1
+    process.close()
+    assert victim.poll() is None
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1, 2**22 + 1])
+def test_number_of_no_experiment_is_refused(tmp_path, pid):
+    server = FakeForkserver()
+    process = start(server, tmp_path)
+    server.say(Forked(pid))
+    assert process.returncode() == EXIT_USE
+    assert server.killed
+    process.close()
+
+
+@pytest.mark.parametrize("lie", [Forked(1), NotForked("no")])
+def test_second_word_about_the_start_of_a_process_ends_the_forkserver(tmp_path, victim, lie):
+    server = FakeForkserver()
+    process = start(server, tmp_path)
+    server.say(Forked(victim.pid))  # a child of this process, which stands for the forkserver
+    assert process.returncode() is None
+    assert process.pid == victim.pid
+    server.say(lie)
+    process.kill()
+    eventually(lambda: process.returncode() is not None)
+    assert process.returncode() == EXIT_USE
+    assert server.killed
+    process.close()
+
+
+def test_end_of_a_process_that_was_not_forked_ends_the_forkserver(tmp_path):
+    server = FakeForkserver()
+    process = start(server, tmp_path)
+    server.say(Ended(0))
+    assert process.returncode() == EXIT_USE
+    assert server.killed
+    process.close()
+
+
+def test_one_that_died_with_its_forkserver_is_to_be_started_again(tmp_path, victim):
+    server = FakeForkserver()
+    server.pid = os.getppid()
+    process = start(server, tmp_path)
+    server.say(Forked(victim.pid))
+    server.channel.close()
+    assert process.returncode() == EXIT_AGAIN
+    assert not server.killed
+    process.close()
+
+
+def test_one_that_is_killed_before_it_is_forked_is_cut_off(tmp_path):
+    server = FakeForkserver()
+    process = start(server, tmp_path)
+    process.kill()
+    assert process.returncode() == -9
+    assert server.is_cut_off
+    process.close()
+
+
+def test_one_too_many_is_to_be_started_again(tmp_path):
+    server = FakeForkserver()
+    server.refusal = BlockingIOError(errno.EAGAIN, "there is no room")
+    process = start(server, tmp_path)
+    assert process.returncode() == EXIT_AGAIN
+    assert "there is no room" in process.last_words()
+    process.close()
+    assert server.uses == 0

@@ -1,0 +1,122 @@
+"""What an experiment tells its supervisor of how far nodes' events are kept, and when."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.searches.plans import PLAN
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
+from tunemq_scheduler.farm.ipc.relayed_executor import RelayedExecutor
+from tunemq_scheduler.farm.ipc.supervisor_connection import SupervisorLine
+from tunemq_scheduler.transport.node_batches import NodeBatch
+from tunemq_shared.protocol import messages as m
+
+
+class Ends:
+    """An experiment's executor, and the supervisor's end of its line."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.line, self.supervisor = SupervisorLine(ours), FrameSocket(theirs)
+        self.executor = RelayedExecutor(self.line)
+        self.executor.open(PLAN)
+        self.executor.reattach((), (), {})
+
+    def read(self, *batches: tuple[str, int]) -> None:
+        """The experiment reads batches that end with these events."""
+        reads = [m.BatchRead(node, last, last, "1-0") for node, last in batches]
+        said = m.HostFreed("t", 1)
+        self.supervisor.put(r.encode(r.Facts([NodeBatch(one, m.encode([said])) for one in reads])))
+        self.supervisor.flush()
+        assert self.executor.poll(5.0) == [fact for one in reads for fact in (one, said)]
+
+    def told(self) -> list[dict[str, int] | None]:
+        """What the supervisor heard of this since the last call."""
+        return [
+            said.accepted
+            for said in map(r.decode_for_supervisor, self.supervisor.receive())
+            if isinstance(said, r.Journalled)
+        ]
+
+    def released(self, accepted: dict[str, int]) -> dict[str, int] | None:
+        """What the supervisor hears of this."""
+        self.supervisor.receive()
+        self.executor.release(accepted)
+        [said] = map(r.decode_for_supervisor, self.supervisor.receive())
+        assert isinstance(said, r.Journalled)
+        return said.accepted
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.line.close()
+    made.supervisor.close()
+
+
+def test_the_first_time_it_tells_of_all_nodes_for_the_run_before_may_not_have(ends: Ends) -> None:
+    assert ends.released({"a": 3, "b": 5}) == {"a": 3, "b": 5}
+
+
+def test_later_it_tells_of_those_nodes_of_which_something_was_read(ends: Ends) -> None:
+    ends.released({"a": 3, "b": 5})
+    ends.read(("a", 4))
+    assert ends.released({"a": 4, "b": 5}) == {"a": 4}
+    assert ends.released({"a": 4, "b": 5}) == {}
+
+
+def test_what_was_read_and_is_not_kept_yet_is_told_when_it_is(ends: Ends) -> None:
+    ends.released({"a": 3, "b": 5})
+    ends.read(("a", 4), ("b", 9))
+    assert ends.released({"a": 4, "b": 5}) == {"a": 4, "b": 5}  # as far as a copy has come
+    assert ends.released({"a": 4, "b": 9}) == {"b": 9}
+    assert ends.released({"a": 4, "b": 9}) == {}
+
+
+def test_a_node_that_is_dead_is_told_of_no_more(ends: Ends) -> None:
+    ends.released({"a": 3, "b": 5})
+    ends.read(("a", 4))
+    assert ends.released({"b": 5}) == {}
+    assert ends.released({"b": 5}) == {}
+
+
+@dataclass
+class Place:
+    """How far a journal is, or the copy of one."""
+
+    turn: int = 0
+
+
+def test_however_long_the_store_is_away_two_releases_are_held_and_the_newest_is_one(
+    ends: Ends,
+) -> None:
+    executor, journal, copy = ends.executor, Place(), Place()
+    executor.follow(journal, copy, releases=True)
+    ends.told()
+    for turn in range(1, 1001):
+        journal.turn = turn
+        executor.release({"inc1": 10 * turn})
+    assert [turn for turn, _ in executor._releases] == [1, 1000]
+    executor.do_copied()
+    assert ends.told() == []
+    # One that is a few turns behind for ever must not wait for a turn that moves on.
+    copy.turn = 1
+    executor.do_copied()
+    assert ends.told() == [{"inc1": 10}]
+    journal.turn = 1001
+    ends.read(("inc1", 10_020))
+    executor.release({"inc1": 10_010})
+    executor.release({"inc1": 10_020})
+    copy.turn = 1000
+    executor.do_copied()
+    assert ends.told()[-1] == {"inc1": 10_000}
+    copy.turn = 1001
+    executor.do_copied()
+    assert ends.told() == [{"inc1": 10_020}]
+    assert not executor._releases

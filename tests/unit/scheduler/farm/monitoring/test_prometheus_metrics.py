@@ -1,0 +1,299 @@
+"""What Prometheus is told of a farm."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import sys
+import threading
+import time
+import urllib.request
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.waiting import eventually
+from tunemq_scheduler.api.farm_answers import GpuRow, NodeRow, RefusedRow
+from tunemq_scheduler.farm.allocation.allocation_reasons import OwnerAccount
+from tunemq_scheduler.farm.ipc.ipc_messages import StoreUse
+from tunemq_scheduler.farm.monitoring.farm_snapshot import (
+    BUCKETS_S,
+    DiskState,
+    FarmSnapshot,
+    HeadState,
+    NodeState,
+    TurnTimes,
+)
+from tunemq_scheduler.farm.monitoring.metrics_server import MetricsServer
+from tunemq_scheduler.farm.monitoring.prometheus_metrics import metrics_of
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.health.node_metrics import GpuVitals, NodeVitals
+from tunemq_shared.objects.store_traffic import StoreTraffic
+
+ROW = NodeRow(
+    node="one",
+    incarnation="inc1",
+    state="ready",
+    total={"cpu": 4.0, "gpu": 1.0, "memory": 8e9, "licence": 3.0},
+    used={"cpu": 2.5, "gpu": 0.5, "memory": 0.0, "licence": 1.0},
+    gpus=(
+        GpuRow(uuid="GPU-a", model="NVIDIA H200", memory=10, used=0.5),
+        GpuRow(uuid="GPU-b", model="NVIDIA H200", withheld="XID 79"),
+    ),
+    trials=2,
+    since=1.0,
+)
+VITALS = NodeVitals(
+    "1",
+    0.5,
+    6e9,
+    7e9,
+    3,
+    11,
+    12,
+    (GpuVitals("GPU-a", 0.25, None),),
+    store=StoreTraffic(9, 4, 512, 61.5, "away"),
+)
+FARM = FarmSnapshot(
+    at=100.0,
+    experiments={"RUNNING": 2, "QUEUED": 5},
+    trials={"exp": {"RUNNING": 3, "PENDING": 1}},
+    waiting={"exp": {"cpu": 0, "gpu": 7, "licence": 7}},
+    results=42,
+    turns=((1,) * (len(BUCKETS_S) + 1), 0.5),
+    is_redis_away=False,
+    redis_full_s=42.5,
+    troubles={"exp": "silent"},
+    nodes=(NodeState(ROW, VITALS, 0.75),),
+    accounts=(
+        OwnerAccount("ada", 0, "gpus", 0.5, 0.75, 12.0),
+        OwnerAccount("ada", 0, "others", 0.125, 0.25, -3.0),
+    ),
+    refused=(
+        RefusedRow(kind="hello", reason="unsigned", times=2),
+        RefusedRow(node="one", kind="mail", reason="altered", times=3),
+        RefusedRow(node="one", kind="mail", reason="altered", times=4),
+    ),
+    traffic=StoreTraffic(30, 2),
+    store_uses={"exp": StoreUse(StoreTraffic(20, 2), waiting=2, copy_behind_s=7.5)},
+    head=HeadState(
+        disks={
+            "results": DiskState(free=1e9, size=4e9, free_inodes=5e5, is_writable=True),
+            "store": DiskState(is_writable=False),
+        },
+        certificates={"redis": 2e9},
+        backup_at=99.0,
+    ),
+)
+
+
+def said(farm: FarmSnapshot = FARM) -> dict[str, float]:
+    """All samples, by name and labels."""
+    return {
+        f"{one.name}{{{','.join(f'{k}={v}' for k, v in one.labels.items())}}}": one.value
+        for family in metrics_of(farm)
+        for one in family.samples
+    }
+
+
+def test_a_farm_is_told_with_its_experiments_nodes_and_owners():
+    samples = said()
+    expected = {
+        "tunemq_experiments{state=RUNNING}": 2,
+        "tunemq_experiments{state=FAILED}": 0,
+        "tunemq_queue_length{}": 5,
+        "tunemq_trials{experiment=exp,state=PENDING}": 1,
+        "tunemq_trials_waiting{experiment=exp,resource=cpu}": 0,
+        "tunemq_trials_waiting{experiment=exp,resource=gpu}": 7,
+        "tunemq_trials_waiting{experiment=exp,resource=licence}": 7,
+        "tunemq_search_trouble{experiment=exp,kind=silent}": 1,
+        "tunemq_results_total{}": 42,
+        "tunemq_scheduler_turn_seconds_count{}": 1,
+        "tunemq_scheduler_turn_seconds_sum{}": 0.5,
+        "tunemq_redis_away{}": 0,
+        "tunemq_redis_full_seconds{}": 42.5,
+        "tunemq_messages_refused_total{node=,kind=hello,reason=unsigned}": 2,
+        "tunemq_messages_refused_total{node=one,kind=mail,reason=altered}": 7,
+        "tunemq_nodes{state=ready}": 1,
+        "tunemq_nodes{state=silent}": 0,
+        "tunemq_node_cpus{node=one}": 4,
+        "tunemq_node_cpus_used{node=one}": 2.5,
+        "tunemq_node_gpus{node=one}": 1,
+        "tunemq_node_gpus_used{node=one}": 0.5,
+        "tunemq_node_gpus_withheld{node=one}": 1,
+        "tunemq_node_memory_bytes{node=one}": 8e9,
+        "tunemq_node_resource{node=one,resource=licence}": 3,
+        "tunemq_node_resource_used{node=one,resource=licence}": 1,
+        "tunemq_node_trials{node=one}": 2,
+        "tunemq_node_hosts{node=one}": 3,
+        "tunemq_node_lease_age_seconds{node=one}": 0.75,
+        "tunemq_node_outbox_bytes{node=one}": 11,
+        "tunemq_node_cache_bytes{node=one}": 12,
+        "tunemq_node_load1{node=one}": 0.5,
+        "tunemq_node_memory_available_bytes{node=one}": 6e9,
+        "tunemq_node_disk_free_bytes{node=one}": 7e9,
+        "tunemq_gpu_held_ratio{node=one,uuid=GPU-a,model=NVIDIA H200}": 0.5,
+        "tunemq_gpu_busy_ratio{node=one,uuid=GPU-a,model=NVIDIA H200}": 0.25,
+        "tunemq_store_requests_total{node=}": 30,
+        "tunemq_store_failures_total{node=}": 2,
+        "tunemq_store_requests_total{node=one}": 9,
+        "tunemq_store_failures_total{node=one}": 4,
+        "tunemq_store_queue_bytes{node=one}": 512,
+        "tunemq_store_failing_seconds{node=}": 0,
+        "tunemq_store_failing_seconds{node=one}": 61.5,
+        "tunemq_trials_waiting_for_store{experiment=exp}": 2,
+        "tunemq_journal_copy_behind_seconds{experiment=exp}": 7.5,
+        "tunemq_head_disk_free_bytes{disk=results}": 1e9,
+        "tunemq_head_disk_size_bytes{disk=results}": 4e9,
+        "tunemq_head_disk_free_inodes{disk=results}": 5e5,
+        "tunemq_head_disk_unwritable{disk=results}": 0,
+        "tunemq_head_disk_unwritable{disk=store}": 1,
+        "tunemq_certificate_expiry_timestamp_seconds{certificate=redis}": 2e9,
+        "tunemq_last_backup_timestamp_seconds{}": 99.0,
+        "tunemq_owner_gpus_held{owner=ada,priority=0}": 0.5,
+        "tunemq_owner_gpus_entitled{owner=ada,priority=0}": 0.75,
+        "tunemq_owner_share_held_ratio{owner=ada,priority=0}": 0.125,
+        "tunemq_owner_behind_seconds{owner=ada,priority=0,pool=others}": -3.0,
+    }
+    assert {key: samples.get(key) for key in expected} == expected
+
+
+def test_what_a_node_does_not_say_is_not_made_up():
+    silent = NodeState(ROW, NodeVitals(), 0.0)
+    samples = said(msgspec.structs.replace(FARM, nodes=(silent,)))
+    assert not [key for key in samples if "load1" in key or "gpu_busy" in key]
+    assert not [key for key in said() if "gpu_memory_used" in key]
+
+
+def test_farm_whose_backup_was_never_noted_has_no_backup_metric():
+    samples = said(msgspec.structs.replace(FARM, head=HeadState()))
+    assert not [key for key in samples if "backup" in key or "head_disk" in key]
+
+
+def test_of_two_incarnations_of_a_node_the_newer_one_is_told():
+    older = msgspec.structs.replace(ROW, incarnation="inc0", state="silent", trials=9, since=0.0)
+    nodes = (*FARM.nodes, NodeState(older, NodeVitals(), 60.0))
+    samples = said(msgspec.structs.replace(FARM, nodes=nodes))
+    assert samples["tunemq_node_trials{node=one}"] == 2
+    assert samples["tunemq_nodes{state=silent}"] == 1
+
+
+def test_turns_are_counted_by_how_long_they_last():
+    turns = TurnTimes()
+    for seconds in (0.0001, 0.001, 0.02, 99.0):
+        turns.add(seconds)
+    counts, total = turns.so_far()
+    assert dict(zip((*BUCKETS_S, "more"), counts, strict=True)) == {
+        0.001: 2, 0.0025: 2, 0.005: 2, 0.01: 2, 0.025: 3, 0.05: 3, 0.1: 3, 0.25: 3, 0.5: 3, 1.0: 3,
+        2.5: 3, "more": 4,
+    }  # fmt: skip
+    assert total == pytest.approx(99.0211)
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server():
+    server = MetricsServer("127.0.0.1:0")
+    yield server
+    server.close()
+
+
+def scraped(server: MetricsServer) -> dict[str, float]:
+    with urllib.request.urlopen(server.address, timeout=60) as answer:
+        assert answer.status == 200
+        text = answer.read().decode()
+    families = text_string_to_metric_families(text)
+    return {one.name: one.value for family in families for one in family.samples}
+
+
+def test_before_there_is_a_farm_only_the_process_is_told_of(server):
+    samples = scraped(server)
+    assert samples["process_resident_memory_bytes"] > 0
+    assert "tunemq_results_total" not in samples
+    server.publish(FARM)
+    assert scraped(server)["tunemq_results_total"] == 42
+
+
+def test_a_client_that_says_nothing_is_not_waited_for_for_long(server, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.farm.monitoring.metrics_server._Handler.timeout", 1.0)
+    host, port = "127.0.0.1", int(server.address.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection((host, port)):
+        assert scraped(server)["process_resident_memory_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example:29472"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "scheduler:9464"}, 200),
+        ({"Host": "10.0.0.3:9464"}, 200),
+        ({"Host": "[::1]:9464"}, 200),
+        ({"Host": "localhost"}, 200),
+    ],
+)
+def test_metrics_server_asked_by_a_foreign_name_or_a_page_refuses(headers, status):
+    server = MetricsServer("127.0.0.1:0", ["scheduler"])
+    port = int(server.address.rpartition(":")[2].partition("/")[0])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics", headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    server.close()
+    assert answer.status == status
+    assert ("process_resident_memory_bytes" in text) == (status == 200)
+
+
+def test_metrics_server_with_a_dripping_client_answers_others_and_hangs_up(server, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.farm.monitoring.metrics_server._Handler.timeout", 2.0)
+    port = int(server.address.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as dripping:
+        began = time.monotonic()
+        dripping.sendall(b"GET")
+        assert scraped(server)["process_resident_memory_bytes"] > 0
+        assert time.monotonic() - began < 1.5
+        dripping.settimeout(0.1)
+        while time.monotonic() - began < 30:
+            try:
+                dripping.sendall(b"x")
+                if dripping.recv(1000) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() - began < 10
+
+
+def test_metrics_server_holds_few_connections_of_clients_that_say_nothing(server, monkeypatch):
+    monkeypatch.setattr("tunemq_scheduler.farm.monitoring.metrics_server._Handler.timeout", 60.0)
+    port = int(server.address.rpartition(":")[2].partition("/")[0])
+    before = threading.active_count()
+    with contextlib.ExitStack() as opened:
+        idle = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(100)
+        ]
+        assert idle[-1].recv(1) == b""  # hung up on
+        assert threading.active_count() - before <= 2 * 64  # each with its timer
+    eventually(lambda: threading.active_count() <= before)
+    assert scraped(server)["process_resident_memory_bytes"] > 0
+
+
+def test_an_address_that_is_taken_is_refused(server):
+    taken = server.address.removeprefix("http://").removesuffix("/metrics")
+    with pytest.raises(ConfigError, match=f"--metrics {taken} cannot be used"):
+        MetricsServer(taken)
+    with pytest.raises(ConfigError, match="--metrics 'nonsense' is not usable"):
+        MetricsServer("nonsense")
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"pip install 'prometheus-client>=0.22'"):
+        MetricsServer("127.0.0.1:0")

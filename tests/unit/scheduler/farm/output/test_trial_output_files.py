@@ -1,0 +1,187 @@
+"""What trials print elsewhere comes into files of the experiment's folder, once and in order."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tunemq_scheduler.farm.output import trial_output_files
+from tunemq_scheduler.farm.output.trial_output_files import OutputFiles
+from tunemq_scheduler.transport.scheduler_signing import WireSeals
+from tunemq_shared.protocol.output_pieces import OutputPiece, encode
+from tunemq_shared.signing.message_signing import Seal
+
+_SEAL = Seal("events")
+
+
+def files_of(folder):
+    return OutputFiles(folder, "events", WireSeals().output)
+
+
+class Printed:
+    """Pieces that came, and what the files have of them."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "train_a").mkdir(exist_ok=True)
+        self.files = files_of(folder)
+        self.entries = 0
+
+    def come(self, *pieces):
+        entries = []
+        for piece in pieces:
+            self.entries += 1
+            data = _SEAL.close(piece if isinstance(piece, bytes) else encode(piece))
+            entries.append((b"%d-0" % self.entries, [b"o", data]))
+        return self.files.answered([(b"events:output", entries)])
+
+    def read(self, name="stdout", trial="train_a"):
+        return (self.folder / trial / name).read_bytes()
+
+
+@pytest.fixture
+def printed(tmp_path):
+    return Printed(tmp_path)
+
+
+def piece(offset, data, *, epoch=1, name="stdout", folder="train_a", turn=0):
+    return OutputPiece("a", epoch, folder, name, offset, data, turn)
+
+
+def test_pieces_are_added_in_their_order(printed):
+    printed.come(piece(0, b"one\n"), piece(0, b"oh\n", name="stderr"))
+    printed.come(piece(4, b"two\n"))
+    assert printed.read() == b"one\ntwo\n"
+    assert printed.read("stderr") == b"oh\n"
+
+
+def test_what_was_left_out_is_said(printed):
+    printed.come(piece(0, b"one\n"), piece(104, b"two\n"))
+    assert printed.read() == b"one\n[100 bytes are not shown here]\ntwo\n"
+
+
+def test_what_came_before_is_not_added_again(printed):
+    printed.come(piece(0, b"one\n"), piece(0, b"one\ntwo\n"), piece(4, b"two\n"))
+    assert printed.read() == b"one\ntwo\n"
+
+
+def test_an_incarnation_begins_at_its_own_beginning(printed):
+    printed.come(piece(0, b"one\n"), piece(0, b"again\n", epoch=2))
+    assert printed.read() == b"one\nagain\n"
+
+
+def test_a_file_that_was_shortened_goes_on(printed):
+    printed.come(piece(0, b"0123456789"), piece(0, b"[x]9", turn=1), piece(4, b"abc", turn=1))
+    assert printed.read() == b"0123456789[x]9abc"
+
+
+def test_s03_a_piece_that_somebody_says_again_is_not_added_again(printed):
+    pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
+    printed.come(*pieces)
+    printed.come(*pieces)
+    assert printed.read() == b"one\ntwo\n[x]\n"
+
+
+def test_the_next_scheduler_goes_on_where_this_one_was(printed, tmp_path):
+    assert printed.files.asks()[-1] == "0-0"
+    printed.come(piece(0, b"one\n"), piece(4, b"two\n"))
+    assert files_of(tmp_path).asks()[-1] == "2-0"
+    (tmp_path / ".output-cursor").write_text("nonsense")
+    assert files_of(tmp_path).asks()[-1] == "0-0"
+
+
+def test_s03_a_piece_said_again_after_a_restart_is_not_added_again(printed, tmp_path):
+    pieces = [piece(0, b"one\n"), piece(4, b"two\n"), piece(0, b"[x]\n", turn=1)]
+    printed.come(*pieces)
+    with (tmp_path / ".output-known").open("ab") as file:
+        file.write(b'[["a",1,"std')  # as of a crash
+    printed.files = files_of(tmp_path)
+    printed.come(*pieces, piece(4, b"three\n", turn=1))
+    printed.files = files_of(tmp_path)
+    printed.come(*pieces, piece(4, b"three\n", turn=1))
+    assert printed.read() == b"one\ntwo\n[x]\nthree\n"
+
+
+def test_the_note_of_what_is_known_does_not_grow_for_ever(printed, tmp_path, monkeypatch):
+    monkeypatch.setattr(trial_output_files, "_KNOWN_LINES", 10)
+    for number in range(100):
+        printed.come(piece(number, b"x"))
+    assert len((tmp_path / ".output-known").read_bytes()) < 1000
+    printed.files = files_of(tmp_path)
+    printed.come(piece(50, b"x"), piece(99, b"x"), piece(100, b"y"))
+    assert printed.read() == b"x" * 100 + b"y"
+
+
+def test_nothing_new_is_nothing_to_do(printed, tmp_path):
+    assert not printed.files.answered(None)
+    assert [path.name for path in tmp_path.iterdir()] == ["train_a"]
+
+
+def test_where_there_is_a_lot_it_is_asked_again(printed):
+    assert printed.come(*(piece(number, b"x") for number in range(100)))
+    assert not printed.come(piece(100, b"x"))
+
+
+def test_a_file_does_not_grow_for_ever(printed, monkeypatch):
+    monkeypatch.setattr(trial_output_files, "LIMIT_BYTES", 10)
+    for number in range(5):
+        printed.come(piece(4 * number, b"abc\n"))
+    assert printed.read() == b"abc\n" * 3
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"\xc1",
+        piece(0, b"x", folder="../other"),
+        piece(0, b"x", folder="a/b"),
+        piece(0, b"x", folder=""),
+        piece(0, b"x", folder="journal"),
+        piece(0, b"x", folder=".output-cursor"),
+        piece(0, b"x", folder="nobodys_a"),
+        piece(0, b"x", folder="train_b"),
+        piece(0, b"x", name="result.json"),
+        piece(0, b"x", name="../stdout"),
+    ],
+)
+def test_what_no_node_of_ours_says_is_left_out(printed, tmp_path, bad):
+    for name in ("journal", "train_b"):
+        (tmp_path / name).mkdir()
+    printed.come(bad)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".output-cursor",
+        "journal",
+        "train_a",
+        "train_b",
+    ]
+    assert not list(tmp_path.glob("*/std*"))
+
+
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_a_fifo_in_the_place_of_a_file_holds_nobody_up(printed, tmp_path, has_reader):
+    folder = tmp_path / "train_a"
+    os.mkfifo(folder / "stdout")
+    reader = os.open(folder / "stdout", os.O_RDONLY | os.O_NONBLOCK) if has_reader else None
+    printed.come(piece(0, b"one\n"), piece(0, b"oh\n", name="stderr"))
+    assert printed.read("stderr") == b"oh\n"
+    if reader is not None:
+        assert os.read(reader, 10) == b""
+        os.close(reader)
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(printed, tmp_path):
+    (tmp_path / "other").write_bytes(b"mine\n")
+    (tmp_path / "train_a" / "stdout").symlink_to(tmp_path / "other")
+    printed.come(piece(0, b"one\n"))
+    assert (tmp_path / "other").read_bytes() == b"mine\n"
+
+
+def test_a_fifo_in_the_place_of_the_cursor_is_as_if_there_were_none(tmp_path):
+    os.mkfifo(tmp_path / ".output-cursor")
+    assert files_of(tmp_path).asks()[-1] == "0-0"
+
+
+def test_a_piece_that_is_no_utf8_is_passed_over(printed):
+    printed.come(encode(piece(0, b"")).replace(b"train_a", b"train_\xff"), piece(0, b"text"))
+    assert printed.read() == b"text"

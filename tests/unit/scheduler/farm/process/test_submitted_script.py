@@ -1,0 +1,65 @@
+"""Which Tuner a script gives to a farm."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tunemq_scheduler.api.tuner import Tuner
+from tunemq_scheduler.farm.process.submitted_script import load_tuner
+from tunemq_shared.base.errors import ConfigError
+
+TEXT = """
+import helper_of_the_script
+import sys
+import tunemq as tune
+def train(config):
+    return {"loss": helper_of_the_script.LOSS}
+tuner = tune.Tuner(train, run_config=tune.RunConfig(name="mine"))
+second = tune.Tuner(train)
+number = 3
+argv = list(sys.argv)
+if __name__ == "__main__":
+    raise AssertionError("this part is not to run")
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    (tmp_path / "search.py").write_text(TEXT)
+    (tmp_path / "helper_of_the_script.py").write_text("LOSS = 1.0")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["tunemq"])
+    yield tmp_path / "search.py"
+    for name in ("helper_of_the_script", "__tunemq_script__"):
+        sys.modules.pop(name, None)
+
+
+def test_the_tuner_of_a_script_is_the_one_called_tuner(script):
+    tuner = load_tuner(script, "tuner")
+    assert isinstance(tuner, Tuner)
+    assert tuner.parts.run.name == "mine"
+    assert sys.argv == [str(script)]
+
+
+def test_another_name_can_be_given(script):
+    assert load_tuner(script, "second").parts.run.name is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("missing", "defines no missing .*write .*:second"),
+        ("number", "number in .* is a int and no Tuner"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_what_can(script, name, said):
+    with pytest.raises(ConfigError, match=said):
+        load_tuner(script, name)
+
+
+def test_a_script_without_a_tuner_is_told_what_to_write(tmp_path, script):
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(ConfigError, match=r"write `tuner = tune.Tuner\(...\)` in it"):
+        load_tuner(tmp_path / "empty.py", "tuner")

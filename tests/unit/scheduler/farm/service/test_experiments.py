@@ -1,0 +1,229 @@
+"""When the supervisor starts an experiment's process, and what it tells it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from tests.support.farms.farm_api_server import CODE
+from tests.unit.scheduler.farm.ipc.test_relay_link import Nodes
+from tunemq_scheduler.api.farm_answers import ExperimentDetail, ExperimentRow
+from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.common.scheduler_exit_codes import EXIT_OTHER_VERSION
+from tunemq_scheduler.farm.farm_settings import FarmSettings
+from tunemq_scheduler.farm.ipc import ipc_messages as r
+from tunemq_scheduler.farm.ipc.experiment_connection import ExperimentLink
+from tunemq_scheduler.farm.ipc.nonblocking_frames import FrameSocket
+from tunemq_scheduler.farm.service import experiments as experiments_module
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_scheduler.farm.service.experiments import Experiments
+from tunemq_scheduler.farm.service.queue_entry import Entry
+from tunemq_scheduler.farm.service.results_folders import ResultsFolders
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.broker import redis_keys
+
+_SEGFAULT = -11
+#: The kernel gives this pid to no process.
+NO_SUCH_PID = 2**22 + 1
+
+
+class Process:
+    """An experiment's process, which is none: it hears, and ends when the test says so."""
+
+    pid, watched = NO_SUCH_PID, -1
+
+    def __init__(self, _folder: Path, sock: socket.socket, **_options: object) -> None:
+        self.code: int | None = None
+        self._frames = FrameSocket(sock)
+
+    def say(self, message: r.ToSupervisor) -> None:
+        self._frames.put(r.encode(message))
+        self._frames.flush()
+
+    def heard(self) -> list[r.ToExperiment]:
+        return [r.decode_for_experiment(payload) for payload in self._frames.receive()]
+
+    def returncode(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -9
+
+    def abort(self) -> None:
+        self.code = -signal.SIGABRT
+
+    def close(self) -> None:
+        self._frames.close()
+
+    def last_words(self) -> str:
+        return "its last words"
+
+
+class Farm:
+    """Experiments of a supervisor that is not there, in a folder."""
+
+    def __init__(self, folder: Path, *, max_running: int = 8, patience_s: float = 600.0) -> None:
+        self.processes: list[Process] = []
+        #: What the system says of the start of a process; None where it starts.
+        self.refusal: OSError | None = None
+        self.queue = ExperimentQueue(folder / "experiments")
+        self.experiments = Experiments(
+            folder,
+            self.queue,
+            Allotter(FarmSettings().for_allotter()),
+            self._start,
+            end_hosts=lambda key: None,
+            folders=ResultsFolders(folder, folder / "trash", str(folder), lambda line: None),
+            max_running=max_running,
+            pause_grace_s=30.0,
+            unresponsive_after_s=patience_s,
+            news=lambda line: None,
+        )
+
+    def _start(self, entry: Entry, _events_key: str) -> ExperimentLink:
+        job = r.Job(name=entry.name, results="", code=entry.code, term=1, prefix=entry.id)
+        return ExperimentLink(job, Nodes(), folder=Path(), begin=self._begin)
+
+    def _begin(self, folder: Path, sock: socket.socket, **options: object) -> Process:
+        if self.refusal is not None:
+            sock.close()
+            raise ConfigError(f"no process: {self.refusal.strerror}.") from self.refusal
+        self.processes.append(Process(folder, sock, **options))
+        return self.processes[-1]
+
+    def end(self) -> None:
+        self.experiments.leave(0.0)
+        for process in self.processes:
+            process.kill()
+        for link in list(self.experiments.links()):
+            link.attend()
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[Farm]:
+    made = Farm(tmp_path)
+    yield made
+    made.end()
+
+
+def test_one_that_is_stopped_before_its_dead_process_is_started_again_does_not_wait_for_that(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    (first,) = farm.processes
+    first.code = _SEGFAULT
+    farm.experiments.turn()
+    assert farm.experiments.next_due > 0.0  # it waits for its next process
+    assert farm.processes == [first]
+
+    farm.queue.move("x", State.STOPPING, "stopped by alice")
+    farm.experiments.stop("x", "stopped by alice")
+    assert farm.experiments.next_due == 0.0
+    farm.experiments.turn()
+
+    (_, second) = farm.processes
+    farm.experiments.turn()  # what waits to be sent is sent
+    asked = [heard.request for heard in second.heard() if isinstance(heard, r.Asked)]
+    assert asked == [r.StopSearch("stopped by alice")]
+
+
+def test_who_asks_for_one_whose_process_ends_meanwhile_is_told_what_that_said_last(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    (process,) = farm.processes
+    asked = farm.experiments.detail("x", 10)
+    assert asked.outcome is None
+    row = ExperimentRow(
+        name="x", id="1", owner="alice", priority=0, state=State.RUNNING, submitted=0.0
+    )
+    last = ExperimentDetail(experiment=row, metric="loss", notes=("is over",))
+    (entry,) = farm.queue.in_state(State.RUNNING)
+    process.say(r.Attach(redis_keys.events(entry.id)))
+    process.say(r.Goodbye("is over", detail=msgspec.msgpack.encode(last)))
+    process.code = 0
+    farm.experiments.turn()
+    assert asked.outcome == last
+
+
+def test_who_asks_for_one_that_dies_without_a_word_is_told_that(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    asked = farm.experiments.detail("x", 10)
+    farm.processes[0].code = _SEGFAULT
+    farm.experiments.turn()
+    assert asked.outcome.text == "its process ended before it answered."
+
+
+def test_search_that_never_began_fails_when_another_version_pickled_it(farm):
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    farm.processes[0].code = EXIT_OTHER_VERSION
+    farm.experiments.turn()
+    assert farm.queue.get("x").state is State.FAILED
+    assert farm.queue.get("x").reason == "its last words"
+
+
+@pytest.mark.parametrize(
+    ("waiting", "is_over", "ended"),
+    [(("next",), False, True), ((), False, False), (("next",), True, False)],
+    ids=["others wait for its place", "nobody waits", "its trials are done"],
+)
+def test_process_that_says_nothing_is_ended_where_others_wait(
+    tmp_path, monkeypatch, waiting, is_over, ended
+):
+    monkeypatch.setattr(experiments_module, "LOOK_S", 0.0)
+    farm = Farm(tmp_path, max_running=1, patience_s=0.05)
+    for name in ("hangs", *waiting):
+        farm.queue.add(name, owner="alice", code=CODE)
+    farm.experiments.turn()
+    (process,) = farm.processes
+    process.say(r.Attach(redis_keys.events(farm.queue.get("hangs").id)))
+    if is_over:
+        process.say(r.Goodbye("is over"))
+    for link in farm.experiments.links():
+        link.on_readable()
+    for _ in range(3):
+        time.sleep(0.1)
+        farm.experiments.beat(0.0)
+    farm.experiments.turn()
+    code, trouble = process.code, farm.experiments.trouble("hangs")
+    assert farm.experiments.troubles() == ({} if is_over else {"hangs": "silent"})
+    farm.end()
+    assert (code == -signal.SIGABRT) is ended
+    assert ("has not answered for" in trouble) is not is_over
+
+
+def test_experiments_process_that_cannot_start_waits_longer_each_time_and_counts(farm, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(experiments_module, "time", SimpleNamespace(monotonic=lambda: now))
+    farm.queue.add("x", owner="alice", code=CODE)
+    farm.experiments.turn()
+    assert farm.experiments.troubles() == {}
+    now += 3600.0  # it ran well for an hour
+    farm.refusal = OSError(errno.EROFS, os.strerror(errno.EROFS))
+    farm.processes[0].code = _SEGFAULT
+    pauses = []
+    for _ in range(9):
+        farm.experiments.turn()
+        pauses.append(farm.experiments.next_due - now)
+        now = farm.experiments.next_due
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+    trouble = farm.experiments.trouble("x")
+    assert trouble.startswith("The process of x failed 9 times in a row: no process: Read-only")
+    assert farm.experiments.troubles() == {"x": "failing"}
+
+    farm.refusal = None
+    farm.experiments.turn()
+    assert farm.experiments.troubles() == {"x": "failing"}  # it may fail at once
+    now += 61.0
+    farm.experiments.turn()
+    assert farm.experiments.troubles() == {}

@@ -1,0 +1,87 @@
+"""A desk checks what it is asked, and knows which node is meant."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.support.farms.farm_api_server import CODE, ToldExperiments, ToldNodes
+from tunemq_scheduler.api import farm_answers as a
+from tunemq_scheduler.api.farm_answers import ExperimentState as State
+from tunemq_scheduler.farm.monitoring.farm_status import described
+from tunemq_scheduler.farm.service.experiment_queue import ExperimentQueue
+from tunemq_scheduler.farm.service.farm_api import Desk
+from tunemq_scheduler.farm.service.request_handler import Caller
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.protocol import farm_requests as r
+
+ANN = Caller("ann", "0" * 32)
+
+
+class SomeNodes(ToldNodes):
+    """Nodes of these names, incarnations, states and ages."""
+
+    def __init__(self, *rows):
+        super().__init__()
+        names = ("node", "incarnation", "state", "since")
+        self._rows = tuple(a.NodeRow(**dict(zip(names, row, strict=True))) for row in rows)
+
+    def rows(self):
+        return self._rows
+
+
+@pytest.fixture
+def desk(tmp_path):
+    def desk(nodes):
+        queue = ExperimentQueue(tmp_path / ".farm" / "experiments")
+        farm = described("/srv/store", "a test")
+        return Desk(queue, ToldExperiments(tmp_path), nodes, tmp_path, farm)
+
+    return desk
+
+
+def test_an_experiment_that_could_not_be_started_is_not_queued(desk):
+    desk = desk(ToldNodes())
+    with pytest.raises(ConfigError, match=r"settings\.variables"):
+        desk.submit(
+            r.Submit(name="exp", code=CODE, settings=r.Settings(variables={"A=B": ""})), ANN
+        )
+    assert desk.list_experiments(r.ListExperiments(), ANN).experiments == ()
+
+
+@pytest.mark.parametrize(("asked", "rows"), [(10**9, 1000), (3, 3), (-1, 0)])
+def test_no_answer_has_more_trials_than_fit(desk, asked, rows):
+    desk = desk(ToldNodes())
+    desk.submit(r.Submit(name="exp", code=CODE), ANN)
+    desk._queue.move("exp", State.RUNNING)
+    desk._experiments.running.add("exp")
+    desk._experiments.trials = tuple(f"aaaaa_{number:05d}" for number in range(2000))
+    detail = desk.show(r.ShowExperiment(name="exp", trials=asked), ANN)
+    assert len(detail.trials) == rows
+    assert msgspec.msgpack.encode(detail)
+
+
+def test_of_several_nodes_of_a_name_the_newest_that_is_heard_is_meant(desk):
+    nodes = SomeNodes(
+        ("alpha", "alpha-1", "ready", 1.0),
+        ("alpha", "alpha-2", "ready", 2.0),
+        ("alpha", "alpha-3", "silent", 3.0),
+        ("alpha", "alpha-4", "gone", 4.0),
+        ("beta", "beta-1", "silent", 1.0),
+    )
+    desk = desk(nodes)
+    desk.drain(r.Drain(node="alpha"), ANN)
+    desk.drain(r.Drain(node="alpha-1"), ANN)
+    desk.drain(r.Drain(node="beta"), ANN)
+    assert [told[1] for told in nodes.told] == ["alpha-2", "alpha-1", "beta-1"]
+
+
+def test_a_node_that_is_not_there_can_be_resumed_if_something_was_asked_of_it(desk):
+    nodes = ToldNodes()
+    desk = desk(nodes)
+    desk.resume_node(r.ResumeNode(node="delta"), ANN)
+    assert nodes.told == [("resume", "delta")]
+    with pytest.raises(ConfigError, match="there is no node 'delte'; did you mean delta"):
+        desk.resume_node(r.ResumeNode(node="delte"), ANN)
+    with pytest.raises(ConfigError, match="there is no node 'delta'"):
+        desk.drain(r.Drain(node="delta"), ANN)

@@ -1,0 +1,110 @@
+"""What a farm's users see of its nodes whose GPUs are not all to be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from msgspec.structs import replace
+
+from tests.simulation.shared_farm import node
+from tunemq_scheduler.api.farm_answers import NodeRow
+from tunemq_scheduler.core.allotments import Amounts, Usage, Wanted
+from tunemq_scheduler.farm.allocation.fair_share_allocator import Allotter
+from tunemq_scheduler.farm.service.farm_nodes import Nodes
+from tunemq_shared.health.node_metrics import GpuVitals, NodeVitals
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.protocol.rejections import Refusals
+
+ONE = {"cpu": 1.0, "gpu": 1.0}
+
+
+class FakeWire:
+    """Says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.facts: list[m.Event] = []
+        self.refusals = Refusals()
+        self.refused: dict[str, int] = {}
+
+    def add(self, _events_key: str) -> Any:
+        return SimpleNamespace(take=self._take, settle=lambda: None)
+
+    def vitals(self, _incarnation: str) -> NodeVitals:
+        gpus = (GpuVitals("n-1", foreign="process 12 (python) holds 1 GiB"),)
+        return NodeVitals(gpus=gpus, refused=self.refused)
+
+    def hosted(self, _incarnation: str) -> int:
+        return 0
+
+    def _take(self) -> list[m.Event]:
+        facts, self.facts = self.facts, []
+        return facts
+
+
+def told(tmp_path: Path, *facts: m.Event) -> tuple[Nodes, Allotter, FakeWire]:
+    wire, allotter = FakeWire(), Allotter()
+    allotter.advance(1.0)
+    nodes = Nodes(tmp_path / "nodes.json", wire, allotter)  # type: ignore[arg-type]
+    wire.facts += facts
+    nodes.turn()
+    return nodes, allotter, wire
+
+
+def row(nodes: Nodes) -> NodeRow:
+    (one,) = nodes.rows()
+    return one
+
+
+def test_a_row_says_which_gpus_are_set_aside_and_counts_those_that_are_there(tmp_path: Path):
+    withheld = m.DevicesWithheld("n", {"n-0": "XID 79"})
+    nodes, _, wire = told(tmp_path, node("n", 2), withheld)
+    assert row(nodes).health == "1 of 2 GPUs set aside"
+    assert (row(nodes).total["gpu"], row(nodes).used["gpu"]) == (1.0, 0.0)
+    assert [gpu.withheld for gpu in row(nodes).gpus] == ["XID 79", None]
+    assert [gpu.used for gpu in row(nodes).gpus] == [0.0, 0.0]
+    assert [gpu.foreign for gpu in row(nodes).gpus] == ["", "process 12 (python) holds 1 GiB"]
+    wire.facts.append(m.DevicesWithheld("n", {}))
+    nodes.turn()
+    assert row(nodes).health == "ok"
+    assert row(nodes).total["gpu"] == 2.0
+
+
+def test_a_gpu_that_is_set_aside_and_held_is_in_use(tmp_path: Path):
+    nodes, allotter, wire = told(tmp_path, node("n", 2))
+    allotter.experiment_added("e", "ada")
+    allotter.usage("e", Usage({}, {}, (Wanted(ONE, 1),)))
+    allotter.offers()
+    allotter.usage("e", Usage({"n": 1}, {"n": Amounts(ONE, {"n-0": 1.0})}, ()))
+    wire.facts.append(m.DevicesWithheld("n", {"n-0": "XID 79", "n-1": "ECC"}))
+    nodes.turn()
+    assert (row(nodes).total["gpu"], row(nodes).used["gpu"]) == (1.0, 1.0)
+    assert [gpu.used for gpu in row(nodes).gpus] == [1.0, 0.0]
+
+
+def test_a_node_that_begins_with_gpus_set_aside_is_shown_so(tmp_path: Path):
+    begins = replace(node("n", 2), withheld={"n-1": "ECC"})
+    nodes, _, _ = told(tmp_path, begins)
+    assert [gpu.withheld for gpu in row(nodes).gpus] == [None, "ECC"]
+    assert row(nodes).total["gpu"] == 1.0
+
+
+def test_that_a_node_is_drained_is_said_before_all_else(tmp_path: Path):
+    withheld = m.DevicesWithheld("n", {"n-0": "XID 79"})
+    nodes, _, _ = told(tmp_path, node("n", 2), withheld)
+    nodes.drain("n", "drained by ann")
+    assert row(nodes).health == "drained by ann"
+
+
+def test_what_the_scheduler_and_its_nodes_refused_is_listed(tmp_path: Path):
+    nodes, _, wire = told(tmp_path, node("n", 2))
+    wire.refusals.add("hello", "unsigned", "It is refused.")
+    wire.refused = {"mail:altered": 3, "reply:unsigned": 1, "no label\n:{}": 9}
+    assert [(one.node, one.kind, one.reason, one.times) for one in nodes.refused()] == [
+        ("", "hello", "unsigned", 1),
+        ("n", "mail", "altered", 3),
+        ("n", "reply", "unsigned", 1),
+    ]
+    wire.refused = {"mail:altered": 3, "reply:unsigned": 1}
+    assert row(nodes).refused == 4

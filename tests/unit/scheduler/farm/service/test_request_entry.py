@@ -1,0 +1,178 @@
+"""Only who has a submitter's key asks in her name, now, and exactly what is done."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.keys import key_folder, of_scheduler, of_submitter
+from tunemq_scheduler.api.request_signing import close_request
+from tunemq_scheduler.farm.service.request_entry import Unanswerable, decode_entry
+from tunemq_shared.protocol import farm_requests as r
+from tunemq_shared.signing.live_keys import LiveKeys, Role
+from tunemq_shared.signing.message_signing import Seal
+
+NOW = 1_800_000_000.0
+ID = "0123456789abcdef" * 2
+
+
+@pytest.fixture(scope="module")
+def farm(tmp_path_factory):
+    """The keys of a farm with two submitters."""
+    return key_folder(tmp_path_factory.mktemp("keys"), "ada", "ben")
+
+
+@pytest.fixture(scope="module")
+def scheduler(farm) -> LiveKeys:
+    return of_scheduler(farm)
+
+
+@pytest.fixture(scope="module")
+def ada(farm) -> Seal:
+    return LiveKeys(of_submitter(farm, "ada"), Role.SUBMITTER).submitter("ada")
+
+
+def entry(
+    seal: Seal, request: r.Request | None = None, *, at: float = NOW, owner: str = "ada"
+) -> dict[bytes, bytes]:
+    """What a client sends at a time."""
+    asked = request or r.Stop(name="exp")
+    kind, sent = str(type(asked).__struct_config__.tag), str(int(at * 1000))
+    body = close_request(seal, msgspec.msgpack.encode(asked), request=ID, kind=kind, sent=sent)
+    return {
+        b"v": b"2",
+        b"tunemq": b"1.0",
+        b"id": ID.encode(),
+        b"owner": owner.encode(),
+        b"kind": kind.encode(),
+        b"sent": sent.encode(),
+        b"body": body,
+    }
+
+
+def refused(fields: dict[bytes, bytes], keys: LiveKeys) -> Unanswerable:
+    with pytest.raises(Unanswerable) as found:
+        decode_entry(fields, keys, "1.0", NOW)
+    return found.value
+
+
+def test_what_she_signed_is_hers(scheduler, ada):
+    asked = decode_entry(entry(ada), scheduler, "1.0", NOW)
+    assert (asked.owner, asked.request, asked.id) == ("ada", r.Stop(name="exp"), ID)
+    assert asked.seal.signer == ada.signer
+
+
+@given(st.data())
+def test_no_altered_field_is_taken(scheduler, ada, data):
+    fields = entry(ada)
+    name = data.draw(st.sampled_from([b"v", b"id", b"owner", b"kind", b"sent", b"body"]))
+    value = bytearray(fields[name])
+    place = data.draw(st.integers(0, len(value) - 1))
+    value[place] ^= data.draw(st.integers(1, 255))
+    refused({**fields, name: bytes(value)}, scheduler)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([b"v", b"id", b"owner", b"kind", b"sent", b"body", b"other"]),
+        st.binary(max_size=64) | st.sampled_from([b"2", ID.encode(), b"ada", b"stop", b"\x81\0"]),
+    )
+)
+def test_what_nobody_signed_is_not_taken(scheduler, fields):
+    refused(fields, scheduler)
+
+
+def test_nobody_asks_in_the_name_of_another(scheduler, ada):
+    assert refused(entry(ada, owner="ben"), scheduler).reason == "unknown_key"
+    assert refused(entry(ada, owner="eve"), scheduler).reason == "unknown_submitter"
+
+
+def test_what_is_not_signed_is_refused_with_what_to_do(scheduler):
+    problem = refused(entry(Seal("")), scheduler)
+    assert problem.reason == "unsigned"
+    assert "tunemq keys add FOLDER ada" in str(problem)
+    assert problem.seal is not None
+    assert not problem.seal.is_signed
+
+
+def test_a_farm_without_keys_takes_nothing_that_is_signed(ada):
+    problem = refused(entry(ada), LiveKeys.none())
+    assert problem.reason == "signed_without_keys"
+    assert "--keys scheduler.toml" in str(problem)
+    assert decode_entry(entry(Seal("")), LiveKeys.none(), "1.0", NOW).owner == "ada"
+
+
+@pytest.mark.parametrize("behind", [0, 119, -59])
+def test_s03_clocks_may_differ_a_little(scheduler, ada, behind):
+    assert decode_entry(entry(ada, at=NOW - behind), scheduler, "1.0", NOW).owner == "ada"
+
+
+@pytest.mark.parametrize(
+    ("behind", "reason", "said"),
+    [
+        (121, "expired", "121 s behind, and 120 s are the most"),
+        (
+            3600,
+            "expired",
+            "sent at 2027-01-15 07:00:00 UTC .* says 2027-01-15 08:00:00 UTC.*3600 s",
+        ),
+        (-61, "early", "61 s ahead, and 60 s are the most"),
+        (NOW, "expired", "1970"),
+        (-9e11, "early", "s after 1970 by the clock"),
+    ],
+)
+def test_s03_an_old_request_is_refused_and_she_is_told_by_how_much(
+    scheduler, ada, behind, reason, said
+):
+    problem = refused(entry(ada, at=NOW - behind), scheduler)
+    assert problem.reason == reason
+    with pytest.raises(Unanswerable, match=said):
+        raise problem
+    assert problem.seal is not None
+    assert problem.seal.is_signed  # she can believe it
+
+
+def test_without_keys_no_clock_is_compared():
+    asked = decode_entry(entry(Seal(""), at=0), LiveKeys.none(), "1.0", NOW)
+    assert asked.request == r.Stop(name="exp")
+
+
+def test_a_time_that_is_none_is_refused(scheduler, ada):
+    body = msgspec.msgpack.encode(r.Stop(name="exp"))
+    for sent in ("", "now", "-1", "1" * 16, "\N{ARABIC-INDIC DIGIT ONE}"):
+        sealed = close_request(ada, body, request=ID, kind="stop", sent=sent)
+        fields = {**entry(ada), b"sent": sent.encode(), b"body": sealed}
+        assert "does not say when" in str(refused(fields, scheduler))
+
+
+def test_s15_what_is_too_large_is_refused_before_it_is_looked_at(scheduler, ada):
+    class Unseen(bytes):
+        """Fails if its content is looked at."""
+
+        def __getitem__(self, _index):
+            raise AssertionError("it was looked at")
+
+    body = Unseen(r.MAX_REQUEST_BYTES + 100)
+    assert refused({**entry(ada), b"body": body}, scheduler).reason == "oversized"
+    whole = r.Submit(
+        name="x",
+        code=r.PickledCode(tuner=r.BlobRef("0" * 64, 1, "")),
+        settings=r.Settings(python="p" * (r.MAX_REQUEST_BYTES - 300)),
+    )
+    assert decode_entry(entry(ada, whole), scheduler, "1.0", NOW).request == whole
+
+
+def test_an_id_is_known_with_who_has_used_it(scheduler, farm, ada):
+    ben = LiveKeys(of_submitter(farm, "ben"), Role.SUBMITTER).submitter("ben")
+    hers = decode_entry(entry(ada), scheduler, "1.0", NOW)
+    his = decode_entry(entry(ben, owner="ben"), scheduler, "1.0", NOW)
+    assert hers.id == his.id
+    assert hers.key != his.key
+
+
+def test_nothing_for_a_terminal_is_shown(scheduler):
+    problem = refused({b"id": ID.encode(), b"v": b"\x1b[2J", b"tunemq": b"\x1b]0;x\7"}, scheduler)
+    assert str(problem).isprintable()
+    assert (problem.reason, problem.seal) == ("version", None)

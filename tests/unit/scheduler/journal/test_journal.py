@@ -1,0 +1,390 @@
+"""The journal: whole turns or nothing, snapshots, one writer, other versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.synced_files import SyncedFiles
+from tests.unit.scheduler.journals import HEADER, TURNS, begun, state_of
+from tunemq_scheduler.journal import (
+    Journal,
+    Snapshot,
+    read_entries,
+    read_header,
+    read_turns,
+    recover,
+)
+from tunemq_scheduler.journal import journal_layout as layout_module
+from tunemq_scheduler.journal.journal_layout import turns_file
+from tunemq_shared.base.errors import JournalCorrupt, JournalError, JournalFull, JournalLocked
+from tunemq_shared.protocol import messages as m
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "journal"
+
+
+@pytest.fixture
+def written(folder: Path) -> Path:
+    """A journal that was closed, with all turns in it."""
+    with Journal.create(folder, HEADER) as journal:
+        for turn in TURNS:
+            journal.append(turn)
+    return folder
+
+
+def snapshot(journal: Journal, state: bytes, *finished: tuple[str, bytes]) -> bool:
+    return journal.snapshot(Snapshot(state=state, algorithms={"search": b"{}"}), finished)
+
+
+def test_what_was_written_is_read_back(written: Path) -> None:
+    assert read_header(written) == HEADER
+    assert list(read_turns(written)) == TURNS
+    assert list(read_entries(written)) == [entry for turn in TURNS for entry in turn]
+    found = recover(written)
+    assert (found.header, found.snapshot, found.finished, found.cut) == (HEADER, None, {}, 0)
+    assert (list(found.turns), found.turn) == (TURNS, len(TURNS))
+    assert list(found.turns) == TURNS  # once more
+
+
+def test_a_journal_goes_on_where_it_ended(written: Path) -> None:
+    journal, found = Journal.resume(written)
+    with journal:
+        assert list(found.turns) == TURNS
+        journal.append(TURNS[0])
+        assert list(found.turns) == TURNS  # what it was
+    assert list(read_turns(written)) == [*TURNS, TURNS[0]]
+    assert recover(written).turn == len(TURNS) + 1
+
+
+def test_a_torn_turn_is_cut_and_it_is_said_how_many_bytes(written: Path) -> None:
+    path = turns_file(written, 1)
+    os.truncate(path, path.stat().st_size - 3)
+    torn = path.stat().st_size
+    journal, found = Journal.resume(written)
+    with journal:
+        assert found.cut == torn - path.stat().st_size > 0
+        assert list(found.turns) == TURNS[:-1]
+        journal.append(TURNS[0])
+    assert list(read_turns(written)) == [*TURNS[:-1], TURNS[0]]
+
+
+def test_damage_before_whole_turns_is_refused_with_its_offset_and_what_to_do(written: Path) -> None:
+    path = turns_file(written, 1)
+    whole = bytearray(path.read_bytes())
+    offset = len(whole) - sum(24 + len(m.encode(turn)) for turn in TURNS)
+    whole[offset + 30] ^= 0x10
+    path.write_bytes(whole)
+    with pytest.raises(JournalCorrupt, match=f"at byte {offset}: .*tunemq journal salvage") as told:
+        Journal.resume(written)
+    assert str(pickle.loads(pickle.dumps(told.value))) == str(told.value)
+    with pytest.raises(JournalCorrupt, match=str(path)):
+        list(read_turns(written))
+
+
+def test_a_wrong_length_does_not_pass_for_a_torn_end(written: Path) -> None:
+    path = turns_file(written, 1)
+    whole = bytearray(path.read_bytes())
+    offset = len(whole) - sum(24 + len(m.encode(turn)) for turn in TURNS)
+    whole[offset + 12] ^= 0x40  # says that a GiB follows
+    path.write_bytes(whole)
+    with pytest.raises(JournalCorrupt, match=f"at byte {offset}"):
+        recover(written)
+
+
+def test_a_journal_that_exists_is_not_written_over(written: Path) -> None:
+    with pytest.raises(JournalError, match="there is one already"):
+        Journal.create(written, HEADER)
+    assert list(read_turns(written)) == TURNS
+
+
+def test_where_there_is_no_journal_that_is_said(folder: Path) -> None:
+    for look in (recover, read_header, Journal.resume, lambda path: list(read_turns(path))):
+        with pytest.raises(JournalError, match=r"journal cannot be read: there is none"):
+            look(folder)
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_stands_for_the_turns_before_it(folder: Path) -> None:
+    with Journal.create(folder, HEADER) as journal:
+        journal.append(TURNS[0])
+        assert snapshot(journal, b"one", ("a", b"1"), ("b", b"1"))
+        journal.append(TURNS[1])
+        assert snapshot(journal, b"two", ("c", b"1"), ("a", b"2"))
+        journal.append(TURNS[2])
+        journal.append(TURNS[3])
+    found = recover(folder)
+    assert found.snapshot == Snapshot(state=b"two", algorithms={"search": b"{}"})
+    assert list(found.finished.items()) == [("a", b"2"), ("b", b"1"), ("c", b"1")]
+    assert list(found.turns) == TURNS[2:4]
+    assert (found.turn, found.snapshot_turn) == (4, 2)
+    assert found.header == read_header(folder) == HEADER
+
+
+def test_one_that_is_not_over_any_more_is_not_finished(folder: Path) -> None:
+    with Journal.create(folder, HEADER) as journal:
+        snapshot(journal, b"", ("a", b"1"), ("b", b"1"))
+        snapshot(journal, b"", ("a", b""))
+        snapshot(journal, b"", ("a", b"2"))
+    assert list(recover(folder).finished.items()) == [("b", b"1"), ("a", b"2")]
+
+
+def test_the_last_two_generations_are_kept_and_no_more(folder: Path) -> None:
+    with Journal.create(folder, HEADER) as journal:
+        for turn in TURNS:
+            journal.append(turn)
+            snapshot(journal, b"")
+    names = sorted(path.name for path in folder.iterdir())
+    last = len(TURNS) + 1
+    assert names == [
+        *(f"00000{n}.{what}" for n in (last - 1, last) for what in ("snapshot", "turns")),
+        "history",
+        "history.copy",
+        "lock",
+    ]
+    with pytest.raises(JournalError, match=f"first {last - 2} turns of .* a snapshot stands"):
+        list(read_turns(folder))
+
+
+def test_a_journal_says_when_it_wants_a_snapshot(folder: Path) -> None:
+    with Journal.create(folder, HEADER, segment_bytes=4096) as journal:
+        turns = 0
+        while not journal.wants_snapshot:
+            journal.append(TURNS[0])
+            turns += 1
+        assert 4096 * 0.8 < turns * (24 + len(m.encode(TURNS[0]))) < 4096
+        snapshot(journal, b"")
+        assert not journal.wants_snapshot
+    assert list(recover(folder).turns) == []
+
+
+def test_it_goes_on_behind_a_snapshot(folder: Path) -> None:
+    with Journal.create(folder, HEADER) as journal:
+        journal.append(TURNS[0])
+        snapshot(journal, b"one", ("a", b"1"))
+        journal.append(TURNS[1])
+    journal, found = Journal.resume(folder)
+    with journal:
+        assert (found.snapshot.state, list(found.turns)) == (b"one", [TURNS[1]])
+        journal.append(TURNS[2])
+        snapshot(journal, b"two", ("b", b"1"))
+        journal.append(TURNS[3])
+    found = recover(folder)
+    assert (found.snapshot.state, list(found.turns)) == (b"two", [TURNS[3]])
+    assert found.finished == {"a": b"1", "b": b"1"}
+    assert found.turn == 4
+
+
+def test_a_snapshot_for_which_there_is_no_room_is_left_for_later(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.create(folder, HEADER, segment_bytes=64) as journal:
+        journal.append(TURNS[0])
+        names = sorted(path.name for path in folder.iterdir())
+        for place in ("write_part", "put_in_place"):
+            with monkeypatch.context() as patched:
+                patched.setattr(layout_module, place, _refuses)
+                assert not snapshot(journal, b"one", ("a", b"1"))
+            assert not journal.wants_snapshot
+            left = sorted(path.name for path in folder.iterdir())
+            assert left == sorted([*names, "history", "history.copy"])
+        journal.append(TURNS[1])
+        assert snapshot(journal, b"two", ("b", b"1"))
+    found = recover(folder)
+    assert (found.snapshot.state, found.finished) == (b"two", {"b": b"1"})
+
+
+def _refuses(*_args: object, **_more: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("name", ["000002.turns", "000003.turns", "000003.snapshot", "history"])
+def test_a_file_that_is_missing_is_missed(folder: Path, name: str) -> None:
+    begun(folder, TURNS)
+    before = state_of(recover(folder))
+    (folder / name).unlink()
+    # The generation before the last, which salvage needs, gives the same as the last one.
+    if name in {"000002.turns", "000003.snapshot"}:
+        assert state_of(recover(folder)) == before
+    else:
+        with pytest.raises(JournalError, match=name):
+            recover(folder)
+
+
+# --- what the disk refuses ------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_told_from_others_and_leaves_nothing_of_the_turn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.create(folder, HEADER) as journal:
+        journal.append(TURNS[0])
+        write = os.pwrite
+
+        def half(descriptor: int, data: bytes, offset: int) -> int:
+            if len(data) < 20:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(descriptor, data[: len(data) // 2], offset)
+
+        size = turns_file(folder, 1).stat().st_size
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pwrite", half)
+            with pytest.raises(JournalFull, match=r"No space left on device \(\d+ bytes are free"):
+                journal.append(TURNS[1])
+        assert turns_file(folder, 1).stat().st_size == size
+        journal.append(TURNS[1])
+    assert list(read_turns(folder)) == TURNS[:2]
+
+
+def test_turn_is_synced_before_append_returns(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SyncedFiles(monkeypatch)
+    with Journal.create(folder, HEADER) as journal:
+        for turn in TURNS[:3]:
+            journal.append(turn)
+            assert disk.has(turns_file(folder, 1))
+
+
+def test_snapshot_is_synced_before_it_counts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SyncedFiles(monkeypatch)
+    with Journal.create(folder, HEADER) as journal:
+        journal.append(TURNS[0])
+        assert snapshot(journal, b"state")
+    assert len(disk.renamed) == 3  # two segments and the snapshot
+    assert disk.unsynced == []
+
+
+def test_behind_a_broken_write_nothing_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Journal.create(folder, HEADER) as journal:
+        journal.append(TURNS[0])
+
+        def broken(*_args: object) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", broken)
+            with pytest.raises(JournalError, match="Input/output error") as told:
+                journal.append(TURNS[1])
+        assert not isinstance(told.value, JournalFull)
+        with pytest.raises(JournalError, match="Input/output error"):
+            journal.append(TURNS[2])
+    assert list(read_turns(folder)) == TURNS[:2]
+
+
+# --- the lock -------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from pathlib import Path
+from tunemq_scheduler.journal import Journal
+journal, _ = Journal.resume(Path(sys.argv[1]))
+print("has it", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(written: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the journal open."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(written)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "has it\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_opener_is_told_who_has_it_until_that_is_gone(
+    written: Path, holder: subprocess.Popen[str]
+) -> None:
+    expected = rf"process {holder.pid} on {os.uname().nodename} has had it since .*, for.* digits"
+    with pytest.raises(JournalLocked, match=expected):
+        Journal.resume(written)
+    with pytest.raises(JournalLocked, match=expected):
+        Journal.create(written, HEADER)
+    assert list(read_turns(written)) == TURNS  # reading needs no lock
+    holder.kill()
+    holder.wait()
+    Journal.resume(written)[0].close()
+
+
+def test_the_same_process_is_a_second_opener_too(written: Path) -> None:
+    journal, _ = Journal.resume(written)
+    with journal, pytest.raises(JournalLocked, match=f"process {os.getpid()}"):
+        Journal.resume(written)
+    Journal.resume(written)[0].close()
+
+
+def test_a_forked_process_does_not_keep_it(written: Path) -> None:
+    journal, _ = Journal.resume(written)
+    (ours, childs), (told, tell) = os.pipe(), os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(tell)
+        os.write(childs, b"!")
+        os.read(told, 1)
+        os._exit(0)
+    try:
+        os.read(ours, 1)
+        journal._lock.forget()  # as when its process dies
+        Journal.resume(written)[0].close()
+    finally:
+        for descriptor in (ours, childs, told, tell):
+            os.close(descriptor)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+# --- other versions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("field", "named"), [("version", "journal version"), ("protocol", "mess")])
+def test_another_version_is_refused_with_both_named(folder: Path, field: str, named: str) -> None:
+    header = msgspec.structs.replace(HEADER, **{field: 99}, tunemq="7.8.9")
+    Journal.create(folder, header).close()
+    ours = getattr(HEADER, field)
+    for look in (recover, read_header, Journal.resume):
+        with pytest.raises(JournalError, match=rf"{named}.* 99 \(TuneMQ 7.8.9\), this is {ours}"):
+            look(folder)
+
+
+def test_what_only_a_newer_tunemq_knows_is_refused(folder: Path) -> None:
+    with Journal.create(folder, HEADER) as journal:
+        journal._append(m.encode([[["made-up", 1], []]]))
+    with pytest.raises(JournalError, match="does not know, so another version wrote it"):
+        list(recover(folder).turns)
+
+
+def test_the_fields_of_recovered_are_all_described() -> None:
+    from tunemq_scheduler.journal import Recovered
+
+    named = [field.name for field in dataclasses.fields(Recovered) if field.repr]
+    assert [name for name in named if f"{name}:" not in (Recovered.__doc__ or "")] == []
+
+
+def test_journal_that_somebody_removed_while_it_is_written_is_told_with_its_folder(written) -> None:
+    journal, _ = Journal.resume(written)
+    with journal:
+        shutil.move(written, written.with_name("moved"))
+        told = rf"{written} cannot be written: somebody removed or moved it"
+        with pytest.raises(JournalError, match=told):
+            journal.append(TURNS[0])

@@ -1,0 +1,294 @@
+"""Folders are copied wholly, only where they changed, and never to somewhere else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.searches.checkpoints import contents
+from tunemq_scheduler.output.syncing import destinations, mirroring
+from tunemq_scheduler.output.syncing.destinations import Place, Stamp, join, open_place
+from tunemq_scheduler.output.syncing.excludes import CHECKPOINTS, NEVER_COPIED, excluding
+from tunemq_scheduler.output.syncing.mirroring import (
+    Copied,
+    delete_folder,
+    download_folder,
+    upload_folder,
+)
+from tunemq_shared.base.errors import ConfigError, StoreError
+from tunemq_shared.base.retrying import Cancel, Cancelled
+
+OLD_NS = 10**18
+
+
+def make(folder: Path, **files: bytes) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+        os.utime(folder / name, ns=(OLD_NS, OLD_NS))
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    return make(tmp_path / "here", a=b"a", b=b"b")
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    return tmp_path / "there"
+
+
+def up(here: Path, there: Path, copied: Copied | None = None, exclude: tuple[str, ...] = ()) -> int:
+    return upload_folder(str(here), str(there), exclude, copied or Copied(), cancel=Cancel())
+
+
+def test_only_what_changed_is_copied_again(here: Path, there: Path) -> None:
+    copied = Copied()
+    assert up(here, there, copied) == 2
+    assert up(here, there, copied) == 0
+    (here / "a").write_bytes(b"A")
+    (here / "c").write_bytes(b"c")
+    assert up(here, there, copied) == 2
+    assert contents(there) == contents(here)
+
+
+def test_a_file_that_was_just_written_is_copied_again(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next change might bear the same time."""
+    monkeypatch.setattr(mirroring, "_SETTLED_NS", 3600 * 10**9)  # however slow this machine is
+    copied = Copied()
+    (here / "a").write_bytes(b"1")
+    assert up(here, there, copied) == 2
+    assert up(here, there, copied) == 1
+
+
+def test_nobody_else_knows_what_was_copied(here: Path, there: Path) -> None:
+    assert up(here, there) == 2
+    assert up(here, there) == 2
+
+
+def test_what_comes_down_is_not_fetched_again_while_both_sides_stay(
+    here: Path, there: Path
+) -> None:
+    copied = Copied()
+
+    def down() -> int:
+        return download_folder(str(here), str(there), (), copied, cancel=Cancel())
+
+    assert down() == 2
+    assert down() == 0
+    make(here, a=b"AA")
+    assert down() == 1
+    (there / "b").unlink()
+    assert down() == 1
+    assert contents(there) == contents(here)
+
+
+def test_a_file_that_goes_away_meanwhile_is_no_error(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = destinations.FolderPlace.put
+
+    def and_remove_the_next(self: Place, name: str, path: str, cancel: Cancel) -> None:
+        put(self, name, path, cancel)
+        (here / "b").unlink(missing_ok=True)
+
+    monkeypatch.setattr(destinations.FolderPlace, "put", and_remove_the_next)
+    assert up(here, there) == 1
+    assert contents(there) == {"a": b"a"}
+
+
+def test_a_file_that_fails_to_be_read_keeps_no_other_back(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = destinations.FolderPlace.put
+
+    def refuse_one(self: Place, name: str, path: str, cancel: Cancel) -> None:
+        if name == "a":
+            raise PermissionError(13, "Permission denied", path)
+        put(self, name, path, cancel)
+
+    monkeypatch.setattr(destinations.FolderPlace, "put", refuse_one)
+    with pytest.raises(StoreError, match=r"1 of the files in .*here/a: Permission denied"):
+        up(here, there)
+    assert contents(there) == {"b": b"b"}
+
+
+def test_a_destination_that_cannot_be_written_is_named(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"/file"):
+        up(here, tmp_path / "file" / "below")
+
+
+def test_a_copy_that_is_cut_off_shows_no_half_file(
+    here: Path, there: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(destinations, "_CHUNK", 10)
+    make(here, a=b"x" * 100)
+    cancel = Cancel()
+    checks = iter([cancel.check] * 6 + [cancel.cancel] * 2)
+    monkeypatch.setattr(cancel, "check", lambda: (next(checks)(), Cancel.check(cancel)))
+    with pytest.raises(Cancelled):
+        upload_folder(str(here), str(there), (), Copied(), cancel=cancel)
+    assert contents(there) == {}
+
+
+def test_what_an_earlier_copy_left_half_done_is_never_copied(here: Path, there: Path) -> None:
+    make(here, **{f"{destinations.PART_PREFIX}1": b"half"})
+    up(here, there)
+    assert contents(there) == {"a": b"a", "b": b"b"}
+    make(there, **{f"{destinations.PART_PREFIX}2": b"half"})
+    back = here.parent / "back"
+    download_folder(str(there), str(back), (), Copied(), cancel=Cancel())
+    assert contents(back) == {"a": b"a", "b": b"b"}
+
+
+def test_links_below_the_folder_are_files_and_others_are_left_out(here: Path, there: Path) -> None:
+    secret = make(here.parent / "outside", secret=b"secret")
+    (here / "best").symlink_to("a")
+    (here / "stolen").symlink_to(secret / "secret")
+    (here / "folder").symlink_to(secret)
+    (here / "loop").symlink_to("loop")
+    (here / "nowhere").symlink_to("nothing")
+    os.mkfifo(here / "pipe")
+    up(here, there)
+    assert contents(there) == {"a": b"a", "b": b"b", "best": b"a"}
+    assert not (there / "best").is_symlink()
+
+
+def test_a_link_in_the_target_leads_nothing_out_of_it(here: Path, there: Path) -> None:
+    (here / "sub").mkdir()
+    make(here / "sub", file=b"new")
+    outside = make(there.parent / "outside", file=b"old")
+    there.mkdir()
+    (there / "sub").symlink_to(outside)
+    with pytest.raises(StoreError, match=r"there/sub/file: a link there leads out"):
+        download_folder(str(here), str(there), (), Copied(), cancel=Cancel())
+    assert contents(outside) == {"file": b"old"}
+
+
+def test_a_file_that_is_a_link_in_the_target_is_replaced_not_followed(
+    here: Path, there: Path
+) -> None:
+    outside = make(there.parent / "outside", file=b"old")
+    there.mkdir()
+    (there / "a").symlink_to(outside / "file")
+    download_folder(str(here), str(there), (), Copied(), cancel=Cancel())
+    assert contents(outside) == {"file": b"old"}
+    assert contents(there) == contents(here)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a//x", ".", "a\0x"])
+def test_names_that_lead_elsewhere_are_refused(
+    there: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Forged(Place):
+        def list(self, cancel: Cancel) -> dict[str, Stamp]:
+            return {name: Stamp(1, 0)}
+
+        def put(self, name: str, path: str, cancel: Cancel) -> None: ...
+
+        def get(self, name: str, path: str, size: int, cancel: Cancel) -> None:
+            Path(path).write_bytes(b"x")
+
+        def delete(self, cancel: Cancel) -> None: ...
+
+    monkeypatch.setattr(mirroring, "open_place", lambda _: Forged())
+    with pytest.raises(StoreError, match="is not the name of a file below it"):
+        download_folder("s3://forged", str(there / "a"), (), Copied(), cancel=Cancel())
+    assert list(there.rglob("x")) == []
+
+
+def test_a_folder_is_not_copied_into_itself(here: Path) -> None:
+    for there in (here, here / "copy", here.parent):
+        with pytest.raises(StoreError, match="one is inside the other"):
+            up(here, there)
+
+
+def test_the_root_is_not_deleted() -> None:
+    with pytest.raises(StoreError, match="root of the file system"):
+        delete_folder("/", Copied(), cancel=Cancel())
+
+
+def test_an_address_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'gs://bucket' is of no kind that is known here"):
+        open_place("gs://bucket")
+
+
+@pytest.mark.parametrize(
+    ("address", "joined"),
+    [
+        ("/a/b", "/a/b/c"),
+        ("s3://b/p?endpoint=http://h:1/", "s3://b/p/c?endpoint=http://h:1/"),
+        ("s3://b", "s3://b/c"),
+        ("gs://b/?k=/v", "gs://b/c?k=/v"),
+        ("file:///a/", "file:///a/c"),
+        ("/what?/", "/what?/c"),
+    ],
+)
+def test_names_are_joined_to_addresses_before_their_settings(address: str, joined: str) -> None:
+    assert join(address, "c") == joined
+
+
+@pytest.mark.parametrize("address", ["s3://b/p", "file:///p", "/p"])
+def test_what_was_removed_is_not_thought_to_be_there(address: str) -> None:
+    copied = Copied()
+    stamp = (Stamp(1, 1),)
+    for name in ("größe/a", "größe 2/a"):
+        copied.between("/here", address)[name] = stamp
+    copied.forget(join(address, "größe"))
+    assert list(copied.between("/here", address)) == ["größe 2/a"]
+    copied.forget(f"{address}/")
+    assert copied.between("/here", address) == {}
+
+
+# --- excludes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parity(11, 144)
+@pytest.mark.parametrize(
+    ("name", "is_left_out"),
+    [
+        ("result.json", False),
+        ("checkpoint_1-000001/files/x", False),
+        ("checkpoint_best.pt", False),
+        ("checkpoint_000005", True),
+        ("checkpoint_000005/x", True),
+        ("checkpoint_tmp3f/x", True),
+        ("checkpoint_-00001/x", True),
+        (".staging/ab/files/x", True),
+        (".cache/x", True),
+        ("plots/.cached", False),
+    ],
+)
+def test_what_only_passes_through_is_never_copied(name: str, is_left_out: bool) -> None:
+    assert excluding(NEVER_COPIED)(name) is is_left_out
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("checkpoint_1-000001", True),
+        ("checkpoint_12-1000001/manifest.json", True),
+        ("checkpoint_best.pt", False),
+        ("my/checkpoint_1-000001", False),
+    ],
+)
+def test_checkpoints_are_known_by_their_names(name: str, fits: bool) -> None:
+    assert excluding([CHECKPOINTS])(name) is fits
+
+
+@given(
+    st.lists(st.sampled_from(["a", "b*", "*/c", "./d/", "[e-g]", "*"]), max_size=3),
+    st.lists(st.text("abcdefg", min_size=1, max_size=2), min_size=1, max_size=4),
+)
+def test_below_what_is_left_out_everything_is(patterns: list[str], parts: list[str]) -> None:
+    is_excluded = excluding(patterns)
+    states = [is_excluded("/".join(parts[: n + 1])) for n in range(len(parts))]
+    assert states == sorted(states)

@@ -1,0 +1,113 @@
+"""What a restart makes of the files of trials, which may lack what the journal has."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.support.searches.plans import PLAN
+from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.runner_snapshot import dump
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.output.log_repair import Mending
+from tunemq_scheduler.results.trial_view import TrialView
+from tunemq_scheduler.schedulers import FIFOScheduler
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
+from tunemq_shared.protocol import messages as m
+
+FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
+
+
+def mended(loop: Loop, folder: Path) -> Path:
+    """The folder of the first trial, once a restart has told all that the journal holds."""
+    return Path(retold(loop, folder)[0].trial_folder("t_00000"))
+
+
+def retold(loop: Loop, folder: Path) -> tuple[ExperimentPlan, Mending]:
+    """Have a restart tell all that the journal holds; returns the plan and who made it good."""
+    search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 1)
+    plan = msgspec.structs.replace(PLAN, folder=str(folder))
+    algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
+    runner = TrialRunner(loop.runner.settings)
+    mending = Mending(runner)
+    driver = EventDriver(runner, algorithms, plan)
+    entries = iter(loop.journal.entries)
+    lengths = [said[1] for said in loop.log if said[0] == "journal"]
+    turns = [list(itertools.islice(entries, length)) for length in lengths]
+    driver.replay(turns, mending.note)
+    mending.finish()
+    return plan, mending
+
+
+def losses_of(path: Path) -> list[float]:
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return [float(row["loss"]) for row in csv.DictReader(file)]
+    return [json.loads(line)["loss"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["result.json", "progress.csv"])
+def test_what_a_trial_did_before_it_began_anew_never_comes_into_its_new_files(
+    tmp_path: Path, kind: str
+) -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), result(2), result(3), FAILED, m.HostFreed("t_00000", 1))
+    loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
+    loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
+    epoch = loop.runner.live["t_00000"].epoch
+    begun = m.TrialStarted("t_00000", epoch, 1, "host", "127.0.0.1", 0.0)
+    anew = m.ResultReported("t_00000", epoch, 1, {"loss": 7.0}, 0.0, 1.0, 1.0, 1.0, 1)
+    loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, anew)
+
+    for _ in range(2):  # the second time nothing is missing
+        folder = mended(loop, tmp_path)
+        base, _, extension = kind.partition(".")
+        assert losses_of(folder / f"{base}.0.{extension}") == [1.0, 1.0, 1.0]
+        assert losses_of(folder / kind) == [7.0]
+
+
+def test_the_failure_that_ended_a_trial_has_its_number_when_its_host_went_at_once(
+    tmp_path: Path,
+) -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    told = (mended(loop, tmp_path) / "error.txt").read_text(encoding="utf-8")
+    assert "Failure # 1 (" in told
+
+
+def test_f04_what_the_files_have_already_is_not_taken_to_be_on_the_disk(tmp_path: Path) -> None:
+    loop = Loop(trials=1)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    folder = mended(loop, tmp_path)  # by a process that died before the disk had it, perhaps
+    _, again = retold(loop, tmp_path)
+    names = ("result.json", "progress.csv", "params.json", "params.pkl", "error.txt")
+    assert set(again.unsynced) == {str(folder / name) for name in names}
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_trial_that_failed_knows_its_error_file_after_a_restart(
+    tmp_path: Path, is_over: bool
+) -> None:
+    loop = Loop(trials=2)
+    loop.runner.settings = msgspec.structs.replace(loop.runner.settings, max_failures=1 - is_over)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1), FAILED, m.HostFreed("t_00000", 1))
+    plan = msgspec.structs.replace(PLAN, folder=str(tmp_path))
+    again = TrialRunner.load(loop.runner.settings, dump(loop.runner), loop.runner.finished)
+    assert again.summary("t_00000").status == ("ERROR" if is_over else "RUNNING")
+    views = EventDriver(again, loop.loop.algorithms, plan).trials
+    failed = TrialView("t_00000", again.summary("t_00000"), plan)
+    assert failed.error_file == str(Path(plan.trial_folder("t_00000"), "error.txt"))
+    assert is_over or views["t_00000"].error_file == failed.error_file
+    assert not is_over or views["t_00001"].error_file is None

@@ -1,0 +1,163 @@
+"""What becomes of rows in trials' files that the journal does not have."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from pathlib import Path
+
+import msgspec
+
+from tests.support.searches.plans import PLAN
+from tests.unit.scheduler.loops import NODE, Loop, result, started
+from tunemq_scheduler.base.experiment_plan import ExperimentPlan
+from tunemq_scheduler.core.trial_runner import TrialRunner
+from tunemq_scheduler.experiment.algorithm_driver import Algorithms
+from tunemq_scheduler.experiment.event_driver import EventDriver
+from tunemq_scheduler.output.log_repair import Mending
+from tunemq_scheduler.output.unrecorded_rows import UnrecordedRows
+from tunemq_scheduler.output.unsynced_files import UnsyncedFiles
+from tunemq_scheduler.schedulers import FIFOScheduler
+from tunemq_scheduler.search import BasicVariantGenerator, SearchGenerator
+from tunemq_shared.protocol import messages as m
+
+FAILED = m.TrialFailed("t_00000", 1, "user", "ValueError: no", "Traceback", 1.0)
+
+
+def replayed(loop: Loop, turns: int | None, plan: ExperimentPlan) -> tuple[TrialRunner, Mending]:
+    """Replay the first turns of a journal, and have the files follow."""
+    search = SearchGenerator(BasicVariantGenerator(), {"x": 1}, 2)
+    algorithms = Algorithms(search=search, scheduler=FIFOScheduler())
+    runner = TrialRunner(loop.runner.settings)
+    mending = Mending(runner)
+    entries = iter(loop.journal.entries)
+    lengths = [said[1] for said in loop.log if said[0] == "journal"]
+    all_turns = [list(itertools.islice(entries, length)) for length in lengths]
+    EventDriver(runner, algorithms, plan).replay(all_turns[:turns], mending.note)
+    mending.finish()
+    return runner, mending
+
+
+def after_loss(loop: Loop, folder: Path, turns: int | None) -> UnrecordedRows:
+    """Write the files of the whole journal, lose all but its first turns, and compare."""
+    plan = msgspec.structs.replace(PLAN, folder=str(folder), experiment_id="t")
+    replayed(loop, None, plan)
+    runner, mending = replayed(loop, turns, plan)
+    unrecorded = UnrecordedRows(runner, plan, mending.unsynced)
+    unrecorded.remove()
+    return unrecorded
+
+
+def steps_in(path: Path) -> list[int]:
+    if path.suffix == ".csv":
+        with path.open(newline="", encoding="utf-8") as file:
+            return [int(row["training_iteration"]) for row in csv.DictReader(file)]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["training_iteration"] for line in lines]
+
+
+def journalled(loop: Loop) -> int:
+    return sum(said[0] == "journal" for said in loop.log)
+
+
+def three_steps(trials: int = 1) -> tuple[Loop, int]:
+    """A loop with a trial that reported; and how many turns there were after its first result."""
+    loop = Loop(trials=trials)
+    loop.turn(NODE)
+    loop.batch(1, started(), result(1))
+    turns = journalled(loop)
+    loop.batch(3, result(2), result(3))
+    return loop, turns
+
+
+def test_unrecorded_rows_of_live_trial_are_moved_aside(tmp_path: Path) -> None:
+    loop, turns = three_steps()
+    unrecorded = after_loss(loop, tmp_path, turns)
+    folder = tmp_path / "train_t_00000"
+    assert steps_in(folder / "result.json") == steps_in(folder / "progress.csv") == [1]
+    assert steps_in(folder / "result.unrecorded.json") == [2, 3]
+    assert unrecorded.folders == {str(folder): None}
+    (text,) = unrecorded.news
+    assert f"{folder}/result.json (2)" in text
+    assert unrecorded.turns_were_lost
+
+
+def test_unrecorded_rows_of_journal_with_all_turns_changes_nothing(tmp_path: Path) -> None:
+    loop, _ = three_steps()
+    unrecorded = after_loss(loop, tmp_path, None)
+    assert not unrecorded.news
+    assert not unrecorded.folders
+    assert not unrecorded.turns_were_lost
+    assert not [*tmp_path.glob("*/*unrecorded*")]
+    assert steps_in(tmp_path / "train_t_00000" / "result.json") == [1, 2, 3]
+
+
+def test_unrecorded_rows_longer_than_a_block_are_moved_aside(tmp_path: Path) -> None:
+    loop, turns = three_steps()
+    after_loss(loop, tmp_path, None)
+    path = tmp_path / "train_t_00000" / "result.json"
+    wide = json.dumps({"training_iteration": 4, "trial_id": "t_00000", "text": "x" * 200_000})
+    path.write_text(f"{path.read_text()}{wide}\n{wide[:-5]}", encoding="utf-8")
+    after_loss(loop, tmp_path, turns)
+    assert steps_in(path) == [1]
+    assert steps_in(path.with_name("result.unrecorded.json")) == [2, 3, 4]
+
+
+def test_unrecorded_rows_of_unknown_trial_are_moved_aside(tmp_path: Path) -> None:
+    loop, _ = three_steps()
+    unrecorded = after_loss(loop, tmp_path, 0)
+    folder = tmp_path / "train_t_00000"
+    assert steps_in(folder / "result.json") == steps_in(folder / "progress.csv") == []
+    assert steps_in(folder / "result.unrecorded.json") == [1, 2, 3]
+    assert unrecorded.turns_were_lost
+
+
+def test_unrecorded_lineage_gives_the_one_before_its_files_back(tmp_path: Path) -> None:
+    loop, _ = three_steps()
+    loop.batch(5, FAILED, m.HostFreed("t_00000", 1))
+    turns = journalled(loop)
+    loop.loop.resume(m.ExperimentResumed(2, 0.0, errored="restart"))
+    loop.turn(m.NodeJoined("n.2", "n", "host", "127.0.0.1", {"cpu": 1.0}))
+    epoch = loop.runner.live["t_00000"].epoch
+    begun = m.TrialStarted("t_00000", epoch, 1, "host", "127.0.0.1", 0.0)
+    anew = m.ResultReported("t_00000", epoch, 1, {"loss": 7.0}, 0.0, 1.0, 1.0, 1.0, 1)
+    loop.turn(m.BatchRead("n.2", 1, 2, "1-0"), begun, anew)
+    after_loss(loop, tmp_path, turns)
+    folder = tmp_path / "train_t_00000"
+    assert steps_in(folder / "result.json") == steps_in(folder / "progress.csv") == [1, 2, 3]
+    assert steps_in(folder / "result.unrecorded.json") == [1]
+    assert not [*folder.glob("*.0.*")]
+
+
+def test_unrecorded_failure_is_moved_aside(tmp_path: Path) -> None:
+    loop, _ = three_steps()
+    turns = journalled(loop)
+    loop.batch(5, FAILED, m.HostFreed("t_00000", 1))
+    unrecorded = after_loss(loop, tmp_path, turns)
+    folder = tmp_path / "train_t_00000"
+    assert (folder / "error.txt").read_text() == ""
+    assert "Failure # 1 (" in (folder / "error.unrecorded.txt").read_text()
+    assert f"{folder}/error.txt (1)" in unrecorded.news[0]
+
+
+def test_unrecorded_rows_leaves_finished_trials_unread_where_no_turn_was_lost(
+    tmp_path: Path,
+) -> None:
+    loop, _ = three_steps()
+    loop.batch(5, m.TrialFinished("t_00000", 1), m.HostFreed("t_00000", 1))
+    plan = msgspec.structs.replace(PLAN, folder=str(tmp_path), experiment_id="t")
+    runner, _ = replayed(loop, None, plan)
+    assert not runner.live
+    path = tmp_path / "train_t_00000" / "result.json"
+    path.write_text("no result\n", encoding="ascii")
+    unrecorded = UnrecordedRows(runner, plan, UnsyncedFiles())
+    unrecorded.remove()
+    assert not unrecorded.news
+    unrecorded.remove_from(["t_00000"])  # it is about to continue
+    assert str(path) in unrecorded.news[0]
+    path.write_text("no result\n", encoding="ascii")
+    (tmp_path / "journal.damaged-20260101-000000").mkdir()
+    unrecorded = UnrecordedRows(runner, plan, UnsyncedFiles())
+    unrecorded.remove()
+    assert str(path) in unrecorded.news[0]

@@ -1,0 +1,147 @@
+"""Failures: written down, and gathered by cause."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+
+from tunemq_scheduler.results.trial_failures import (
+    Failure,
+    FailureLog,
+    describe_death,
+    failure_of,
+    root_cause,
+    write_failure,
+)
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.protocol.messages import HostDied, NodeLost, TrialFailed
+
+
+def raised(number: int = 3) -> str:
+    try:
+        try:
+            raise KeyError(f"no column {number}")
+        except KeyError as error:
+            raise ValueError("bad data") from error
+    except ValueError:
+        return traceback.format_exc()
+
+
+def failure(trial: str = "train_1", **changes: object) -> Failure:
+    told = {"kind": "user", "error": "ValueError: bad data", "traceback": raised(), **changes}
+    return Failure(trial=trial, hostname="node-a", **told)
+
+
+@pytest.mark.parity(94)
+def test_each_failure_is_appended_with_its_number_and_its_traceback(tmp_path):
+    path = write_failure(str(tmp_path), failure(number=1))
+    assert write_failure(str(tmp_path), failure(number=2)) == path == str(tmp_path / "error.txt")
+    text = Path(path).read_text()
+    first = r"Failure # 1 \(occurred at \d{4}-\d\d-\d\d_\d\d-\d\d-\d\d on node-a\)"
+    assert re.fullmatch(first, text.splitlines()[0])
+    assert "Failure # 2 (" in text
+    assert text.count("ValueError: bad data") == 2
+
+
+def test_a_failure_without_a_traceback_is_written_as_its_message(tmp_path):
+    path = write_failure(str(tmp_path), failure(traceback="", error="killed \ud800"))
+    assert Path(path).read_text().splitlines()[1] == "killed \\ud800"
+
+
+def test_class_budget_and_fix_stand_behind_each_failure(tmp_path):
+    told = {"verdict": "failure 1 of at most 2", "kind": "memory", "traceback": "", "error": "full"}
+    write_failure(str(tmp_path), failure(is_final=False, **told))
+    told["verdict"] = "failure 2 of at most 2"
+    path = write_failure(str(tmp_path), failure(number=2, **told))
+    assert Path(path).read_text().splitlines()[1::3] == ["full", "full"]
+    first, last = Path(path).read_text().splitlines()[2::3]
+    assert first == "(out of memory: failure 1 of at most 2; it is tried again)"
+    assert last.startswith("(out of memory: failure 2 of at most 2; let it hold less, or raise")
+
+
+def test_an_error_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "results").write_text("")
+    with pytest.raises(StoreError, match=r"trial/error\.txt cannot be written"):
+        write_failure(str(tmp_path / "results" / "trial"), failure())
+
+
+def test_the_root_cause_is_the_first_exception_and_where_it_was_raised():
+    cause, place = root_cause(raised())
+    assert cause == "KeyError: 'no column 3'"
+    assert place.startswith(__file__)
+    assert place.endswith(" in raised")
+
+
+def test_a_traceback_that_is_none_has_no_cause():
+    assert root_cause("") == ("", "")
+
+
+def test_failures_with_one_cause_are_one_group_whatever_numbers_they_mention():
+    log = FailureLog()
+    for number in range(10):
+        log.add(failure(f"train_{number}", traceback=raised(number), file=f"/f/{number}"))
+    (group,) = log.groups()
+    assert (group.count, group.file, group.hostnames) == (10, "/f/0", ["node-a"])
+    assert group.trials == ["train_0", "train_1", "train_2"]
+    assert (group.error, group.cause) == ("ValueError: bad data", "KeyError: 'no column 0'")
+
+
+def test_the_users_own_exception_comes_first_however_rare():
+    log = FailureLog()
+    for _ in range(5):
+        log.add(failure(kind="storage", error="no space", traceback=""))
+        log.add(failure(kind="died", error="killed", traceback=""))
+    log.add(failure())
+    assert [group.kind for group in log.groups()] == ["user", "died", "storage"]
+
+
+def test_a_trial_that_fails_again_and_again_is_named_once():
+    log = FailureLog()
+    for _ in range(3):
+        log.add(failure("train_1"))
+    assert (log.groups()[0].trials, log.groups()[0].count, log.total) == (["train_1"], 3, 3)
+
+
+def test_memory_is_bounded_when_every_trial_fails_differently():
+    log = FailureLog()
+    for number in range(1000):
+        log.add(failure(error="E" + "x" * number, traceback=""))
+    assert len(log.groups()) <= 101
+    assert sum(group.count for group in log.groups()) == 1000
+
+
+def test_deaths_name_the_signal_and_hint_at_memory():
+    assert "killed by SIGKILL; often that means that memory ran out" in describe_death(9, None)
+    assert describe_death(11, None).endswith("killed by SIGSEGV")
+    assert describe_death(63, None).endswith("killed by signal 63")
+    assert describe_death(None, 3).endswith("exited by itself with code 3")
+    assert "printed that a GPU's memory ran out" in describe_death(None, 1, "cuda_memory")
+
+
+def test_what_nodes_report_becomes_a_failure():
+    failed = TrialFailed("1", 1, "metric", "MetricError: no loss", "Traceback", at=5.0)
+    told = failure_of(failed, trial="train_1", hostname="node-a", number=2, retried=True)
+    assert (told.kind, told.error, told.at, told.is_final) == (
+        "metric",
+        "MetricError: no loss",
+        5.0,
+        False,
+    )
+    died = HostDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0)
+    told = failure_of(died, trial="train_1", hostname="node-a", number=1, retried=False)
+    assert (told.kind, told.number, told.is_final) == ("died", 1, True)
+
+
+def test_a_process_that_the_machine_had_no_memory_for_and_a_lost_node_are_named_so():
+    died = HostDied("1", 1, pid=7, signal=9, exit_code=None, at=6.0, cause="memory")
+    told = failure_of(died, trial="train_1", hostname="node-a", number=1, retried=False)
+    assert (told.kind, "no memory left" in told.error) == ("memory", True)
+    lost = NodeLost("n.1", "its lease ran out")
+    told = failure_of(lost, trial="train_1", hostname="node-a", number=1, retried=False)
+    assert (told.kind, told.error) == (
+        "node",
+        "the node that ran the trial was lost: its lease ran out",
+    )

@@ -1,0 +1,390 @@
+"""Optuna behind our searcher: translation of spaces, seeds, what is told, resuming."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+from typing import Any
+
+import optuna
+import pytest
+
+from tunemq_scheduler.search import (
+    Searcher,
+    SearchGenerator,
+    Suggestion,
+    choice,
+    create_searcher,
+    grid_search,
+    lograndint,
+    loguniform,
+    make_searcher,
+    qlograndint,
+    qloguniform,
+    qrandint,
+    quniform,
+    randint,
+    randn,
+    sample_from,
+    uniform,
+)
+from tunemq_scheduler.search.optuna.optuna_search import OptunaSearch
+from tunemq_scheduler.search.optuna.optuna_space import Unlike, parameters
+from tunemq_shared.base.errors import ConfigError, SearchSpaceError
+
+SPACE = {
+    "lr": loguniform(1e-4, 1e-1),
+    "net": {"width": randint(1, 64), "act": choice(["relu", "tanh"])},
+    "fixed": 3,
+    "opt": choice([{"kind": "sgd", "momentum": uniform(0, 1)}, {"kind": "adam"}]),
+}
+
+
+def search(param_space: Any = None, num_samples: int = 50, seed: int = 1, **options: Any) -> Any:
+    """An OptunaSearch as the loop sees it."""
+    options = {"metric": "loss", "mode": "min", **options}
+    space = SPACE if param_space is None else param_space
+    return SearchGenerator(OptunaSearch(**options), space, num_samples, seed=seed)
+
+
+def study(algorithm: Any) -> optuna.Study:
+    return algorithm.searcher._study
+
+
+def loss(config: dict[str, Any]) -> float:
+    extra = config["opt"].get("momentum", 0.5)
+    return abs(math.log10(config["lr"]) + 2) + config["net"]["width"] / 64 + extra
+
+
+def run(algorithm: Any, first: int, last: int) -> list[dict[str, Any]]:
+    """Trials in pairs, as with two slots, each told before the next pair."""
+    configs = []
+    for n in range(first, last, 2):
+        pair = [algorithm.suggest(k, f"t{k}").config for k in (n, n + 1)]
+        for k, config in reversed([*enumerate(pair, n)]):
+            algorithm.on_trial_complete(f"t{k}", {"loss": loss(config), "training_iteration": 1})
+        configs += pair
+    return configs
+
+
+def test_it_finds_better_values_than_it_began_with() -> None:
+    configs = run(search(num_samples=60), 0, 60)
+    losses = [loss(config) for config in configs]
+    assert sum(losses[-15:]) < 0.6 * sum(losses[:15])
+
+
+def test_suggestions_are_configurations_of_the_space_with_tag_and_values() -> None:
+    suggestion = search().suggest(0, "t0")
+    assert suggestion.config.keys() == SPACE.keys()
+    assert suggestion.config["fixed"] == 3
+    assert 1e-4 <= suggestion.config["lr"] <= 1e-1
+    assert 1 <= suggestion.config["net"]["width"] < 64
+    assert {"lr", "net/width", "net/act", "opt/kind"} <= suggestion.evaluated_params.keys()
+    assert "fixed" not in suggestion.evaluated_params
+    assert suggestion.tag.startswith("0_")
+
+
+def test_the_same_seed_and_the_same_tells_give_the_same_suggestions() -> None:
+    assert run(search(), 0, 30) == run(search(), 0, 30)
+    assert run(search(), 0, 6) != run(search(seed=2), 0, 6)
+
+
+def test_a_seed_of_its_own_counts_more_than_the_experiments() -> None:
+    own = [
+        [generator.suggest(n, str(n)) for n in range(3)]
+        for generator in (_with_own_seed(1), _with_own_seed(2))
+    ]
+    assert own[0] == own[1]
+
+
+def _with_own_seed(experiment_seed: int) -> SearchGenerator:
+    searcher = OptunaSearch(metric="loss", mode="min", seed=99)
+    return SearchGenerator(searcher, SPACE, 9, seed=experiment_seed)
+
+
+def test_a_resumed_search_goes_on_exactly() -> None:
+    whole = search()
+    configs = run(whole, 0, 20)
+    pending = [whole.suggest(n, f"t{n}").config for n in (20, 21)]
+    resumed = search()
+    for n in range(0, 20, 2):
+        for k in (n, n + 1):
+            resumed.on_trial_restored(k, f"t{k}", configs[k])
+        for k in (n + 1, n):
+            resumed.on_trial_complete(f"t{k}", {"loss": loss(configs[k])})
+    for n, config in zip((20, 21), pending, strict=True):
+        resumed.on_trial_restored(n, f"t{n}", config)
+    for algorithm in (whole, resumed):
+        algorithm.on_trial_complete("t20", {"loss": 1.0})
+    assert [whole.suggest(n, f"t{n}") for n in range(22, 30)] == [
+        resumed.suggest(n, f"t{n}") for n in range(22, 30)
+    ]
+
+
+def test_a_resumed_search_does_not_try_its_points_again() -> None:
+    points = [{"lr": 0.01}, {"lr": 0.02}]
+    whole, resumed = search(points_to_evaluate=points), search(points_to_evaluate=points)
+    first = whole.suggest(0, "t0").config
+    resumed.on_trial_restored(0, "t0", first)
+    assert first["lr"] == 0.01
+    assert resumed.suggest(1, "t1") == whole.suggest(1, "t1")
+
+
+@pytest.mark.parametrize("with_state", [False, True])
+def test_a_trial_that_failed_and_goes_on_takes_the_place_of_no_point(with_state: bool) -> None:
+    points = [{"lr": 0.01}, {"lr": 0.02}]
+    resumed = search(points_to_evaluate=points)
+    first = resumed.suggest(0, "t0").config
+    resumed.on_trial_complete("t0", None, error=True)
+    if with_state:
+        state = resumed.get_state()
+        resumed = search(points_to_evaluate=points)
+        resumed.set_state(json.loads(json.dumps(state)))
+    resumed.on_trial_restored(0, "t0", first)
+    assert resumed.suggest(1, "t1").config["lr"] == 0.02
+
+
+@pytest.mark.parametrize(
+    "domain",
+    [
+        uniform(-1, 1),
+        quniform(0.05, 0.95, 0.1),
+        loguniform(1e-5, 1),
+        qloguniform(0.2, 9, 0.2),
+        randint(-3, 4),
+        qrandint(3, 21, 4),
+        lograndint(1, 100),
+        qlograndint(5, 100, 5),
+        choice([1, True, None, "a", 2.5]),
+        choice([[1, 2], (3,), {"deep": [4]}, math.nan]),
+        choice([uniform(0, 1), randint(5, 9), "none"]),
+        choice([{"a": choice([1, 2])}, {"a": uniform(7, 8), "b": [randint(0, 3)]}]),
+    ],
+    ids=repr,
+)
+def test_every_domain_is_kept_to_and_translated_back_exactly(domain: Any) -> None:
+    algorithm = search({"x": {"y": domain}})
+    for n in range(15):
+        config = algorithm.suggest(n, f"t{n}").config
+        asked = study(algorithm).trials[n].params
+        assert parameters({"x": {"y": domain}}, config) == asked
+        if not hasattr(domain, "categories"):
+            assert domain.contains(config["x"]["y"])
+
+
+def test_nested_names_are_joined_by_slashes() -> None:
+    algorithm = search()
+    algorithm.suggest(0, "t0")
+    names = set(study(algorithm).trials[0].params)
+    assert {"lr", "net/width", "net/act", "opt"} <= names <= {
+        "lr", "net/width", "net/act", "opt", "opt[0]/momentum",
+    }  # fmt: skip
+
+
+def test_functions_of_other_values_are_evaluated_after_optuna() -> None:
+    space = {"a": uniform(0, 1), "b": sample_from(lambda config: config["a"] * 2)}
+    config = search(space).suggest(0, "t0").config
+    assert config["b"] == config["a"] * 2
+
+
+def test_what_failed_or_has_no_finite_value_is_told_as_failed() -> None:
+    algorithm = search()
+    for n in range(5):
+        algorithm.suggest(n, f"t{n}")
+    algorithm.on_trial_complete("t0", {"loss": 1.0})
+    algorithm.on_trial_complete("t1", {"loss": 1.0}, error=True)
+    algorithm.on_trial_complete("t2", {"loss": math.nan})
+    algorithm.on_trial_complete("t3", None, error=True)
+    algorithm.on_trial_complete("t4", {"other": 1.0})
+    assert [trial.state.name for trial in study(algorithm).trials] == ["COMPLETE"] + ["FAIL"] * 4
+
+
+@pytest.mark.parity(66)
+def test_a_trial_that_was_stopped_early_counts_with_its_last_result() -> None:
+    algorithm = search()
+    algorithm.suggest(0, "t0")
+    algorithm.on_trial_complete("t0", {"loss": 0.5}, stopped_early=True)
+    assert study(algorithm).trials[0].value == 0.5
+
+
+def test_an_end_that_is_told_twice_or_of_an_unknown_trial_does_no_harm() -> None:
+    algorithm = search()
+    algorithm.suggest(0, "t0")
+    for trial in ("t0", "t0", "t9"):
+        algorithm.on_trial_complete(trial, {"loss": 0.5})
+    assert len(study(algorithm).trials) == 1
+
+
+def test_the_metric_may_be_nested_and_the_larger_may_be_the_better() -> None:
+    algorithm = search(metric="eval/acc", mode="max")
+    algorithm.suggest(0, "t0")
+    algorithm.on_trial_complete("t0", {"eval": {"acc": 0.9}})
+    assert study(algorithm).best_value == 0.9
+    assert study(algorithm).direction == optuna.study.StudyDirection.MAXIMIZE
+
+
+def test_metric_and_mode_come_from_the_experiment_if_it_has_none() -> None:
+    searcher, _ = make_searcher("optuna")
+    algorithm = SearchGenerator(searcher, SPACE, 3, metric="loss", mode="min")
+    assert algorithm.required_metrics == ("loss",)
+    assert not algorithm.wants_results
+    assert algorithm.total == 3
+
+
+def test_it_ends_after_num_samples() -> None:
+    algorithm = search(num_samples=1)
+    assert isinstance(algorithm.suggest(0, "t0"), Suggestion)
+    assert algorithm.suggest(1, "t1") is Searcher.FINISHED
+
+
+def test_several_metrics_are_optimised_together() -> None:
+    algorithm = search({"a": uniform(0, 1)}, metric=["x", "y"], mode=["min", "max"])
+    for n in range(14):
+        a = algorithm.suggest(n, f"t{n}").config["a"]
+        algorithm.on_trial_complete(f"t{n}", {"x": a, "y": a * a})
+    assert study(algorithm).trials[0].values is not None
+    assert algorithm.required_metrics == ("x", "y")
+
+
+def test_points_are_tried_first_complete_or_in_part() -> None:
+    points = [
+        {"lr": 0.01, "net": {"width": 5, "act": "tanh"}, "opt": {"kind": "adam"}},
+        {"net/width": 6},
+    ]
+    algorithm = search(points_to_evaluate=points)
+    first, second = (algorithm.suggest(n, f"t{n}").config for n in range(2))
+    assert first == {**points[0], "fixed": 3}
+    assert second["net"]["width"] == 6
+
+
+def test_points_with_known_values_are_not_tried_again() -> None:
+    points = [{"a": 0.25}, {"a": 0.5}]
+    algorithm = search({"a": uniform(0, 1)}, points_to_evaluate=points, evaluated_rewards=[3, 4])
+    assert [trial.value for trial in study(algorithm).trials] == [3, 4]
+    assert algorithm.suggest(0, "t0").config["a"] not in (0.25, 0.5)
+
+
+def test_a_space_in_optunas_own_words() -> None:
+    space = {
+        "net/lr": optuna.distributions.FloatDistribution(1e-4, 1, log=True),
+        "layers": optuna.distributions.IntDistribution(1, 3),
+    }
+    algorithm = search({"fixed": 1}, space=space, points_to_evaluate=[{"layers": 2}])
+    config = algorithm.suggest(0, "t0").config
+    assert config["layers"] == 2
+    assert 1e-4 <= config["net"]["lr"] <= 1
+    assert config["fixed"] == 1
+    resumed = search({"fixed": 1}, space=space, points_to_evaluate=[{"layers": 2}])
+    resumed.on_trial_restored(0, "t0", config)
+    assert resumed.suggest(1, "t1") == algorithm.suggest(1, "t1")
+
+
+def test_a_space_as_a_function_of_the_trial() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        kind = trial.suggest_categorical("kind", ["deep", "flat"])
+        if kind == "deep":
+            trial.suggest_int("net/layers", 2, 4)
+        return {"net/bias": True}
+
+    algorithm, resumed = (search({"fixed": 1}, space=space) for _ in range(2))
+    configs = [algorithm.suggest(n, f"t{n}").config for n in range(12)]
+    for n, config in enumerate(configs):
+        assert ("layers" in config["net"]) == (config["kind"] == "deep")
+        assert config["net"]["bias"] is True
+        resumed.on_trial_restored(n, f"t{n}", config)
+    for each in (algorithm, resumed):
+        for n in range(12):
+            each.on_trial_complete(f"t{n}", {"loss": float(n)})
+    assert resumed.suggest(12, "t12") == algorithm.suggest(12, "t12")
+
+
+def test_another_sampler_may_be_given() -> None:
+    sampler = optuna.samplers.RandomSampler(seed=3)
+    algorithm = search(sampler=sampler)
+    algorithm.suggest(0, "t0")
+    assert study(algorithm).sampler is sampler
+
+
+def test_a_trial_of_another_space_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    algorithm = search({"a": uniform(0, 1)})
+    algorithm.on_trial_restored(0, "t0", {"a": 7.0})
+    algorithm.on_trial_complete("t0", None)
+    assert "OptunaSearch cannot take up" in caplog.text
+    assert study(algorithm).trials == []
+
+
+def test_optuna_says_nothing_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    before = optuna.logging.get_verbosity()
+    run(search(), 0, 14)
+    assert capfd.readouterr() == ("", "")
+    assert optuna.logging.get_verbosity() == before
+
+
+def test_without_optuna_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def none(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "optuna":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", none)
+    with pytest.raises(ConfigError, match=r"pip install 'optuna>=4'"):
+        create_searcher("optuna")
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: search(mode=None), ConfigError, "mode is missing"),
+        (lambda: search(metric=["a", "b"]), ConfigError, "as many modes as metrics"),
+        (lambda: search({"a": 1}), SearchSpaceError, "nothing to search"),
+        (lambda: search({"a": grid_search([1])}), SearchSpaceError, "grid_search; use choice"),
+        (lambda: search({"o": {"a": randn()}}), SearchSpaceError, "o/a.*use uniform or loguniform"),
+        (lambda: search({"o": choice([randn(), 1])}), SearchSpaceError, "uniform"),
+        (lambda: search(space={"b": uniform(0, 1)}), SearchSpaceError, "varies 'lr'.*of its own"),
+        (
+            lambda: search({"a": uniform(0, 1)}, points_to_evaluate=[{"a": 2}]),
+            SearchSpaceError,
+            r"points_to_evaluate\[0\].*a is 2.*outside",
+        ),
+        (
+            lambda: search({"a": choice(["x"])}, points_to_evaluate=[{"a": "y"}]),
+            SearchSpaceError,
+            r"\['x'\]",
+        ),
+        (
+            lambda: search(points_to_evaluate=[{}], evaluated_rewards=[1, 2]),
+            ConfigError,
+            "1 points_to_evaluate and 2",
+        ),
+        (
+            lambda: search(space={"a": optuna.distributions.IntDistribution(1, 2), "b": 3}),
+            SearchSpaceError,
+            "b is no distribution",
+        ),
+        (
+            lambda: search({}, space=lambda trial: 3).suggest(0, "t"),
+            SearchSpaceError,
+            "returned 3",
+        ),
+        (lambda: OptunaSearch(sampler="tpe"), ConfigError, "'tpe'"),
+        (
+            lambda: OptunaSearch(sampler=optuna.samplers.RandomSampler(), seed=1),
+            ConfigError,
+            "give the seed to the sampler",
+        ),
+        (lambda: OptunaSearch().suggest("t"), ConfigError, "before set_search_properties"),
+    ],
+)
+def test_bad_input_is_named(make: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
+def test_a_configuration_that_lacks_a_part_is_unlike_the_space() -> None:
+    with pytest.raises(Unlike, match="net/width is missing"):
+        parameters({"net": {"width": randint(1, 4)}}, {"net": {}})

@@ -1,0 +1,117 @@
+"""Search spaces in files: what they may say, and what is told where they are wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tunemq as tune
+from tunemq_scheduler.search.space_file import read_space_file
+from tunemq_shared.base.errors import SearchSpaceError
+
+
+def read(folder: Path, text: str, name: str = "space.yaml"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return read_space_file(str(path))
+
+
+def test_domains_groups_and_constants_are_read(tmp_path):
+    space = read(
+        tmp_path,
+        """
+        lr: {loguniform: [1e-4, 1e-1]}
+        layers: {choice: [1, 2, 3]}
+        width: {qrandint: {lower: 8, upper: 64, q: 8}}
+        noise: {randn: {}}
+        optimizer:
+          name: {grid_search: [adam, sgd]}
+          momentum: {uniform: {lower: 0.5, upper: 0.99}}
+        epochs: 20
+        shape: [64, {randint: [1, 9]}]
+        """,
+    )
+
+    assert space == {
+        "lr": tune.loguniform(1e-4, 1e-1),
+        "layers": tune.choice([1, 2, 3]),
+        "width": tune.qrandint(8, 64, 8),
+        "noise": tune.randn(),
+        "optimizer": {
+            "name": tune.grid_search(["adam", "sgd"]),
+            "momentum": tune.uniform(0.5, 0.99),
+        },
+        "epochs": 20,
+        "shape": [64, tune.randint(1, 9)],
+    }
+
+
+def test_a_choice_may_hold_domains(tmp_path):
+    space = read(tmp_path, "opt: {choice: [{name: sgd, momentum: {uniform: [0, 1]}}, adam]}")
+
+    assert space["opt"] == tune.choice([{"name": "sgd", "momentum": tune.uniform(0, 1)}, "adam"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1.5E+3", 1500.0),
+        (".5", 0.5),
+        ("7", 7),
+        ("0x10", 16),
+        ("010", "010"),
+        ("1_000", "1_000"),
+        ("no", "no"),
+        ("off", "off"),
+        ("true", True),
+        ("null", None),
+        ("2026-01-31", "2026-01-31"),
+        ("12:30", "12:30"),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(tmp_path, text, value):
+    assert read(tmp_path, f"x: {text}") == {"x": value}
+
+
+def test_a_json_file_is_read_as_json(tmp_path):
+    text = json.dumps({"lr": {"uniform": [0, 1]}}, indent="\t")
+
+    assert read(tmp_path, text, "space.json") == {"lr": tune.uniform(0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: 1\nlr: {loguniform: [0, 1]}", "line 2: lr/loguniform: .*lower must be above 0"),
+        ("lr: {uniform: [1]}", r"line 1: lr/uniform: .*write uniform: \[lower, upper\]"),
+        ("lr: {uniform: {low: 0, upper: 1}}", "lr/uniform: .*low"),
+        ("lr: {uniform: 3}", "3 is no list"),
+        ("opt:\n  lr: {logunifrom: [0.1, 1]}", "line 2: opt/lr/logunifrom: .*mean loguniform"),
+        ("lr: {uniform: [0, 1], q: 2}", "uniform stands beside other keys"),
+        ("lr: {choice: 3}", r"write choice: \[1, 2, 3\]"),
+        ("lr: {choice: []}", "nothing to choose from"),
+        ("lr: {sample_from: x}", "only Python scripts"),
+        ("lr: 1\nb: 2\nlr: 3", "line 3: lr stands on line 1 already"),
+        ("a:\n  lr: [1, 2", "line 2: this is no YAML"),
+        ("1: 2", "the name 1 is no text"),
+        ("lr: !!python/object:os.system x", "no YAML"),
+        ("", "has no parameters"),
+        ("- 1", "has no parameters"),
+    ],
+)
+def test_an_error_names_the_place_and_the_fix(tmp_path, text, told):
+    with pytest.raises(SearchSpaceError, match=told):
+        read(tmp_path, text)
+
+
+def test_json_that_is_none_is_told(tmp_path):
+    with pytest.raises(SearchSpaceError, match="is no JSON"):
+        read(tmp_path, "{", "space.json")
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(SearchSpaceError, match=r"nothere.yaml' cannot be read"):
+        read_space_file(str(tmp_path / "nothere.yaml"))

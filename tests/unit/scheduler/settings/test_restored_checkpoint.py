@@ -1,0 +1,72 @@
+"""A checkpoint of the user's is copied into the search's store, with what was counted in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.searches.checkpoints import KEY, contents, put
+from tunemq_scheduler.settings.restored_checkpoint import KEY as RESTORED
+from tunemq_scheduler.settings.restored_checkpoint import import_checkpoint
+from tunemq_shared.base.errors import CheckpointError
+from tunemq_shared.checkpoints.checkpoint import Checkpoint
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.trainable.trainable import Trainable
+
+
+@pytest.fixture
+def store(tmp_path):
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "given"
+    folder.mkdir()
+    (folder / "weights").write_bytes(b"weights")
+    return folder
+
+
+@pytest.mark.parity(113)
+@pytest.mark.parametrize("form", [str, Checkpoint, lambda folder: folder])
+def test_a_folder_of_files_is_copied_and_nothing_was_counted(store, folder, form):
+    ref = import_checkpoint(form(folder), store)
+    opened = store.open_checkpoint(ref.key, ref.sha256)
+    assert (ref.key, ref.step) == (RESTORED, 0)
+    assert contents(opened.path) == {"weights": b"weights"}
+    assert contents(folder) == {"weights": b"weights"}
+
+
+def test_a_dict_comes_back_as_one(store):
+    ref = import_checkpoint(Checkpoint.from_dict({"n": 3}), store)
+    opened = store.open_checkpoint(ref.key, ref.sha256)
+    assert opened.manifest.state["as_dict"]
+    assert Checkpoint(opened.path).to_dict() == {"n": 3}
+
+
+def test_the_checkpoint_of_another_search_brings_its_counts(store, folder, tmp_path):
+    other = LocalStore(tmp_path / "other")
+    state = {"training_iteration": 7, "timesteps_total": 70, "as_dict": False, "relative": ""}
+    committed = put(other, folder, step=7, state=state)
+    ref = import_checkpoint(str(other.open_checkpoint(KEY, committed.sha256).path), store)
+    assert ref.step == 7
+    assert store.open_checkpoint(ref.key, ref.sha256).manifest.state == state
+
+
+def test_what_a_trainable_saved_by_itself_brings_its_counts(store, tmp_path):
+    class Counts(Trainable):
+        def step(self):
+            return {}
+
+        def save_checkpoint(self, checkpoint_dir):
+            return {"n": 1}
+
+    trained = Counts({})
+    for _ in range(3):
+        trained.train()
+    ref = import_checkpoint(trained.save(str(tmp_path / "saved")), store)
+    assert ref.step == 3
+
+
+def test_what_is_no_folder_is_refused(store, tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        import_checkpoint(tmp_path / "nowhere", store)

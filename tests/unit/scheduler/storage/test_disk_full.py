@@ -1,0 +1,85 @@
+"""A full disk is waited for; anything else that the journal says ends the search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.unit.scheduler.loops import NODE, Loop, ScriptedExecutor
+from tunemq_scheduler.storage import disk_full
+from tunemq_shared.base.errors import JournalError, JournalFull
+from tunemq_shared.protocol import messages as m
+
+
+class FullJournal:
+    """A log that is full for so many tries; ``then`` is called at each of them."""
+
+    def __init__(self, loop: Loop, tries: int) -> None:
+        self._append, self._left = loop.journal.append, tries
+        self.tries = 0
+        self.then = lambda: None
+
+    def append(self, entries: Sequence[m.Entry]) -> None:
+        self.tries += 1
+        self.then()
+        if self.tries <= self._left:
+            raise JournalFull("there is no room left for /j (7 bytes are free).")
+        self._append(entries)
+
+    def close(self) -> None:
+        pass
+
+
+class Clock:
+    """Time that passes only while somebody sleeps, however slow the machine is."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_full, "RETRY_S", 2.0)
+    clock = Clock()
+    monkeypatch.setattr(disk_full, "time", clock)
+    monkeypatch.setattr(ScriptedExecutor, "pause", clock.sleep)
+
+
+def with_full_journal(tries: int) -> tuple[Loop, FullJournal]:
+    loop = Loop()
+    loop.loop._journal = journal = FullJournal(loop, tries)
+    return loop, journal
+
+
+def test_a_turn_for_which_there_is_no_room_is_written_and_acted_upon_when_there_is() -> None:
+    loop, journal = with_full_journal(3)
+    log = loop.turn(NODE)
+    names = ["news", "journal", "news", "start", "RecordTrialAdded", "release"]
+    assert [line[0] for line in log] == names
+    assert log[0][1].startswith("degraded: there is no room left for /j (7 bytes are free).")
+    assert "there is room again after 6 s" in log[2][1]
+    assert journal.tries == 4
+
+
+def test_whoever_interrupts_it_waits_for_no_room() -> None:
+    loop, journal = with_full_journal(1000)
+    journal.then = lambda: loop.loop.interrupt("Ctrl-C") if journal.tries == 5 else None
+    with pytest.raises(JournalFull):
+        loop.turn(NODE)
+    assert journal.tries == 5
+    assert [line[0] for line in loop.log] == ["news"]
+
+
+def test_what_is_no_full_disk_is_not_waited_for() -> None:
+    loop = Loop()
+    loop.journal.is_full = True
+    with pytest.raises(JournalError, match="no space"):
+        loop.turn(NODE)
+    assert loop.log == []

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from tunemq_scheduler.transport.nodes.lease_watch import LeaseWatch
+from tunemq_shared.broker.redis_keys import LEASE_TTL_S
+
+
+def watch(*nodes: str) -> LeaseWatch:
+    leases = LeaseWatch()
+    for node in nodes:
+        leases.watch(node, b"0:0:0")
+    return leases
+
+
+def silence(leases: LeaseWatch, start: float, seconds: int, *silent: str, awake: str = "") -> float:
+    """Look once a second; ``silent`` do not renew, ``awake`` does. When one is lost, or inf."""
+    for passed in range(seconds + 1):
+        values: dict[str, bytes | None] = dict.fromkeys(silent, b"0:0:0")
+        values[awake] = f"{start + passed}:0:0".encode()
+        lost = leases.look(start + passed, values)[1]
+        if lost:
+            assert set(lost) <= set(silent)
+            return passed
+    return float("inf")
+
+
+def test_a_node_that_does_not_renew_is_lost_when_its_lease_has_run_out():
+    leases = watch("a", "b")
+
+    lost_after = silence(leases, 100.0, 20, "a", awake="b")
+
+    assert LEASE_TTL_S < lost_after <= LEASE_TTL_S + 1
+
+
+def test_a_lease_that_is_gone_counts_like_one_that_stands_still():
+    leases = watch("a")
+    for passed in range(6):
+        assert leases.look(100.0 + passed, {"a": None})[1] == []
+
+    assert leases.look(107.0, {"a": None})[1] == ["a"]
+
+
+def test_renewals_are_told_once():
+    leases = watch("a")
+
+    assert leases.look(1.0, {"a": b"1:0:0"})[0] == ["a"]
+    assert leases.look(2.0, {"a": b"1:0:0"})[0] == []
+
+
+def test_time_in_which_nobody_looked_does_not_count():
+    leases = watch("a")
+    silence(leases, 100.0, 5, "a")
+
+    assert leases.look(1_000.0, {"a": b"0:0:0"})[1] == []
+    assert silence(leases, 1_001.0, 4, "a") == float("inf")
+
+
+def test_a_loop_that_is_always_slow_loses_who_is_silent_and_nobody_else():
+    leases = watch("a", "b")
+    lost = [leases.look(100.0 + 5 * n, {"a": b"0:0:0", "b": b"%d:0:0" % n})[1] for n in range(10)]
+    assert lost[:3] == [[], [], []]
+    assert lost[-1] == ["a"]
+
+
+def test_an_outage_starts_the_count_anew():
+    leases = watch("a")
+    silence(leases, 100.0, 5, "a")
+    leases.start_anew()
+
+    assert silence(leases, 106.0, 6, "a") == float("inf")
+
+
+def test_a_forgotten_node_is_never_lost():
+    leases = watch("a", "b")
+    leases.forget("a")
+
+    assert silence(leases, 100.0, 20, awake="b") == float("inf")
+
+
+def test_when_many_fall_silent_at_once_it_is_the_network_and_they_get_half_a_minute_more():
+    leases = watch("a", "b", "c")
+
+    lost_after = silence(leases, 100.0, 60, "a", "b", awake="c")
+
+    assert lost_after >= LEASE_TTL_S + 30
+
+
+def test_who_fell_silent_a_moment_later_fell_silent_at_once_with_the_first():
+    leases = watch("a", "b")
+    lost_after = float("inf")
+    for passed in range(20):  # b renews once more, in another second of the cut
+        values = {"a": b"0:0:0", "b": b"1:0:0" if passed else b"0:0:0"}
+        if leases.look(100.0 + passed, values)[1]:
+            lost_after = min(lost_after, passed)
+
+    assert lost_after == float("inf"), "it is the network"
+
+
+def test_one_of_two_nodes_is_not_the_network_and_neither_is_a_node_that_is_alone():
+    assert silence(watch("a", "b"), 100.0, 20, "a", awake="b") <= LEASE_TTL_S + 1
+    assert silence(watch("a"), 100.0, 20, "a") <= LEASE_TTL_S + 1
+
+
+def test_after_half_a_minute_those_that_are_silent_are_lost_and_nobody_waits_again():
+    leases = watch("a", "b")
+    lost: list[tuple[float, str]] = []
+    for passed in range(90):
+        for node in leases.look(100.0 + passed, {"a": b"0:0:0", "b": b"0:0:0"})[1]:
+            lost.append((passed, node))
+            leases.put_away(node)
+
+    assert [node for _, node in lost] == ["a", "b"]
+    assert {when for when, _ in lost} == {LEASE_TTL_S + 31}
+
+
+def test_nodes_that_are_away_are_heard_and_do_not_make_it_the_network():
+    leases = watch("a", "b", "c", "d")
+    for node in "ab":
+        leases.put_away(node)
+    assert silence(leases, 100.0, 20, "c", awake="d") <= LEASE_TTL_S + 1
+    leases.put_away("c")
+
+    renewed, lost = leases.look(130.0, {"a": b"7:0:0", "d": b"9:0:0"})
+    assert (renewed, lost) == (["a", "d"], [])
+    assert leases.look(131.0, {"a": b"8:0:0"})[0] == ["a"], "whoever asks says whether it is back"
+    leases.watch("a", b"8:0:0")
+    assert silence(leases, 132.0, 20, "a", awake="d") < float("inf")

@@ -1,0 +1,86 @@
+"""Orders that no node could read end their search with the reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.searches.plans import PLAN
+from tunemq_scheduler.core.commands import (
+    ContinueTrial,
+    PauseTrial,
+    ReattachTrial,
+    ReleaseTrial,
+    StartTrial,
+    StopTrial,
+)
+from tunemq_scheduler.transport.celery_executor import CeleryTrialExecutor
+from tunemq_scheduler.transport.desired_state_orders import MailedOrders
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.protocol.conditions import next_result
+from tunemq_shared.protocol.messages import HostOrder
+
+ORDER = StartTrial("t1", 1, "n", 0, b"", {"cpu": 1.0}, (), 0, ())
+
+
+class Sent(CeleryTrialExecutor):
+    """Keeps the orders that would go to a node."""
+
+    def __init__(self, plan: Any) -> None:
+        MailedOrders.__init__(self)
+        self._plan = plan
+        self.sent: list[Any] = []
+
+    def _put(self, incarnation: str, order: HostOrder) -> None:
+        self.sent.append(order)
+
+    def _release(self, incarnation: str, trial: str, epoch: int) -> None:
+        self.sent.append((incarnation, trial, epoch))
+
+
+@pytest.mark.parametrize(
+    ("field", "told"), [("checkpoint_at_end", "checkpoint_at_end"), ("reuse", "reuse")]
+)
+@pytest.mark.parametrize("value", [None, "yes"])
+def test_order_that_no_node_can_read_fails_its_search_and_is_not_sent(field, told, value):
+    executor = Sent(msgspec.structs.replace(PLAN, **{field: value}))
+    for send in (
+        lambda: executor.start_trial(ORDER),
+        lambda: executor.reattach_trial(
+            ReattachTrial(ORDER, is_wanted=True, pause=False, stop=False)
+        ),
+    ):
+        with pytest.raises(ConfigError, match=rf"No node can start trial t1: .*{told}"):
+            send()
+    assert executor.sent == []
+
+
+def test_order_that_a_node_can_read_is_sent_as_it_is():
+    executor = Sent(PLAN)
+    executor.start_trial(ORDER)
+    assert executor.sent == [HostOrder("t1", 1, (), start=PLAN.host_start(ORDER))]
+
+
+def test_later_orders_about_a_hosted_trial_say_all_that_stands_but_how_to_start_it():
+    executor = Sent(PLAN)
+    executor.start_trial(ORDER)
+    executor.continue_training(ContinueTrial("t1", 1, "n", next_result(3)))
+    executor.pause_trial(PauseTrial("t1", 1, "n"))
+    executor.stop_trial(StopTrial("t1", 1, "n"))
+    last = HostOrder("t1", 1, next_result(3), stop=True, pause=True)
+    assert executor.sent[-1] == last
+    executor.sent.clear()
+    executor.stop_trial(StopTrial("t1", 2, "n"))
+    executor.stop_trial(StopTrial("t1", 1, "another"))
+    assert executor.sent == [], "of what is not hosted there"
+    executor.release_trial(ReleaseTrial("t1", 1, "n"))
+    executor.stop_trial(StopTrial("t1", 1, "n"))
+    assert executor.sent == [("n", "t1", 1)]
+
+
+def test_a_trial_that_is_not_wanted_where_it_is_found_is_killed():
+    executor = Sent(PLAN)
+    executor.reattach_trial(ReattachTrial(ORDER, is_wanted=False, pause=False, stop=False))
+    assert executor.sent == [HostOrder("t1", 1, (), start=PLAN.host_start(ORDER), kill=True)]

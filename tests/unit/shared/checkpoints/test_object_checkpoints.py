@@ -1,0 +1,411 @@
+"""The commit protocol on an object store: what is sent, in which order, and what stays of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.simulation.memory_objects import MemoryObjects
+from tests.support.searches.checkpoints import KEY, contents, fill, info, put
+from tunemq_shared.base import retrying
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.base.retrying import Cancel, Cancelled, StoreUnavailable
+from tunemq_shared.checkpoints import object_checkpoints
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.manifest import FileEntry, make_manifest, parse_manifest
+from tunemq_shared.checkpoints.object_checkpoints import (
+    PATIENCE_S,
+    Uploaded,
+    collect,
+    delete_checkpoint,
+    delete_objects,
+    download,
+    list_checkpoints,
+    read_manifest,
+    upload,
+)
+from tunemq_shared.objects.object_store import ObjectInfo
+
+NEXT = "train_0/checkpoint_1-000002"
+OTHER = "train_1/checkpoint_1-000001"
+
+
+class Recorded(MemoryObjects):
+    """Remembers what was written, in order, and fails when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[str] = []
+        self.fail_at: str | None = None
+        self.failures = 0
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        if self.failures and self.fail_at is not None and key.endswith(self.fail_at):
+            self.failures -= 1
+            raise StoreUnavailable(f"{key} cannot be written now.")
+        super().put_bytes(key, data)
+        self.written.append(key)
+
+
+@pytest.fixture
+def objects() -> Recorded:
+    return Recorded()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "cache", durable=False)
+
+
+def write(cache: LocalStore, key: str = KEY, **files: bytes) -> Path:
+    """A checkpoint in the cache, with these files."""
+    source = cache.root.parent / f"source-{os.urandom(4).hex()}"
+    source.mkdir(parents=True)
+    for name, data in files.items():
+        (source / name).write_bytes(data)
+    put(cache, source, key, state={"key": key})
+    return cache.root / key
+
+
+def send(objects: MemoryObjects, folder: Path, base: Path | None = None) -> Uploaded:
+    key = f"{folder.parent.name}/{folder.name}"
+    return upload(objects, key, folder, base and base / "committed.json", Cancel(60))
+
+
+def name(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parity(114)
+def test_files_are_sent_first_and_the_manifest_last(objects, cache):
+    folder = write(cache, a=b"1", b=b"2")
+    sent = send(objects, folder)
+    assert set(objects.written[:-1]) == {f"{KEY}/{name(b'1')}", f"{KEY}/{name(b'2')}"}
+    assert objects.written[-1] == f"{KEY}/manifest.json"
+    assert sent.sent == sent.size == 2
+    assert sent.shared == ()
+    assert (folder / "committed.json").read_bytes() == sent.manifest
+    assert hashlib.sha256(objects.objects[f"{KEY}/manifest.json"]).hexdigest() == sent.sha256
+    assert list_checkpoints(objects) == [KEY]
+
+
+def test_files_of_one_checkpoint_with_the_same_content_are_one_object(objects, cache, tmp_path):
+    sent = send(objects, write(cache, a=b"same", b=b"same", c=b"", d=b""))
+    assert len(objects.written) == 3
+    assert (sent.sent, sent.size) == (4, 8)
+    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
+    assert contents(tmp_path / "other" / KEY / "files") == {
+        "a": b"same",
+        "b": b"same",
+        "c": b"",
+        "d": b"",
+    }
+
+
+def test_what_the_base_has_is_not_sent_again(objects, cache):
+    first = write(cache, a=b"old", b=b"unchanged")
+    send(objects, first)
+    second = write(cache, NEXT, a=b"new", b=b"unchanged")
+    sent = send(objects, second, first)
+    shared = f"{KEY}/{name(b'unchanged')}"
+    assert sent.shared == (shared,)
+    assert (sent.sent, sent.size) == (3, 12)
+    assert objects.written[3:] == [f"{NEXT}/{name(b'new')}", f"{NEXT}/manifest.json"]
+    third = write(cache, OTHER, b=b"unchanged")
+    assert send(objects, third, second).shared == (shared,)
+    assert objects.written[5:] == [f"{OTHER}/manifest.json"]
+
+
+def test_without_a_base_nothing_is_taken_for_granted(objects, cache, tmp_path):
+    first = write(cache, a=b"same")
+    send(objects, first)
+    for number, base in enumerate((None, tmp_path / "none", tmp_path / "bad"), 2):
+        (tmp_path / "bad").mkdir(exist_ok=True)
+        (tmp_path / "bad" / "committed.json").write_bytes(b"{")
+        folder = write(cache, f"train_0/checkpoint_1-00000{number}", a=b"same")
+        assert send(objects, folder, base).sent == 4
+
+
+def test_what_was_killed_anywhere_is_done_again_with_the_same_outcome(objects, cache):
+    base = write(cache, a=b"old", b=b"unchanged")
+    send(objects, base)
+    folder = write(cache, NEXT, a=b"new", b=b"unchanged")
+    first = send(objects, folder, base)
+    everything = dict(objects.objects)
+    (folder / "committed.json").unlink()
+    assert send(objects, folder, base) == first
+    assert objects.objects == everything
+
+
+def test_what_was_committed_by_somebody_who_was_killed_is_not_sent_again(objects, cache):
+    base = write(cache, a=b"unchanged")
+    send(objects, base)
+    folder = write(cache, NEXT, a=b"unchanged", b=b"new")
+    first = send(objects, folder, base)
+    objects.written.clear()
+    # Whatever it is given as a base now, the manifest is the one that is there.
+    assert send(objects, folder) == first._replace(sent=0)
+    assert objects.written == []
+    (folder / "committed.json").write_bytes((base / "committed.json").read_bytes())
+    assert send(objects, folder, base) == first
+
+
+def test_what_the_store_cannot_do_now_is_tried_again(objects, cache, monkeypatch):
+    monkeypatch.setattr(Cancel, "pause", lambda _self, _seconds: None)
+    told: list[str] = []
+    objects.fail_at, objects.failures = "manifest.json", 3
+    upload(objects, KEY, write(cache, a=b"1"), None, Cancel(60), told.append)
+    assert told == [*[f"{KEY}/manifest.json cannot be written now."] * 3, ""]
+    assert list_checkpoints(objects) == [KEY]
+
+
+def test_a_file_that_changed_in_the_cache_is_not_committed(objects, cache):
+    folder = write(cache, a=b"1")
+    path = folder / "files" / "a"
+    path.chmod(0o644)
+    path.write_bytes(b"2")
+    with pytest.raises(CheckpointCorrupt):
+        send(objects, folder)
+    assert list_checkpoints(objects) == []
+    assert not (folder / "committed.json").exists()
+
+
+def test_an_upload_that_was_called_off_commits_nothing(objects, cache):
+    cancel = Cancel()
+    cancel.cancel()
+    with pytest.raises(Cancelled):
+        upload(objects, KEY, write(cache, a=b"1"), None, cancel)
+    assert list_checkpoints(objects) == []
+
+
+@pytest.mark.parametrize("replaced", ["files", "files/a", "files/sub", "manifest.json", "."])
+def test_upload_follows_no_link_that_replaces_a_file_or_folder(replaced, objects, cache, tmp_path):
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    (source / "a").write_bytes(b"1")
+    (source / "sub" / "b").write_bytes(b"2")
+    put(cache, source)
+    folder = cache.root / KEY
+    path = folder / replaced
+    path.rename(tmp_path / "moved")  # what the link leads to is right in every byte
+    path.symlink_to(tmp_path / "moved")
+    with pytest.raises(StoreError, match=r"cannot be (read|sent)"):
+        send(objects, folder)
+    assert f"{KEY}/manifest.json" not in objects.written
+
+
+def test_checkpoint_whose_file_is_longer_than_the_disk_is_not_read(objects, cache, monkeypatch):
+    folder = write(cache, a=b"1")
+    (folder / "manifest.json").chmod(0o600)
+    manifest = parse_manifest(KEY, (folder / "manifest.json").read_bytes())
+    huge = FileEntry("a", shutil.disk_usage(folder).total + 1, name(b"1"))
+    (folder / "manifest.json").write_bytes(make_manifest(manifest, [huge], [], {}))
+    with pytest.raises(CheckpointCorrupt, match="larger than the disk"):
+        send(objects, folder)
+
+
+def test_manifest_larger_than_its_limit_is_not_read(objects, cache):
+    folder = write(cache, a=b"1")
+    with (folder / "manifest.json").open("ab") as file:
+        file.truncate(64 * 2**20 + 1)
+    with pytest.raises(StoreError, match="more than 67108864 bytes"):
+        send(objects, folder)
+
+
+def test_a_checkpoint_that_is_not_in_the_cache_is_an_error_that_names_it(objects, tmp_path):
+    with pytest.raises(StoreError, match=f"{KEY} cannot be read from .*manifest.json: No such"):
+        upload(objects, KEY, tmp_path / KEY, None, Cancel(60))
+
+
+def test_a_download_is_a_checkpoint_of_the_cache(objects, cache, tmp_path):
+    put(cache, fill(tmp_path / "source"))
+    sent = send(objects, cache.root / KEY)
+    other = LocalStore(tmp_path / "other")
+    manifest = download(objects, KEY, sent.sha256, other.root / KEY, Cancel(60))
+    opened = other.open_checkpoint(KEY, sent.sha256)
+    assert contents(opened.path) == contents(tmp_path / "source")
+    assert opened.manifest == manifest == read_manifest(objects, KEY, sent.sha256)
+    assert not list((other.root / ".staging").iterdir())
+
+
+def test_a_download_that_was_killed_after_its_end_is_good(objects, cache, tmp_path):
+    sent = send(objects, write(cache, a=b"1"))
+    folder = tmp_path / "other" / KEY
+    download(objects, KEY, sent.sha256, folder, Cancel(60))
+    download(objects, KEY, sent.sha256, folder, Cancel(60))
+    (folder / "committed.json").write_bytes(b"another")
+    with pytest.raises(StoreError, match=f"{KEY} cannot be put into"):
+        download(objects, KEY, sent.sha256, folder, Cancel(60))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (b"2", r"file 'a' is damaged: expected SHA-256 \w+, got \w+ in the object"),
+        (None, r"file 'a' is missing: expected the object .*, found none"),
+    ],
+)
+def test_damage_in_the_store_leaves_nothing_in_the_cache(objects, cache, tmp_path, damage, message):
+    sent = send(objects, write(cache, a=b"1"))
+    if damage is None:
+        del objects.objects[f"{KEY}/{name(b'1')}"]
+    else:
+        objects.objects[f"{KEY}/{name(b'1')}"] = damage
+    with pytest.raises(CheckpointCorrupt, match=message):
+        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
+    assert contents(tmp_path / "other") == {".staging": b"<empty>"}
+
+
+def test_swapped_objects_are_found(objects, cache, tmp_path):
+    sent = send(objects, write(cache, a=b"1", b=b"2"))
+    one, two = (f"{KEY}/{name(data)}" for data in (b"1", b"2"))
+    objects.objects[one], objects.objects[two] = objects.objects[two], objects.objects[one]
+    with pytest.raises(CheckpointCorrupt, match="is damaged: expected SHA-256"):
+        download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    "at",
+    ["../../etc/passwd", "/etc/passwd", "a/b", f"a/../{name(b'1')}", f"a/b/c/{name(b'1')}", ""],
+)
+def test_a_manifest_cannot_name_any_object(objects, cache, tmp_path, at):
+    sent = send(objects, write(cache, a=b"1"))
+    manifest = json.loads(sent.manifest)
+    manifest["objects"] = {name(b"1"): at}
+    forged = json.dumps(manifest).encode()
+    objects.put_bytes(f"{KEY}/manifest.json", forged)
+    with pytest.raises(CheckpointCorrupt, match="is not the key of an object"):
+        download(objects, KEY, hashlib.sha256(forged).hexdigest(), tmp_path / KEY, Cancel(60))
+
+
+def test_a_manifest_that_was_never_uploaded_is_refused(objects, cache, tmp_path):
+    forged = (write(cache, a=b"1") / "manifest.json").read_bytes()
+    objects.put_bytes(f"{KEY}/manifest.json", forged)
+    with pytest.raises(CheckpointCorrupt, match="does not say where its files are"):
+        read_manifest(objects, KEY, hashlib.sha256(forged).hexdigest())
+
+
+@pytest.mark.parity(111, 114)
+def test_deleting_keeps_what_others_refer_to(objects, cache, tmp_path):
+    first = write(cache, a=b"old", b=b"unchanged")
+    send(objects, first)
+    sent = send(objects, write(cache, NEXT, a=b"new", b=b"unchanged"), first)
+    objects.put_bytes(f"{KEY}/notes.txt", b"of a person")
+    delete_checkpoint(objects, KEY, keep=[name(b"unchanged")])
+    delete_checkpoint(objects, KEY, keep=[name(b"unchanged")])
+    left = {key for key in objects.objects if key.startswith(f"{KEY}/")}
+    assert left == {f"{KEY}/{name(b'unchanged')}", f"{KEY}/notes.txt"}
+    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, Cancel(60))
+    delete_checkpoint(objects, NEXT)
+    delete_objects(objects, sent.shared)
+    assert list(objects.objects) == [f"{KEY}/notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "a/b", "../a/b", "a/b/..", "a/b/c/d", "result.json", ".a/b/c"]
+)
+def test_what_is_no_object_of_a_checkpoint_is_not_removed(objects, key):
+    with pytest.raises(StoreError, match="is not the key of a checkpoint's object"):
+        delete_objects(objects, [key])
+
+
+def test_the_rest_of_an_experiment_is_never_collected(objects, cache):
+    sent = send(objects, write(cache, a=b"1"))
+    others = {
+        "result.json",
+        "train_0/result.json",
+        "train_0/model/manifest.json",
+        f"train_0/model/{name(b'1')}",
+        f"{KEY}/notes.txt",
+        f"deep/{KEY}/manifest.json",
+        "train_0/checkpoint_1-000009/files/a",
+        f".tunemq/checkpoint_1-000001/{name(b'1')}",
+    }
+    for key in others:
+        objects.put_bytes(key, b"precious")
+    everything = dict(objects.objects)
+    assert collect(objects, {KEY: sent.sha256}, lambda _key: False) == (0, 0)
+    assert objects.objects == everything
+    assert collect(objects, {}, lambda _key: False) == (2, len(sent.manifest) + 1)
+    assert set(objects.objects) == others
+
+
+def test_a_store_that_is_slow_is_waited_for_as_long_as_it_answers(objects, cache, monkeypatch):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(retrying, "time", clock)
+    monkeypatch.setattr(object_checkpoints, "_AT_ONCE", 1)  # so that nobody else's answers count
+    live = {}
+    for number in range(9):
+        key = f"train_{number}/checkpoint_1-000001"
+        live[key] = send(objects, write(cache, key, model=b"m")).sha256
+    objects.put_bytes(f"{NEXT}/{name(b'x')}", b"x")
+    get_bytes = objects.get_bytes
+
+    def slowly(key: str, *, limit: int) -> bytes:
+        clock.now += PATIENCE_S / 2
+        return get_bytes(key, limit=limit)
+
+    monkeypatch.setattr(objects, "get_bytes", slowly)
+    assert collect(objects, live, lambda _key: False).objects == 1
+    assert clock.now > 4 * PATIENCE_S
+
+
+def test_what_a_crash_left_is_collected_and_nothing_else(objects, cache, tmp_path):
+    first = write(cache, a=b"old", b=b"unchanged")
+    send(objects, first)
+    sent = send(objects, write(cache, NEXT, a=b"new", b=b"unchanged"), first)
+    orphan = f"{OTHER}/{name(b'x')}"
+    objects.put_bytes(orphan, b"x")
+    # The first one was deleted by a scheduler that died before it had removed the objects.
+    del objects.objects[f"{KEY}/manifest.json"]
+    collected = collect(objects, {NEXT: sent.sha256}, lambda _key: False)
+    assert collected == (2, len(b"old") + len(b"x"))
+    download(objects, NEXT, sent.sha256, tmp_path / "other" / NEXT, Cancel(60))
+
+
+def test_nobody_is_asked_who_is_busy_before_everything_is_listed(cache):
+    asked: list[str] = []
+
+    class Committing(Recorded):
+        """Somebody commits a checkpoint while it is being listed."""
+
+        def list(self, prefix: str = ""):
+            assert not asked
+            yield from [ObjectInfo(key, 1, 0.0) for key in sorted(self.objects)]
+
+    def is_busy(key: str) -> bool:
+        asked.append(key)
+        return True
+
+    objects = Committing()
+    send(objects, write(cache, a=b"1"))
+    assert collect(objects, {}, is_busy) == (0, 0)
+    assert set(asked) == {KEY}
+
+
+def test_a_checkpoint_without_files_has_no_objects(objects, tmp_path):
+    manifest = make_manifest(info(), (), ("hollow",))
+    folder = tmp_path / "cache" / KEY
+    (folder / "files" / "hollow").mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(manifest)
+    sent = send(objects, folder)
+    assert objects.written == [f"{KEY}/manifest.json"]
+    download(objects, KEY, sent.sha256, tmp_path / "other" / KEY, Cancel(60))
+    assert contents(tmp_path / "other" / KEY / "files") == {"hollow": b"<empty>"}
+
+
+def test_the_name_of_a_checkpoint_is_checked_before_anything_is_done(objects, tmp_path):
+    for use in (
+        lambda: object_checkpoints.upload(objects, "../a", tmp_path, None, Cancel(1)),
+        lambda: download(objects, "a/../b", "0" * 64, tmp_path / "a" / "b", Cancel(1)),
+        lambda: delete_checkpoint(objects, "/a/b"),
+    ):
+        with pytest.raises(StoreError, match="is not the key of a checkpoint"):
+            use()

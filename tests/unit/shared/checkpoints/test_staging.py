@@ -1,0 +1,149 @@
+"""What is being written is told from what was left behind, also where locks tell nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tunemq_shared.checkpoints import staging as module
+from tunemq_shared.checkpoints.staging import STAGING, Staging
+
+DAY_S = 24 * 3600
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Staging:
+    return Staging(tmp_path)
+
+
+def leave(staging: Staging, name: str = "", *, age_s: float = 0, lock: bool = True) -> Path:
+    """What a writer leaves that was killed so long ago; by default one of this machine."""
+    folder = staging.name()
+    folder = folder.with_name(name or folder.name)
+    (folder / "files").mkdir(parents=True)
+    (folder / "files" / "part").write_bytes(b"12345")
+    then = time.time() - age_s
+    if lock:
+        folder.with_name(f"{folder.name}.lock").touch()
+        os.utime(folder.with_name(f"{folder.name}.lock"), (then, then))
+    for path in (folder / "files" / "part", folder / "files", folder):
+        os.utime(path, (then, then))
+    return folder
+
+
+def everything(tmp_path: Path) -> list[str]:
+    return sorted(os.listdir(tmp_path / STAGING))
+
+
+def test_a_folder_is_there_while_it_is_used(staging: Staging, tmp_path: Path) -> None:
+    with staging.new() as folder:
+        (folder / "part").touch()
+        assert staging.remove_leftovers() == (0, 0)
+        assert (folder / "part").exists()
+    assert everything(tmp_path) == []
+
+
+def test_a_folder_that_was_moved_away_stays(staging: Staging, tmp_path: Path) -> None:
+    with staging.new() as folder:
+        (folder / "whole").touch()
+        folder.rename(tmp_path / "final")
+    assert everything(tmp_path) == []
+    assert (tmp_path / "final" / "whole").exists()
+
+
+def test_after_an_error_nothing_is_left(staging: Staging, tmp_path: Path) -> None:
+    def fail_within() -> None:
+        with staging.new() as folder:
+            (folder / "part").touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_within()
+    assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_what_a_killed_writer_of_this_machine_left_is_removed_at_once(
+    staging: Staging, tmp_path: Path, lock: bool
+) -> None:
+    leave(staging, lock=lock)
+    assert staging.remove_leftovers() == (1, 5)
+    assert everything(tmp_path) == []
+
+
+def test_a_lock_without_a_folder_is_removed(staging: Staging, tmp_path: Path) -> None:
+    leave(staging).rename(tmp_path / "moved")
+    assert staging.remove_leftovers() == (0, 0)
+    assert everything(tmp_path) == []
+
+
+@pytest.mark.parametrize(("age_s", "removed"), [(0, 0), (DAY_S - 600, 0), (DAY_S + 600, 1)])
+def test_what_another_machine_left_is_removed_after_a_day(
+    staging: Staging, tmp_path: Path, age_s: float, removed: int
+) -> None:
+    leave(staging, "othermachine-1234", age_s=age_s)
+    assert staging.remove_leftovers().files == removed
+    assert len(everything(tmp_path)) == 2 * (1 - removed)
+
+
+def test_one_new_file_shows_that_another_machine_still_writes(
+    staging: Staging, tmp_path: Path
+) -> None:
+    folder = leave(staging, "othermachine-1234", age_s=2 * DAY_S)
+    os.utime(folder / "files" / "part")
+    assert staging.remove_leftovers() == (0, 0)
+    assert len(everything(tmp_path)) == 2
+
+
+def test_where_nothing_can_be_locked_age_alone_counts(
+    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with staging.new() as folder:
+        assert staging.remove_leftovers() == (0, 0)
+        assert folder.exists()
+    leave(staging, age_s=DAY_S + 600)
+    assert staging.remove_leftovers().files == 1
+    assert everything(tmp_path) == []
+
+
+def test_a_writer_whose_lock_was_taken_for_a_leftover_takes_another(
+    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+    lost: list[Path] = []
+
+    def lose_and_lock(fd: int, operation: int) -> None:
+        if not lost:
+            [lock] = (tmp_path / STAGING).iterdir()
+            lock.unlink()
+            lost.append(lock)
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lose_and_lock)
+    with staging.new() as folder:
+        assert lost
+        assert everything(tmp_path) == [folder.name, f"{folder.name}.lock"]
+        assert staging.remove_leftovers() == (0, 0)
+
+
+def test_a_machine_without_boot_id_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Path, **_: object) -> str:
+        raise FileNotFoundError(errno.ENOENT, "No such file", str(self))
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    name = module._machine.__wrapped__()
+    assert name
+    assert "-" not in name
+
+
+def test_without_a_folder_there_is_nothing_to_remove(staging: Staging) -> None:
+    assert staging.remove_leftovers() == (0, 0)

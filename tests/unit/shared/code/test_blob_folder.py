@@ -1,0 +1,139 @@
+"""Blobs are named by their content, whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.code import blob_folder
+from tunemq_shared.code.blob_folder import BlobFolder, check_blob, read_blob
+from tunemq_shared.protocol.messages import BlobRef
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> BlobFolder:
+    return BlobFolder(tmp_path / "blobs")
+
+
+def spoil(ref: BlobRef, content: bytes) -> None:
+    Path(ref.path).chmod(0o600)
+    Path(ref.path).write_bytes(content)
+
+
+def test_a_blob_is_named_by_its_content(folder: BlobFolder) -> None:
+    ref = folder.put(b"code")
+    assert ref.sha256 == hashlib.sha256(b"code").hexdigest()
+    assert ref.size == 4
+    assert read_blob(ref) == b"code"
+    assert os.listdir(folder.root) == [ref.sha256]
+
+
+def test_only_its_owner_can_read_it_and_nobody_can_change_it(folder: BlobFolder) -> None:
+    ref = folder.put(b"code")
+    assert folder.root.stat().st_mode & 0o777 == 0o700
+    assert Path(ref.path).stat().st_mode & 0o777 == 0o400
+
+
+def test_buffers_make_one_blob_without_being_joined(folder: BlobFolder) -> None:
+    big = bytes(range(256)) * 8192
+    ref = folder.put([b"head", memoryview(big), memoryview(b"tail")])
+    assert ref == folder.put(b"head" + big + b"tail")
+    assert ref.size == len(big) + 8
+
+
+def test_the_same_content_is_kept_once_and_its_file_stays(folder: BlobFolder) -> None:
+    first = folder.put(b"code")
+    inode = Path(first.path).stat().st_ino
+    assert folder.put(b"code") == first
+    assert Path(first.path).stat().st_ino == inode
+
+
+def test_a_file_of_the_wrong_size_is_replaced(folder: BlobFolder) -> None:
+    ref = folder.put(b"code")
+    spoil(ref, b"cod")
+    assert read_blob(folder.put(b"code")) == b"code"
+
+
+def test_folder_or_link_in_the_place_of_a_blob_is_replaced(folder: BlobFolder) -> None:
+    ref = folder.put(b"some content")
+    path = Path(ref.path)
+    for put_there in (path.mkdir, lambda: path.symlink_to("nowhere")):
+        path.unlink()
+        put_there()
+        if path.is_dir():
+            (path / "file").touch()
+        assert folder.put(b"some content") == ref
+        assert path.read_bytes() == b"some content"
+        assert not path.is_symlink()
+
+
+def test_a_failed_write_leaves_nothing(folder: BlobFolder) -> None:
+    def buffers() -> Iterator[bytes]:
+        yield b"half"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StoreError, match=r"blobs: No space left"):
+        folder.put(buffers())
+    assert os.listdir(folder.root) == []
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_with_its_path(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"file/blobs: Not a directory"):
+        BlobFolder(tmp_path / "file" / "blobs").put(b"")
+
+
+def test_damage_is_found(folder: BlobFolder) -> None:
+    ref = folder.put(b"code")
+    assert check_blob(ref) == Path(ref.path)
+    spoil(ref, b"evil")
+    with pytest.raises(StoreError, match="is damaged: its SHA-256 is"):
+        read_blob(ref)
+    spoil(ref, b"shorter"[:3])
+    with pytest.raises(StoreError, match="has 3 bytes, not 4"):
+        check_blob(ref)
+    Path(ref.path).unlink()
+    with pytest.raises(StoreError, match="cannot be read: No such file"):
+        check_blob(ref)
+
+
+def test_another_folder_adopts_a_blob_by_a_link(folder: BlobFolder, tmp_path: Path) -> None:
+    ref = folder.put(b"code")
+    other = BlobFolder(tmp_path / "other")
+    adopted = other.adopt(ref)
+    assert Path(adopted.path).samefile(ref.path)
+    assert other.adopt(ref) == other.adopt(adopted) == adopted
+    assert os.listdir(other.root) == [ref.sha256]
+
+
+def test_another_folder_adopts_a_copy_where_there_are_no_links(
+    folder: BlobFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(blob_folder.os, "link", refuse)
+    ref = folder.put(b"code")
+    adopted = BlobFolder(tmp_path / "other").adopt(ref)
+    assert not Path(adopted.path).samefile(ref.path)
+    assert read_blob(adopted) == b"code"
+
+
+def test_what_is_gone_cannot_be_adopted(folder: BlobFolder, tmp_path: Path) -> None:
+    ref = folder.put(b"code")
+    Path(ref.path).unlink()
+    with pytest.raises(StoreError, match="No such file"):
+        BlobFolder(tmp_path / "other").adopt(ref)
+
+
+def test_what_a_killed_writer_left_is_removed_and_whole_blobs_stay(folder: BlobFolder) -> None:
+    folder.remove_leftovers()  # of a folder that was never made
+    ref = folder.put(b"code")
+    (folder.root / ".1234-0123456789ab").write_bytes(b"half a b")
+    folder.remove_leftovers()
+    assert [path.name for path in folder.root.iterdir()] == [ref.sha256]

@@ -1,0 +1,316 @@
+"""What travels of a script's folder, that it is the same everywhere, and what is not unpacked."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tunemq_shared.base.errors import BlobCorrupt, ConfigError, StoreError
+from tunemq_shared.code import bundle_rules, bundles
+from tunemq_shared.code.blob_store import FolderBlobs
+from tunemq_shared.code.bundles import bundle, remove, unpack, unpacked
+
+
+@pytest.fixture
+def blobs(tmp_path: Path) -> FolderBlobs:
+    return FolderBlobs(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project as people have them: code, data, and what is neither."""
+    root = tmp_path / "project"
+    for name, text in {
+        "train.py": "import models.net\nimport helper\n",
+        "helper.py": "VALUE = 1\n",
+        "models/__init__.py": "",
+        "models/net.py": "SIZE = 3\n",
+        "models/__pycache__/net.cpython-311.pyc": "x",
+        "run.sh": "#!/bin/sh\n",
+        "data.bin": "d",
+        ".git/config": "x",
+        ".venv/bin/python": "x",
+        "node_modules/a/index.js": "x",
+        "tunemq_results/exp/stdout": "x",
+        "old.pyc": "x",
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "run.sh").chmod(0o755)
+    return root
+
+
+def files_in(folder: Path) -> set[str]:
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def take(project: Path, blobs: FolderBlobs, tmp_path: Path) -> set[str]:
+    return files_in(unpacked(bundle(project, blobs), tmp_path / "code"))
+
+
+CODE = {"train.py", "helper.py", "models/__init__.py", "models/net.py", "run.sh"}
+
+
+def test_a_folder_travels_without_what_is_no_code(blobs, project, tmp_path):
+    ref = bundle(project, blobs)
+    folder = unpacked(ref, tmp_path / "code")
+    assert folder == tmp_path / "code" / ref.sha256
+    assert files_in(folder) == CODE | {"data.bin"}
+    assert (folder / "models/net.py").read_text() == "SIZE = 3\n"
+
+
+def test_a_script_travels_alone(blobs, project, tmp_path):
+    assert take(project / "train.py", blobs, tmp_path) == {"train.py"}
+
+
+def test_the_same_files_make_the_same_bundle_wherever_they_are(blobs, project, tmp_path):
+    ref = bundle(project, blobs)
+    other = tmp_path / "elsewhere"
+    subprocess.run(["cp", "-r", project, other], check=True)
+    os.utime(other / "train.py", (1, 1))
+    (other / "helper.py").chmod(0o600)
+    assert bundle(other, blobs) == ref
+    (other / "helper.py").write_text("VALUE = 2\n")
+    assert bundle(other, blobs) != ref
+
+
+def test_nobody_can_change_what_was_unpacked_and_programs_stay_programs(blobs, project, tmp_path):
+    folder = unpacked(bundle(project, blobs), tmp_path / "code")
+    for path in (folder, *folder.rglob("*")):
+        assert not path.stat().st_mode & 0o222, path
+    assert os.access(folder / "run.sh", os.X_OK)
+    assert not folder.joinpath("train.py").stat().st_mode & stat.S_IXUSR
+
+
+def test_modules_are_compiled_once(blobs, project, tmp_path):
+    (project / "broken.py").write_text("def (:\n")
+    folder = unpacked(bundle(project, blobs), tmp_path / "code")
+    compiled = [path.name for path in folder.rglob("__pycache__/*")]
+    tag = sys.implementation.cache_tag
+    assert {f"train.{tag}.pyc", f"net.{tag}.pyc"} <= set(compiled)
+    assert not [name for name in compiled if "broken" in name]
+
+
+def test_what_a_list_names_stays_and_a_mark_takes_it_along(blobs, project, tmp_path):
+    (project / ".tunemqignore").write_text("*.bin\n/models/\n!node_modules/\n# no rule\n")
+    assert take(project, blobs, tmp_path) == {
+        *{"train.py", "helper.py", "run.sh", ".tunemqignore"},
+        "node_modules/a/index.js",
+    }
+
+
+def test_git_s_list_counts_where_there_is_none_of_ours(blobs, project, tmp_path):
+    (project / ".gitignore").write_text("*.bin\n")
+    assert take(project, blobs, tmp_path) == CODE | {".gitignore"}
+    (project / ".tunemqignore").write_text("helper.py\n")
+    found = take(project, blobs, tmp_path / "again")
+    assert "data.bin" in found
+    assert "helper.py" not in found
+
+
+def test_a_list_in_a_folder_counts_below_it_and_beats_those_above(blobs, project, tmp_path):
+    (project / ".gitignore").write_text("*.bin\nsecret\n")
+    (project / "models/weights.bin").write_text("w")
+    (project / "models/secret").write_text("s")
+    (project / "models/.gitignore").write_text("!*.bin\n/net.py\n")
+    found = take(project, blobs, tmp_path)
+    assert "models/weights.bin" in found
+    assert not {"data.bin", "models/net.py", "models/secret"} & found
+
+
+def test_a_list_that_cannot_be_read_is_named(blobs, project):
+    (project / ".tunemqignore").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ConfigError, match=r"project/\.tunemqignore cannot be understood"):
+        bundle(project, blobs)
+
+
+def test_what_is_too_large_is_refused_with_the_largest_files(blobs, project):
+    (project / "data.bin").write_bytes(bytes(3 * 2**20))
+    with pytest.raises(ConfigError) as refused:
+        bundle(project, blobs, limit_bytes=2**20)
+    text = str(refused.value)
+    assert text.startswith(f"{project} has 3 MiB, and code that travels may have 1 MiB. The ")
+    assert "The largest: data.bin (3 MiB), train.py (" in text
+    assert f"List what is not code in {project}/.tunemqignore" in text
+    assert not list(project.parent.glob("store/**/*")), "nothing is kept"
+
+
+def test_more_files_than_any_code_has_are_refused(blobs, project, monkeypatch):
+    monkeypatch.setattr(bundle_rules, "MAX_FILES", 3)
+    with pytest.raises(ConfigError, match=r"has more than 3 files.*\.tunemqignore"):
+        bundle(project, blobs)
+
+
+def test_what_is_not_there_or_empty_is_refused(blobs, tmp_path):
+    with pytest.raises(ConfigError, match=r"no script and no folder .*/nowhere"):
+        bundle(tmp_path / "nowhere", blobs)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="has no file that could travel"):
+        bundle(tmp_path / "empty", blobs)
+
+
+def test_links_are_followed_where_they_stay_inside(blobs, project, tmp_path):
+    (project / "alias.py").symlink_to("helper.py")
+    (project / "nets").symlink_to("models")
+    (project / "models/up").symlink_to("..")
+    found = take(project, blobs, tmp_path)
+    assert {"alias.py", "nets/net.py"} <= found
+    assert not {name for name in found if "/up/" in name}, "a loop is not gone round"
+
+
+@pytest.mark.parametrize(
+    ("target", "why"), [("/etc/passwd", "does not travel"), ("no", "not there")]
+)
+def test_links_that_lead_out_or_nowhere_are_refused(blobs, project, target, why):
+    (project / "link").symlink_to(target)
+    with pytest.raises(ConfigError, match=f"{project}/link is a link to .*{why}"):
+        bundle(project, blobs)
+    (project / ".tunemqignore").write_text("link\n")
+    bundle(project, blobs)
+
+
+def test_two_that_unpack_the_same_bundle_at_once_have_one_folder(blobs, project, tmp_path):
+    ref = bundle(project, blobs)
+    threads = [threading.Thread(target=unpacked, args=(ref, tmp_path / "code")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert os.listdir(tmp_path / "code") == [ref.sha256]
+
+
+@pytest.mark.parametrize("put_there", [Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_file_or_link_in_the_place_of_a_bundle_is_replaced(blobs, project, tmp_path, put_there):
+    ref = bundle(project, blobs)
+    (tmp_path / "code").mkdir()
+    put_there(tmp_path / "code" / ref.sha256)
+    folder = unpacked(ref, tmp_path / "code")
+    assert folder.is_dir()
+    assert not folder.is_symlink()
+
+
+def test_what_was_unpacked_can_be_removed(blobs, project, tmp_path):
+    folder = unpacked(bundle(project, blobs), tmp_path / "code")
+    remove(folder)
+    assert not folder.exists()
+    remove(folder)
+
+
+def test_a_damaged_bundle_is_refused(blobs, project, tmp_path):
+    ref = bundle(project, blobs)
+    path = Path(ref.path)
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(BlobCorrupt, match="damaged"):
+        unpacked(ref, tmp_path / "code")
+    assert os.listdir(tmp_path / "code") == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(blobs, project, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=r"cannot be unpacked to .*/file/code/"):
+        unpacked(bundle(project, blobs), tmp_path / "file" / "code")
+
+
+# --- what is no honest bundle ---------------------------------------------------------------------
+
+
+def packed(path: Path, *members: tuple[str, bytes], **how: int) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            info = zipfile.ZipInfo(name)
+            info.external_attr = how.get("mode", 0o644) << 16
+            info.compress_type = how.get("method", zipfile.ZIP_DEFLATED)
+            archive.writestr(info, content)
+    return path
+
+
+def refuse(archive: Path, tmp_path: Path, match: str) -> None:
+    target = tmp_path / "code" / "bundle"
+    target.parent.mkdir(exist_ok=True)
+    with pytest.raises(BlobCorrupt, match=match):
+        unpack(archive, target)
+    assert list(target.parent.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/cron.d/x", "../x", "a/../../x", "a//b", "./a", "a/.", "a/", ".", "..", "a\0b"]
+)
+def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
+    safe = name.replace("\0", "?")
+    archive = packed(tmp_path / "zip", ("ok.py", b""), (safe, b"x"))
+    if safe != name:
+        archive.write_bytes(archive.read_bytes().replace(safe.encode(), name.encode()))
+    refuse(archive, tmp_path, "has a file with the name")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_that_is_there_twice_is_refused(tmp_path):
+    refuse(packed(tmp_path / "zip", ("a", b"1"), ("a", b"2")), tmp_path, "'a' twice")
+
+
+def test_a_file_inside_of_a_file_is_refused(tmp_path):
+    refuse(packed(tmp_path / "zip", ("a", b"1"), ("a/b", b"2")), tmp_path, "inside of a file")
+
+
+def test_links_and_devices_become_plain_files(tmp_path):
+    for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO, stat.S_IFSOCK):
+        archive = packed(tmp_path / "zip", ("a", b"/etc/passwd"), mode=kind | 0o6777)
+        target = tmp_path / f"code-{kind}"
+        unpack(archive, target)
+        assert stat.S_ISREG((target / "a").lstat().st_mode)
+        assert stat.S_IMODE((target / "a").lstat().st_mode) == 0o500, "no bit of another's power"
+        assert (target / "a").read_bytes() == b"/etc/passwd"
+
+
+def test_more_than_a_bundle_may_have_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(bundles, "MOST_BYTES", 2**20)
+    refuse(packed(tmp_path / "zip", ("zeros", bytes(2**20 + 1))), tmp_path, "more than 1 MiB")
+    monkeypatch.setattr(bundles, "MAX_FILES", 2)
+    many = [(str(number), b"") for number in range(3)]
+    refuse(packed(tmp_path / "zip", *many), tmp_path, "3 files, more than 2")
+
+
+def test_a_file_that_is_longer_than_it_says_is_refused(tmp_path):
+    archive = packed(tmp_path / "zip", ("zeros", bytes(10**6)))
+    size = struct.pack("<L", 10**6)
+    archive.write_bytes(archive.read_bytes().replace(size, struct.pack("<L", 10)))
+    refuse(archive, tmp_path, "no bundle|longer than")
+
+
+def test_other_ways_to_pack_are_refused(tmp_path):
+    archive = packed(tmp_path / "zip", ("a", b"1"), method=zipfile.ZIP_BZIP2)
+    refuse(archive, tmp_path, "packed as none of ours is")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\5\6", b"#!/bin/sh\n", os.urandom(1000)])
+def test_what_is_no_archive_is_refused(tmp_path, content):
+    (tmp_path / "zip").write_bytes(content)
+    refuse(tmp_path / "zip", tmp_path, "is no bundle")
+
+
+def test_whatever_byte_is_damaged_nothing_but_a_refusal_comes_of_it(tmp_path):
+    archive = packed(tmp_path / "zip", ("a.py", b"VALUE = 1\n"), ("b/c", b"x" * 100))
+    content = archive.read_bytes()
+    for at in range(0, len(content), 2):
+        archive.write_bytes(content[:at] + bytes([content[at] ^ 0x55]) + content[at + 1 :])
+        target = tmp_path / "code" / str(at)
+        target.parent.mkdir(exist_ok=True)
+        try:
+            unpack(archive, target)
+        except BlobCorrupt:
+            assert not target.exists()
+    assert set(os.listdir(tmp_path)) == {"zip", "code"}

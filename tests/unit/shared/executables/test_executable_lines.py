@@ -1,0 +1,130 @@
+"""What counts as a metric in what a program prints or writes to a file."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tunemq_shared.base.errors import MetricError
+from tunemq_shared.executables.followed_file import FollowedFile
+from tunemq_shared.executables.metric_lines import LineSplitter, MetricLines, metrics_in, visible
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("loss=0.3", {"loss": 0.3}),
+        ("loss: 0.3, acc : .5", {"loss": 0.3, "acc": 0.5}),
+        ("Epoch 3/10 - loss: 1.2e-3 - val_loss: 2", {"loss": 0.0012, "val_loss": 2}),
+        ('{"loss": 0.3, "note": "ok"}', {"loss": 0.3, "note": "ok"}),
+        ("{'loss': 0.35, 'learning_rate': 5e-05}", {"loss": 0.35, "learning_rate": 5e-05}),
+        ('[tune-metric]: {"loss": 0.3, "epoch": 1}', {"loss": 0.3, "epoch": 1}),
+        ("[val/loss=-1.5] (acc=93.2%)", {"val/loss": -1.5, "acc": 93.2}),
+        ("The loss: 0.3.", {"loss": 0.3}),
+        ("a=1 a=2", {"a": 2}),
+        ("steps=9007199254740993", {"steps": 9007199254740993}),
+        ("12:30:05 http://host:9000 version=1.2.3 took=5s --lr=0.1", {}),
+        ("loss 0.3", {}),
+        ("", {}),
+        ("[1, 2]", {}),
+    ],
+)
+def test_numbers_with_a_name_are_metrics(line, found):
+    assert metrics_in(line) == found
+
+
+def test_nan_and_infinity_are_numbers():
+    found = metrics_in("loss=nan acc=-inf")
+
+    assert math.isnan(found["loss"])
+    assert found["acc"] == -math.inf
+
+
+def test_of_a_line_counts_what_a_terminal_would_show():
+    assert visible(b"loss: 9\rloss: 5\r\x1b[32mloss: 0.3\x1b[0m\r") == "loss: 0.3"
+
+
+def test_a_line_is_a_result_if_all_expected_metrics_are_on_it():
+    lines = MetricLines(("loss", "acc"))
+
+    assert lines.result_in(b"loss=1 acc=2 lr=3") == {"loss": 1, "acc": 2, "lr": 3}
+    assert lines.result_in(b"loss=1") is None
+    assert lines.result_in(b"val_loss=1 acc=2") is None
+    assert list(lines.seen) == ["loss", "val_loss", "acc"]
+
+
+def test_a_nested_metric_is_found_in_json_and_in_pairs():
+    lines = MetricLines(("val/loss",))
+
+    assert lines.result_in(b'{"val": {"loss": 1}}') == {"val": {"loss": 1}}
+    assert lines.result_in(b"val/loss=1") == {"val/loss": 1}
+
+
+def test_without_an_expected_metric_no_line_is_a_result():
+    assert MetricLines(()).result_in(b"loss=1") is None
+
+
+def test_a_pattern_names_the_metrics_itself():
+    lines = MetricLines(("loss",), r"loss (?P<loss>\S+)(?: on (?P<set>\w+))?")
+
+    assert lines.result_in(b"loss 0.3 on valid") == {"loss": 0.3, "set": "valid"}
+    assert lines.result_in(b"loss 3") == {"loss": 3}
+    assert lines.result_in(b"loss=1") is None
+
+
+def test_pieces_become_lines():
+    splitter = LineSplitter()
+
+    assert splitter.split(b"a\nb") == [b"a"]
+    assert splitter.split(b"c\n\n") == [b"bc", b""]
+    assert splitter.last() == []
+    splitter.split(b"end")
+    assert splitter.last() == [b"end"]
+
+
+def test_of_an_endless_line_the_end_is_kept():
+    splitter = LineSplitter()
+    for _ in range(40):
+        splitter.split(b"x" * 100_000)
+    (line,) = splitter.split(b"loss=1\n")
+
+    assert len(line) < 2_000_000
+    assert line.endswith(b"loss=1")
+
+
+def test_a_file_is_followed_as_it_grows(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"loss": 9}\n')  # an earlier try's
+    file = FollowedFile(str(path))
+
+    assert list(file.new_objects()) == []
+    with path.open("a") as out:
+        out.write('{"loss": 1}\n{"lo')
+        out.flush()
+        assert list(file.new_objects()) == [{"loss": 1}]
+        out.write('ss": 2}\n\n{"loss": 3}')
+        out.flush()
+        assert list(file.new_objects()) == [{"loss": 2}]
+    assert list(file.new_objects(is_last=True)) == [{"loss": 3}]
+    assert (tmp_path / "metrics.jsonl.1").read_text() == '{"loss": 9}\n'
+
+
+def test_a_file_that_is_begun_anew_is_read_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = FollowedFile(str(path))
+    path.write_text('{"loss": 1}\n{"loss": 2}\n')
+    assert len(list(file.new_objects())) == 2
+    path.write_text('{"loss": 3}\n')
+
+    assert list(file.new_objects()) == [{"loss": 3}]
+
+
+@pytest.mark.parametrize("line", ["loss=1", "[1]"])
+def test_a_line_that_is_no_object_is_told_with_its_number(tmp_path, line):
+    path = tmp_path / "metrics.jsonl"
+    file = FollowedFile(str(path))
+    path.write_text(f'{{"loss": 1}}\n{line}\n')
+
+    with pytest.raises(MetricError, match=r"metrics.jsonl, line 2: .* JSON object"):
+        list(file.new_objects())

@@ -1,0 +1,324 @@
+"""What a service says of its health, and what `tunemq health` makes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.health import health_command, service_health
+from tunemq_shared.health.service_health import Health
+from tunemq_shared.system.process_control import keep_memory_private
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "health"
+
+
+@pytest.fixture
+def asked(capsys: pytest.CaptureFixture[str]):
+    def ask(*arguments: object) -> tuple[int, str]:
+        code = health_command.main([str(one) for one in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return ask
+
+
+def aged(path: Path, by_s: float) -> None:
+    """Have the file say that it was written so long ago."""
+    parts = path.read_text().split(" ", 3)
+    parts[2] = f"{time.monotonic() - by_s:.3f}"
+    path.write_text(" ".join(parts))
+
+
+# --- what it says ---------------------------------------------------------------------------------
+
+
+def test_one_that_starts_is_alive_and_not_ready(path, asked):
+    Health("worker", str(path))
+    code, said = asked(path)
+    assert code == 0
+    assert said == f"worker (process {os.getpid()}) is alive (starting)\n"
+    assert asked("--ready", path)[0] == 1
+
+
+def test_one_that_goes_round_and_can_work_is_ready(path, asked):
+    Health("scheduler", str(path)).beat(is_ready=True, status="searches: 3 run")
+    wanted = (0, f"scheduler (process {os.getpid()}) is ready: searches: 3 run\n")
+    assert asked("--ready", path) == wanted
+    assert asked(path) == wanted
+
+
+def test_one_whose_redis_is_away_is_alive_and_not_ready(path, asked):
+    Health("worker", str(path)).beat(is_ready=False, status="Redis is away; trials: 2")
+    assert asked(path)[0] == 0
+    code, said = asked("--ready", path)
+    assert code == 1
+    assert "is alive and not ready (waiting): Redis is away; trials: 2" in said
+
+
+def test_one_that_was_told_to_stop_is_alive_and_not_ready(path, asked):
+    one = Health("worker", str(path))
+    one.beat(is_ready=True, status="trials: 2")
+    one.stopping()
+    assert asked("--ready", path)[0] == 1
+    one.beat(is_ready=True, status="trials: 2")
+    assert asked(path)[0] == 0
+    assert asked("--ready", path)[0] == 1
+
+
+def test_one_that_has_ended_is_not_there(path, asked):
+    one = Health("worker", str(path))
+    one.close()
+    one.beat(is_ready=True, status="too late")
+    code, said = asked(path)
+    assert code == 1
+    assert "nothing runs here: No such file" in said
+
+
+def test_one_whose_loop_does_not_go_round_is_not_alive(path, asked):
+    Health("worker", str(path)).beat(is_ready=True, status="")
+    aged(path, 61)
+    code, said = asked(path)
+    assert code == 1
+    found = re.search(r"hangs, or is gone: its loop last went round (\d+\.\d) s ago", said)
+    assert found is not None, said
+    assert 61 <= float(found[1]) < 90
+    assert asked("--within", "90", path)[0] == 0
+    assert asked("--within=90", "--ready", path)[0] == 0
+
+
+def test_a_file_of_before_the_machine_was_started_is_not_believed(path, asked):
+    Health("worker", str(path))
+    aged(path, -1000)
+    code, said = asked(path)
+    assert code == 1
+    assert "from before this machine was started" in said
+
+
+def test_nor_is_one_of_before_whose_time_could_be_of_this_start_too(path, asked):
+    Health("worker", str(path)).beat(is_ready=True, status="trials: 2")
+    aged(path, 1)
+    assert asked("--ready", path)[0] == 0
+    now = Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:16]
+    path.write_text(path.read_text().replace(now, "0" * len(now)))
+    code, said = asked(path)
+    assert code == 1
+    assert "from before this machine was started" in said
+
+
+def test_where_the_kernel_does_not_say_which_start_it_is_time_alone_counts(
+    path, asked, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(health_command, "_BOOT", str(tmp_path / "none"))
+    Health("worker", str(path)).beat(is_ready=True, status="trials: 2")
+    assert asked("--ready", path) == (0, f"worker (process {os.getpid()}) is ready: trials: 2\n")
+    aged(path, -1000)
+    assert asked(path)[0] == 1
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+def test_the_file_is_private_and_of_one_size(path):
+    one = Health("worker", str(path))
+    for status in ("short", "long " * 100, "two\nlines ☃"):
+        one.beat(is_ready=True, status=status)
+        assert path.stat().st_size == service_health.SIZE
+        assert path.read_bytes().count(b"\n") == 1
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_command_knows_the_size_and_the_variable():
+    assert health_command._SIZE == service_health.SIZE
+    assert health_command._VARIABLE == service_health.VARIABLE
+
+
+def test_a_link_that_somebody_left_there_is_replaced_and_not_followed(path, tmp_path, asked):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    one = Health("worker", str(path))
+    one.beat(is_ready=True, status="")
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink()
+    assert asked("--ready", path)[0] == 0
+
+
+def test_a_link_where_a_temporary_file_was_to_be_is_not_followed(path, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    Path(f"{path}.{os.getpid()}").symlink_to(victim)
+    Health("worker", str(path))
+    assert victim.read_text() == "precious"
+
+
+def test_a_file_that_was_removed_or_replaced_is_made_again(path, asked):
+    one = Health("worker", str(path))
+    path.unlink()
+    one.beat(is_ready=True, status="")
+    assert asked("--ready", path)[0] == 0
+    path.unlink()
+    path.write_text("of somebody else")
+    one.beat(is_ready=True, status="")
+    assert asked("--ready", path)[0] == 0
+
+
+def test_one_that_ends_leaves_the_file_of_its_successor(path, asked):
+    before = Health("worker", str(path))
+    after = Health("worker", str(path))
+    after.beat(is_ready=True, status="")
+    before.close()
+    assert asked("--ready", path)[0] == 0
+
+
+def test_a_folder_that_goes_ends_nobody(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    one = Health("worker", str(folder / "health"))
+    (folder / "health").unlink()
+    folder.rmdir()
+    one.beat(is_ready=True, status="")
+    folder.mkdir()
+    one.beat(is_ready=True, status="")
+    assert (folder / "health").exists()
+
+
+def test_a_file_that_cannot_be_made_is_refused_with_words(tmp_path):
+    with pytest.raises(ConfigError, match=r"TUNEMQ_HEALTH is .*/none/health, which cannot be"):
+        Health("worker", str(tmp_path / "none" / "health"))
+    with pytest.raises(ConfigError, match="null"):
+        Health("worker", "a\0b")
+
+
+def test_a_file_that_is_a_folder_is_refused_and_leaves_nothing(tmp_path):
+    (tmp_path / "health").mkdir()
+    with pytest.raises(ConfigError):
+        Health("worker", str(tmp_path / "health"))
+    assert os.listdir(tmp_path) == ["health"]
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_neither_a_link_nor_a_pipe_nor_a_folder_is_read(tmp_path, asked):
+    Health("worker", str(tmp_path / "real"))
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "."):
+        assert asked(tmp_path / name)[0] == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away, and look as others")
+def test_a_file_of_another_user_says_nothing(path, asked):
+    Health("worker", str(path)).beat(is_ready=True, status="")
+    assert asked(path)[0] == 0
+    os.chmod(path.parent, 0o755)
+    os.chmod(path, 0o644)
+    os.chown(path, 1234, 1234)
+    assert asked(path)[0] == 0  # root may ask for whom he likes
+    os.seteuid(1235)
+    try:
+        code, said = asked(path)
+    finally:
+        os.seteuid(0)
+        keep_memory_private(False)  # it is, after any change of a process's user
+    assert code == 1
+    assert "cannot be read" in said or "no file of this user's" in said
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"worker",
+        b"worker x 1 0 ready",
+        b"worker 1 x 0 ready",
+        b"worker 1 1 0",
+        b"\xff\0" * 100,
+    ],
+)
+def test_a_file_of_anything_else_says_nothing(path, asked, content):
+    path.write_bytes(content)
+    code, said = asked(path)
+    assert code == 1
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--within"], ["--within", "soon", "x"], ["--within", "0", "x"], ["--within=nan", "x"],
+     ["--reddy", "x"], ["one", "two"]],
+)  # fmt: skip
+def test_what_is_of_no_use_is_told_with_another_code(asked, arguments):
+    code, said = asked(*arguments)
+    assert code == 64
+    assert said.startswith("tunemq health: ")
+
+
+def test_the_variable_says_which_file(path, asked, monkeypatch):
+    Health("worker", str(path))
+    monkeypatch.setenv(service_health.VARIABLE, str(path))
+    assert asked()[0] == 0
+
+
+def test_help_says_what_one_needs_to_know(asked):
+    code, said = asked("--help")
+    assert code == 0
+    for word in ("--ready", "--within", "TUNEMQ_HEALTH", "Exit codes", "alive"):
+        assert word in said
+
+
+def test_the_command_imports_nothing_that_takes_long(path):
+    Health("worker", str(path))
+    code = (
+        "import sys; from tunemq.__main__ import main; code = main(['health', sys.argv[1]]);"
+        "print(*sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    modules = done.stdout.splitlines()[1].split()
+    heavy = {"argparse", "json", "msgspec", "celery", "redis", "tunemq_scheduler", "socket"}
+    assert "tunemq_shared.health.health_command" in modules
+    assert not heavy & set(modules)
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+def test_what_the_environment_says_is_taken_out_of_it(path, monkeypatch):
+    given = {
+        "TUNEMQ_HEALTH": str(path),
+        "NOTIFY_SOCKET": "@nobody-listens-there",
+        "WATCHDOG_USEC": "1000000",
+        "WATCHDOG_PID": str(os.getpid()),
+    }
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    one = Health.of_environment("worker")
+    assert not set(given) & set(os.environ)
+    assert one.variables == given
+    assert one.is_wanted
+    one.beat(is_ready=True, status="")
+    one.close()
+
+
+def test_where_nobody_listens_nothing_is_done(monkeypatch):
+    for name in ("TUNEMQ_HEALTH", "NOTIFY_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    one = Health.of_environment("worker")
+    assert not one.is_wanted
+    one.beat(is_ready=True, status="")
+    one.stopping()
+    one.close()

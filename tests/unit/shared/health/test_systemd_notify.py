@@ -1,0 +1,121 @@
+"""What a service manager hears, by a socket like systemd's."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.service_manager import ServiceManager
+from tunemq_shared.health.service_health import Health
+from tunemq_shared.health.systemd_notify import Notifier, watchdog_s
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServiceManager]:
+    is_path = request.param == "path"
+    one = ServiceManager(str(tmp_path / "notify") if is_path else f"@tunemq-{uuid.uuid4()}")
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def notifier(manager: ServiceManager) -> Iterator[Notifier]:
+    one = Notifier(manager.address)
+    yield one
+    one.close()
+
+
+def test_ready_is_said_once_and_the_status_when_it_changes(manager, notifier):
+    health = Health("worker", notifier=notifier)
+    for is_ready, status in ((False, "a"), (True, "a"), (True, "a"), (False, "b"), (True, "b")):
+        health.beat(is_ready=is_ready, status=status)
+    assert manager.messages() == ["STATUS=a", "READY=1", "STATUS=b"]
+
+
+def test_stopping_is_said_once(manager, notifier):
+    health = Health("worker", notifier=notifier)
+    health.stopping()
+    health.stopping()
+    assert manager.messages() == ["STOPPING=1"]
+
+
+def test_one_that_stops_before_it_was_ready_does_not_say_that_it_is(manager, notifier):
+    health = Health("worker", notifier=notifier)
+    health.stopping()
+    health.beat(is_ready=True, status="stopping")
+    assert manager.messages() == ["STOPPING=1", "STATUS=stopping"]
+
+
+def test_a_status_is_one_line_whatever_is_in_it(manager, notifier):
+    health = Health("worker", notifier=notifier)
+    health.beat(is_ready=False, status="a\nMAINPID=1\n b")
+    assert manager.messages() == ["STATUS=a MAINPID=1 b"]
+
+
+def test_the_watchdog_is_told_some_times_within_its_time_and_no_more_often(
+    manager, notifier, monkeypatch
+):
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    health = Health("worker", notifier=notifier, watchdog_s=20.0)
+    told = []
+    for _ in range(21):
+        health.beat(is_ready=True, status="")
+        told += [now for message in manager.messages() if "WATCHDOG=1" in message.split("\n")]
+        now += 1.0
+    assert told == [1000.0, 1005.0, 1010.0, 1015.0, 1020.0]
+
+
+def test_a_manager_that_starts_anew_hears_on(manager, notifier):
+    manager.close()
+    assert not notifier.tell("STATUS=nobody hears it")
+    manager.listen()
+    assert notifier.tell("STATUS=back")
+    assert manager.messages() == ["STATUS=back"]
+
+
+def test_what_nobody_took_is_said_again(manager, notifier):
+    health = Health("worker", notifier=notifier)
+    manager.close()
+    health.beat(is_ready=True, status="here")
+    manager.listen()
+    health.beat(is_ready=True, status="here")
+    assert manager.messages() == ["READY=1\nSTATUS=here"]
+
+
+def test_a_manager_that_does_not_listen_holds_nobody_up(manager, notifier):
+    said = 0
+    while notifier.tell(f"STATUS={'x' * 1000}"):
+        said += 1
+        assert said < 10_000, "the socket is never full"
+    manager.messages()
+    assert notifier.tell("STATUS=after")
+
+
+@pytest.mark.parametrize(
+    "address", ["", "@", "vsock:2:9999", "relative", "/nowhere/at/all", "/" + "x" * 300, "@a\0b"]
+)
+def test_an_address_of_no_use_harms_nobody(address):
+    notifier = Notifier(address)
+    assert not notifier.tell("READY=1")
+    notifier.close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "60000000"}, 60.0),
+        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}, 60.0),
+        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "²"}, None),
+    ],
+)
+def test_the_watchdog_is_this_processes_or_nobodys(variables, wanted):
+    assert watchdog_s(variables) == wanted

@@ -1,0 +1,131 @@
+"""What a process says of its requests to stores, and what it may not say."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+import msgspec
+import pytest
+
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.retrying import StoreUnavailable
+from tunemq_shared.health.node_metrics import GpuVitals, NodeVitals, decode_vitals
+from tunemq_shared.objects import store_traffic
+from tunemq_shared.objects.object_client import Refused
+from tunemq_shared.objects.object_store import MissingObject
+from tunemq_shared.objects.store_traffic import CountedClient, StoreTraffic, TrafficCount
+from tunemq_shared.protocol.messages import encode
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(store_traffic.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_traffic_of_a_failing_store_tells_since_when_until_it_answers(clock: list[float]):
+    count = TrafficCount()
+    count.answered("a")
+    assert count.so_far() == StoreTraffic(1, 0)
+    count.failed("a", "first")
+    clock[0] += 30.0
+    count.failed("a", "refused" * 100)
+    said = count.so_far()
+    assert (said.requests, said.failures, said.failing_s) == (3, 2, 30.0)
+    assert said.problem.startswith("refused")
+    assert said.is_possible
+    assert "for 30 s: refused" in said.shown("node one")
+    count.answered("b")  # another store
+    assert count.so_far().failing_s == 30.0
+    count.answered("a")
+    assert count.so_far() == StoreTraffic(5, 2)
+    assert not count.so_far().shown("node one")
+
+
+def test_traffic_of_a_store_that_is_asked_no_more_does_not_fail_for_ever(clock: list[float]):
+    count = TrafficCount()
+    count.failed("a", "away")
+    clock[0] += 130.0
+    assert count.so_far() == StoreTraffic(1, 1)
+    count.failed("a", "away again")
+    assert count.so_far().failing_s == 0.0
+
+
+def test_counted_client_takes_a_missing_object_for_an_answer(monkeypatch: pytest.MonkeyPatch):
+    count = TrafficCount()
+    monkeypatch.setattr(store_traffic, "TRAFFIC", count)
+
+    class Answers:
+        error: Exception | None = None
+
+        def remove(self, _name: str, _doing: str) -> None:
+            if self.error is not None:
+                raise self.error
+
+    answers = Answers()
+    client = CountedClient(lambda: answers, "s3://a/b")  # type: ignore[arg-type]
+    for error in (None, MissingObject("gone"), StoreUnavailable("away"), Refused("no", "NoKey")):
+        answers.error = error
+        with contextlib.suppress(StoreError):
+            client.remove("x", "it cannot be removed")
+    said = count.so_far()
+    assert (said.requests, said.failures, said.problem) == (4, 2, "no")
+
+
+@pytest.mark.parametrize(
+    "traffic",
+    [
+        StoreTraffic(-1),
+        StoreTraffic(1, 2),
+        StoreTraffic(2**63, 0),
+        StoreTraffic(queue_bytes=-1),
+        StoreTraffic(failing_s=math.nan),
+        StoreTraffic(failing_s=math.inf),
+        StoreTraffic(failing_s=-1.0),
+        StoreTraffic(problem="x" * 501),
+    ],
+)
+def test_traffic_that_no_process_could_count_is_refused_in_vitals(traffic: StoreTraffic):
+    assert not traffic.is_possible
+    with pytest.raises(msgspec.ValidationError):
+        decode_vitals(encode(NodeVitals(store=traffic)))
+
+
+@pytest.mark.parametrize(
+    "vitals",
+    [
+        NodeVitals(load=math.nan),
+        NodeVitals(refused={f"request:{n}": 2**53 for n in range(2100)}),
+        NodeVitals(memory_free=-1.0),
+        NodeVitals(disk_free=math.inf),
+        NodeVitals(disk_size=1e300),
+        NodeVitals(hosts=-1),
+        NodeVitals(outbox=-(2**40)),
+        NodeVitals(cache=2**63),
+        NodeVitals(clock=math.nan),
+        NodeVitals(refused={"mail:altered": -5}),
+        NodeVitals(gpus=(GpuVitals("G", busy=math.nan),)),
+        NodeVitals(gpus=(GpuVitals("G", memory_used=-1.0),)),
+        NodeVitals(number=-1),
+    ],
+)
+def test_vitals_with_an_amount_that_no_machine_has_are_refused(vitals: NodeVitals):
+    with pytest.raises(msgspec.ValidationError, match="negative, infinite or too large"):
+        decode_vitals(encode(vitals))
+
+
+def test_vitals_of_a_node_without_store_traffic_are_read():
+    """As a node of the version before sends them."""
+    older = msgspec.msgpack.encode(msgspec.msgpack.decode(encode(NodeVitals("1", hosts=3)))[:-1])
+    assert decode_vitals(older) == NodeVitals("1", hosts=3)
+
+
+def test_traffic_of_a_long_problem_is_cut_between_words():
+    count = TrafficCount()
+    count.failed("s", "set AWS_SECRET_ACCESS_KEY " * 40)
+    said = count.so_far()
+    assert said.is_possible
+    assert said.problem.endswith(" ...")
+    assert set(said.problem.split()) == {"set", "AWS_SECRET_ACCESS_KEY", "..."}

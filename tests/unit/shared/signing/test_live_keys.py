@@ -1,0 +1,159 @@
+"""The keys of a process follow its file, and never become fewer than its role needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.keys import key_folder, of_submitter
+from tests.support.waiting import eventually
+from tunemq_scheduler.security.key_folder import KeyFolder
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.signing import live_keys as module
+from tunemq_shared.signing.key_files import KEYS_VARIABLE
+from tunemq_shared.signing.live_keys import LiveKeys, Role, find_keys
+from tunemq_shared.signing.message_signing import SealBroken
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> KeyFolder:
+    return key_folder(tmp_path / "keys", "ada", "ben")
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_once(monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+
+
+def path_of(folder: KeyFolder, role: Role) -> str:
+    return str(folder.path / role.value)
+
+
+def looked(keys: LiveKeys) -> str:
+    """What it says when it has looked as often as it needs to."""
+    return keys.look() + keys.look()
+
+
+def test_without_a_file_nothing_is_signed(monkeypatch):
+    monkeypatch.delenv(KEYS_VARIABLE, raising=False)
+    for keys in (LiveKeys.none(), find_keys(None, Role.WORKER)):
+        assert not keys.is_signed
+        assert not keys.orders.is_signed
+        assert not keys.submitter("anybody").is_signed
+        assert keys.look() == ""
+
+
+def test_the_option_comes_before_the_variable(folder, monkeypatch):
+    monkeypatch.setenv(KEYS_VARIABLE, of_submitter(folder, "ada"))
+    assert find_keys(None, Role.SUBMITTER).submitters == ("ada",)
+    assert find_keys(of_submitter(folder, "ben"), Role.SUBMITTER).submitters == ("ben",)
+    with pytest.raises(ConfigError, match="--keys is empty"):
+        find_keys("", Role.SUBMITTER)
+    monkeypatch.setenv(KEYS_VARIABLE, "")
+    with pytest.raises(ConfigError, match=f"{KEYS_VARIABLE} is empty: give the path .* unset it"):
+        find_keys(None, Role.SCHEDULER)
+
+
+def test_no_keys_of_embedded_mode_are_looked_for(folder, monkeypatch):
+    monkeypatch.setenv(KEYS_VARIABLE, path_of(folder, Role.SCHEDULER))
+    assert not LiveKeys.none().is_signed
+
+
+@pytest.mark.parametrize(
+    ("role", "file", "said"),
+    [
+        (Role.SCHEDULER, "ada.toml", r"no keys in \[orders\], which a scheduler needs"),
+        (Role.WORKER, "ada.toml", r"no keys in \[orders\].*is worker\.toml in the folder"),
+        (Role.WORKER, "scheduler.toml", r"keys of submitters.*give the worker the file worker\.t"),
+        (Role.SUBMITTER, "worker.toml", r"no keys in \[submitters\.NAME\]"),
+    ],
+)
+def test_the_wrong_file_is_named_and_so_is_the_right_one(folder, role, file, said):
+    with pytest.raises(ConfigError, match=said):
+        LiveKeys(str(folder.path / file), role)
+
+
+def test_what_a_process_needs_is_in_its_file(folder):
+    scheduler = LiveKeys(path_of(folder, Role.SCHEDULER), Role.SCHEDULER)
+    worker = LiveKeys(path_of(folder, Role.WORKER), Role.WORKER)
+    ada = LiveKeys(of_submitter(folder, "ada"), Role.SUBMITTER)
+
+    assert worker.orders.open(scheduler.orders.close(b"order")) == b"order"
+    assert scheduler.events.open(worker.events.close(b"event")) == b"event"
+    assert scheduler.submitter("ada").open(ada.submitter("ada").close(b"ask")) == b"ask"
+    with pytest.raises(SealBroken):
+        ada.submitter("ben")
+    with pytest.raises(SealBroken):
+        scheduler.submitter("ben").open(ada.submitter("ada").close(b"ask"))
+
+
+def test_a_change_of_keys_reaches_seals_that_are_in_use(folder):
+    keys = LiveKeys(path_of(folder, Role.WORKER), Role.WORKER)
+    seal, before = keys.orders, keys.orders.signer
+    folder.rotate()
+    assert keys.look() == ""  # it may be being written
+    line = keys.look()
+    assert "was read again" in line
+    assert before.hex() in line
+    assert (keys.version, seal.signer) == (1, before)
+    folder.promote()
+    assert looked(keys)
+    assert seal.signer != before
+    assert seal.believes(before)
+    folder.drop()
+    assert looked(keys)
+    assert not seal.believes(before)
+    assert keys.version == 3
+    assert looked(keys) == ""
+
+
+def test_a_file_that_is_being_written_is_not_read(folder, tmp_path):
+    path = Path(path_of(folder, Role.SCHEDULER))
+    keys = LiveKeys(str(path), Role.SCHEDULER)
+    folder.add(["eve"])
+    whole = path.read_bytes()
+    for size in range(100, len(whole), 50):
+        path.write_bytes(whole[:size])
+        assert keys.look() == ""
+    path.write_bytes(whole)
+    assert "of 3 submitters" in looked(keys)
+    assert keys.submitter("eve").is_signed
+
+
+@pytest.mark.parametrize("damage", ["gone", "readable", "rubbish", "unsigned", "of another"])
+def test_what_cannot_be_used_changes_no_keys_and_is_told_once(folder, damage):
+    path = Path(path_of(folder, Role.WORKER))
+    keys = LiveKeys(str(path), Role.WORKER)
+    signer, text = keys.orders.signer, path.read_text()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "readable":
+        before = path.stat().st_ctime_ns  # in some file systems it does not go on for 10 ms
+        eventually(lambda: path.chmod(0o644) or path.stat().st_ctime_ns != before)
+    elif damage == "rubbish":
+        path.write_text("[")
+    elif damage == "unsigned":
+        path.write_text("")
+    else:
+        path.write_text(Path(of_submitter(folder, "ada")).read_text())
+    line = looked(keys)
+    assert str(path) in line
+    assert "stay in use" in line
+    assert looked(keys) == ""
+    assert (keys.version, keys.orders.signer) == (0, signer)
+
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(text)
+    assert looked(keys) == ""
+    folder.rotate()
+    assert "was read again" in looked(keys)
+
+
+def test_it_looks_once_a_second_at_most(folder, monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 3600.0)
+    keys = LiveKeys(path_of(folder, Role.WORKER), Role.WORKER)
+    folder.rotate()
+    monkeypatch.setattr(module, "_seen", lambda _path: 1 / 0)
+    assert looked(keys) == ""

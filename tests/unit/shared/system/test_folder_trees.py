@@ -1,0 +1,102 @@
+"""Folders that others made, walked and removed however deep they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tunemq_shared.system.folder_trees import remove_tree, walk
+
+DEPTH = 3_000
+
+
+@pytest.fixture
+def make_deep(request):
+    """Makes folders below each other, deeper than any path is long; in a process of its own.
+
+    They are gone after the test, also when it fails: pytest cannot remove them.
+    """
+
+    def make(path, depth=DEPTH):
+        path.mkdir(exist_ok=True)
+        request.addfinalizer(lambda: subprocess.run(["rm", "-rf", str(path)], check=True))
+        code = (
+            "import os, sys; os.chdir(sys.argv[1])\n"
+            "for n in range(int(sys.argv[2])):\n"
+            "    os.mkdir('d'); open('file', 'w').close(); os.chdir('d')\n"
+        )
+        subprocess.run([sys.executable, "-c", code, str(path), str(depth)], check=True)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("depth", [0, 1, 900, 1_100, DEPTH])
+def test_deep_folders_are_removed(depth, tmp_path, make_deep):
+    top = make_deep(tmp_path / "top", depth)
+    (top / "more").mkdir()
+    (top / "more" / "and more").mkdir()
+    (top / "link").symlink_to(tmp_path)
+
+    remove_tree(top)
+
+    assert os.listdir(tmp_path) == []
+
+
+def test_folders_without_rights_are_removed_and_links_are_not_followed(tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").write_text("stays")
+    inner = tmp_path / "top" / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("")
+    (inner / "link").symlink_to(other)
+    (inner.parent / "folder link").symlink_to(other)
+    for folder in (inner, inner.parent, tmp_path / "top"):
+        folder.chmod(0)
+
+    remove_tree(tmp_path / "top")
+
+    assert os.listdir(tmp_path) == ["other"]
+    assert os.listdir(other) == ["file"]
+
+
+def test_what_is_gone_or_no_folder_is_left_alone(tmp_path):
+    remove_tree(tmp_path / "gone")
+    (tmp_path / "file").write_text("")
+    remove_tree(tmp_path / "file")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_walk_says_what_os_walk_says(tmp_path):
+    for name in ("b/c", "a", "b/d/e"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+
+    ours = {path: (sorted(folders), sorted(names)) for path, folders, names in walk(tmp_path)}
+    theirs = {path: (sorted(dirs), sorted(names)) for path, dirs, names in os.walk(tmp_path)}
+
+    # It calls a link to a folder a folder, and does not follow it.
+    theirs[str(tmp_path)] = (["a", "b"], ["link"])
+    assert ours == theirs
+    assert list(walk(tmp_path / "gone")) == []
+
+
+def test_walk_passes_over_folders_that_its_caller_took_out(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    seen = []
+    for path, folders, _ in walk(tmp_path):
+        seen.append(os.path.basename(path))
+        if path == str(tmp_path):
+            folders.clear()
+    assert len(seen) == 1
+
+
+def test_walk_of_deep_folders_ends(tmp_path, make_deep):
+    paths = [path for path, _, _ in walk(make_deep(tmp_path / "top"))]
+    assert 1_000 < len(paths) < DEPTH
+    remove_tree(tmp_path / "top")

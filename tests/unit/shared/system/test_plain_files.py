@@ -1,0 +1,117 @@
+"""Files in folders where trials write, whatever lies there in their place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import traceback
+
+import pytest
+
+from tunemq_shared.system.plain_files import open_to_read, open_to_write
+
+#: Who runs this, or somebody without rights.
+OWNER = os.geteuid() or 65534
+
+
+def write(path, text):
+    descriptor = open_to_write(str(path), os.O_WRONLY | os.O_APPEND)
+    with open(descriptor, "a") as file:
+        file.write(text)
+
+
+def test_regular_file_is_appended_to(tmp_path):
+    write(tmp_path / "a", "1")
+    write(tmp_path / "a", "2")
+
+    with open_to_read(tmp_path / "a") as file:
+        assert file.read() == b"12"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/full", path)])
+def test_something_else_is_moved_aside_by_who_writes_and_missing_to_who_reads(put, tmp_path):
+    path = tmp_path / "a"
+    put(path)
+    with pytest.raises(FileNotFoundError):
+        open_to_read(path)
+
+    write(path, "1")
+    path.unlink()
+    put(path)
+    write(path, "2")
+
+    assert path.read_text() == "2"
+    assert sorted(os.listdir(tmp_path)) == ["a", "a.not-a-file", "a.not-a-file-2"]
+
+
+def test_folder_that_is_gone_or_a_file_is_made_again(tmp_path):
+    path = tmp_path / "folder" / "a"
+    with pytest.raises(FileNotFoundError):
+        open_to_read(path)
+    write(path, "1")
+    os.unlink(path)
+    os.rmdir(path.parent)
+    path.parent.write_text("a file")
+    with pytest.raises(FileNotFoundError):
+        open_to_read(path)
+
+    write(path, "2")
+
+    assert path.read_text() == "2"
+    assert (tmp_path / "folder.not-a-file").read_text() == "a file"
+
+
+def test_file_and_folder_whose_rights_are_gone_are_written_by_their_owner(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o711)
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    (folder / "a").write_text("1")
+    (folder / "a").chmod(0)
+    folder.chmod(0)
+    for path in (folder, folder / "a"):
+        os.chown(path, OWNER, -1)
+
+    child = os.fork()
+    if not child:  # root may write everywhere
+        try:
+            os.setuid(OWNER)
+            write("trial/a", "2")
+            os._exit(0)
+        except BaseException:  # noqa: BLE001  printed; the parent tells by the exit code
+            traceback.print_exc()
+            os._exit(1)
+
+    assert os.waitpid(child, 0)[1] == 0
+    assert (folder / "a").read_text() == "12"
+
+
+#: Replaces a folder by nothing, by a file and by a folder, as fast as it can.
+DISTURB = """
+import os, sys
+folder = sys.argv[1]
+print(flush=True)
+while True:
+    for change in (lambda: open(folder, "x").close(), lambda: os.unlink(folder),
+                   lambda: os.mkdir(folder), lambda: os.unlink(f"{folder}/a"),
+                   lambda: os.rmdir(folder)):
+        try:
+            change()
+        except OSError:
+            pass
+"""
+
+
+def test_file_is_opened_while_its_folder_is_replaced_all_the_time(tmp_path):
+    folder = tmp_path / "folder"
+    command = [sys.executable, "-c", DISTURB, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as disturber:
+        try:
+            assert disturber.stdout is not None
+            disturber.stdout.readline()
+            for _ in range(5000):
+                write(folder / "a", "1")
+        finally:
+            disturber.kill()

@@ -1,0 +1,119 @@
+"""What of a trial's folder comes into the store, and what does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.base.retrying import Cancel
+from tunemq_shared.trial.trial_folder_upload import send_folder
+
+
+class Objects:
+    """Takes files."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, bytes] = {}
+        self.changes: set[str] = set()
+        self.before: Callable[[str], object] = lambda key: None
+
+    def put_file(self, key, path, *, size, sha256, cancel, on_trouble):
+        self.before(key)
+        if key.rpartition("/")[2] in self.changes:
+            raise CheckpointCorrupt(f"{path}: the file has grown")
+        self.there[key] = path.read_bytes()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, text in {"stdout": "hello\n", "stderr": "", "plots/a.png": "png"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    return tmp_path
+
+
+def send(folder: Path, *, epoch: int = 1, objects: Objects | None = None, **how: int) -> Objects:
+    objects = objects or Objects()
+    send_folder(objects, folder, "train_a", epoch, Cancel(), **how)
+    return objects
+
+
+def test_files_go_below_the_trial_s_name_but_links_and_empty_output_do_not(folder):
+    assert send(folder).there == {"train_a/stdout.1": b"hello\n", "train_a/plots/a.png": b"png"}
+
+
+def test_each_incarnation_s_output_is_beside_the_others(folder):
+    assert send(folder, epoch=2).there.keys() == {"train_a/stdout.2", "train_a/plots/a.png"}
+
+
+@pytest.mark.parametrize("name", ["checkpoint_tmp3f", "checkpoint_-00001", "checkpoint_000005"])
+def test_send_folder_after_a_kill_during_save_leaves_unfinished_checkpoints_out(folder, name):
+    (folder / name).mkdir()
+    (folder / name / "weights").write_bytes(b"w")
+    (folder / "plots" / name).mkdir()
+    (folder / "plots" / name / "mine").write_bytes(b"m")
+    assert send(folder).there.keys() == {
+        "train_a/stdout.1",
+        "train_a/plots/a.png",
+        f"train_a/plots/{name}/mine",
+    }
+
+
+def test_what_is_too_much_stays_out_and_the_largest_is_named(folder):
+    (folder / "big").write_bytes(bytes(2**20))
+    objects = Objects()
+    with pytest.raises(StoreError, match=r"1 files were not sent.*take 100 KiB.*big \(1 MiB\)"):
+        send(folder, objects=objects, limit_bytes=100 * 2**10)
+    assert set(objects.there) == {"train_a/stdout.1", "train_a/plots/a.png"}
+
+
+@pytest.mark.parametrize("name", ["journal/a", "deep/journal/a", "tuner.pkl", "deep/tuner.pkl"])
+def test_send_folder_names_that_are_the_schedulers_are_left_out_and_told(folder, name):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("x")
+    (folder / "plots" / "journal").write_text("a file of that name is no folder")
+    objects = Objects()
+    with pytest.raises(StoreError, match=rf"1 files were not sent, such as {name}.*scheduler's"):
+        send(folder, objects=objects)
+    assert f"train_a/{name}" not in objects.there
+    assert {"train_a/stdout.1", "train_a/plots/journal"} <= set(objects.there)
+
+
+def test_a_file_that_somebody_writes_to_is_left_to_the_next_time(folder):
+    objects = Objects()
+    objects.changes = {"stdout.1"}
+    assert set(send(folder, objects=objects).there) == {"train_a/plots/a.png"}
+
+
+def test_a_folder_that_was_never_made_is_empty(tmp_path):
+    assert send(tmp_path / "none").there == {}
+
+
+@pytest.mark.parametrize("level", ["folder below", "trial", "experiment"])
+def test_send_folder_follows_no_link_that_replaces_a_folder_meanwhile(level, tmp_path, monkeypatch):
+    folder = tmp_path / "trials" / "experiment" / "trial"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a").write_text("1")
+    (folder / "sub" / "secret").write_text("of the trial's, and longer")
+    secrets = tmp_path / "secrets"
+    for inner in ("", "sub", "trial/sub"):
+        (secrets / inner).mkdir(parents=True, exist_ok=True)
+        (secrets / inner / "secret").write_text("of the worker's, and longer")
+    monkeypatch.chdir(secrets)
+    replaced = {"folder below": folder / "sub", "trial": folder, "experiment": folder.parent}[level]
+
+    def replace(key):
+        if not replaced.is_symlink():
+            replaced.rename(tmp_path / "renamed")
+            os.symlink("/proc/self/cwd", replaced)
+
+    objects = Objects()
+    objects.before = replace
+    send(folder, objects=objects)
+
+    assert objects.there == {"train_a/a": b"1"}

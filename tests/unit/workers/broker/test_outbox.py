@@ -1,0 +1,284 @@
+"""The outbox: numbered, kept, sent again, on disk when memory is short."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tunemq_shared.protocol.messages import HostFreed, decode_node_events, encode
+from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, Room
+from tunemq_workers.broker.outbox import Outbox
+from tunemq_workers.broker.outbox_spool import Spool
+
+
+class MemorySpool:
+    """A spool that can be made to fail."""
+
+    def __init__(self):
+        self.pieces = {}
+        self.made = 0
+        self.is_full = False
+
+    def write(self, data):
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.made += 1
+        self.pieces[self.made] = bytes(data)
+        return self.made
+
+    def read(self, place):
+        return self.pieces[place]
+
+    def free(self, place):
+        del self.pieces[place]
+
+
+@pytest.fixture
+def spool():
+    return MemorySpool()
+
+
+def event(n):
+    return encode(HostFreed(f"t{n}", n))
+
+
+def numbers(batches):
+    """What is in batches, by number; each event of these tests carries its own."""
+    found = []
+    for batch in batches:
+        events = decode_node_events(batch.payload)
+        assert [e.epoch for e in events] == list(range(batch.first, batch.first + batch.count))
+        found += [e.epoch for e in events]
+    return found
+
+
+def fill(outbox, count):
+    for _ in range(count):
+        outbox.add(event(outbox.last + 1))
+
+
+def test_events_are_numbered_from_one(spool):
+    outbox = Outbox(Room(spool))
+    assert [outbox.add(event(n)) for n in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_what_was_handed_out_is_not_handed_out_again(spool):
+    outbox = Outbox(Room(spool))
+    fill(outbox, 3)
+    assert numbers(outbox.take(9)) == [1, 2, 3]
+    assert not outbox.has_unsent
+    assert outbox.take(9) == []
+    fill(outbox, 2)
+    assert numbers(outbox.take(9)) == [4, 5]
+
+
+def test_a_lone_event_travels_in_a_batch_of_its_own(spool):
+    outbox = Outbox(Room(spool))
+    for n in range(1, 6):
+        fill(outbox, 1)
+        assert numbers(outbox.take(1)) == [n]
+
+
+def test_batches_end_at_their_size(spool):
+    outbox = Outbox(Room(spool))
+    fill(outbox, BLOCK_EVENTS + 1)
+    assert [batch.count for batch in outbox.take(9)] == [BLOCK_EVENTS, 1]
+
+
+def test_numbers_go_on_where_an_earlier_outbox_ended(spool):
+    outbox = Outbox(Room(spool), last=41)
+    fill(outbox, 2)
+    outbox.rewind()
+    assert numbers(outbox.take(9)) == [42, 43]
+
+
+def test_a_large_event_ends_its_batch(spool):
+    outbox = Outbox(Room(spool))
+    outbox.add(encode("x" * BLOCK_BYTES))
+    outbox.add(encode("y"))
+    assert [batch.count for batch in outbox.take(9)] == [1, 1]
+
+
+def test_a_rewind_hands_out_everything_that_is_not_journalled(spool):
+    outbox = Outbox(Room(spool))
+    fill(outbox, 3 * BLOCK_EVENTS)
+    outbox.take(99)
+    outbox.release(BLOCK_EVENTS)
+    outbox.rewind()
+    assert numbers(outbox.take(99)) == list(range(BLOCK_EVENTS + 1, 3 * BLOCK_EVENTS + 1))
+
+
+def test_a_rewind_to_an_event_hands_it_out_again_and_never_goes_forward(spool):
+    outbox = Outbox(Room(spool))
+    fill(outbox, 2 * BLOCK_EVENTS)
+    outbox.rewind(BLOCK_EVENTS + 5)
+    assert outbox.take(1)[0].first == 1
+    outbox.take(1)
+    outbox.rewind(BLOCK_EVENTS + 5)
+    assert outbox.take(1)[0].first <= BLOCK_EVENTS + 5
+
+
+def test_released_events_take_no_room(spool):
+    room = Room(spool)
+    outbox = Outbox(room)
+    fill(outbox, 5 * BLOCK_EVENTS)
+    outbox.release(outbox.last)
+    assert room.size == 0
+    assert outbox.is_empty
+    assert not outbox.has_unsent
+    fill(outbox, 1)
+    assert numbers(outbox.take(1)) == [5 * BLOCK_EVENTS + 1]
+
+
+def test_what_does_not_fit_in_memory_goes_to_disk_and_comes_back(spool):
+    room = Room(spool, memory_bytes=100_000)
+    outbox = Outbox(room)
+    fill(outbox, 20 * BLOCK_EVENTS)
+    assert spool.pieces
+    assert sum(map(len, spool.pieces.values())) > room.size - 200_000
+    assert numbers(outbox.take(99)) == list(range(1, 20 * BLOCK_EVENTS + 1))
+    outbox.release(outbox.last)
+    assert not spool.pieces
+
+
+def test_a_full_outbox_says_so_until_something_is_journalled(spool):
+    room = Room(spool, memory_bytes=10_000, limit_bytes=100_000)
+    outbox = Outbox(room)
+    while not room.is_full:
+        assert room.size < 100_000
+        fill(outbox, 100)
+    assert 100_000 <= room.size < 110_000
+    fill(outbox, 1)  # what must be kept is kept all the same
+    outbox.release(BLOCK_EVENTS)
+    assert not room.is_full
+
+
+def test_without_a_disk_the_outbox_is_full_when_memory_is(spool):
+    spool.is_full = True
+    room = Room(spool, memory_bytes=50_000)
+    outbox = Outbox(room)
+    while not room.is_full:
+        fill(outbox, 100)
+    assert room.size < 50_000 + 2 * BLOCK_BYTES
+    assert numbers(outbox.take(99)) == list(range(1, outbox.last + 1))
+    spool.is_full = False
+    fill(outbox, BLOCK_EVENTS)
+    assert spool.pieces
+    assert not room.is_full
+
+
+def test_outboxes_share_memory_and_the_one_that_holds_most_of_it_moves_to_disk(spool):
+    room = Room(spool, memory_bytes=100_000)
+    large, small = Outbox(room), Outbox(room)
+    fill(large, 4 * BLOCK_EVENTS)
+    on_disk = len(spool.pieces)
+    fill(small, 10)
+    fill(large, BLOCK_EVENTS)
+    assert small.held
+    assert len(spool.pieces) > on_disk
+    assert room.in_memory < 100_000 + 2 * BLOCK_BYTES
+    assert numbers(small.take(9)) == list(range(1, 11))
+    assert numbers(large.take(99)) == list(range(1, large.last + 1))
+
+
+def test_an_outbox_that_is_closed_gives_its_share_back(spool):
+    room = Room(spool, memory_bytes=10_000)
+    one, other = Outbox(room), Outbox(room)
+    fill(one, 3 * BLOCK_EVENTS)
+    fill(other, 1)
+    one.close()
+    assert not spool.pieces
+    other.release(1)
+    assert (room.size, room.in_memory) == (0, 0)
+
+
+class SentAndReleased(RuleBasedStateMachine):
+    """Whatever happens in whatever order, nothing is skipped and what is not released is kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.spool = MemorySpool()
+        self.room = Room(self.spool, memory_bytes=3_000, limit_bytes=10**9)
+        self.outbox, self.other = Outbox(self.room), Outbox(self.room)
+        self.journalled = 0
+        self.next = 1  # what a receiver that has read all batches waits for
+
+    @rule(count=st.integers(1, 2_500))
+    def add(self, count):
+        fill(self.outbox, count)
+
+    @rule(count=st.integers(1, 200))
+    def add_to_another(self, count):
+        fill(self.other, count)
+
+    @rule()
+    def release_the_other(self):
+        self.other.release(self.other.last)
+
+    @rule(most=st.integers(1, 4))
+    def take(self, most):
+        for batch in self.outbox.take(most):
+            assert batch.first <= self.next, "a gap"
+            numbers([batch])
+            self.next = max(self.next, batch.first + batch.count)
+
+    @rule(share=st.floats(0, 1))
+    def release(self, share):
+        reached = self.journalled + int(share * (self.next - 1 - self.journalled))
+        self.journalled = max(self.journalled, reached)
+        self.outbox.release(self.journalled)
+
+    @rule(share=st.floats(0, 1))
+    def rewind(self, share):
+        self.outbox.rewind(self.journalled + 1 + int(share * (self.outbox.last - self.journalled)))
+
+    @rule()
+    def rewind_all(self):
+        """The wire was wiped: the receiver has what is journalled, no more."""
+        self.outbox.rewind()
+        self.next = self.journalled + 1
+
+    @rule(is_full=st.booleans())
+    def disk(self, is_full):
+        self.spool.is_full = is_full
+
+    @invariant()
+    def sizes_add_up(self):
+        assert self.room.size >= self.room.in_memory >= self.outbox.held + self.other.held
+        if self.outbox.is_empty and self.other.is_empty:
+            assert self.room.size == 0
+            assert self.room.in_memory == 0
+        assert self.outbox.is_empty is (self.journalled == self.outbox.last)
+
+    def teardown(self):
+        self.outbox.rewind()
+        self.next = self.journalled + 1
+        while self.outbox.has_unsent:
+            self.take(4)
+        assert self.next == self.outbox.last + 1
+
+
+TestSentAndReleased = SentAndReleased.TestCase
+TestSentAndReleased.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=50), min_size=1, max_size=30))
+def test_the_spool_gives_back_what_it_was_given(tmp_path_factory, pieces):
+    spool = Spool(str(tmp_path_factory.mktemp("spool")), segment_bytes=100)
+    places = [spool.write(piece) for piece in pieces]
+    assert [spool.read(place) for place in places] == pieces
+    for place in places:
+        spool.free(place)
+    assert spool.size == 0
+
+
+def test_the_spool_leaves_no_file_behind(tmp_path):
+    spool = Spool(str(tmp_path))
+    spool.write(b"something")
+    assert list(tmp_path.iterdir()) == []
+    spool.close()
+    assert spool.size == 0

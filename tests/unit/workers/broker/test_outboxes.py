@@ -1,0 +1,210 @@
+"""Several experiments' events in one node: each stream is numbered, sent, forgotten by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunemq_shared.broker.redis_keys import EVERYTHING
+from tunemq_shared.protocol.messages import HostFreed, encode
+from tunemq_workers.broker.memory_budget import BLOCK_EVENTS, Room
+from tunemq_workers.broker.outbox_spool import Spool
+from tunemq_workers.broker.outboxes import MISSING_S, Outboxes
+from tunemq_workers.broker.publisher_messages import Append, Forget
+
+GENERATION = b"g"
+
+
+class Wire:
+    """Outboxes, and around them what a test moves: the pump, the clock, the scheduler."""
+
+    def __init__(self, folder):
+        self.now = 0.0
+        self.timers = []
+        self.orders = []
+        self.outboxes = Outboxes(
+            Room(Spool(str(folder))),
+            self,
+            order=self.orders.append,
+            header=lambda first: first,
+            now=lambda: self.now,
+        )
+
+    def after(self, delay_s, call):
+        timer = Timer(self.now + delay_s, call)
+        self.timers.append(timer)
+        return timer
+
+    def advance(self, seconds):
+        self.now += seconds
+        for timer in [timer for timer in self.timers if timer.at <= self.now]:
+            self.timers.remove(timer)
+            if timer.call is not None:
+                timer.call()
+
+    def add(self, key, count=1):
+        for _ in range(count):
+            self.outboxes.add(key, encode(HostFreed("t", 1)))
+
+    def sent(self):
+        """What the pump was told since the last look: streams, and the first numbers of batches."""
+        self.outboxes.send(GENERATION)
+        orders, self.orders[:] = list(self.orders), []
+        return [
+            (order.key, [first for first, _ in order.batches])
+            for order in orders
+            if isinstance(order, Append)
+        ]
+
+    def forgotten(self, *used):
+        """The streams that are forgotten when only ``used`` are used."""
+        self.outboxes.forget_all_but(used)
+        return [order.key for order in self.orders if isinstance(order, Forget)]
+
+
+class Timer:
+    def __init__(self, at, call):
+        self.at, self.call = at, call
+
+    def cancel(self):
+        self.call = None
+
+
+@pytest.fixture
+def wire(tmp_path):
+    return Wire(tmp_path)
+
+
+def test_each_stream_is_numbered_from_one(wire):
+    wire.add("a", 3)
+    wire.add("b", 2)
+    assert wire.sent() == [("a", [1]), ("b", [1])]
+    wire.outboxes.appended("b")
+    wire.add("a")
+    wire.add("b")
+    assert wire.sent() == [("b", [3])]
+
+
+def test_a_flood_for_one_stream_lets_another_have_its_turn(wire):
+    wire.add("a", 6 * BLOCK_EVENTS)
+    wire.add("b")
+    assert [key for key, _ in wire.sent()] == ["a", "b"]
+    wire.outboxes.appended("a")
+    wire.outboxes.appended("b")
+    wire.add("b")
+    assert [key for key, _ in wire.sent()] == ["a", "b"]
+
+
+def test_a_stream_that_fails_is_tried_again_later_and_holds_up_no_other(wire):
+    wire.add("a")
+    wire.add("b")
+    wire.sent()
+    wire.outboxes.not_appended("a", "the stream is missing")
+    wire.outboxes.appended("b")
+    wire.add("b")
+    assert wire.sent() == [("b", [2])]
+    wire.advance(0.05)
+    assert wire.sent() == [("a", [1])]
+
+
+def test_after_a_reset_of_the_wire_every_stream_is_sent_again_from_where_it_is_journalled(wire):
+    wire.add("a", BLOCK_EVENTS + 1)
+    wire.add("b", 2)
+    wire.sent()
+    wire.outboxes.release({"a": BLOCK_EVENTS, "b": 0}, ())
+    wire.outboxes.rewind()
+    wire.outboxes.appended("a")
+    wire.outboxes.not_appended("b", "the wire was reset")
+    wire.advance(1)
+    assert wire.sent() == [("a", [BLOCK_EVENTS + 1]), ("b", [1])]
+
+
+def test_what_is_sent_and_not_journalled_is_sent_again_after_a_reset_of_the_wire(wire):
+    wire.add("a", 3)
+    assert wire.sent() == [("a", [1])]
+    wire.outboxes.appended("a")
+    wire.outboxes.rewind()
+    assert wire.sent() == [("a", [1])]
+
+
+def test_a_reset_ends_the_pause_after_a_failure(wire):
+    wire.add("a")
+    wire.sent()
+    wire.outboxes.not_appended("a", "the wire was reset")
+    assert wire.sent() == []
+    wire.outboxes.rewind()
+    assert wire.sent() == [("a", [1])]
+
+
+def test_an_experiment_is_forgotten_when_nothing_of_it_is_left(wire):
+    wire.add("a")
+    wire.sent()
+    wire.outboxes.appended("a")
+    assert wire.forgotten() == []
+    wire.outboxes.release({"a": 1}, ())
+    assert wire.forgotten("a") == []
+    assert wire.forgotten() == ["a"]
+    assert wire.outboxes.keys == ()
+
+
+def test_numbers_go_on_when_an_experiment_that_was_forgotten_comes_back(wire):
+    wire.add("a", 5)
+    wire.sent()
+    wire.outboxes.appended("a")
+    wire.outboxes.release({"a": 5}, ())
+    wire.forgotten()
+    wire.add("a")
+    assert wire.sent() == [("a", [6])]
+
+
+def test_what_is_left_of_an_experiment_that_is_over_makes_room_for_the_next(wire):
+    wire.add("a", 100)
+    wire.outboxes.release({"a": EVERYTHING}, ())
+    assert wire.outboxes.size == 0
+    assert wire.forgotten() == ["a"]
+
+
+def test_an_unused_stream_that_is_missing_is_given_up_after_a_while(wire):
+    wire.add("a")
+    wire.outboxes.release({"a": 0}, {"a"})
+    wire.advance(MISSING_S - 0.1)
+    assert wire.forgotten() == []
+    wire.advance(0.2)
+    wire.outboxes.release({"a": 0}, {"a"})
+    assert wire.forgotten("a") == []
+    assert wire.forgotten() == ["a"]
+    assert wire.outboxes.size == 0
+
+
+@pytest.mark.parametrize("event", ["made", "wire reset"])
+def test_a_stream_that_was_missing_only_for_a_while_is_not_given_up(wire, event):
+    wire.add("a")
+    wire.outboxes.release({"a": 0}, {"a"})
+    wire.advance(MISSING_S)
+    if event == "made":
+        wire.outboxes.release({"a": 0}, ())
+    else:
+        wire.outboxes.rewind()
+    assert wire.forgotten() == []
+    assert wire.sent() == [("a", [1])]
+
+
+def test_what_is_under_way_is_not_forgotten(wire):
+    wire.add("a")
+    wire.sent()
+    wire.outboxes.release({"a": 1}, ())
+    assert wire.forgotten() == []
+    wire.outboxes.appended("a")
+    assert wire.forgotten() == ["a"]
+
+
+def test_all_is_settled_when_the_rest_has_nowhere_to_go(wire):
+    wire.add("a")
+    wire.add("b")
+    assert not wire.outboxes.is_settled
+    wire.sent()
+    assert not wire.outboxes.is_settled
+    wire.outboxes.appended("a")
+    wire.outboxes.not_appended("b", "the stream is missing")
+    assert not wire.outboxes.is_settled
+    wire.outboxes.release({"a": 0, "b": 0}, {"b"})
+    assert wire.outboxes.is_settled

@@ -1,0 +1,432 @@
+"""What a node does with the checkpoints that its hosts write and ask for, without any process."""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import quote
+
+import pytest
+
+from tests.unit.workers.checkpoint_world import (
+    KEY,
+    STORE,
+    World,
+    committed_ref,
+    elsewhere,
+    written_ref,
+)
+from tunemq_shared.base.errors import WireError
+from tunemq_shared.protocol.messages import (
+    CheckpointCommitted,
+    CheckpointRef,
+    CheckpointWritten,
+    NodeWarned,
+    encode,
+)
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, RoomAnswer
+from tunemq_workers.runtime import frames
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def root_of(world):
+    return str(world.folder / "node" / quote(KEY, safe=""))
+
+
+# --- uploads ------------------------------------------------------------------------------------
+
+
+def test_a_written_checkpoint_is_told_uploaded_and_committed(world):
+    host = world.host()
+    key = host.save()
+    assert key == "t/checkpoint_1-000001"
+    (written,) = world.events()
+    assert (written.key, written.size) == (key, 10)
+    (upload,) = world.transfers.uploads
+    assert (upload.store, upload.key, upload.base, upload.timeout_s) == (STORE, key, "", 60.0)
+    assert upload.folder == os.path.join(root_of(world), key)
+    world.finish(key)
+    (committed,) = world.events(CheckpointCommitted)
+    assert (committed.key, committed.n, committed.step, committed.size) == (key, 1, 1, 10)
+
+
+def test_one_upload_of_a_trial_is_under_way_and_those_of_others_beside_it(world):
+    a, b = world.host("a"), world.host("b")
+    first, second = a.save(), a.save()
+    other = b.save()
+    assert world.transfers.keys() == [first, other]
+    world.finish(first)
+    assert world.transfers.keys() == [other, second]
+
+
+def test_a_third_checkpoint_waits_and_the_scheduler_hears_why(world):
+    host = world.host()
+    first, _ = host.save(), host.save()
+    assert not host.ask()
+    assert world.waits == [("save", "2 of its checkpoints are not in s3://bucket/exp yet")]
+    world.transfers.trouble(first, "connection refused")
+    assert world.waits[-1] == (
+        "save",
+        "2 of its checkpoints are not there yet: connection refused",
+    )
+    world.finish(first)
+    assert host.answers[-1] == RoomAnswer(root_of(world))
+    assert world.waits[-1] == ("", "")
+
+
+def test_how_many_may_wait_is_a_setting(world):
+    host = world.host(waiting=0)
+    host.save()
+    assert not host.ask()
+
+
+def test_a_question_is_refused_after_the_timeout_with_the_last_trouble(world):
+    host = world.host()
+    first, _ = host.save(), host.save()
+    host.ask()
+    world.transfers.trouble(first, "connection refused")
+    world.clock.advance(60)
+    (error,) = [answer.error for answer in host.answers if answer.error]
+    assert "for 60 s (sync_timeout)" in error
+    assert "connection refused" in error
+    world.finish(first)
+    assert len(host.answers) == 3  # it is not answered again
+
+
+@pytest.mark.parametrize("how", [{"stop": True}, {"pause": True}])
+def test_a_host_that_is_to_end_waits_no_longer(world, how):
+    host = world.host()
+    host.save()
+    host.save()
+    assert not host.ask()
+    host.told(**how)
+    assert host.answers[-1] == RoomAnswer(root_of(world))
+    host.write()
+    assert host.ask()  # nothing due is skipped
+
+
+def test_the_checkpoints_of_a_trial_are_counted_over_its_epochs(world):
+    old = world.host()
+    old.save()
+    old.save()
+    old.die()
+    assert not world.host(epoch=2).ask()
+
+
+def test_room_that_a_dead_host_was_granted_is_free_again(world):
+    old, new = world.host(waiting=0), world.host(epoch=2, waiting=0)
+    assert old.ask()
+    assert not new.ask()
+    old.die()
+    assert new.answers[-1] == RoomAnswer(root_of(world))
+
+
+def test_bytes_that_wait_are_bounded_over_all_trials_and_nobody_is_overtaken(tmp_path):
+    world = World(tmp_path, uploads_bytes=100)
+    large, small, other = world.host("a"), world.host("b"), world.host("c")
+    first = large.save(b"x" * 60)
+    assert not large.ask()
+    assert "no more than 100 bytes" in world.waits[-1][1]
+    assert not small.ask()  # there would be room for it, but it came later
+    assert world.waits[-1] == ("save", "others wait for room on this node")
+    other.told(stop=True)
+    assert other.ask()
+    world.finish(first)
+    assert large.answers[-1].cache
+    assert small.answers[-1].cache
+
+
+def test_one_checkpoint_may_be_larger_than_the_limit(tmp_path):
+    world = World(tmp_path, uploads_bytes=1)
+    host = world.host()
+    key = host.save(b"x" * 1000)
+    assert not host.ask()
+    world.finish(key)
+    assert host.answers[-1].cache
+
+
+def test_an_upload_that_is_given_up_loses_all_behind_it_and_the_trial(world):
+    old = world.host()
+    first, second = old.save(), old.save()
+    old.die()
+    new = world.host(epoch=2)
+    assert not new.ask()
+    world.fail(first, "no answer for 60 s")
+    assert world.lost == [first, second]
+    (trial, reason), *more = world.given_up
+    assert (trial.trial, more) == ("t", [])
+    assert first in reason
+    assert "no answer for 60 s" in reason
+    assert world.on_disk() == []
+
+
+def test_uploads_that_are_given_up_leave_their_room_to_other_trials(tmp_path):
+    world = World(tmp_path, uploads_bytes=100)
+    lost, other = world.host("a"), world.host("b")
+    first = lost.save(b"x" * 40)
+    lost.save(b"x" * 40)
+    world.fail(first)
+    world.finish(other.save(b"x" * 90))
+    assert other.ask()
+
+
+def test_a_dead_process_is_told_once_to_those_whose_uploads_it_may_have_left_in_parts(world):
+    world.host("a").save()
+    other = world.host("b", key="tunemq:events:other")
+    world.finish(other.save())
+    for _ in range(2):
+        world.transfers.on_death("the transfers process 7 ended with SIGKILL")
+    ((key, warned),) = [said for said in world.said if isinstance(said[1], NodeWarned)]
+    assert key == KEY
+    assert "SIGKILL" in warned.text
+    assert warned.has_leftovers
+
+
+def test_what_a_host_writes_before_it_dies_of_a_lost_checkpoint_is_lost_too(world):
+    host = world.host()
+    first = host.save()
+    assert host.ask()
+    world.fail(first)
+    second = host.write()
+    assert world.written == world.lost == [first, second]
+    host.die()
+    assert world.transfers.uploads[1:] == []
+    assert world.on_disk() == []
+
+
+def test_an_upload_may_refer_to_what_its_epoch_has_committed_or_was_restored_from(world):
+    source = world.host("source")
+    origin = source.save()
+    world.finish(origin)
+    ref = committed_ref(world, origin)
+    clone = world.host("clone", restore=(ref,))
+    assert clone.fetch(ref) == FetchAnswer(root_of(world))
+    first = clone.save()
+    world.finish(first)
+    second = clone.save()
+    bases = [upload.base for upload in world.transfers.uploads]
+    files = [os.path.join(root_of(world), key, "committed.json") for key in (origin, first)]
+    assert bases == ["", *files]
+    world.finish(second)
+
+
+def test_an_epoch_does_not_refer_to_what_an_older_one_has_committed(world):
+    """The scheduler keeps for it what it was restored from, and nothing else."""
+    old = world.host()
+    first, second = old.save(), old.save()
+    world.finish(first)
+    world.finish(second)
+    old.die()
+    ref = committed_ref(world, first)
+    new = world.host(epoch=2, restore=(ref,))
+    new.fetch(ref)
+    new.save()
+    assert first in world.transfers.uploads[-1].base
+
+
+def test_what_was_fetched_to_look_at_is_no_base(world):
+    host = world.host()
+    first = host.save()
+    host.fetch(written_ref(world, first))
+    second = host.save()
+    world.finish(first)
+    assert first in world.transfers.uploads[-1].base  # it is what it has committed, after all
+    world.finish(second)
+
+
+def test_uploads_of_a_trial_go_on_when_its_host_is_gone_and_its_experiment_is_used(world):
+    host = world.host()
+    first, second = host.save(), host.save()
+    host.die()
+    assert world.checkpoints.unsettled() == {KEY}
+    world.finish(first)
+    world.finish(second)
+    assert world.committed == [first, second]
+    assert world.checkpoints.unsettled() == set()
+
+
+@pytest.mark.parametrize(
+    ("key", "trial"),
+    [("t/../x", "t"), ("/etc/x", "t"), ("t/.staging", "t"), ("u/checkpoint_1-000001", "u")],
+)
+def test_a_host_cannot_say_that_it_wrote_somewhere_else(world, key, trial):
+    host = world.host()
+    host.ask()
+    said = CheckpointWritten(trial, 1, 1, 1, key, "", 1)
+    with pytest.raises(WireError):
+        world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
+    assert world.events() == []
+
+
+@pytest.mark.parametrize("kind", [frames.WRITTEN, frames.FETCH])
+@pytest.mark.parametrize(
+    "payload", [b"", b"\x91" * 100_000, b"\x98\xa1\xff" + b"\x00" * 9, b"\xff"]
+)
+def test_what_a_host_says_that_cannot_be_read_is_its_own_end_only(world, kind, payload):
+    host = world.host()
+    host.ask()
+    with pytest.raises(WireError, match="cannot be"):
+        world.checkpoints.said(host.host, kind, payload)
+
+
+def test_a_host_cannot_write_unasked(world):
+    host = world.host()
+    said = CheckpointWritten("t", 1, 1, 1, "t/checkpoint_1-000001", "", 1)
+    with pytest.raises(WireError):
+        world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
+
+
+def test_a_node_that_ends_gives_up_what_is_under_way(world):
+    host = world.host()
+    host.save()
+    host.save()
+    host.ask()
+    world.checkpoints.close()
+    assert world.transfers.is_closed
+    world.clock.advance(3600)
+    host.ask()
+    assert len(host.answers) == 2
+
+
+# --- restoring ----------------------------------------------------------------------------------
+
+
+def test_what_the_node_has_written_is_not_downloaded(world):
+    old = world.host()
+    key = old.save()
+    old.die()
+    ref = written_ref(world, key)
+    assert world.host(epoch=2, restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
+    world.finish(key)
+    ref = committed_ref(world, key)
+    assert world.host("u", restore=(ref,)).fetch(ref) == FetchAnswer(root_of(world))
+    assert world.transfers.downloads == []
+
+
+def test_ten_hosts_wait_for_one_download(world):
+    ref = elsewhere(world)
+    hosts = [world.host(f"t{n}", restore=(ref,)) for n in range(10)]
+    assert [host.fetch(ref) for host in hosts] == [None] * 10
+    (download,) = world.transfers.downloads
+    assert download.folder == os.path.join(root_of(world), ref.key)
+    world.finish(ref.key)
+    assert [host.answers for host in hosts] == [[FetchAnswer(root_of(world))]] * 10
+    assert world.waits == []
+    late = world.host("t11", restore=(ref,))
+    assert late.fetch(ref) == FetchAnswer(root_of(world))
+    assert len(world.transfers.downloads) == 1
+
+
+def test_a_store_that_gives_trouble_is_told_until_it_goes_on(world):
+    ref = elsewhere(world)
+    host = world.host(restore=(ref,))
+    host.fetch(ref)
+    world.transfers.trouble(ref.key, "connection refused")
+    world.transfers.trouble(ref.key, "")
+    world.finish(ref.key)
+    assert world.waits == [("restore", "connection refused"), ("", "")]
+
+
+@pytest.mark.parametrize("is_corrupt", [True, False])
+def test_a_download_that_fails_is_answered_with_the_reason(world, is_corrupt):
+    ref = elsewhere(world)
+    host = world.host(restore=(ref,))
+    host.fetch(ref)
+    world.transfers.trouble(ref.key, "away")
+    world.fail(ref.key, "why", is_corrupt=is_corrupt)
+    reason = "why" if is_corrupt else f"checkpoint {ref.key} could not be downloaded: why"
+    assert host.answers == [FetchAnswer("", reason, is_corrupt)]
+    assert world.waits[-1] == ("", "")
+
+
+def test_a_damaged_copy_is_replaced_once_for_all_who_found_it_so(world):
+    ref = elsewhere(world)
+    a, b = world.host("a", restore=(ref,)), world.host("b", restore=(ref,))
+    for host in (a, b):
+        host.fetch(ref)
+    world.finish(ref.key)
+    assert a.fetch(ref, again=True) is None
+    assert world.on_disk() == []
+    world.finish(ref.key)
+    assert a.answers[-1] == FetchAnswer(root_of(world))
+    assert b.fetch(ref, again=True) == FetchAnswer(root_of(world))
+    assert len(world.transfers.downloads) == 2
+    assert b.fetch(ref, again=True) is None  # damaged as well
+    assert len(world.transfers.downloads) == 3
+
+
+def test_a_damaged_copy_of_what_is_not_committed_is_of_no_use(world):
+    old = world.host()
+    ref = written_ref(world, old.save())
+    old.die()
+    host = world.host(epoch=2, restore=(ref,))
+    host.fetch(ref)
+    answer = host.fetch(ref, again=True)
+    assert answer.is_corrupt
+    assert "not in the store yet" in answer.error
+    assert world.transfers.downloads == []
+
+
+def test_what_was_never_committed_and_is_not_here_is_of_no_use(world):
+    ref = CheckpointRef("t/checkpoint_1-000001", "", 1, "a hash")
+    answer = world.host(restore=(ref,)).fetch(ref)
+    assert answer.is_corrupt
+    assert ref.key in answer.error
+
+
+def test_what_was_committed_and_made_way_after_the_retry_was_ordered_is_downloaded(tmp_path):
+    world = World(tmp_path, cache_bytes=0)
+    old = world.host()
+    key = old.save()
+    ref = written_ref(world, key)  # all that the scheduler knows when it orders the retry
+    old.die()
+    world.finish(key)
+    assert world.on_disk() == []
+    host = world.host(epoch=2, restore=(ref,))
+    assert host.fetch(ref) is None
+    world.finish(key)
+    (answer,) = host.answers
+    assert answer == FetchAnswer(root_of(world), sha256=committed_ref(world, key).sha256)
+
+
+def test_a_damaged_copy_of_what_was_committed_after_the_retry_was_ordered_is_replaced(world):
+    old = world.host()
+    key = old.save()
+    ref = written_ref(world, key)
+    old.die()
+    host = world.host(epoch=2, restore=(ref,))
+    host.fetch(ref)
+    world.finish(key)
+    assert host.fetch(ref, again=True) is None
+    world.finish(key)
+    assert host.answers[-1].sha256 == committed_ref(world, key).sha256
+
+
+def test_a_download_for_which_nobody_waits_any_more_is_called_off(world):
+    ref = elsewhere(world)
+    host = world.host(restore=(ref,))
+    host.fetch(ref)
+    host.die()
+    assert world.transfers.keys() == []
+    other = world.host("u", restore=(ref,))
+    assert other.fetch(ref) is None
+    world.finish(ref.key)
+    assert other.answers == [FetchAnswer(root_of(world))]
+
+
+def test_a_fetch_cannot_name_a_path_outside_the_cache(world):
+    with pytest.raises(WireError):
+        world.host().fetch(CheckpointRef("../x", "a hash", 1))
+
+
+def test_a_folder_that_cannot_be_used_is_said(world):
+    (world.folder / "node").write_text("a file where folders were to be made")
+    host = world.host()
+    host.ask()
+    assert "folder for checkpoints" in host.answers[-1].error
+    answer = host.fetch(elsewhere(world))
+    assert "folder for checkpoints" in answer.error
+    assert not answer.is_corrupt

@@ -1,0 +1,169 @@
+"""Trial processes that ask for checkpoints and room in any order, whatever was answered."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+
+from tests.unit.workers.checkpoint_world import World, committed_ref, elsewhere
+from tunemq_shared.base.errors import StoreError, WireError
+from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
+from tunemq_shared.checkpoints.store import check_key
+from tunemq_shared.protocol.messages import (
+    CheckpointCommitted,
+    CheckpointRef,
+    CheckpointWritten,
+    encode,
+)
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.checkpoints.checkpoint_messages import FetchCheckpoint
+from tunemq_workers.runtime import frames
+
+TRIALS = ("a", "b")
+
+trials = st.sampled_from(TRIALS)
+
+
+class Machine(RuleBasedStateMachine):
+    """Nothing raises but the refusal of what a process said, which ends that process."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="tunemq-test-"))
+        self.world = World(self.folder, cache_bytes=60_000, uploads_bytes=20)
+        self.hosts = {}
+        self.epochs = dict.fromkeys(TRIALS, 0)
+        self.refs = [
+            elsewhere(self.world),
+            elsewhere(self.world, "s/checkpoint_1-000008"),
+            CheckpointRef("s/checkpoint_1-000009", "0" * 64, 9),
+            CheckpointRef("s/checkpoint_1-000010", "", 10),
+        ]
+
+    def teardown(self):
+        for trial in TRIALS:
+            self.ends(trial)
+        self.world.disk.settle()
+        self.world.checkpoints.close()
+        shutil.rmtree(self.folder)
+
+    def host(self, trial):
+        if trial not in self.hosts:
+            self.epochs[trial] += 1
+            self.hosts[trial] = self.world.host(trial, self.epochs[trial], sync_timeout_s=4.0)
+        return self.hosts[trial]
+
+    def says(self, trial, kind, payload=b""):
+        host = self.host(trial)
+        try:
+            self.world.checkpoints.said(host.host, kind, payload)
+        except WireError:
+            self.ends(trial)
+
+    @rule(trial=trials)
+    def asks_for_room(self, trial):
+        self.says(trial, frames.ASK_ROOM)
+
+    @rule(trial=trials, data=st.data(), again=st.booleans())
+    def asks_for_a_checkpoint(self, trial, data, again):
+        committed = [
+            committed_ref(self.world, key)
+            for trial in TRIALS
+            for key in self.world.keys(CheckpointCommitted, trial)
+        ]
+        ref = data.draw(st.sampled_from(self.refs + committed))
+        self.says(trial, frames.FETCH, checkpoint_messages.encode(FetchCheckpoint(ref, again)))
+
+    @rule(trial=trials)
+    def writes_if_it_may(self, trial):
+        host = self.host(trial)
+        answered = bool(host.answers) and getattr(host.answers[-1], "cache", "")
+        if answered and self.world.checkpoints._room.is_writing(host.host.name):
+            try:
+                host.write()
+            except WireError:
+                self.ends(trial)
+
+    @rule(trial=trials)
+    def ends(self, trial):
+        if trial in self.hosts:
+            self.hosts.pop(trial).die()
+
+    @rule(trial=trials, how=st.sampled_from(["stop", "pause"]))
+    def is_told_to_end(self, trial, how):
+        self.host(trial).told(**{how: True})
+
+    @rule()
+    def the_disk_is_done(self):
+        self.world.disk.settle()
+
+    @precondition(lambda self: self.world.transfers.under_way)
+    @rule(data=st.data(), is_done=st.booleans())
+    def a_transfer_ends(self, data, is_done):
+        key = data.draw(st.sampled_from(self.world.transfers.keys()))
+        known = key in self.world.transfers.store or not key.startswith("s/")
+        if is_done and known:
+            self.world.finish(key)
+        else:
+            self.world.fail(key)
+
+    @rule()
+    def time_passes(self):
+        self.world.clock.advance(5)
+
+
+Machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestHostileCheckpointQuestions = Machine.TestCase
+
+
+def test_checkpoint_larger_than_the_disk_is_rejected_and_counts_nowhere(tmp_path):
+    world = World(tmp_path)
+    host = world.host()
+    host.ask()
+    said = CheckpointWritten("t", 1, 1, 1, checkpoint_key("t", 1, 1), "0" * 64, 2**53)
+    with pytest.raises(WireError, match="more than the disk"):
+        world.checkpoints.said(host.host, frames.WRITTEN, encode(said))
+    assert world.checkpoints._uploads.size == 0
+
+
+def test_size_that_a_process_names_counts_no_longer_once_the_upload_has_counted(tmp_path):
+    world = World(tmp_path, uploads_bytes=100)
+    one, other = world.host("a"), world.host("b")
+    one.ask()
+    key = one.write(said_size=10**6)
+    world.finish(key)
+    assert one.ask()  # and it writes nothing
+    assert other.ask()
+
+
+def test_key_of_megabytes_is_rejected_with_a_short_sentence(tmp_path):
+    world = World(tmp_path)
+    ref = CheckpointRef("\0" * 2**20, "0" * 64, 1)
+    question = checkpoint_messages.encode(FetchCheckpoint(ref, False))
+    with pytest.raises(WireError, match="is not the key of a checkpoint") as rejected:
+        world.checkpoints.said(world.host().host, frames.FETCH, question)
+    assert len(str(rejected.value)) < 2000
+    with pytest.raises(StoreError, match="at most 512 characters"):
+        check_key("t/" + "c" * 511)
+
+
+@pytest.mark.parametrize("first", [frames.ASK_ROOM, frames.FETCH])
+@pytest.mark.parametrize("second", [frames.ASK_ROOM, frames.FETCH])
+def test_second_question_before_the_answer_to_the_first_is_rejected(first, second, tmp_path):
+    world = World(tmp_path)
+    host = world.host(waiting=0)
+    host.save()
+    ref = elsewhere(world)
+    payloads = {
+        frames.ASK_ROOM: b"",
+        frames.FETCH: checkpoint_messages.encode(FetchCheckpoint(ref, False)),
+    }
+    world.checkpoints.said(host.host, first, payloads[first])
+    with pytest.raises(WireError, match="asked again before it was answered"):
+        world.checkpoints.said(host.host, second, payloads[second])

@@ -1,0 +1,89 @@
+"""The forkservers of a node where a host cannot be started."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import without_collections
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.messages import BlobRef, Environment, HostOrder, HostStart
+from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
+from tunemq_workers.runtime.reactor import Reactor
+
+ENVIRONMENT = Environment(sys.executable, (), {"PATH": os.environ.get("PATH", "")}, ())
+
+
+class Nobody:
+    """A listener that must not hear of anything."""
+
+    def __getattr__(self, name: str) -> object:
+        pytest.fail(f"a host that was never asked for: {name}")
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[ForkserverPool]:
+    (tmp_path / "logs").mkdir()
+    pool = ForkserverPool(
+        Reactor(), set(), folder=str(tmp_path), hostname="host", node_ip="127.0.0.1"
+    )
+    yield pool
+    pool.close()
+
+
+def open_descriptors() -> set[str]:
+    return {name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+
+
+def lowest_free() -> int:
+    descriptor = os.dup(2)
+    os.close(descriptor)
+    return descriptor
+
+
+@contextmanager
+def descriptors_left(number: int) -> Iterator[None]:
+    """Leave this process so few descriptors."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with without_collections():  # what another test left would give some back
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free() + number, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def order(folder: Path) -> HostOrder:
+    start = HostStart(
+        experiment="e",
+        events_key="events",
+        trial_name="t",
+        trial_number=0,
+        folder=str(folder),
+        code=BlobRef("0", 1, "/code"),
+        config=pack_config({}),
+        resources={"cpu": 1.0},
+        environment=ENVIRONMENT,
+        store=str(folder),
+    )
+    return HostOrder("t", 1, TO_THE_END, stop=False, start=start)
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_host_that_cannot_be_asked_for_leaves_nothing_behind(pool, tmp_path, left):
+    pool.prewarm(ENVIRONMENT)
+    (first,) = pool._servers
+    before = open_descriptors()
+    with descriptors_left(left), pytest.raises(OSError, match="Too many open files"):
+        pool.start("h1", order(tmp_path), Nobody())
+    assert open_descriptors() <= before  # what another test left may be collected meanwhile
+    # It hosts nothing, so that it makes way for one that is wanted.
+    pool.prewarm(Environment(sys.executable, (), {**ENVIRONMENT.variables, "OTHER": "1"}, ()))
+    assert first not in pool._servers

@@ -1,0 +1,433 @@
+"""What a node does with reports that its forkserver cannot have meant.
+
+They are written to the real socket of a real forkserver, as a preloaded module could.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tunemq_shared.code.blob_folder import BlobFolder
+from tunemq_shared.code.config_packing import pack_config
+from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.messages import Environment, HostOrder, HostStart
+from tunemq_shared.trainable.trainable_blobs import ship
+from tunemq_workers.forkservers.forkserver_client import ForkserverClient
+from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
+from tunemq_workers.forkservers.forkserver_reports import BadReport, ReportedHosts
+from tunemq_workers.processes.forkserver_messages import (
+    MAX_PACKET_BYTES,
+    MAX_TEXT,
+    FamilyGone,
+    HostExited,
+    HostForked,
+    Preloading,
+    Ready,
+    Warned,
+    encode,
+)
+from tunemq_workers.runtime.reactor import Reactor
+from tunemq_workers.runtime.trial_process_interfaces import Link
+
+_PIDFD_GETFD = 438
+
+
+def waits(config):
+    import time
+
+    while True:
+        time.sleep(600)
+
+
+class Heard:
+    """A listener that remembers what it was told, as ``(what, host, more)``."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, object]] = []
+
+    def forked(self, name: str, pid: int) -> None:
+        self.told.append(("forked", name, pid))
+
+    def exited(self, name: str, signal: int | None, exit_code: int | None) -> None:
+        self.told.append(("exited", name, (signal, exit_code)))
+
+    def lost(self, name: str, reason: str) -> None:
+        self.told.append(("lost", name, reason))
+
+    def not_started(self, name: str, reason: str) -> None:
+        self.told.append(("not_started", name, reason))
+
+    def gone(self, name: str) -> None:
+        self.told.append(("gone", name, None))
+
+    def said(self, name: str, kind: int, payload: bytes) -> None:
+        pass
+
+    def closed(self, name: str) -> None:
+        pass
+
+    def of(self, what: str, host: str) -> list[object]:
+        return [more for one, name, more in self.told if (one, name) == (what, host)]
+
+
+class Node:
+    """A pool of forkservers, in a loop that a test turns."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "logs").mkdir()
+        self.folder, self.reactor, self.heard = folder, Reactor(), Heard()
+        self.pool = ForkserverPool(
+            self.reactor, set(), folder=str(folder), hostname="host", node_ip="127.0.0.1"
+        )
+        self.links: list[Link] = []
+        self._code = ship(waits, BlobFolder(folder / "blobs"))
+
+    def until(self, condition: Callable[[], object], within: float = 60.0) -> None:
+        """Turn the loop until the condition holds."""
+        deadline = time.monotonic() + within
+
+        def look() -> None:
+            if condition() or time.monotonic() > deadline:
+                self.reactor.stop()
+            else:
+                self.reactor.after(0.01, lambda: None)
+
+        self.reactor.after(0.0, lambda: None)
+        self.reactor.run(look)
+        assert condition(), self.heard.told
+
+    def ask(self, host: str, number: int = 0, **variables: str) -> ForkserverClient:
+        """Ask for a host; returns its forkserver."""
+        path = {"PATH": os.environ.get("PATH", "")}
+        environment = Environment(sys.executable, (), {**path, **variables}, tuple(sys.path))
+        start = HostStart(
+            experiment="e",
+            events_key="events",
+            trial_name="t",
+            trial_number=number,
+            folder=str(self.folder / host),
+            code=self._code,
+            config=pack_config({}),
+            resources={"cpu": 1.0},
+            environment=environment,
+            store=str(self.folder),
+        )
+        order = HostOrder("t", 1, TO_THE_END, stop=False, start=start)
+        self.links.append(self.pool.start(host, order, self.heard))
+        return self.pool._hosted[host].server
+
+    def forked(self, host: str) -> int:
+        """The pid of a host, once it is there."""
+        self.until(lambda: self.heard.of("forked", host))
+        pid = self.heard.of("forked", host)[0]
+        assert isinstance(pid, int)
+        return pid
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path)
+    yield node
+    node.pool.close()
+    for link in node.links:
+        link.close()
+
+
+@pytest.fixture
+def victim() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that no forkserver has anything to do with."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def end_of(server: ForkserverClient) -> socket.socket:
+    """The forkserver's end of its socket to the node."""
+    number = int(Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")[-3])
+    pidfd = os.pidfd_open(server.pid)
+    try:
+        stolen = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, number, 0)
+        assert stolen >= 0, os.strerror(ctypes.get_errno())
+        return socket.socket(fileno=stolen)
+    finally:
+        os.close(pidfd)
+
+
+def write(server: ForkserverClient, *packets: bytes) -> None:
+    with end_of(server) as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
+        for packet in packets:
+            end.send(packet)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in {"Z", "X"}
+
+
+def raw(*fields: object) -> bytes:
+    return msgspec.msgpack.encode(fields)
+
+
+#: What a forkserver with one host, h1, cannot report; ``{pid}`` is that host's.
+LIES: dict[str, Callable[[int], bytes]] = {
+    "no msgpack": lambda pid: b"\xc1garbage",
+    "a text": lambda pid: msgspec.msgpack.encode("forked"),
+    "an unknown tag": lambda pid: raw("boo", "h1"),
+    "half a report": lambda pid: encode(HostForked("h1", pid))[:-1],
+    "two reports in one": lambda pid: 2 * encode(Warned("hello")),
+    "a wrong type": lambda pid: raw("exited", "h1", "pid", None, None),
+    "a text that is no UTF-8": lambda pid: b"\x92\xa7warning\xa2\xff\xfe",
+    "deep nesting": lambda pid: b"\x92\xa7warning" + b"\x91" * 60_000,
+    "a packet that is too long": lambda pid: encode(Warned("w" * (MAX_PACKET_BYTES + 100))),
+    "a text that is too long": lambda pid: encode(Warned("w" * (MAX_TEXT + 1))),
+    "a host of which it was not asked": lambda pid: encode(HostForked("h7", pid)),
+    "the same host twice": lambda pid: encode(HostForked("h1", pid)),
+    "an end of an unknown host": lambda pid: encode(HostExited("h7", pid, 9, None)),
+    "an end of a host that runs": lambda pid: encode(HostExited("h1", pid, 9, None)),
+    "an end with another pid": lambda pid: encode(HostExited("h1", pid + 1, 9, None)),
+    "an end without a pid": lambda pid: encode(HostExited("h1", None, None, None)),
+    "a signal that there is not": lambda pid: encode(HostExited("h1", pid, -9, None)),
+    "an exit code that there is not": lambda pid: encode(HostExited("h1", pid, None, 2**60)),
+    "a family that is gone before its host": lambda pid: encode(FamilyGone("h1")),
+    "a family of an unknown host": lambda pid: encode(FamilyGone("h7")),
+    "a process twice": lambda pid: encode(HostForked("h2", pid)),
+    "init": lambda pid: encode(HostForked("h2", 1)),
+    "this process": lambda pid: encode(HostForked("h2", os.getpid())),
+    "process 0": lambda pid: raw("forked", "h2", 0),
+    "a negative pid": lambda pid: raw("forked", "h2", -pid),
+    "the lowest pid": lambda pid: raw("forked", "h2", -(2**63)),
+    "the highest pid": lambda pid: raw("forked", "h2", 2**64 - 1),
+    "preloading when ready": lambda pid: encode(Preloading("module")),
+    "ready again": lambda pid: encode(Ready(())),
+}
+
+
+class Reported:
+    """What a node believes of a forkserver, which this process plays: ``h1`` is its host."""
+
+    def __init__(self, host: subprocess.Popen[bytes]) -> None:
+        control, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.setblocking(False)
+        self.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_PACKET_BYTES)
+        self.control, self.pid = control, host.pid
+        self.hosts = ReportedHosts(control, os.getpid(), os.getuid())
+        self.hosts.ask("h1")
+        self.hosts.ask("h2")
+        self.take(encode(Ready(())))
+        self.take(encode(HostForked("h1", host.pid)))
+
+    def take(self, packet: bytes) -> object:
+        self.end.send(packet)
+        return self.hosts.receive()
+
+
+@pytest.fixture
+def reported(victim: subprocess.Popen[bytes]) -> Iterator[Reported]:
+    reported = Reported(victim)
+    yield reported
+    reported.hosts.forget()
+    reported.control.close()
+    reported.end.close()
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_report_that_cannot_be_true_is_not_believed(reported, lie):
+    with pytest.raises(BadReport):
+        reported.take(LIES[lie](reported.pid))
+
+
+def test_report_of_a_host_with_the_number_of_a_thread_is_not_believed(reported):
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    with pytest.raises(BadReport, match="is the number of no process"):
+        reported.take(encode(HostForked("h2", thread.native_id or 0)))
+    over.set()
+    thread.join()
+
+
+def test_report_of_a_host_that_runs_as_another_user_is_not_believed(victim):
+    control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    hosts = ReportedHosts(control, os.getpid(), os.getuid() + 1)
+    hosts.ask("h1")
+    with control, end:
+        end.send(encode(HostForked("h1", victim.pid)))
+        with pytest.raises(BadReport, match="does not run as user"):
+            hosts.receive()
+
+
+def test_reports_of_a_host_that_ended_before_they_were_read_are_believed(reported):
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    for report in (
+        HostForked("h2", gone.pid),
+        HostExited("h2", gone.pid, None, 0),
+        FamilyGone("h2"),
+    ):
+        assert reported.take(encode(report)) == report
+    assert reported.hosts.names() == reported.hosts.unended() == ["h1"]
+
+
+def test_report_that_a_family_is_gone_of_which_a_process_runs_is_not_believed(reported):
+    with (
+        subprocess.Popen(["sleep", "600"], process_group=0) as host,
+        subprocess.Popen(["sleep", "600"], process_group=host.pid) as left,
+    ):
+        reported.take(encode(HostForked("h2", host.pid)))
+        host.kill()
+        host.wait()
+        reported.take(encode(HostExited("h2", host.pid, signal.SIGKILL, None)))
+        with pytest.raises(BadReport, match=f"process {left.pid} of that host runs"):
+            reported.take(encode(FamilyGone("h2")))
+        left.kill()
+
+
+def test_reports_of_a_host_that_could_not_be_forked_are_believed(reported):
+    for report in (HostExited("h2", None, None, None), FamilyGone("h2")):
+        assert reported.take(encode(report)) == report
+    assert reported.hosts.names() == ["h1"]
+
+
+@pytest.mark.parametrize("lie", ["no msgpack", "a packet that is too long", "a strange process"])
+def test_report_that_cannot_be_true_costs_the_hosts_of_its_forkserver_alone(node, victim, lie):
+    server = node.ask("h1")
+    pid = node.forked("h1")
+    node.ask("h2", OTHER="1")
+    other = node.forked("h2")
+    # Stopped, it cannot fork before the forged report is there.
+    os.kill(server.pid, signal.SIGSTOP)
+    node.ask("h3")
+    forged = encode(HostForked("h3", victim.pid))
+    write(server, forged if lie == "a strange process" else LIES[lie](pid))
+
+    node.until(lambda: node.heard.of("gone", "h1") and node.heard.of("gone", "h3"))
+    for host in ("h1", "h3"):
+        (reason,) = node.heard.of("lost", host)
+        assert f"the forkserver {server.pid} was killed, because it " in str(reason)
+    assert not is_alive(pid)
+    assert not is_alive(server.pid)
+    assert victim.poll() is None
+    assert is_alive(other)
+    assert [what for what, host, _ in node.heard.told if host == "h2"] == ["forked"]
+    # The next host of that environment is forked from another one.
+    assert node.ask("h4").pid != server.pid
+    assert is_alive(node.forked("h4"))
+
+
+def test_process_that_is_no_child_of_a_dead_forkserver_is_not_killed(node, victim):
+    """What it said before its end is read after it."""
+    server = node.ask("h1")
+    node.until(lambda: server.is_ready)
+    os.kill(server.pid, signal.SIGSTOP)
+    node.ask("h2", 1)
+    write(server, encode(HostForked("h2", victim.pid)))
+    os.kill(server.pid, signal.SIGKILL)
+    node.until(lambda: node.heard.of("gone", "h2"))
+    assert victim.poll() is None
+
+
+def test_descriptors_that_come_with_a_report_are_not_kept(node):
+    server = node.ask("h1")
+    node.forked("h1")
+    before = len(os.listdir("/proc/self/fd"))
+    reading, writing = os.pipe()
+    with end_of(server) as end:
+        socket.send_fds(end, [encode(Warned("hello"))], [reading] * 50)
+    os.close(reading)
+    os.close(writing)
+    warned: list[str] = []
+    node.pool.on_warning = lambda _key, text: warned.append(text)
+    node.until(lambda: warned)
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_forkserver_that_reports_without_end_does_not_stop_the_node(node):
+    server = node.ask("h1")
+    node.forked("h1")
+    with end_of(server) as end:
+        end.setblocking(False)
+        rounds = []
+
+        def flood() -> None:
+            """As fast as the node reads: after each round there is more to be read."""
+            rounds.append(len(rounds))
+            try:
+                while True:
+                    end.send(encode(Warned(f"warning {len(rounds)}")))
+            except BlockingIOError:
+                pass
+
+        receive = server._hosts.receive
+
+        def receive_and_flood():
+            report = receive()
+            flood()
+            return report
+
+        server._hosts.receive = receive_and_flood
+        flood()
+        assert 0 < len(server.read()) <= 64
+    del server._hosts.receive
+
+
+def test_host_that_talks_nonsense_when_its_forkserver_dies_is_no_problem(node):
+    heard = node.heard
+
+    def said(name: str, kind: int, payload: bytes) -> None:
+        node.pool.kill(name)
+
+    heard.lost = lambda name, reason: (
+        said(name, 0, b""),
+        heard.told.append(("lost", name, reason)),
+    )
+    server = node.ask("h1")
+    node.forked("h1")
+    os.kill(server.pid, signal.SIGKILL)
+    node.until(lambda: heard.of("gone", "h1"))
+    (reason,) = heard.of("lost", "h1")
+    assert f"the forkserver {server.pid} was killed by SIGKILL" in str(reason)
+
+
+def test_host_that_is_asked_for_when_a_dead_forkserver_is_found_is_forked_from_another(node):
+    heard, servers = node.heard, []
+    server = node.ask("h1")
+    node.forked("h1")
+
+    def lost(name: str, reason: str) -> None:
+        heard.told.append(("lost", name, reason))
+        servers.append(node.ask("h2", 1))
+
+    heard.lost = lost
+    os.kill(server.pid, signal.SIGKILL)
+    node.until(lambda: heard.of("gone", "h1") and heard.of("forked", "h2"))
+    assert servers[0] is not server
+
+
+def test_text_of_a_warning_that_is_long_or_no_unicode_reaches_the_node(tmp_path, node):
+    (tmp_path / "loud.py").write_text("raise ValueError('\\udc80' + 'x' * 200_000)")
+    environment = Environment(sys.executable, ("loud",), {}, (str(tmp_path), *sys.path))
+    warned: list[str] = []
+    node.pool.on_warning = lambda _key, text: warned.append(text)
+    node.pool.prewarm(environment)
+    (server,) = node.pool._servers
+    node.until(lambda: server.is_ready)
+    (texts,) = node.pool._servers.values()
+    (text,) = texts._texts
+    assert text.startswith("loud could not be preloaded (ValueError: ?xxx")
+    assert len(text) == MAX_TEXT

@@ -1,0 +1,242 @@
+"""Which GPUs a node offers, and how it keeps other workers away from them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.waiting import eventually
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.health.node_metrics import GpuVitals, NodeAbout, decode_vitals
+from tunemq_shared.protocol.messages import Gpu
+from tunemq_workers.gpu.drivers import PhysicalGpu
+from tunemq_workers.gpu.gpu_discovery import offered_gpus
+from tunemq_workers.gpu.gpu_locks import take_gpus
+from tunemq_workers.system.library_versions import installed_versions
+from tunemq_workers.system.machine_watch import MachineWatch
+
+GPUS = [Gpu(f"GPU-{letter}0", "NVIDIA H200", 1e9) for letter in "abc"]
+
+
+PARTS = [Gpu(f"MIG-{digit}", "NVIDIA H100 MIG 1g.10gb", 1e9) for digit in "12"]
+
+
+class Driver:
+    """As much of a driver as is asked what there is."""
+
+    def __init__(self, physical: list[PhysicalGpu]) -> None:
+        self._physical = physical
+
+    def physical(self) -> list[PhysicalGpu]:
+        return self._physical
+
+
+def with_gpus() -> Driver:
+    return Driver([PhysicalGpu(gpu) for gpu in GPUS])
+
+
+def with_parts() -> Driver:
+    """The second GPU is in MIG mode."""
+    first, second, third = GPUS
+    return Driver([PhysicalGpu(first), PhysicalGpu(second, tuple(PARTS)), PhysicalGpu(third)])
+
+
+def without_gpus() -> None:
+    return None
+
+
+def nobody_asks() -> None:
+    pytest.fail("the driver was asked")
+
+
+def uuids(
+    option: str | None, visible: str | None = None, driver: Callable[[], Driver] = with_gpus
+) -> list[str]:
+    offered = offered_gpus(option, visible, driver)
+    assert offered.number == len(offered.gpus)
+    return [gpu.uuid for gpu in offered.gpus]
+
+
+def test_all_gpus_are_offered_where_nothing_is_said():
+    assert offered_gpus(None, None, with_gpus).gpus == tuple(GPUS)
+    assert offered_gpus(None, None, without_gpus).number == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2,0", ["GPU-c0", "GPU-a0"]),
+        ("GPU-b,GPU-a0", ["GPU-b0", "GPU-a0"]),
+        ("1,7,0", ["GPU-b0"]),
+        ("1,MIG-x,0", ["GPU-b0"]),
+        ("GPU-", []),
+    ],
+)
+def test_what_cuda_programs_may_not_see_is_not_offered(visible, seen):
+    assert uuids(None, visible) == seen
+
+
+def test_a_number_is_so_many_of_them():
+    assert uuids("2") == ["GPU-a0", "GPU-b0"]
+    assert uuids("1", "2,1") == ["GPU-c0"]
+    with pytest.raises(ConfigError, match=r"--gpus is 2, and there are: GPU-c0 \(NVIDIA H200\)"):
+        uuids("2", "2")
+
+
+def test_a_number_where_nobody_knows_of_any_is_of_gpus_without_names():
+    offered = offered_gpus("2", None, without_gpus)
+    assert (offered.gpus, offered.number) == ((), 2)
+
+
+def test_none_are_offered_and_nobody_is_asked_where_none_are_wanted():
+    assert offered_gpus("0", None, nobody_asks).number == 0
+    assert offered_gpus(None, " ", nobody_asks).number == 0
+
+
+def test_gpus_are_named_by_index_or_uuid_among_those_that_may_be_seen():
+    assert uuids("2,GPU-a") == ["GPU-c0", "GPU-a0"]
+    assert uuids("1,") == ["GPU-b0"]
+    assert uuids("0,", "2") == ["GPU-c0"]
+    with pytest.raises(ConfigError, match="--gpus names GPU-a0, and there are: GPU-c0"):
+        uuids("GPU-a0", "2")
+    with pytest.raises(ConfigError, match="there is none"):
+        uuids("0,1", "")
+
+
+def test_where_nobody_knows_of_any_those_that_are_named_are_believed_in():
+    assert offered_gpus("GPU-x, 1", None, without_gpus).gpus == (Gpu("GPU-x"), Gpu("1"))
+
+
+@pytest.mark.parametrize("option", ["", "-1", "1.5", "a b", ",", "GPU-a,,GPU-b", "65"])
+def test_an_option_that_says_nothing_is_refused(option):
+    with pytest.raises(ConfigError, match="--gpus is"):
+        offered_gpus(option, None, without_gpus)
+
+
+def test_a_gpu_that_is_named_twice_is_refused():
+    with pytest.raises(ConfigError, match="names GPU-a0 twice"):
+        uuids("0,GPU-a0")
+
+
+# --- MIG ------------------------------------------------------------------------------------------
+
+
+def test_of_a_gpu_in_mig_mode_its_parts_are_offered_and_never_it_itself():
+    assert uuids(None, driver=with_parts) == ["GPU-a0", "MIG-1", "MIG-2", "GPU-c0"]
+    assert uuids("2", driver=with_parts) == ["GPU-a0", "MIG-1"]
+
+
+def test_mig_devices_are_named_by_uuid_and_indices_count_gpus():
+    assert uuids("MIG-2,2", driver=with_parts) == ["MIG-2", "GPU-c0"]
+    assert uuids(None, "MIG-2,0", driver=with_parts) == ["MIG-2", "GPU-a0"]
+    assert uuids("MIG-2", "2,MIG-2", driver=with_parts) == ["MIG-2"]
+
+
+def test_a_mig_device_that_is_not_there_is_refused():
+    with pytest.raises(ConfigError, match=r"names MIG-9, and there are: GPU-a0 .*MIG-1 .*MIG-2"):
+        uuids("MIG-9", driver=with_parts)
+    with pytest.raises(ConfigError, match="names MIG-1, and there are: GPU-c0"):
+        uuids("MIG-1", "2", driver=with_parts)
+
+
+@pytest.mark.parametrize("name", ["1,", "GPU-b", "GPU-b0"])
+def test_a_gpu_in_mig_mode_that_is_named_as_a_whole_is_refused_and_its_parts_named(name):
+    parts = r"MIG-1 \(NVIDIA H100 MIG 1g\.10gb\), MIG-2"
+    with pytest.raises(ConfigError, match=rf"--gpus names GPU-b0, which is in MIG mode.*{parts}"):
+        uuids(name, driver=with_parts)
+    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES names GPU-b0, .*MIG mode"):
+        uuids(None, name, driver=with_parts)
+
+
+def test_a_gpu_in_mig_mode_without_parts_offers_nothing():
+    def unmade() -> Driver:
+        return Driver([PhysicalGpu(GPUS[0], ()), PhysicalGpu(GPUS[1])])
+
+    assert uuids(None, driver=unmade) == ["GPU-b0"]
+    with pytest.raises(ConfigError, match="GPU-a0, which is in MIG mode, and has no MIG devices"):
+        uuids("0,", driver=unmade)
+
+
+# --- locks ----------------------------------------------------------------------------------------
+
+_HOLDER = """
+import sys
+import time
+from tunemq_shared.protocol.messages import Gpu
+from tunemq_workers.gpu.gpu_locks import take_gpus
+take_gpus([Gpu("GPU-b")], "worker other", sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_gpu_is_one_workers_until_its_process_is_gone(tmp_path):
+    line = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        who = rf"GPU-b is taken already: process {holder.pid} \(worker other\)"
+        with pytest.raises(ConfigError, match=who):
+            take_gpus([Gpu("GPU-a"), Gpu("GPU-b")], "worker me", str(tmp_path))
+        holder.kill()
+    held = take_gpus([Gpu("GPU-a"), Gpu("GPU-b")], "worker me", str(tmp_path))
+    assert len(held) == 2
+    for descriptor in held:
+        assert not os.get_inheritable(descriptor)
+        os.close(descriptor)
+
+
+def test_a_lock_follows_no_link_and_may_be_taken_by_other_users(tmp_path):
+    (tmp_path / "tunemq-gpu-GPU-l.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(ConfigError, match="GPU-l cannot be locked"):
+        take_gpus([Gpu("GPU-l")], "worker me", str(tmp_path))
+    (descriptor,) = take_gpus([Gpu("MIG-1/2")], "worker me", str(tmp_path))
+    file = tmp_path / "tunemq-gpu-MIG-1_2.lock"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666
+    assert file.read_text() == f"process {os.getpid()} (worker me)\n"
+    os.close(descriptor)
+
+
+# --- what is said of the machine ------------------------------------------------------------------
+
+
+def test_a_node_says_how_its_machine_is_and_what_its_own_gpus_do(tmp_path):
+    gpus = (GpuVitals("GPU-a0", 0.5, 7.0),)
+    watch = MachineWatch("1.2", str(tmp_path), lambda: gpus)
+    assert decode_vitals(watch.said()).load is None
+    watch.start()
+    watch.hosts, watch.outbox, watch.cache = 1, 2, 3
+    eventually(lambda: decode_vitals(watch.said()).load is not None)
+    watch.close()
+    said = decode_vitals(watch.said())
+    assert (said.version, said.hosts, said.outbox, said.cache) == ("1.2", 1, 2, 3)
+    assert said.gpus == gpus
+    assert said.memory_free is not None
+    assert said.memory_free > 0
+    assert said.disk_free is not None
+    assert said.disk_size is not None
+    assert 0 < said.disk_free <= said.disk_size
+    assert said.clock is not None
+    assert abs(said.clock - time.time()) < 60
+
+
+def test_a_node_says_who_it_is_and_what_is_installed_there(tmp_path):
+    about = NodeAbout("one", "one.lan", "3.11.2", {"cloudpickle": "3.1"}, ("GPU-a0",))
+    watch = MachineWatch("1.2", str(tmp_path), about=about)
+    assert decode_vitals(watch.said()).about == about
+    watch.start()
+    eventually(lambda: decode_vitals(watch.said()).disk_free is not None)
+    watch.close()
+    said = decode_vitals(watch.said()).about
+    assert said is not None
+    assert said.libraries == {"cloudpickle": "3.1", **installed_versions()}
+    assert (said.node, said.hostname, said.gpus) == ("one", "one.lan", ("GPU-a0",))

@@ -1,0 +1,141 @@
+"""What hosts used of their GPUs, from what was seen of these."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.workers.fakes import FakeLink, start
+from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.protocol.conditions import TO_THE_END
+from tunemq_shared.protocol.device_use import DeviceUse
+from tunemq_shared.protocol.messages import DevicesUsed, Gpu, HostOrder
+from tunemq_workers.gpu.gpu_meter import GpuMeter
+from tunemq_workers.gpu.gpu_snapshot import DeviceLook, Holding, Look
+from tunemq_workers.runtime.trial_process_interfaces import Host
+
+GB = 1e9
+
+
+class World:
+    """One device, "A", and hosts that have parts of it; a test moves the time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.meter = GpuMeter([Gpu("A", "H100", 80 * GB)], now=lambda: self.now)
+        self.energy = 0.0
+        self._names = 0
+
+    def host(self, pid: int, share: float = 1.0, *, uuid: str = "A") -> Host:
+        self._names += 1
+        begin = start(devices={uuid: share})
+        order = HostOrder(f"t{self._names}", 1, TO_THE_END)
+        host = Host(f"h{self._names}", order, begin, FakeLink())
+        self.meter.began(host)
+        host.pid = pid
+        return host
+
+    def look(
+        self,
+        *holdings: Holding,
+        after_s: float = 2.0,
+        busy: float | None = None,
+        used: float | None = None,
+        energy: float | None = None,
+    ) -> None:
+        """So many seconds later."""
+        self.now += after_s
+        device = DeviceLook(used, holdings, energy)
+        self.meter.seen(Look(self.now, {"A": device}), [GpuVitals("A", busy, used)])
+
+    def use(self, host: Host) -> DeviceUse:
+        told = self.meter.left(host)
+        assert told is not None
+        assert (told.trial, told.epoch) == host.key
+        (use,) = told.devices
+        return use
+
+
+def of(*line: int, memory: float | None = None) -> Holding:
+    """What a process holds, by its pid, its parent's, and so on."""
+    return Holding(line[0], "python", memory, line)
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    made.look(used=1 * GB, energy=1000.0)
+    return made
+
+
+def test_a_hosts_memory_is_that_of_its_family_and_of_nobody_else(world):
+    first, second = world.host(10, 0.5), world.host(20, 0.5)
+    world.look(of(12, 10, 1, memory=3 * GB), of(10, 1, memory=1 * GB), of(20, 1, memory=7 * GB))
+    world.look(of(12, 10, 1, memory=1 * GB), of(77, 1, memory=50 * GB), of(20, 1, memory=9 * GB))
+    assert world.use(first).memory_peak == 4 * GB
+    assert world.use(second).memory_peak == 9 * GB
+
+
+@pytest.mark.parametrize(
+    "holdings",
+    [(), (Holding(4711, "", 30 * GB),), (of(10, 1), of(20, 1))],
+    ids=["nobody named", "pids of outside of the container", "without bytes"],
+)
+def test_where_nobody_says_who_has_how_much_it_is_what_came_on_top_by_shares(world, holdings):
+    first, second = world.host(10, 0.75), world.host(20, 0.25)
+    world.look(*holdings, used=21 * GB)
+    world.look(*holdings, used=5 * GB)
+    assert world.use(first).memory_peak == 15 * GB
+    assert world.use(second).memory_peak == 5 * GB
+
+
+def test_a_host_that_has_opened_nothing_has_no_memory(world):
+    host = world.host(10)
+    world.look(of(77, 1, memory=5 * GB), used=6 * GB)
+    assert world.use(host).memory_peak == 0
+
+
+def test_utilisation_is_the_devices_mean_over_the_time_that_the_host_had_it(world):
+    world.now += 10.0  # nobody had it
+    host = world.host(10, 0.5)
+    world.look(busy=1.0, after_s=1.0)
+    world.look(busy=0.2, after_s=3.0)
+    world.look(busy=None)  # the driver was silent
+    use = world.use(host)
+    assert (use.uuid, use.model, use.share) == ("A", "H100", 0.5)
+    assert use.utilisation == pytest.approx(0.4)
+    assert use.seconds == pytest.approx(6.0)
+
+
+def test_energy_is_the_devices_by_the_hosts_share_and_survives_a_new_counter(world):
+    host = world.host(10, 0.5)
+    world.look(energy=1400.0)
+    world.look(energy=100.0)  # the driver was loaded again
+    world.look(energy=None)
+    world.look(energy=300.0)  # since when is not known
+    world.look(energy=500.0)
+    assert world.use(host).energy_j == (400 + 200) / 2
+
+
+def test_of_a_trial_that_nobody_saw_only_its_time_is_known(world):
+    host = world.host(10)
+    world.now += 0.5
+    assert world.use(host) == DeviceUse("A", "H100", pytest.approx(0.5))
+
+
+def test_a_host_that_gets_another_trial_is_counted_anew(world):
+    host = world.host(10)
+    world.look(of(10, 1, memory=9 * GB))
+    assert world.use(host).memory_peak == 9 * GB
+    host.order = HostOrder("later", 3, TO_THE_END)
+    world.meter.began(host)
+    world.look(of(10, 1, memory=2 * GB))
+    told = world.meter.left(host)
+    assert (told.trial, told.epoch, told.devices[0].memory_peak) == ("later", 3, 2 * GB)
+
+
+def test_nothing_is_told_of_hosts_without_devices_nor_of_those_that_never_began(world):
+    assert world.meter.left(world.host(0)) is None
+    assert world.meter.left(world.host(10, uuid="0")) is None
+    host = world.host(10)
+    assert isinstance(world.meter.left(host), DevicesUsed)
+    assert world.meter.left(host) is None

@@ -1,0 +1,117 @@
+"""Who asks the driver, and when."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+
+from tests.support.waiting import eventually
+from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.protocol.messages import Gpu
+from tunemq_workers.gpu.drivers import Holder
+from tunemq_workers.gpu.gpu_watch import GpuWatch
+
+
+class Driver:
+    """Asks are let through one by one, but for the first."""
+
+    def __init__(self, period_s):
+        self.period_s = period_s
+        self.begun, self.asked = 0, []
+        self.is_silent = self.is_mad = False
+        self.gate = threading.Semaphore(1)
+
+    def memory_used(self, uuid):
+        self.begun += 1
+        assert self.gate.acquire(timeout=60)
+        self.asked.append(uuid)
+        if self.is_mad:
+            raise RuntimeError("nobody expects this")
+        return 5.0
+
+    def holders(self, uuid):
+        return [Holder(1)]
+
+    def energy(self, uuid):
+        return None
+
+    def health(self):
+        return {}
+
+    def xids(self, timeout_s):
+        return []
+
+    def vitals(self):
+        if self.is_mad:
+            raise RuntimeError("nor this")
+        if self.is_silent:
+            raise OSError("the driver is not there")
+        return [GpuVitals("A", 0.5, 5.0), GpuVitals("B", 0.5, 5.0)]
+
+
+@pytest.fixture
+def watching():
+    running = []
+
+    def start(period_s=600.0):
+        looks = queue.Queue()
+        driver = Driver(period_s)
+        watch = GpuWatch(driver, [Gpu("A")], lambda call: call())
+        watch.on_look = looks.put
+        watch.start()
+        running.append((watch, driver))
+        return watch, driver, looks
+
+    yield start
+    for watch, driver in running:
+        watch.close()
+        driver.gate.release()
+        watch._thread.join(60)
+
+
+def test_the_driver_is_asked_at_once_and_again_when_somebody_cannot_wait(watching):
+    watch, driver, looks = watching()
+    first = looks.get(timeout=60)
+    assert first.devices["A"].used == 5.0
+    assert first.devices["A"].holdings[0].pid == 1
+    watch.look_in(0.0)
+    driver.gate.release()
+    second = looks.get(timeout=60)
+    assert second.asked_at > first.asked_at
+    assert driver.asked == ["A", "A"]
+
+
+def test_who_cannot_wait_while_the_driver_is_being_asked_has_it_asked_once_more(watching):
+    watch, driver, looks = watching()
+    looks.get(timeout=60)
+    watch.look_in(0.0)
+    eventually(lambda: driver.begun == 2)
+    watch.look_in(0.0)
+    driver.gate.release(2)
+    assert looks.get(timeout=60).asked_at < looks.get(timeout=60).asked_at
+
+
+def test_a_driver_that_does_not_say_what_devices_do_is_asked_again(watching):
+    watch, driver, _ = watching(period_s=0.01)
+    driver.gate.release(100_000)
+    eventually(lambda: watch.vitals == (GpuVitals("A", 0.5, 5.0),))
+    driver.is_silent = True
+    eventually(lambda: not watch.vitals)
+    driver.is_silent = False
+    eventually(lambda: watch.vitals)
+
+
+def test_a_driver_that_fails_as_nobody_expects_is_asked_again_and_told_of_once(watching, caplog):
+    watch, driver, looks = watching(period_s=0.01)
+    looks.get(timeout=60)
+    driver.is_mad = True
+    driver.gate.release(5)
+    eventually(lambda: driver.begun >= 7)  # five looks have failed, and the next one is asked
+    assert looks.empty()
+    driver.is_mad = False
+    driver.gate.release(100_000)
+    assert looks.get(timeout=60).devices["A"].used == 5.0
+    eventually(lambda: watch.vitals)
+    assert [one.msg.split()[0] for one in caplog.records].count("gpus.not_seen") == 1

@@ -1,0 +1,182 @@
+"""The end of what a trial printed, beside the news of its failure."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.waiting import eventually
+from tests.unit.workers.fakes import start
+from tunemq_shared.protocol.messages import (
+    HostDied,
+    HostFreed,
+    ResultReported,
+    TrialFailed,
+    TrialStarted,
+    decode_node_event,
+    encode,
+)
+from tunemq_workers.logs import failure_output
+from tunemq_workers.logs.failure_output import LastWords
+from tunemq_workers.logs.last_output import as_text, read_last
+
+EVENTS = start().events_key
+
+
+@pytest.fixture(autouse=True)
+def _patient_loop(monkeypatch):
+    """A loop that waits for a disk as long as a busy machine may make it."""
+    monkeypatch.setattr(failure_output, "PATIENCE_S", 60.0)
+
+
+def started(epoch=1, printed=(0, 0)):
+    return TrialStarted("a", epoch, 7, "host", "127.0.0.1", 0.0, printed=printed)
+
+
+def failed(epoch=1):
+    return TrialFailed("a", epoch, "user", "ValueError: x", "", 0.0)
+
+
+class World:
+    """What is said of one trial, whose folder is given; to be closed."""
+
+    def __init__(self, folder, **more):
+        self.events = []
+        self.words = LastWords(lambda key, event: self.events.append((key, event)), **more)
+        self.words.hosted = lambda: [
+            (("a", epoch), start(folder=str(folder))) for epoch in range(1, 4)
+        ]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.words.close()
+
+    def say(self, *events, key=EVENTS):
+        for event in events:
+            self.words.emit(key, encode(event))
+
+    @property
+    def last(self):
+        return decode_node_event(self.events[-1][1])
+
+
+def test_lines_are_few_and_of_both_files(tmp_path):
+    (tmp_path / "stdout").write_text("".join(f"line {n}\n" for n in range(50)))
+    (tmp_path / "stderr").write_text("a warning\n\n")
+    shown = as_text(read_last(str(tmp_path)))
+    assert shown.splitlines()[:2] == ["The last lines of stdout:", "line 30"]
+    assert shown.endswith("line 49\n\nThe last lines of stderr:\na warning\n")
+
+
+def test_what_is_no_text_and_what_would_move_the_cursor_is_replaced(tmp_path):
+    (tmp_path / "stdout").write_bytes(b"\xff\x00\x1b[2J\tend\r\n 1%\r99%\n\x9b")
+    assert as_text(read_last(str(tmp_path))).splitlines()[1:] == [
+        "\ufffd\ufffd\ufffd[2J\tend",
+        "99%",
+        "\ufffd",
+    ]
+
+
+def test_a_line_without_end_is_cut_and_nothing_printed_is_nothing_shown(tmp_path):
+    assert as_text(read_last(str(tmp_path))) == ""
+    (tmp_path / "stdout").write_bytes(b"x" * 10_000_000)
+    assert len(as_text(read_last(str(tmp_path)))) < 4000
+
+
+def test_what_a_trial_puts_in_the_place_of_its_output_is_neither_waited_for_nor_followed(tmp_path):
+    (tmp_path / "other").write_text("of somebody else\n")
+    (tmp_path / "stderr").symlink_to(tmp_path / "other")
+    os.mkfifo(tmp_path / "stdout")
+    # Keeps a reader that would wait from doing so for ever: it would find this line.
+    pipe = os.open(tmp_path / "stdout", os.O_RDWR)
+    os.write(pipe, b"from a pipe\n")
+    try:
+        assert read_last(str(tmp_path)) == {"stdout": b"", "stderr": b""}
+    finally:
+        os.close(pipe)
+
+
+def test_stacks_stand_below_what_was_printed_whole(tmp_path):
+    stacks = (
+        "Current thread 0x00007 (most recent call first):\n" + 40 * '  File "a.py", line 1 in f\n'
+    )
+    (tmp_path / "stderr").write_text("warned\n" + stacks)
+    shown = as_text(read_last(str(tmp_path)))
+    assert shown.startswith("The last lines of stderr:\nwarned\n")
+    assert shown.endswith(f"What its threads were doing:\n{stacks}")
+
+
+def test_a_failure_says_what_its_incarnation_printed_and_not_what_one_before_it_did(tmp_path):
+    (tmp_path / "stdout").write_text("the first\n")
+    with World(tmp_path) as world:
+        world.say(started(1), failed(1))
+        assert world.last.output == "The last lines of stdout:\nthe first\n"
+        with (tmp_path / "stdout").open("a") as file:
+            file.write("the second\n")
+        world.say(HostFreed("a", 1), started(2, (10, 0)), HostDied("a", 2, 7, 9, None, 0.0))
+        assert world.last.output == "The last lines of stdout:\nthe second\n"
+        # A file that was shortened meanwhile is read from its beginning.
+        world.say(started(3, (10_000, 0)), failed(3))
+        assert "the first\nthe second" in world.last.output
+
+
+def test_what_is_no_failure_or_of_no_host_is_passed_on_as_it_came(tmp_path):
+    (tmp_path / "stdout").write_text("something\n")
+    world = World(tmp_path)
+    events = [started(), ResultReported("a", 1, 1, {"x": 1}, 0.0, 1.0, 1.0, 1.0, 1), failed(9)]
+    world.say(*events)
+    world.say(failed(1), key="events:of another search")
+    assert [event for _, event in world.events] == [*map(encode, events), encode(failed(1))]
+
+
+def test_a_disk_that_hangs_costs_one_failure_its_output_and_the_loop_a_moment(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(failure_output, "PATIENCE_S", 0.02)
+    goes_on = threading.Event()
+    asked = []
+
+    def read(folder, printed):
+        asked.append(folder)
+        goes_on.wait()
+        return {"stdout": b"read\n"}
+
+    with World(tmp_path, read=read) as world:
+        for _ in range(3):
+            world.say(failed())
+            assert world.last.output == ""
+        eventually(lambda: asked)  # whose thread may begin later than the loop's patience ends
+        assert len(asked) == 1
+        goes_on.set()
+        monkeypatch.setattr(failure_output, "PATIENCE_S", 60.0)
+        while not world.last.output:
+            world.say(failed())
+    assert world.last.output == "The last lines of stdout:\nread\n"
+
+
+def test_many_failures_on_a_slow_disk_cost_the_loop_no_more_than_one(tmp_path, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(failure_output, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(failure_output, "PERIOD_S", 1000.0)
+    asked = []
+
+    def read(folder, printed):
+        asked.append(folder)
+        clock.now += 18.0
+        return {"stdout": b"read\n"}
+
+    with World(tmp_path, read=read) as world:
+        world.say(failed())
+        assert world.last.output == "The last lines of stdout:\nread\n"
+        for _ in range(20):
+            world.say(failed())
+        assert len(asked) <= 4
+        assert world.last.output == ""
+        monkeypatch.setattr(failure_output, "PERIOD_S", 0.0)
+        eventually(lambda: world.say(failed()) or world.last.output)
+    assert world.last.output == "The last lines of stdout:\nread\n"

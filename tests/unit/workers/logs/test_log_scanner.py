@@ -1,0 +1,238 @@
+"""What is found in what trials print, for how long it may take, and whatever trials do to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import without_collections
+from tunemq_workers.logs import output_files
+from tunemq_workers.logs.log_lines import LINE_BYTES, LOOK_BYTES, LogFile, end_of
+from tunemq_workers.logs.log_matching import SHOWN, PatternLeftOut, Patterns
+from tunemq_workers.logs.log_messages import (
+    Answer,
+    Finish,
+    Finished,
+    Follow,
+    Leave,
+    LeftOut,
+    Matched,
+    Output,
+)
+from tunemq_workers.logs.log_scanner import Scanner
+
+#: Takes a time that doubles with each x where no y follows.
+CATASTROPHIC = r"(x+x+)+y"
+MANY_X = "x" * 200
+
+
+@pytest.fixture(autouse=True)
+def _handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGVTALRM)
+    with without_collections():  # they would count into a pattern's time
+        yield
+    signal.signal(signal.SIGVTALRM, before)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / output_files.STDERR
+
+
+def add(path: Path, text: str | bytes) -> None:
+    with path.open("ab") as file:
+        file.write(text if isinstance(text, bytes) else text.encode())
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+def test_lines_come_once_each_when_they_are_whole(path: Path) -> None:
+    file = LogFile(str(path), 0)
+    assert file.lines() == []
+    add(path, "one\ntw")
+    assert file.lines() == ["one"]
+    add(path, "o\r\nthree\rfour\n\nfi")
+    assert file.lines() == ["two", "three", "four"]
+    assert file.lines() == []
+    assert file.lines(is_last=True) == ["fi"]
+    assert file.lines(is_last=True) == []
+
+
+def test_what_was_there_before_is_not_read(path: Path) -> None:
+    add(path, "of the incarnation before\n")
+    file = LogFile(str(path), path.stat().st_size)
+    add(path, "mine\n")
+    assert file.lines() == ["mine"]
+    assert end_of(str(path), len("of the incarnation before\n"), 1000) == b"mine\n"
+
+
+def test_of_a_long_line_the_beginning_counts_however_it_comes(path: Path) -> None:
+    file = LogFile(str(path), 0)
+    for _ in range(5):
+        add(path, "a" * 2000)
+        assert file.lines() == []
+    add(path, "end\nnext\n")
+    assert file.lines() == ["a" * LINE_BYTES, "next"]
+
+
+def test_of_very_much_the_newest_counts(path: Path) -> None:
+    file = LogFile(str(path), 0)
+    add(path, b"old\n" + b"filler\n" * LOOK_BYTES + b"new\n")
+    lines = file.lines()
+    assert lines[-1] == "new"
+    assert "old" not in lines
+    assert sum(len(line) + 1 for line in lines) <= LOOK_BYTES
+
+
+def test_what_is_no_text_is_read_all_the_same(path: Path) -> None:
+    add(path, b"\xff\x00 ECC \xc3\n")
+    assert "ECC" in LogFile(str(path), 0).lines()[0]
+
+
+def test_a_file_that_was_shortened_is_read_on_where_it_was(path: Path) -> None:
+    file = LogFile(str(path), 0)
+    add(path, "".join(f"line {number}\n" for number in range(1000)))
+    length = path.stat().st_size
+    assert len(file.lines()) == 1000
+    add(path, "behind it\n")
+    output_files.cap(str(path), limit=1000)
+    assert file.lines() == ["behind it"]
+    before = path.stat().st_size
+    add(path, "and more\n")
+    assert file.lines() == ["and more"]
+    assert end_of(str(path), length, 1000) == b"behind it\nand more\n"
+    path.write_text("emptied\n")
+    assert path.stat().st_size < before
+    assert file.lines() == ["emptied"]
+
+
+def test_nothing_is_opened_that_is_no_file_of_the_trial(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("key\n")
+    (tmp_path / "link").symlink_to(secret)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    for name in ("link", "fifo", "folder", "missing"):
+        assert LogFile(str(tmp_path / name), 0).lines(is_last=True) == []
+        assert end_of(str(tmp_path / name), 0, 1000) == b""
+
+
+# --- patterns -------------------------------------------------------------------------------------
+
+
+def test_the_first_line_that_matches_is_shown_around_what_matches() -> None:
+    patterns = Patterns()
+    assert patterns.search("b+", ["a", "xbby", "b"]) == "xbby"
+    assert patterns.search("c", ["a"]) is None
+    long = "a" * 2000 + "HERE" + "z" * 2000
+    shown = patterns.search("HERE", [long])
+    assert shown is not None
+    assert "HERE" in shown
+    assert len(shown) <= SHOWN
+    assert patterns.search("red", ["\x1b[31mred\x07"]) == "[31mred"
+
+
+def test_a_pattern_that_would_take_for_ever_is_left_out_soon_and_others_are_not() -> None:
+    patterns = Patterns(budget_s=0.05)
+    began = time.process_time()
+    with pytest.raises(PatternLeftOut, match=r"it took more than 0\.05 s"):
+        patterns.search(CATASTROPHIC, [MANY_X])
+    assert time.process_time() - began < 5
+    with pytest.raises(PatternLeftOut, match=r"it took more than 0\.05 s"):
+        patterns.search(CATASTROPHIC, ["xxy"])
+    assert patterns.search("x+y", ["xxy"]) == "xxy"
+    assert signal.getitimer(signal.ITIMER_VIRTUAL)[0] == 0
+
+
+def test_a_pattern_that_this_python_does_not_know_is_left_out() -> None:
+    with pytest.raises(PatternLeftOut, match="it cannot be used here"):
+        Patterns().search("(", ["x"])
+
+
+# --- the process's part ---------------------------------------------------------------------------
+
+
+class Told:
+    """A scanner and its answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answers: list[Answer] = []
+        self.scanner = Scanner(self.answers.append)
+        self.folder = folder
+
+    def output(self, *patterns: str, printed: tuple[int, int] = (0, 0)) -> Output:
+        return Output(str(self.folder), printed, patterns)
+
+    def take(self) -> list[Answer]:
+        answers = self.answers[:]
+        self.answers.clear()
+        return answers
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Told:
+    return Told(tmp_path)
+
+
+def test_each_pattern_is_told_once_whichever_file_it_comes_in(told: Told) -> None:
+    told.scanner.obey(Follow(1, told.output("ECC", "NCCL")))
+    told.scanner.look()
+    assert told.take() == []
+    add(told.folder / "stdout", "an ECC error\nan ECC error\n")
+    told.scanner.look()
+    assert told.take() == [Matched(1, "ECC", "an ECC error")]
+    add(told.folder / "stderr", "NCCL and ECC, without an end")
+    told.scanner.look()
+    assert told.take() == []
+    told.scanner.obey(Finish(1, told.output("ECC", "NCCL"), asks_memory=False))
+    matched = Matched(1, "NCCL", "NCCL and ECC, without an end")
+    assert told.take() == [matched, Finished(1, is_cuda_memory=False)]
+
+
+def test_a_process_that_was_started_again_reads_all_from_the_beginning(told: Told) -> None:
+    add(told.folder / "stderr", "before\nECC\n")
+    told.scanner.obey(Finish(7, told.output("ECC", printed=(0, 7)), asks_memory=False))
+    assert told.take() == [Matched(7, "ECC", "ECC"), Finished(7, is_cuda_memory=False)]
+
+
+def test_who_is_left_is_not_read(told: Told) -> None:
+    told.scanner.obey(Follow(1, told.output("ECC")))
+    told.scanner.obey(Leave(1))
+    told.scanner.obey(Leave(2))
+    add(told.folder / "stdout", "ECC\n")
+    told.scanner.look()
+    assert told.take() == []
+
+
+def test_a_pattern_that_takes_too_long_is_told_of_and_the_others_are_found(told: Told) -> None:
+    add(told.folder / "stdout", f"{MANY_X}\nECC\n")
+    told.scanner.obey(Finish(1, told.output(CATASTROPHIC, "ECC"), asks_memory=False))
+    left_out, matched, finished = told.take()
+    assert isinstance(left_out, LeftOut)
+    assert left_out.pattern == CATASTROPHIC
+    assert (matched, finished) == (Matched(1, "ECC", "ECC"), Finished(1, is_cuda_memory=False))
+
+
+def test_memory_of_a_gpu_that_ran_out_is_found_at_the_end_where_it_is_asked_for(told: Told) -> None:
+    add(told.folder / "stderr", "[rank1]: torch.OutOfMemoryError: CUDA out of memory.\n")
+    add(told.folder / "stderr", "torchrun: a rank has failed\n" * 100)
+    for asks_memory in (True, False):
+        told.scanner.obey(Finish(1, told.output(), asks_memory=asks_memory))
+        assert told.take() == [Finished(1, is_cuda_memory=asks_memory)]
+
+
+def test_memory_that_ran_out_long_ago_was_lived_through(told: Told, tmp_path: Path) -> None:
+    before = "CUDA out of memory, in the incarnation before\n"
+    add(told.folder / "stderr", before)
+    told.scanner.obey(Finish(1, told.output(printed=(0, len(before))), asks_memory=True))
+    assert told.take() == [Finished(1, is_cuda_memory=False)]
+    add(told.folder / "stdout", "CUDA out of memory, with a smaller batch now\n")
+    add(told.folder / "stdout", "step\n" * 10_000)
+    told.scanner.obey(Finish(1, told.output(printed=(0, len(before))), asks_memory=True))
+    assert told.take() == [Finished(1, is_cuda_memory=False)]

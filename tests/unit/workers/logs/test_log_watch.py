@@ -1,0 +1,373 @@
+"""What is said of a trial's failure waits until what the trial printed last was read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import msgspec
+import pytest
+
+from tests.support.transfers import run_until
+from tests.unit.workers.fakes import Clock, start
+from tunemq_shared.protocol.messages import (
+    HostDied,
+    HostFreed,
+    HostStart,
+    LogMatched,
+    NodeEvent,
+    ResultReported,
+    TrialFailed,
+    TrialFinished,
+    TrialPaused,
+    TrialStarted,
+    decode_node_event,
+    encode,
+)
+from tunemq_workers.logs import log_watch, output_files
+from tunemq_workers.logs.log_messages import (
+    Answer,
+    Finish,
+    Finished,
+    Follow,
+    Leave,
+    LeftOut,
+    Matched,
+    Order,
+    decode_order,
+)
+from tunemq_workers.logs.log_messages import encode as encode_answer
+from tunemq_workers.logs.log_watch import PATIENCE_S, LogWatch
+from tunemq_workers.node.node_loop import _ENDING_S, NodeLoop
+from tunemq_workers.processes import child_supervisor
+from tunemq_workers.processes.child_process import start_child
+from tunemq_workers.runtime.reactor import Reactor
+from tunemq_workers.runtime.trial_process_interfaces import Key
+
+EVENTS = "events:x"
+ECC = "uncorrectable ECC"
+RESULT = ResultReported("a", 1, 1, {"x": 1}, 0.0, 1.0, 1.0, 1.0, 1)
+
+
+def started(trial: str = "a", epoch: int = 1) -> TrialStarted:
+    return TrialStarted(trial, epoch, 7, "host", "127.0.0.1", 0.0, printed=(3, 5))
+
+
+def failed(kind: str = "user", error: str = "ValueError: x") -> TrialFailed:
+    return TrialFailed("a", 1, kind, error, "", 0.0)
+
+
+DIED = HostDied("a", 1, 7, None, 1, 0.0)
+FREED = HostFreed("a", 1)
+
+
+class Keeper:
+    """The hold on a process that answers when a test says so."""
+
+    def __init__(self, *_: Any, on_up: Any, on_answer: Any, on_end: Any) -> None:
+        self.on_up, self._on_answer, self.on_end = on_up, on_answer, on_end
+        self.is_up = self.is_wanted = False
+        self.orders: list[Order] = []
+        self.ends: list[str] = []
+
+    def start_if_none(self) -> None:
+        self.is_wanted = True
+
+    def come_up(self) -> None:
+        assert self.is_wanted
+        self.is_up, self.is_wanted = True, False
+        self.on_up()
+
+    def send(self, order: bytes) -> None:
+        assert self.is_up
+        self.orders.append(decode_order(order))
+
+    def answer(self, answer: Answer) -> None:
+        self._on_answer(encode_answer(answer))
+
+    def end(self, why: str = "") -> None:
+        self.ends.append(why)
+        self.is_up = False
+
+    def close(self) -> None:
+        self.end("closed")
+
+
+class World:
+    """A watch, what it passes on, and hosts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(log_watch, "ChildKeeper", Keeper)
+        self.clock = Clock()
+        self.emitted: list[NodeEvent] = []
+        self.warned: list[str] = []
+        self.hosts: dict[Key, HostStart] = {}
+        reactor: Any = self.clock
+        self.watch = LogWatch(
+            reactor,
+            start=lambda: pytest.fail("it is a fake"),
+            children=set(),
+            emit=lambda _key, event: self.emitted.append(decode_node_event(event)),
+            warn=lambda _key, text: self.warned.append(text),
+        )
+        self.watch.hosted = lambda: list(self.hosts.items())
+        self.keeper: Any = self.watch._child
+
+    def host(self, *patterns: str, trial: str = "a", **resources: float) -> None:
+        self.hosts[trial, 1] = msgspec.structs.replace(
+            start(), events_key=EVENTS, folder="/t", log_patterns=patterns, resources=resources
+        )
+        self.say(started(trial))
+
+    def say(self, *events: NodeEvent) -> None:
+        for event in events:
+            self.watch.emit(EVENTS, encode(event))
+
+    def take(self) -> list[NodeEvent]:
+        emitted = self.emitted[:]
+        self.emitted.clear()
+        return emitted
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+@pytest.fixture
+def follows(world: World) -> World:
+    """One that follows trial ``a`` for a pattern."""
+    world.host(ECC)
+    world.keeper.come_up()
+    [followed] = world.keeper.orders
+    assert isinstance(followed, Follow)
+    assert (followed.output.folder, followed.output.printed) == ("/t", (3, 5))
+    assert followed.output.patterns == (ECC,)
+    world.keeper.orders.clear()
+    world.take()
+    return world
+
+
+def test_where_nothing_is_looked_for_all_is_passed_on_and_no_process_is_started(
+    world: World,
+) -> None:
+    world.host()
+    world.say(RESULT, failed(), FREED)
+    assert world.take() == [started(), RESULT, failed(), FREED]
+    assert not world.keeper.is_wanted
+    assert not world.watch.is_holding
+
+
+@pytest.mark.parametrize("failure", [failed(), DIED])
+def test_f23_a_failure_and_what_follows_it_come_behind_what_was_printed(
+    follows: World, failure: NodeEvent
+) -> None:
+    follows.say(RESULT, failure, FREED)
+    assert follows.take() == [RESULT]
+    assert follows.watch.is_holding
+    [finish] = follows.keeper.orders
+    assert isinstance(finish, Finish)
+    follows.keeper.answer(Matched(finish.id, ECC, "an uncorrectable ECC error"))
+    follows.keeper.answer(Finished(finish.id, is_cuda_memory=False))
+    matched, *rest = follows.take()
+    assert isinstance(matched, LogMatched)
+    assert (matched.trial, matched.epoch, matched.pattern) == ("a", 1, ECC)
+    assert matched.line == "an uncorrectable ECC error"
+    assert rest == [failure, FREED]
+    assert not follows.watch.is_holding
+
+
+def test_what_is_printed_before_is_told_at_once_and_only_once(follows: World) -> None:
+    for _ in range(2):
+        follows.keeper.answer(Matched(1, ECC, "ECC"))
+    assert len(follows.take()) == 1
+    follows.say(DIED)
+    follows.keeper.answer(Matched(1, ECC, "ECC again, by another process"))
+    follows.keeper.answer(Finished(1, is_cuda_memory=False))
+    assert follows.take() == [DIED]
+
+
+@pytest.mark.parametrize("end", [TrialFinished("a", 1), TrialPaused("a", 1), FREED])
+def test_who_ends_well_is_not_waited_for(follows: World, end: NodeEvent) -> None:
+    follows.say(end)
+    assert follows.take() == [end]
+    assert follows.keeper.orders == [Leave(1)]
+    follows.keeper.answer(Matched(1, ECC, "too late"))
+    assert follows.take() == []
+
+
+def test_others_are_not_held_up(follows: World) -> None:
+    follows.host(trial="b")
+    other = HostDied("b", 1, 8, 9, None, 0.0)
+    follows.take()
+    follows.say(DIED, RESULT, other)
+    assert follows.take() == [RESULT, other]
+
+
+def test_a_process_that_does_not_answer_is_replaced_and_the_failure_told(follows: World) -> None:
+    follows.host(ECC, trial="b")
+    follows.take()
+    follows.say(DIED, FREED)
+    follows.clock.advance(PATIENCE_S)
+    assert follows.take() == [DIED, FREED]
+    assert "no log policy was applied" in follows.warned[0]
+    assert len(follows.keeper.ends) == 1
+    follows.keeper.on_end("it did not answer")
+    follows.keeper.orders.clear()
+    follows.keeper.come_up()
+    assert [type(one) for one in follows.keeper.orders] == [Follow]
+
+
+def test_what_is_held_back_is_told_before_the_node_ends_and_nothing_is_from_then_on(
+    follows: World,
+) -> None:
+    follows.host(ECC, trial="b")
+    follows.take()
+    follows.say(DIED, FREED)
+    follows.watch.hold_no_more()
+    assert follows.take() == [DIED, FREED]
+    assert not follows.watch.is_holding
+    other = [HostDied("b", 1, 8, 9, None, 0.0), HostFreed("b", 1)]
+    follows.say(*other)
+    assert follows.take() == other
+    follows.clock.advance(PATIENCE_S)
+    assert follows.take() == []
+    assert follows.warned == []
+
+
+def test_a_node_that_ends_has_it_told_before_its_goodbye() -> None:
+    clock, node = Clock(), MagicMock()
+    node._reactor = clock
+    NodeLoop._end_hosts(node)
+    clock.advance(_ENDING_S / 2)
+    node._logs.hold_no_more.assert_called_once_with()
+    node._say_goodbye.assert_not_called()
+    clock.advance(_ENDING_S / 2)
+    node._say_goodbye.assert_called_once_with()
+
+
+def test_a_process_that_dies_while_a_failure_waits_is_replaced_and_asked_again(
+    follows: World,
+) -> None:
+    follows.say(DIED)
+    follows.keeper.orders.clear()
+    follows.keeper.is_up = False
+    follows.keeper.on_end("it was killed")
+    follows.keeper.come_up()
+    [finish] = follows.keeper.orders
+    assert isinstance(finish, Finish)
+    assert finish.output.patterns == (ECC,)
+    follows.keeper.answer(Finished(finish.id, is_cuda_memory=False))
+    assert follows.take() == [DIED]
+
+
+def test_a_pattern_that_is_left_out_is_told_once_to_each_experiment(follows: World) -> None:
+    for _ in range(2):
+        follows.keeper.answer(LeftOut(1, ECC, "it took more than 0.25 s"))
+    [warning] = follows.warned
+    assert warning == (
+        "The log policy 'uncorrectable ECC' is not applied on this node: it took more than 0.25 s."
+    )
+
+
+def test_a_process_with_nothing_to_read_is_let_go(follows: World) -> None:
+    follows.say(FREED)
+    follows.clock.advance(1000)
+    assert follows.keeper.ends == ["it had nothing to do"]
+    follows.keeper.on_end("it had nothing to do")
+    assert not follows.keeper.is_wanted
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [
+        (DIED, msgspec.structs.replace(DIED, cause="cuda_memory")),
+        (
+            failed(error="CalledProcessError: 'torchrun' returned 1"),
+            failed("cuda_memory", "CalledProcessError: 'torchrun' returned 1"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("resources", [{"gpu": 0.5}, {"gpu_memory": 1e9}])
+def test_f23_memory_of_a_gpu_that_ran_out_in_a_child_is_what_the_trial_failed_of(
+    world: World, failure: NodeEvent, told: NodeEvent, resources: dict[str, float]
+) -> None:
+    world.host(**resources)
+    assert not world.keeper.is_wanted, "nothing is read before it fails"
+    world.take()
+    world.say(failure, FREED)
+    assert world.take() == []
+    world.keeper.come_up()
+    [finish] = world.keeper.orders
+    assert finish.asks_memory
+    world.keeper.answer(Finished(finish.id, is_cuda_memory=True))
+    assert world.take() == [told, FREED]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        failed(),
+        failed("cuda_memory", "CUDA out of memory"),
+        failed("time_limit", "DataLoader worker"),
+        msgspec.structs.replace(DIED, cause="memory"),
+    ],
+)
+def test_a_failure_that_says_itself_what_it_is_is_told_at_once(
+    world: World, failure: NodeEvent
+) -> None:
+    world.host(gpu=1.0)
+    world.take()
+    world.say(failure, FREED)
+    assert world.take() == [failure, FREED]
+
+
+# --- with the process -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Reactor, Callable[..., None], list[NodeEvent]]]:
+    # A busy machine takes its time to start a process, and to kill it.
+    monkeypatch.setattr(log_watch, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(child_supervisor, "_CLOSE_S", 60.0)
+    reactor, children = Reactor(), set[int]()
+    emitted: list[NodeEvent] = []
+    log = str(tmp_path / "log")
+    watch = LogWatch(
+        reactor,
+        start=partial(start_child, "tunemq_workers.logs.log_scanner", (), log),
+        children=children,
+        emit=lambda _key, event: emitted.append(decode_node_event(event)),
+        warn=lambda _key, text: pytest.fail(text),
+    )
+    hosted = msgspec.structs.replace(
+        start(), events_key=EVENTS, folder=str(tmp_path), log_patterns=(ECC,)
+    )
+    watch.hosted = lambda: [(("a", 1), hosted)]
+
+    def say(*events: NodeEvent) -> None:
+        for event in events:
+            watch.emit(EVENTS, encode(event))
+
+    yield reactor, say, emitted
+    watch.close()
+    assert not children
+    assert Path(log).read_text() == ""
+
+
+def test_f23_the_last_line_before_a_death_is_told_before_it(real: Any, tmp_path: Path) -> None:
+    reactor, say, emitted = real
+    (tmp_path / output_files.STDERR).write_text(f"{ECC}, of the incarnation before\n")
+    began = msgspec.structs.replace(started(), printed=output_files.sizes(str(tmp_path)))
+    say(began)
+    with (tmp_path / output_files.STDERR).open("a") as stderr:
+        stderr.write(f"fatal: {ECC}")
+    say(DIED, FREED)
+    run_until(reactor, lambda: len(emitted) == 4)
+    assert [type(one) for one in emitted] == [TrialStarted, LogMatched, HostDied, HostFreed]
+    assert emitted[1].line == f"fatal: {ECC}"

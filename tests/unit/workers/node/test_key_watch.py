@@ -1,0 +1,91 @@
+"""A worker says when it and its farm's scheduler have no keys of each other."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.keys import key_folder, of_scheduler, of_worker
+from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.node.key_watch import KeyWatch
+from tunemq_workers.node.terminal_log import told_of
+
+
+@pytest.fixture
+def watched(tmp_path, caplog):
+    """Has a worker with or without keys look for some seconds; what its terminal shows."""
+
+    def watched(signs, *, has_keys=True, has_scheduler=True, seconds=20):
+        keys = of_worker(key_folder(tmp_path / "keys")) if has_keys else LiveKeys.none()
+        clock = SimpleNamespace(now=100.0)
+        watch = KeyWatch(NodeSeals("inc1", keys), lambda: clock.now)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(seconds):
+                assert not watch.look(has_scheduler=has_scheduler, signs=signs(tmp_path))
+                clock.now += 1
+        return [told_of(record) for record in caplog.records]
+
+    return watched
+
+
+def own(folder):
+    return of_scheduler_at(folder / "keys")
+
+
+def of_scheduler_at(path):
+    made = key_folder(path) if not path.exists() else SimpleNamespace(path=path)
+    return of_scheduler(made).orders.signer.hex().encode()
+
+
+def test_nothing_is_said_where_both_have_the_same_keys(watched):
+    assert watched(own) == []
+
+
+def test_nothing_is_said_where_nobody_has_keys_or_nobody_is_there(watched):
+    assert watched(lambda _: b"", has_keys=False) == []
+    assert watched(lambda _: b"", has_scheduler=False) == []
+
+
+def test_a_worker_without_keys_is_told_once_to_have_some(watched):
+    (told,) = watched(lambda _: b"00" * 8, has_keys=False)
+    assert "--keys worker.toml" in told
+
+
+def test_a_worker_with_keys_is_told_that_its_scheduler_has_none(watched):
+    (told,) = watched(lambda _: b"")
+    assert "--keys scheduler.toml" in told
+
+
+def test_a_scheduler_that_has_just_begun_has_not_said_yet_what_it_signs_with(watched):
+    assert watched(lambda _: b"", seconds=4) == []
+
+
+@pytest.mark.parametrize(
+    ("has_keys", "has_scheduler", "signs", "agrees"),
+    [
+        (True, True, None, True),
+        (True, True, b"", False),
+        (True, True, b"00" * 8, False),
+        (True, False, b"", True),
+        (False, True, b"", True),
+        (False, True, b"00" * 8, False),
+    ],
+)
+def test_key_watch_agrees_only_with_scheduler_that_signs_with_a_known_key(
+    tmp_path, has_keys, has_scheduler, signs, agrees
+):
+    keys = of_worker(key_folder(tmp_path / "keys")) if has_keys else LiveKeys.none()
+    watch = KeyWatch(NodeSeals("inc1", keys))
+    watch.look(has_scheduler=has_scheduler, signs=own(tmp_path) if signs is None else signs)
+    assert watch.agrees is agrees
+
+
+@pytest.mark.parametrize("signs", [b"00" * 8, b"no key \x1b[31m", b"\xff" * 10_000])
+def test_a_worker_with_other_keys_is_told_which_one_the_scheduler_signs_with(watched, signs):
+    (told,) = watched(lambda _: signs)
+    assert "is not in" in told
+    assert told.isprintable()
+    assert len(told) < 400

@@ -1,0 +1,66 @@
+"""What the person at a worker's terminal reads."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+
+from tunemq_workers.node import terminal_log as terminal_module
+from tunemq_workers.node.terminal_log import OneLine, Terminal, told_of
+
+
+def record(text: str, *args: object, level: int = logging.INFO) -> logging.LogRecord:
+    return logging.LogRecord("tunemq_workers", level, __file__, 1, text, args, None)
+
+
+def test_events_for_people_are_told_in_words():
+    told = told_of(record("trial.started trial=%s epoch=%d pid=%d", "a_00001", 2, 77))
+    assert told == "Trial a_00001 runs (incarnation 2, process 77)."
+
+
+def test_other_events_are_told_if_they_warn():
+    assert told_of(record("ear.started pid=%d", 7)) is None
+    warned = record("ear.died pid=%s", 7, level=logging.WARNING)
+    assert told_of(warned) == "ear.died pid=7"
+
+
+def test_an_event_whose_fields_have_changed_is_told_as_it_is():
+    assert told_of(record("trial.started trial=%s", "a")) == "trial.started trial=a"
+
+
+def test_names_in_warnings_break_no_line_and_steer_no_terminal():
+    stream = io.StringIO()
+    terminal = Terminal(stream)
+    terminal.emit(record("cache.not_opened folder=%s", "a\x1b[31m\nb", level=logging.WARNING))
+    terminal.close()
+    assert stream.getvalue().endswith(" cache.not_opened folder=a\\x1b[31m\\nb\n")
+    shown = OneLine("%(levelname)s %(message)s").format(record("cache.opened %s", "\x9b\n\r"))
+    assert shown == "INFO cache.opened \\x9b\\n\\r"
+
+
+def test_a_terminal_writes_lines_with_the_time_until_it_is_closed(monkeypatch):
+    monkeypatch.setattr(terminal_module, "_FLUSH_S", 60.0)  # for a busy machine
+    stream = io.StringIO()
+    terminal = Terminal(stream)
+    terminal.emit(record("node.ended"))
+    terminal.close()
+    at, _, said = stream.getvalue().partition(" ")
+    assert len(at.split(":")) == 3
+    assert said == "Ended.\n"
+
+
+def test_a_terminal_that_is_gone_or_stuck_holds_nobody_up():
+    class Stuck(io.StringIO):
+        let_go = threading.Event()
+
+        def write(self, text: str) -> int:
+            self.let_go.wait(60)
+            raise BrokenPipeError
+
+    terminal = Terminal(Stuck())
+    for _ in range(2_000):  # more than are kept
+        terminal.emit(record("node.ended"))
+    terminal.close()
+    Stuck.let_go.set()
+    terminal._thread.join(60)

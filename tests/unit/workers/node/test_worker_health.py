@@ -1,0 +1,109 @@
+"""What a node says of itself, from its loop."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.health.service_health import Health
+from tunemq_workers.node.worker_health import NodeHealth
+from tunemq_workers.runtime.reactor import Reactor
+
+
+class Clock:
+    """The monotonic clock, as a test wants it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("time.monotonic", clock)
+    return clock
+
+
+def said(path: Path) -> str:
+    """State and status, as they stand in the file."""
+    return path.read_text().rstrip().split(" ", 4)[4]
+
+
+def test_a_node_is_ready_as_long_as_its_lease_was_confirmed_lately(tmp_path, clock):
+    path = tmp_path / "health"
+    node = NodeHealth(Health("worker", str(path)), Reactor())
+    node.start(lambda: 2)
+    assert said(path) == "waiting Redis has not confirmed the lease; trials: 2"
+    node.confirmed(has_scheduler=False)  # a service manager waits for the first time
+    assert said(path) == "ready no scheduler is there; trials: 2"
+    node.confirmed(has_scheduler=True)
+    clock.now += redis_keys.LEASE_TTL_S - 0.1
+    node._say()
+    assert said(path) == "ready trials: 2"
+    clock.now += 0.2
+    node._say()
+    assert said(path) == "waiting Redis has not confirmed the lease; trials: 2"
+    node.confirmed(has_scheduler=True)
+    node._say()
+    assert said(path) == "ready trials: 2"
+    node.stopping()
+    assert said(path) == "stopping trials: 2"
+
+
+def test_a_loop_that_goes_round_says_so_and_one_that_nobody_listens_to_does_not_go_round(
+    tmp_path, clock
+):
+    reactor = Reactor()
+    NodeHealth(Health("worker"), reactor).start(lambda: 0)
+    assert reactor._until_due() is None
+    path = tmp_path / "health"
+    NodeHealth(Health("worker", str(path)), reactor).start(lambda: 0)
+    before = path.read_text()
+    assert reactor._until_due() == 1.0
+    clock.now += 1.0
+    reactor._call_due()
+    assert path.read_text() != before
+    assert reactor._until_due() == 1.0
+
+
+_AS_ANOTHER = """
+import os, sys
+from tunemq_shared.health.service_health import Health
+from tunemq_workers.system.trial_user import Account, act_for, own_files
+from tunemq_workers.node.worker_health import NodeHealth
+from tunemq_workers.runtime.reactor import Reactor
+
+path = sys.argv[1]
+health = Health("worker", path)
+node = NodeHealth(health, Reactor())
+act_for(Account("trials", 1500, 1500, (1500,), "/"))
+try:
+    os.unlink(path)
+except PermissionError:
+    with own_files():
+        os.unlink(path)
+node.start(lambda: 0)
+with own_files():
+    about = os.stat(path)
+    print(about.st_uid, oct(about.st_mode & 0o777))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has nodes whose trials are another user's")
+def test_where_trials_are_another_users_the_file_is_the_nodes(tmp_path):
+    tmp_path.chmod(0o700)
+    done = subprocess.run(
+        [sys.executable, "-c", _AS_ANOTHER, str(tmp_path / "health")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "0 0o600\n"

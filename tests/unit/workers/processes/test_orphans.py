@@ -1,0 +1,61 @@
+"""Whose children a node kills when one of its forkservers has died."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import eventually
+from tests.unit.workers.fakes import Clock
+from tunemq_shared.system.processes import children_of
+from tunemq_workers.processes import orphans
+from tunemq_workers.processes.orphans import Orphans
+
+SLEEPS = (sys.executable, "-c", "input()")
+
+
+class World:
+    """A sweep, and whether it is done."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.is_done = False
+        reactor: Any = self.clock
+        Orphans(reactor, set(children_of(os.getpid()))).sweep(self._done)
+
+    def _done(self) -> None:
+        self.is_done = True
+
+    def goes_on(self) -> bool:
+        self.clock.advance(1.0)
+        return self.is_done
+
+
+def test_what_the_node_itself_runs_is_no_orphan():
+    world = World()
+    with subprocess.Popen(SLEEPS, stdin=subprocess.PIPE) as own:
+        orphan = subprocess.Popen(SLEEPS, stdin=subprocess.PIPE, start_new_session=True)
+        eventually(world.goes_on)
+        assert orphan.pid not in children_of(os.getpid())
+        own.communicate(b"\n")
+    assert own.returncode == 0
+    orphan.communicate()  # somebody else has waited for it
+
+
+@pytest.mark.parametrize("vanishes", ["at first", "then", "at last"])
+def test_children_that_another_thread_has_waited_for_are_let_go(monkeypatch, vanishes):
+    world = World()
+    gone = subprocess.Popen(SLEEPS, stdin=subprocess.DEVNULL, start_new_session=True)
+    gone.wait()
+    monkeypatch.setattr(orphans, "children_of", lambda _pid: [gone.pid])
+    if vanishes != "at first":
+        monkeypatch.setattr(orphans, "_group_of", lambda _pid: gone.pid)
+    if vanishes == "at last":
+        monkeypatch.setattr(os, "kill", lambda *_: None)
+    for _ in range(3):
+        world.goes_on()
+    assert world.is_done is (vanishes == "at first")

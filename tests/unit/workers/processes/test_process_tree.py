@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import eventually
+from tunemq_shared.system import process_control
+from tunemq_shared.system.processes import children_of
+from tunemq_workers.processes import process_tree
+from tunemq_workers.processes.forkserver_messages import FamilyGone, HostExited
+from tunemq_workers.processes.process_tree import Families
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A /proc with a process 10 of two threads, whose children are 20, 30 and 40, and one other."""
+    for pid, parent in [(10, 1), (20, 10), (30, 10), (40, 10), (50, 20)]:
+        folder = tmp_path / str(pid)
+        (folder / "task" / str(pid)).mkdir(parents=True)
+        (folder / "stat").write_text(f"{pid} (a) b (c) S {parent} 1 1 0")
+    (tmp_path / "10" / "task" / "11").mkdir()
+    (tmp_path / "self").mkdir()
+    return tmp_path
+
+
+def test_children_are_found_without_the_kernels_list(proc):
+    assert sorted(children_of(10, str(proc))) == [20, 30, 40]
+
+
+def test_the_kernels_list_is_read_for_every_thread(proc):
+    (proc / "thread-self").mkdir()
+    (proc / "thread-self/children").write_text("")
+    (proc / "10/task/10/children").write_text("20 30 ")
+    (proc / "10/task/11/children").write_text("60 ")
+
+    assert sorted(children_of(10, str(proc))) == [20, 30, 60]
+
+
+def test_who_has_just_ended_has_no_children_and_not_everybody_is_asked_for_them(proc):
+    (proc / "thread-self").mkdir()
+    (proc / "thread-self/children").write_text("")
+    (proc / "10/task/11/children").write_text("60 ")
+
+    assert children_of(10, str(proc)) == [60], "one of its threads has ended"
+    assert children_of(20, str(proc)) == [], "its main thread has ended"
+    assert children_of(99, str(proc)) == []
+
+
+def test_a_process_that_ends_during_the_search_is_no_child(proc):
+    (proc / "30" / "stat").unlink()
+
+    assert sorted(children_of(10, str(proc))) == [20, 40]
+
+
+def test_the_children_of_a_real_process_are_found():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.pid in children_of(os.getpid())
+        child.communicate(b"\n")
+
+
+def asleep() -> int:
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    return pid
+
+
+def test_a_child_that_is_nobodys_family_is_left_alone():
+    own = asleep()
+    families = Families(own=children_of(os.getpid()))
+    host = asleep()
+    families.add("h", host)
+    os.kill(host, signal.SIGKILL)
+    reports = []
+
+    eventually(lambda: reports.extend(families.reap()) or len(reports) == 2)
+
+    assert reports == [HostExited("h", host, signal.SIGKILL, None), FamilyGone("h")]
+    assert not families
+    os.kill(own, signal.SIGKILL)
+    assert os.waitpid(own, 0)[1] == signal.SIGKILL
+
+
+def has_ended() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+
+def test_who_lives_is_killed_the_youngest_first_before_the_dead_are_waited_for(monkeypatch):
+    families = Families(own=children_of(os.getpid()))
+    older = asleep()
+    ended = {has_ended() for _ in range(10)}
+    younger = asleep()
+    families.add("h", host := asleep())
+    kill, killed = os.kill, []
+
+    def note(pid: int, number: int) -> None:
+        killed.append((pid, ended <= set(children_of(os.getpid()))))
+        kill(pid, number)
+
+    kill(host, signal.SIGKILL)
+    os.waitid(os.P_PID, host, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", note)
+        eventually(lambda: families.reap() and not families)
+
+    assert killed == [(younger, True), (older, True)]
+    assert not ended & set(children_of(os.getpid()))
+
+
+@pytest.fixture
+def adopts_orphans() -> Iterator[None]:
+    process_control.adopt_orphans()
+    yield
+    process_control._prctl(process_control._PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.mark.usefixtures("adopts_orphans")
+def test_orphan_that_ends_after_its_killer_looked_does_not_hide_the_process_that_it_forked(
+    monkeypatch,
+):
+    families = Families(own=children_of(os.getpid()))
+    families.add("h", host := has_ended())
+    reading, writing = os.pipe()
+    hops = os.fork()
+    if hops == 0:
+        os.read(reading, 1)
+        if os.fork() == 0:
+            signal.pause()
+        os._exit(0)
+    left: list[int] = []
+
+    def look_before_it_hops(pid: int) -> list[int]:
+        seen = children_of(pid)
+        if not left:
+            os.write(writing, b"x")
+            os.waitid(os.P_PID, hops, os.WEXITED | os.WNOWAIT)
+            left.extend(set(children_of(pid)) - set(seen))
+        return seen
+
+    reports: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(process_tree, "children_of", look_before_it_hops)
+        eventually(lambda: reports.extend(families.reap()) or FamilyGone("h") in reports)
+    (orphan,) = left
+    is_there = orphan in children_of(os.getpid())
+    if is_there:
+        os.kill(orphan, signal.SIGKILL)
+        os.waitpid(orphan, 0)
+    assert not is_there, "it was killed and waited for before its host's slot was free"
+    assert reports == [HostExited("h", host, None, 0), FamilyGone("h")]
+
+
+def without_its_first_thread() -> int:
+    pid = os.fork()
+    if pid == 0:
+        threading.Thread(target=signal.pause).start()
+        ctypes.CDLL(None).pthread_exit(None)
+    eventually(lambda: b") Z " in Path(f"/proc/{pid}/stat").read_bytes())
+    return pid
+
+
+def test_slot_of_host_is_not_free_while_an_orphan_is_left_that_came_before_the_hosts_end(
+    monkeypatch,
+):
+    families = Families(own=children_of(os.getpid()))
+    families.add("h", host := without_its_first_thread())
+    orphan, kill = asleep(), os.kill
+    has_ended()
+
+    def kill_slowly(pid: int, number: int) -> None:
+        if pid != orphan:
+            kill(pid, number)
+
+    reports: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", kill_slowly)
+        patch.setattr(process_tree, "signal_group", lambda *_: None)
+        assert families.reap() == [], "the orphan is there, and its host has not ended yet"
+        kill(host, signal.SIGKILL)
+        eventually(lambda: reports.extend(families.reap()) or reports)
+    kill(orphan, signal.SIGKILL)
+    assert reports == [HostExited("h", host, signal.SIGKILL, None)]
+    eventually(lambda: families.reap() == [FamilyGone("h")])
+
+
+@pytest.fixture
+def policies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How this process is scheduled, as far as it has asked for it."""
+    asked: list[int] = []
+    monkeypatch.setattr(
+        os, "sched_setscheduler", lambda _pid, policy, _param: asked.append(policy & 0xFF)
+    )
+    return asked
+
+
+def test_nothing_is_hurried_while_a_host_that_was_killed_takes_its_time(policies, monkeypatch):
+    families = Families(own=children_of(os.getpid()))
+    families.add("h", host := asleep())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", lambda *_: None)  # it waits for a disk that hangs
+        families.kill("h")
+    assert policies == [os.SCHED_RR]
+    assert families.reap() == []
+    assert policies == [os.SCHED_RR, os.SCHED_OTHER]
+    os.kill(host, signal.SIGKILL)
+    eventually(lambda: families.reap() and not families)
+
+
+def test_nothing_is_hurried_while_only_those_are_left_who_cannot_be_killed(policies, monkeypatch):
+    families = Families(own=children_of(os.getpid()))
+    orphan, kill = asleep(), os.kill
+    families.add("h", host := asleep())
+    kill(host, signal.SIGKILL)
+
+    def kill_unless_immune(pid: int, number: int) -> None:
+        if pid == orphan:
+            raise PermissionError
+        kill(pid, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", kill_unless_immune)
+        eventually(families.reap)
+        families.reap()
+    assert families, "its slot stays taken"
+    assert policies[-1] == os.SCHED_OTHER
+    kill(orphan, signal.SIGKILL)
+    eventually(lambda: families.reap() and not families)
+
+
+def test_commands_about_a_host_that_is_gone_are_ignored():
+    families = Families()
+
+    families.term("h")
+    families.kill("h")
+    families.kill_all()
+
+    assert families.reap() == []

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunemq_shared.base.errors import WireError
+from tunemq_workers.runtime.frames import EVENT, IDLE, MAX_FRAME_BYTES, FrameDecoder, frame
+
+KINDS = st.integers(0, 255)
+
+
+@given(st.lists(st.tuples(KINDS, st.binary(max_size=300))), st.lists(st.integers(1, 40)))
+def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(sent, cuts):
+    stream = b"".join(frame(kind, payload) for kind, payload in sent)
+    decoder, received = FrameDecoder(), []
+    for cut in cuts:
+        received += decoder.feed(stream[:cut])
+        stream = stream[cut:]
+    received += decoder.feed(stream)
+
+    assert received == sent
+
+
+def test_a_frame_is_its_length_its_kind_and_its_payload():
+    assert frame(EVENT, b"abc") == b"\x00\x00\x00\x04Eabc"
+    assert frame(IDLE) == b"\x00\x00\x00\x01I"
+
+
+@pytest.mark.parametrize("length", [0, MAX_FRAME_BYTES + 1, 0x6C6F7373])
+def test_a_length_that_no_frame_has_is_refused(length):
+    with pytest.raises(WireError, match=f"says that it has {length} bytes"):
+        FrameDecoder().feed(length.to_bytes(4, "big") + b"E")

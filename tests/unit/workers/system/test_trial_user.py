@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import os
+import pwd
+
+import pytest
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_workers.system import trial_user
+from tunemq_workers.system.trial_user import Account, find_account, own_files
+
+
+@pytest.fixture(autouse=True)
+def as_root(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+@pytest.fixture
+def ann(monkeypatch):
+    entry = pwd.struct_passwd(("ann", "x", 1234, 2345, "", "/home/ann", "/bin/sh"))
+
+    def by_name(name):
+        if name != "ann":
+            raise KeyError(name)
+        return entry
+
+    def by_number(uid):
+        if uid != 1234:
+            raise KeyError(uid)
+        return entry
+
+    monkeypatch.setattr(trial_user.pwd, "getpwnam", by_name)
+    monkeypatch.setattr(trial_user.pwd, "getpwuid", by_number)
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid, 44])
+    return Account("ann", 1234, 2345, (2345, 44), "/home/ann")
+
+
+@pytest.mark.parametrize("text", ["ann", "1234"])
+def test_a_user_is_named_or_numbered_and_has_all_its_groups(ann, text):
+    assert find_account(text) == ann
+
+
+@pytest.mark.parametrize("text", ["ann:77", "1234:77"])
+def test_a_group_that_is_named_is_the_only_one(ann, text):
+    assert find_account(text) == ann._replace(gid=77, groups=(77,))
+
+
+def test_a_number_that_no_user_has_needs_a_group(ann):
+    assert find_account("5:6") == Account("5", 5, 6, (6,), "/")
+    with pytest.raises(ConfigError, match="give its group, too: 5:5"):
+        find_account("5")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("ben", "'ben', a user that this machine does not know; name one of /etc/passwd"),
+        ("ben:5", "a user that this machine does not know"),
+        ("", "a user that this machine does not know"),
+        ("ann:staff", "give a group as a number"),
+        ("99999999999999999999:5", "a user that this machine does not know"),
+        ("4294967295:5", "a user that this machine does not know"),
+        ("0:5", "is root"),
+    ],
+)
+def test_what_names_no_user_is_refused_with_what_to_do(ann, text, why):
+    with pytest.raises(ConfigError, match=why):
+        find_account(text)
+
+
+def test_root_itself_is_refused():
+    with pytest.raises(ConfigError, match="--trial-user is root, which is root"):
+        find_account("root")
+
+
+def test_only_root_may_have_trials_run_as_somebody_else(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="only a worker that root starts"):
+        find_account("ann")
+
+
+def test_what_belongs_to_the_nodes_login_is_not_the_accounts(ann):
+    own = {
+        "HOME": "/root",
+        "USER": "root",
+        "LOGNAME": "root",
+        "MAIL": "/var/mail/root",
+        "XDG_RUNTIME_DIR": "/run/user/0",
+        "SUDO_USER": "me",
+        "PATH": "/bin",
+    }
+    expected = {"HOME": "/home/ann", "USER": "ann", "LOGNAME": "ann", "PATH": "/bin"}
+    assert ann.variables(own) == expected
+
+
+def test_without_another_user_own_files_are_opened_as_any_other(monkeypatch):
+    monkeypatch.undo()  # as who we are
+    with own_files():
+        assert os.path.exists("/")

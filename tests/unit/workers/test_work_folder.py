@@ -1,0 +1,77 @@
+"""A node's working folder: what a dead node left goes, and logs stay below a size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.unit.workers.fakes import Clock
+from tunemq_workers import work_folder
+from tunemq_workers.broker.outbox_spool import Spool
+from tunemq_workers.work_folder import FORKSERVER_LOGS, LogCaps, cap_logs, forkserver_log
+
+
+class Disk:
+    """Does everything at once."""
+
+    def __init__(self) -> None:
+        self.problem: OSError | None = None
+
+    def run(self, job, then, failed=None):
+        if self.problem is not None:
+            failed(self.problem)
+        else:
+            then(job())
+
+
+def test_of_what_a_node_left_only_its_outbox_goes(tmp_path: Path) -> None:
+    kept = [".outboxes", "node.log", "forkserver-1.log", "lock"]
+    for name in (*kept, ".outbox-0123", ".outbox-4567"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "cache").mkdir()
+    assert work_folder.remove_leftovers(str(tmp_path)) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "cache"])
+
+
+def test_a_spool_that_never_lost_its_name_is_a_leftover(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("os.unlink", lambda _: None)
+    spool = Spool(str(tmp_path))
+    spool.write(b"event")
+    spool.close()
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert work_folder.remove_leftovers(str(tmp_path)) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_long_logs_are_cut_to_their_newest_half_and_other_files_left_alone(tmp_path: Path) -> None:
+    lines = [f"line {n}\n" for n in range(1000)]
+    for name in ("node.log", "forkserver-1.log", "weights.bin"):
+        (tmp_path / name).write_text("".join(lines))
+    (tmp_path / "ear.log").write_text("short\n")
+    cap_logs(str(tmp_path), 4_000)
+    for name in ("node.log", "forkserver-1.log"):
+        first, *rest = (tmp_path / name).read_text().splitlines(keepends=True)
+        assert "of older output dropped" in first
+        assert rest == lines[-len(rest) :]
+        assert (tmp_path / name).stat().st_size <= 2_100
+    assert (tmp_path / "weights.bin").read_text() == "".join(lines)
+    assert (tmp_path / "ear.log").read_text() == "short\n"
+
+
+def test_logs_are_looked_at_again_and_again_even_if_the_disk_refuses(tmp_path: Path) -> None:
+    clock, disk = Clock(), Disk()
+    caps = LogCaps(clock, disk, str(tmp_path), period_s=5.0, limit_bytes=100)
+    disk.problem = OSError(28, "No space left on device")
+    caps.start()
+    disk.problem = None
+    (tmp_path / "node.log").write_text("a line\n" * 100)
+    clock.advance(4.9)
+    assert (tmp_path / "node.log").stat().st_size == 700
+    clock.advance(0.2)
+    assert (tmp_path / "node.log").stat().st_size < 100
+
+
+def test_any_number_of_forkservers_share_a_few_logs() -> None:
+    logs = {forkserver_log("/w", number) for number in range(1, 100)}
+    assert len(logs) == FORKSERVER_LOGS
+    assert forkserver_log("/w", 1) == "/w/forkserver-1.log"

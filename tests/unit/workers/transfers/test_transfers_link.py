@@ -1,0 +1,431 @@
+"""The node's end of its transfers, with a process that does what a checkpoint's name says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.transfers import Waiting, run_until
+from tunemq_workers.processes import child_supervisor
+from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.processes.child_supervisor import ChildKeeper
+from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.transfer_messages import Download, Upload, Uploaded
+from tunemq_workers.transfers import transfer_client
+from tunemq_workers.transfers.transfer_client import Transfers
+
+#: Notes every order, and obeys those whose keys it knows.
+PROCESS = """
+import os, socket, sys
+from tunemq_workers.runtime.frames import FrameDecoder, frame
+from tunemq_workers.runtime.transfer_messages import *
+node, notes = socket.socket(fileno=int(sys.argv[1])), open(sys.argv[2], "a")
+def answer(*answers):
+    node.sendall(b"".join(frame(ANSWER, encode(one)) for one in answers))
+done = Uploaded("sha", 7, ("t/c/a",), 3)
+decoder = FrameDecoder()
+while data := node.recv(2**16):
+    for _, payload in decoder.feed(data):
+        order = decode_order(payload)
+        is_begin = isinstance(order, Begin)
+        word = order.transfer.key if is_begin else "abandon"
+        print(word, order.id, file=notes, flush=True)
+        match word.partition("/")[2]:
+            case "good": answer(Done(order.id, done))
+            case "fetched": answer(Done(order.id))
+            case "bad": answer(Failed(order.id, "the disk is full"))
+            case "damaged": answer(Failed(order.id, "the hash is wrong", True))
+            case "troubled": answer(Trouble(order.id, "no answer"))
+            case "goes-on":
+                answer(Trouble(order.id, "no answer"), Trouble(order.id, ""), Done(order.id))
+            case "deadly": os._exit(3)
+        if word == "abandon" and "stuck" not in sys.argv:
+            is_done = "quick" in sys.argv
+            answer(Done(order.id, done) if is_done else Failed(order.id, "called off"))
+"""
+
+#: See `time_ends`.
+SHORT_S = 0.3
+
+
+class Processes:
+    """Starts processes, and knows what they were told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notes = folder / "notes"
+        self.notes.touch()
+        self.started: list[int] = []
+        self.arguments: list[str] = []
+        self.refusals = 0
+
+    def start(self) -> ChildProcess:
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError("no more processes")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.set_inheritable(True)
+            arguments = [str(theirs.fileno()), str(self.notes), *self.arguments]
+            command = [sys.executable, "-c", PROCESS, *arguments]
+            pid = os.posix_spawn(sys.executable, command, os.environ)
+        self.started.append(pid)
+        return ChildProcess(pid, ours)
+
+    def told(self) -> list[str]:
+        """The keys of the transfers that were begun, and each "abandon"."""
+        return [line.split()[0] for line in self.notes.read_text().splitlines()]
+
+
+@pytest.fixture
+def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Processes:
+    monkeypatch.setattr(child_supervisor, "_CLOSE_S", 60.0)  # a busy machine takes its time to kill
+    return Processes(tmp_path)
+
+
+@pytest.fixture
+def reactor() -> Reactor:
+    return Reactor()
+
+
+@pytest.fixture
+def children() -> set[int]:
+    return set()
+
+
+@pytest.fixture
+def time_ends(reactor: Reactor, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has the time of those be over who wait for `SHORT_S`; of itself it never is."""
+    after, ends = reactor.after, []
+
+    def held(delay_s: float, call: Callable[[], None]) -> Timer:
+        if delay_s != SHORT_S:
+            return after(delay_s, call)
+        ends.append(call)
+        return after(1e6, call)
+
+    def end() -> None:
+        for call in ends:
+            after(0.0, call)
+
+    monkeypatch.setattr(reactor, "after", held)
+    return end
+
+
+@pytest.fixture
+def transfers(reactor: Reactor, processes: Processes, children: set[int]) -> Iterator[Transfers]:
+    transfers = Transfers(reactor, start=processes.start, children=children)
+    yield transfers
+    transfers.close()
+    assert not children
+
+
+def upload(name: str, timeout_s: float = 300) -> Upload:
+    return Upload("s3://b/x", f"t/{name}", "/cache/t/c", "", timeout_s)
+
+
+def download(name: str, timeout_s: float = 300) -> Download:
+    return Download("s3://b/x", f"t/{name}", "sha", "/cache/t/c", timeout_s)
+
+
+def test_no_process_is_there_before_the_first_transfer(transfers, processes, reactor):
+    run_until(reactor, lambda: True)
+    assert (transfers.pid, len(transfers), processes.started) == (None, 0, [])
+
+
+def test_an_upload_is_told_what_was_committed(transfers, reactor, children):
+    it = Waiting()
+    transfers.start(upload("good"), *it.callbacks)
+    assert len(transfers) == 1
+    run_until(reactor, lambda: it.is_over)
+    assert it.done == [Uploaded("sha", 7, ("t/c/a",), 3)]
+    assert len(transfers) == 0
+    assert children == {transfers.pid}
+
+
+def test_a_failure_says_why_and_whether_anything_is_damaged(transfers, reactor):
+    bad, damaged = Waiting(), Waiting()
+    transfers.start(download("bad"), *bad.callbacks)
+    transfers.start(download("damaged"), *damaged.callbacks)
+    run_until(reactor, lambda: bad.is_over and damaged.is_over)
+    assert bad.failed == [("the disk is full", False)]
+    assert damaged.failed == [("the hash is wrong", True)]
+
+
+def test_one_process_does_all_transfers(transfers, processes, reactor):
+    waiting = [Waiting() for _ in range(20)]
+    for it in waiting:
+        transfers.start(upload("good"), *it.callbacks)
+    run_until(reactor, lambda: all(it.is_over for it in waiting))
+    assert len(processes.started) == 1
+
+
+def test_trouble_is_told_and_its_end_too(transfers, reactor):
+    it = Waiting()
+    transfers.start(download("goes-on"), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    assert it.troubles == ["no answer", ""]
+    assert it.done
+
+
+def test_ten_who_want_the_same_checkpoint_have_it_fetched_once(transfers, processes, reactor):
+    waiting = [Waiting() for _ in range(10)]
+    for it in waiting:
+        transfers.start(download("fetched"), *it.callbacks)
+    assert len(transfers) == 1
+    run_until(reactor, lambda: all(it.is_over for it in waiting))
+    assert all(it.done for it in waiting)
+    assert processes.told() == ["t/fetched"]
+
+
+def test_who_comes_later_hears_of_the_trouble(transfers, reactor):
+    first, second = Waiting(), Waiting()
+    transfers.start(download("troubled"), *first.callbacks)
+    run_until(reactor, lambda: first.troubles)
+    transfers.start(download("troubled"), *second.callbacks)
+    assert not second.troubles
+    run_until(reactor, lambda: second.troubles == ["no answer"])
+
+
+def test_a_transfer_is_left_when_nobody_waits_any_more(transfers, processes, reactor):
+    first, second = Waiting(), Waiting()
+    numbers = [transfers.start(download("slow"), *it.callbacks) for it in (first, second)]
+    run_until(reactor, lambda: processes.told() == ["t/slow"])
+    transfers.cancel(numbers[0])
+    assert len(transfers) == 1
+    transfers.cancel(numbers[1])
+    transfers.cancel(numbers[1])
+    assert len(transfers) == 0
+    run_until(reactor, lambda: processes.told() == ["t/slow", "abandon"])
+    assert not first.is_over
+    assert not second.is_over
+
+
+def test_who_comes_while_it_is_being_left_has_it_begun_anew(transfers, processes, reactor):
+    first, second = Waiting(), Waiting()
+    number = transfers.start(download("slow"), *first.callbacks)
+    run_until(reactor, processes.told)
+    transfers.cancel(number)
+    number = transfers.start(download("slow"), *second.callbacks)
+    run_until(reactor, lambda: processes.told() == ["t/slow", "abandon", "t/slow"])
+    assert not second.is_over
+    transfers.cancel(number)
+
+
+def test_who_comes_after_it_was_left_does_not_get_what_was_made_before(
+    transfers, processes, reactor
+):
+    processes.arguments = ["quick"]
+    first, second = Waiting(), Waiting()
+    number = transfers.start(download("slow"), *first.callbacks)
+    run_until(reactor, processes.told)
+    transfers.cancel(number)
+    number = transfers.start(download("slow"), *second.callbacks)
+    run_until(reactor, lambda: processes.told() == ["t/slow", "abandon", "t/slow"])
+    assert not second.is_over
+    transfers.cancel(number)
+
+
+def test_what_is_done_just_after_its_time_is_done(transfers, processes, reactor):
+    processes.arguments = ["quick"]
+    it = Waiting()
+    transfers.start(upload("slow", timeout_s=0.3), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    assert it.done
+
+
+def test_a_transfer_that_takes_too_long_is_left_and_fails_with_the_last_trouble(
+    transfers, processes, reactor, time_ends
+):
+    it = Waiting()
+    transfers.start(upload("troubled", SHORT_S), *it.callbacks)
+    run_until(reactor, lambda: it.troubles)
+    time_ends()
+    run_until(reactor, lambda: it.is_over)
+    [(reason, is_corrupt)] = it.failed
+    assert reason == "it was given up after 0.3 s: no answer"
+    assert not is_corrupt
+    assert processes.told() == ["t/troubled", "abandon"]
+
+
+def test_each_waits_as_long_as_it_said(transfers, processes, reactor, time_ends):
+    short, long = Waiting(), Waiting()
+    transfers.start(download("slow", SHORT_S), *short.callbacks)
+    number = transfers.start(download("slow", timeout_s=300), *long.callbacks)
+    run_until(reactor, processes.told)
+    time_ends()
+    run_until(reactor, lambda: short.is_over)
+    assert short.failed
+    assert not long.is_over
+    assert processes.told() == ["t/slow"]
+    transfers.cancel(number)
+
+
+def test_a_process_that_dies_is_replaced_and_told_what_is_unfinished(
+    transfers, processes, reactor, children
+):
+    deaths: list[str] = []
+    transfers.on_death = deaths.append
+    slow, done, fetched = Waiting(), Waiting(), Waiting()
+    transfers.start(upload("slow"), *slow.callbacks)
+    transfers.start(upload("good"), *done.callbacks)
+    transfers.start(download("slow"), *fetched.callbacks)
+    run_until(reactor, lambda: len(processes.told()) == 3 and done.is_over)
+    os.kill(transfers.pid, signal.SIGKILL)
+    run_until(reactor, lambda: len(processes.told()) == 5)
+    assert processes.told()[3:] == ["t/slow", "t/slow"]
+    assert len(done.done) == 1
+    assert children == {processes.started[1]}
+    assert len(slow.troubles) == 2
+    assert "ended with SIGKILL" in slow.troubles[0]
+    assert not slow.troubles[1]
+    assert deaths == slow.troubles[:1]
+
+
+def test_transfers_process_that_is_stopped_is_replaced_long_before_its_transfers_time_out(
+    transfers, processes, reactor
+):
+    it = Waiting()
+    transfers.start(upload("slow"), *it.callbacks)
+    run_until(reactor, processes.told)
+    os.kill(transfers.pid, signal.SIGSTOP)
+    run_until(reactor, lambda: processes.told() == ["t/slow", "t/slow"])
+    assert "was stopped" in it.troubles[0]
+
+
+def test_what_nobody_waits_for_is_not_begun_anew(transfers, processes, reactor):
+    it = Waiting()
+    number = transfers.start(upload("slow"), *Waiting().callbacks)
+    transfers.start(upload("slower"), *it.callbacks)
+    run_until(reactor, lambda: len(processes.told()) == 2)
+    os.kill(transfers.pid, signal.SIGKILL)
+    transfers.cancel(number)
+    run_until(reactor, lambda: processes.told()[2:] == ["t/slower"])
+
+
+def test_a_process_that_always_dies_does_not_keep_anybody_waiting_for_ever(
+    transfers, processes, reactor, time_ends
+):
+    it = Waiting()
+    transfers.start(upload("deadly", SHORT_S), *it.callbacks)
+    run_until(reactor, lambda: len(processes.started) == 3)
+    time_ends()
+    run_until(reactor, lambda: it.is_over)
+    [(reason, _)] = it.failed
+    assert "ended with exit code 3" in reason
+    assert len(processes.started) <= 4
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(transfers, processes, reactor):
+    processes.refusals = 2
+    it = Waiting()
+    transfers.start(upload("good"), *it.callbacks)
+    run_until(reactor, lambda: it.is_over)
+    assert it.done
+    assert "no more processes" in it.troubles[0]
+
+
+def test_a_process_that_does_not_leave_a_transfer_is_killed(
+    transfers, processes, reactor, monkeypatch, time_ends
+):
+    monkeypatch.setattr(transfer_client, "_LEAVING_S", 0.2)
+    processes.arguments = ["stuck"]
+    late, other = Waiting(), Waiting()
+    transfers.start(upload("slow", SHORT_S), *late.callbacks)
+    transfers.start(upload("slower"), *other.callbacks)
+    run_until(reactor, lambda: processes.told() == ["t/slow", "t/slower"])
+    time_ends()
+    run_until(reactor, lambda: late.is_over)
+    assert "given up after 0.3 s" in late.failed[0][0]
+    run_until(reactor, lambda: processes.told().count("t/slower") == 2)
+    assert len(processes.started) == 2
+    assert not other.is_over
+
+
+def test_a_process_without_work_is_let_go_and_another_comes_with_work(
+    transfers, processes, reactor, children, monkeypatch
+):
+    monkeypatch.setattr(transfer_client, "_IDLE_S", 0.05)
+    first, second = Waiting(), Waiting()
+    transfers.start(upload("good"), *first.callbacks)
+    run_until(reactor, lambda: first.is_over and not children)
+    assert transfers.pid is None
+    transfers.start(upload("good"), *second.callbacks)
+    run_until(reactor, lambda: second.is_over)
+    assert second.troubles == []
+    assert len(processes.started) == 2
+
+
+def test_work_may_come_while_a_process_is_let_go(transfers, reactor):
+    first, second = Waiting(), Waiting()
+    transfers.start(upload("good"), *first.callbacks)
+    run_until(reactor, lambda: first.is_over)
+    transfers._rest()
+    transfers.start(upload("good"), *second.callbacks)
+    run_until(reactor, lambda: second.is_over)
+    assert second.troubles == []
+
+
+def test_whoever_is_told_may_order_and_cancel(transfers, processes, reactor):
+    waiting = [Waiting() for _ in range(4)]
+    numbers = []
+
+    def told(*_):
+        transfers.cancel(numbers[1])
+        transfers.start(download("fetched"), *waiting[2].callbacks)
+
+    callbacks = told, waiting[0].on_failed, waiting[0].on_trouble
+    numbers.append(transfers.start(download("fetched"), *callbacks))
+    numbers.append(transfers.start(download("fetched"), *waiting[1].callbacks))
+    run_until(reactor, lambda: waiting[2].is_over)
+    assert waiting[2].done
+    assert not waiting[1].is_over
+
+
+def test_nothing_is_left_after_the_end(processes, reactor):
+    children: set[int] = set()
+    transfers = Transfers(reactor, start=processes.start, children=children)
+    it = Waiting()
+    transfers.start(upload("slow"), *it.callbacks)
+    run_until(reactor, processes.told)
+    [pid] = children
+    transfers.close()
+    assert (len(transfers), transfers.pid, children) == (0, None, set())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert not it.is_over
+
+
+def test_pauses_between_deaths_grow(reactor, processes, children, monkeypatch):
+    pauses: list[float] = []
+    after = reactor.after
+
+    def at_once(delay_s, call):
+        if getattr(call, "__name__", "") == "_start_now":
+            pauses.append(delay_s)
+            delay_s = 0
+        return after(delay_s, call)
+
+    monkeypatch.setattr(reactor, "after", at_once)
+    processes.refusals = 12
+    ends: list[str] = []
+    held = ChildKeeper(
+        reactor,
+        "transfers",
+        processes.start,
+        children,
+        on_up=lambda: None,
+        on_answer=lambda _: None,
+        on_end=lambda why: (ends.append(why), held.start_if_none()),
+    )
+    held.start_if_none()
+    run_until(reactor, lambda: held.is_up)
+    held.close()
+    assert pauses[:4] == [0.0, 0.1, 0.2, 0.4]
+    assert max(pauses) == 10
+    assert len(ends) == 12

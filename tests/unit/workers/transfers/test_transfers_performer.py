@@ -1,0 +1,229 @@
+"""How transfers share threads, and what becomes of their failures; with stores that only wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.waiting import eventually
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.objects.object_store import MissingObject
+from tunemq_workers.runtime.transfer_messages import (
+    Abandon,
+    Begin,
+    Done,
+    Download,
+    Failed,
+    Trouble,
+    Upload,
+    Uploaded,
+)
+from tunemq_workers.transfers import transfer_performer as performer_module
+from tunemq_workers.transfers.transfer_performer import Performer
+
+
+class Stores:
+    """What `object_checkpoints` does, and clients of stores that do nothing."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+        self.going_on: list[str] = []
+
+    def open(self, address: str, _rights: object) -> SimpleNamespace:
+        self.opened.append(address)
+        return SimpleNamespace(close=lambda: self.closed.append(address))
+
+    def upload(self, _objects, key, _folder, _base, cancel, on_trouble):
+        self.work(key, cancel, on_trouble)
+        return SimpleNamespace(sha256="sha", size=7, shared=("t/c/a",), sent=3, manifest=b"{}")
+
+    def download(self, _objects, key, _sha256, _folder, cancel, on_trouble):
+        self.work(key, cancel, on_trouble)
+
+    def work(self, key, cancel, on_trouble):
+        self.going_on.append(key)
+        match key:
+            case "slow":
+                while not self.gate.wait(0.005):
+                    cancel.check()
+            case "broken":
+                raise RuntimeError("nobody thought of this")
+            case "damaged":
+                raise CheckpointCorrupt("the hash is wrong")
+            case "missing":
+                raise MissingObject("there is no manifest")
+            case "full":
+                raise StoreError("the disk is full")
+            case "troubled":
+                for reason in ("no answer", "no answer", "busy", "", ""):
+                    on_trouble(reason)
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stores]:
+    stores = Stores()
+    monkeypatch.setattr(performer_module, "object_checkpoints", stores)
+    monkeypatch.setattr(performer_module, "open_objects", stores.open)
+    yield stores
+    stores.gate.set()
+
+
+class Performing:
+    """A performer, orders for it, and its answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[Done | Failed | Trouble] = []
+        self.performer = Performer(self.answers.append)
+        self.orders = 0
+
+    def upload(self, key: str, store: str = "s3://b/x") -> int:
+        return self.begin(Upload(store, key, "/cache/t/c", "", 1))
+
+    def download(self, key: str, store: str = "s3://b/x") -> int:
+        return self.begin(Download(store, key, "sha", "/cache/t/c", 1))
+
+    def begin(self, transfer: Upload | Download) -> int:
+        self.orders += 1
+        self.performer.obey(Begin(self.orders, transfer))
+        return self.orders
+
+    def answer(self, number: int) -> Done | Failed:
+        """The last answer for this order."""
+        eventually(lambda: any(a.id == number for a in self.ends()), message=str(self.answers))
+        [end] = [a for a in self.ends() if a.id == number]
+        return end
+
+    def troubles(self) -> list[str]:
+        return [answer.reason for answer in self.answers if isinstance(answer, Trouble)]
+
+    def ends(self) -> list[Done | Failed]:
+        return [answer for answer in self.answers if not isinstance(answer, Trouble)]
+
+
+@pytest.fixture
+def performing(stores: Stores) -> Iterator[Performing]:
+    performing = Performing()
+    yield performing
+    stores.gate.set()
+    eventually(lambda: not performing.performer._running)
+    for store in performing.performer._stores.values():
+        store.close()
+
+
+def test_an_upload_is_answered_with_what_was_committed(performing):
+    number = performing.upload("quick")
+    assert performing.answer(number) == Done(number, Uploaded("sha", 7, ("t/c/a",), 3))
+
+
+def test_a_download_is_answered(performing):
+    number = performing.download("quick")
+    assert performing.answer(number) == Done(number)
+
+
+def test_a_download_is_never_behind_uploads(performing):
+    for _ in range(20):
+        performing.upload("slow")
+    performing.answer(performing.download("quick"))
+    assert not [end for end in performing.ends() if end.id <= 20]
+
+
+def test_a_store_that_does_not_answer_holds_up_no_other(performing):
+    for _ in range(20):
+        performing.upload("slow")
+        performing.download("slow")
+    performing.answer(performing.upload("quick", "s3://b/other"))
+
+
+def test_few_transfers_go_on_at_the_same_time(performing, stores):
+    for _ in range(20):
+        performing.upload("slow")
+    eventually(lambda: stores.going_on)
+    assert len(stores.going_on) <= 4
+
+
+def test_a_transfer_can_be_left_while_it_goes_on(performing, stores):
+    number = performing.upload("slow")
+    eventually(lambda: stores.going_on)
+    performing.performer.obey(Abandon(number))
+    assert isinstance(performing.answer(number), Failed)
+
+
+def test_a_transfer_can_be_left_before_it_begins(performing, stores):
+    for _ in range(10):
+        performing.upload("slow")
+    number = performing.upload("never")
+    performing.performer.obey(Abandon(number))
+    assert isinstance(performing.answer(number), Failed)
+    assert "never" not in stores.going_on
+
+
+def test_leaving_what_is_over_does_nothing(performing):
+    number = performing.upload("quick")
+    performing.answer(number)
+    performing.performer.obey(Abandon(number))
+    assert len(performing.answers) == 1
+
+
+def test_a_number_may_be_ordered_anew_after_it_failed(performing):
+    number = performing.upload("full")
+    performing.answer(number)
+    performing.performer.obey(Begin(number, Upload("s3://b/x", "quick", "/c", "", 1)))
+    eventually(lambda: len(performing.answers) == 2)
+    assert isinstance(performing.answers[1], Done)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason", "is_corrupt"),
+    [
+        ("full", "the disk is full", False),
+        ("damaged", "the hash is wrong", True),
+        ("missing", "there is no manifest", True),
+        ("broken", "RuntimeError: nobody thought of this", False),
+    ],
+)
+def test_a_failure_is_answered_and_the_next_transfer_goes_on(performing, key, reason, is_corrupt):
+    number = performing.download(key)
+    assert performing.answer(number) == Failed(number, reason, is_corrupt)
+    assert isinstance(performing.answer(performing.download("quick")), Done)
+
+
+def test_trouble_is_told_once_and_its_end_too(performing):
+    number = performing.upload("troubled")
+    performing.answer(number)
+    assert performing.troubles() == ["no answer", ""]
+
+
+def test_another_trouble_is_told_in_time(performing, monkeypatch):
+    monkeypatch.setattr(performer_module, "_TELL_EVERY_S", 0.0)
+    number = performing.upload("troubled")
+    performing.answer(number)
+    assert performing.troubles() == ["no answer", "busy", ""]
+
+
+def test_a_store_has_one_client(performing, stores):
+    for number in [performing.upload("quick") for _ in range(9)] + [performing.download("quick")]:
+        performing.answer(number)
+    assert stores.opened == ["s3://b/x"]
+
+
+def test_clients_of_stores_without_work_are_closed_in_time(performing, stores):
+    performing.upload("slow", "s3://b/busy")
+    for store in range(20):
+        performing.answer(performing.upload("quick", f"s3://b/{store}"))
+    assert "s3://b/busy" not in stores.closed
+    assert len(stores.opened) - len(stores.closed) <= 10
+    assert stores.closed[:3] == ["s3://b/0", "s3://b/1", "s3://b/2"]
+
+
+def test_an_address_that_is_of_no_use_fails_its_transfers(performing, monkeypatch):
+    def refuse(address, _rights):
+        raise StoreError(f"{address} has no keys")
+
+    monkeypatch.setattr(performer_module, "open_objects", refuse)
+    number = performing.upload("quick")
+    assert performing.answer(number) == Failed(number, "s3://b/x has no keys")

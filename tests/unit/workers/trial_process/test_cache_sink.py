@@ -1,0 +1,227 @@
+"""How a host keeps checkpoints in its node's cache, and reads what is there."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.searches.checkpoints import contents, fill
+from tunemq_shared.base.errors import CheckpointCorrupt, StoreError
+from tunemq_shared.checkpoints.manifest import CheckpointInfo
+from tunemq_shared.protocol.messages import CheckpointRef
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, RoomAnswer
+from tunemq_workers.runtime import frames
+from tunemq_workers.trial_process.cache_sink import CacheSink
+from tunemq_workers.trial_process.node_channel import HostChannel
+
+
+class Node:
+    """The node's end: grants room in ``cache`` at once, and answers what ``answers`` says.
+
+    ``replaces`` is called before an answer to one who asks again.
+    """
+
+    def __init__(self, line: socket.socket, cache: Path) -> None:
+        self.cache = cache
+        self.asked: list[int | FetchCheckpoint] = []
+        self.room = RoomAnswer(str(cache))
+        self.fetched = FetchAnswer(str(cache))
+        self.replaces = lambda: None
+        self._line = line
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        decoder = frames.FrameDecoder()
+        while data := self._line.recv(1 << 16):
+            for kind, payload in decoder.feed(data):
+                if kind == frames.ASK_ROOM:
+                    self.asked.append(kind)
+                    self._answer(frames.ROOM, self.room)
+                else:
+                    question = checkpoint_messages.decode_fetch(payload)
+                    self.asked.append(question)
+                    if question.again:
+                        self.replaces()
+                    self._answer(frames.FETCHED, self.fetched)
+
+    def _answer(self, kind: int, answer: object) -> None:
+        self._line.send(frames.frame(kind, checkpoint_messages.encode(answer)))
+
+    def close(self) -> None:
+        self._thread.join()
+
+
+@pytest.fixture
+def lines():
+    host, node = socket.socketpair()
+    with host, node:
+        yield host, node
+
+
+@pytest.fixture
+def node(lines, tmp_path):
+    node = Node(lines[1], tmp_path / "cache")
+    yield node
+    lines[0].shutdown(socket.SHUT_WR)
+    node.close()
+
+
+@pytest.fixture
+def sink(lines, node):
+    return CacheSink(HostChannel(lines[0]), "train_0")
+
+
+@pytest.fixture
+def source(tmp_path):
+    return fill(tmp_path / "source")
+
+
+def save(sink, source, n=1, epoch=1):
+    info = CheckpointInfo(
+        trial="t0", epoch=epoch, n=n, step=n, state={"iteration": n}, metrics={"a": 1.0}
+    )
+    return sink.save(source, info)
+
+
+def reference(written):
+    return CheckpointRef(written.key, "", written.step, written=written.sha256)
+
+
+def file(node, written, name="model.bin"):
+    return node.cache / written.key / "files" / name
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.unlink()  # its bytes may be another checkpoint's too
+    path.write_bytes(content)
+
+
+def test_what_is_written_comes_back_verified(sink, node, source):
+    written = save(sink, source, n=3, epoch=2)
+
+    path, state = sink.open(reference(written))
+
+    assert (written.trial, written.epoch, written.n, written.step) == ("t0", 2, 3, 3)
+    assert written.key == "train_0/checkpoint_2-000003"
+    assert written.size == sum(map(len, contents(source).values())) - len(b"<empty>")
+    assert path == node.cache / written.key / "files"
+    assert contents(path) == contents(source)
+    assert state == {"iteration": 3}
+    assert node.asked == [frames.ASK_ROOM, FetchCheckpoint(reference(written))]
+
+
+def test_room_is_asked_for_before_anything_is_written(sink, node, source):
+    node.room = RoomAnswer("", "no room within 1800 s: the store does not answer")
+
+    with pytest.raises(StoreError, match="no room within 1800 s"):
+        save(sink, source)
+
+    assert not node.cache.exists()
+
+
+def test_files_that_did_not_change_are_linked_to_the_previous_checkpoint(sink, node, source):
+    first = save(sink, source)
+    (source / "deep" / "er" / "state").write_bytes(b"other")
+    second = save(sink, source, n=2)
+
+    assert file(node, second).samefile(file(node, first))
+    assert file(node, first, "deep/er/state").read_bytes() == b"state"
+    assert file(node, second, "deep/er/state").read_bytes() == b"other"
+
+
+def test_files_are_linked_to_the_checkpoint_that_the_trial_was_restored_from(
+    sink, lines, node, source
+):
+    first = save(sink, source)
+    resumed = CacheSink(HostChannel(lines[0]), "train_1")
+    resumed.open(reference(first))
+
+    second = save(resumed, source, epoch=2)
+
+    assert second.key == "train_1/checkpoint_2-000001"
+    assert file(node, second).samefile(file(node, first))
+
+
+def test_a_previous_checkpoint_that_is_gone_is_done_without(sink, node, source):
+    first = save(sink, source)
+    (node.cache / first.key).rename(node.cache / "gone")
+
+    second = save(sink, source, n=2)
+
+    assert contents(sink.open(reference(second))[0]) == contents(source)
+
+
+def test_a_damaged_copy_is_fetched_once_more(sink, node, source, caplog):
+    written = save(sink, source)
+    damage(file(node, written))
+    whole = (source / "model.bin").read_bytes()
+    node.replaces = lambda: file(node, written).write_bytes(whole)
+
+    path, _ = sink.open(reference(written))
+
+    assert contents(path) == contents(source)
+    assert [question.again for question in node.asked[1:]] == [False, True]
+    assert "It is fetched once more." in caplog.text
+    assert "model.bin" in caplog.text
+
+
+def test_a_copy_that_comes_damaged_again_is_corrupt(sink, node, source):
+    written = save(sink, source)
+    damage(file(node, written))
+
+    with pytest.raises(CheckpointCorrupt, match=r"'model\.bin' is damaged"):
+        sink.open(reference(written))
+
+    assert len(node.asked) == 3
+
+
+def test_a_copy_that_is_not_where_the_node_said_is_fetched_once_more(sink, node, source):
+    written = save(sink, source)
+    away = node.cache / written.key
+    away.rename(node.cache / "away")
+    node.replaces = lambda: (node.cache / "away").rename(away)
+
+    assert contents(sink.open(reference(written))[0]) == contents(source)
+
+
+def test_a_copy_of_what_was_committed_meanwhile_is_known_by_what_the_node_says(sink, node, source):
+    written = save(sink, source)
+    folder = node.cache / written.key
+    data = (folder / "manifest.json").read_bytes() + b" "
+    (folder / "manifest.json").unlink()
+    (folder / "committed.json").write_bytes(data)
+    with pytest.raises(CheckpointCorrupt):
+        sink.open(reference(written))
+    node.fetched = FetchAnswer(str(node.cache), sha256=hashlib.sha256(data).hexdigest())
+    assert contents(sink.open(reference(written))[0]) == contents(source)
+
+
+@pytest.mark.parametrize("is_corrupt", [True, False])
+def test_what_the_store_cannot_give_is_not_asked_for_again(sink, node, is_corrupt):
+    node.fetched = FetchAnswer("", "there is no manifest", is_corrupt=is_corrupt)
+
+    with pytest.raises(StoreError, match="no manifest") as caught:
+        sink.open(CheckpointRef("train_0/checkpoint_1-000001", "sha", 1))
+
+    assert isinstance(caught.value, CheckpointCorrupt) is is_corrupt
+    assert len(node.asked) == 1
+
+
+def test_a_copy_from_the_store_is_known_by_the_hash_that_it_has_there(sink, node, source):
+    written = save(sink, source)
+    folder = node.cache / written.key
+    (folder / "manifest.json").rename(folder / "committed.json")
+
+    path, _ = sink.open(CheckpointRef(written.key, written.sha256, 1))
+
+    assert contents(path) == contents(source)
+    with pytest.raises(CheckpointCorrupt):
+        sink.open(CheckpointRef(written.key, "other", 1, written="another"))

@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.waiting import eventually
+from tunemq_shared.base import failpoints
+from tunemq_shared.base.errors import CheckpointCorrupt, MetricError, StoreError, TuneError
+from tunemq_shared.protocol.conditions import Condition
+from tunemq_shared.protocol.messages import (
+    CheckpointRef,
+    CheckpointWritten,
+    HostOrder,
+    ResultReported,
+    TrialFailed,
+    TrialFinished,
+    TrialPaused,
+    decode_node_event,
+    encode,
+)
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, RoomAnswer
+from tunemq_workers.runtime import frames
+from tunemq_workers.trial_process.node_channel import HostChannel
+
+
+@pytest.fixture
+def pair():
+    host, node = socket.socketpair()
+    with host, node:
+        yield HostChannel(host), node
+
+
+def result(**metrics):
+    return ResultReported("t", 1, 1, metrics, 0.0, 0.0, 0.0, 0.0, 1)
+
+
+def order(bound):
+    return HostOrder("t", 1, (Condition("training_iteration", bound),))
+
+
+def received(node):
+    return frames.FrameDecoder().feed(node.recv(1 << 20))
+
+
+def test_each_event_is_one_frame_and_those_that_the_node_acts_on_are_marked(pair):
+    channel, node = pair
+    written = CheckpointWritten("t", 1, 1, 1, "trial/checkpoint_1-000001", "sha", 3)
+    events = [result(loss=1.0), written, TrialFinished("t", 1), TrialPaused("t", 2)]
+    for event in events:
+        channel.send(event)
+
+    got = received(node)
+
+    assert [kind for kind, _ in got] == [
+        frames.EVENT,
+        frames.WRITTEN,
+        frames.ENDING,
+        frames.ENDING,
+    ]
+    assert [decode_node_event(payload) for _, payload in got] == events
+
+
+def test_a_failure_is_remembered(pair):
+    channel, _ = pair
+    channel.send(TrialFinished("t", 1))
+    assert not channel.has_failed
+    channel.send(TrialFailed("t", 1, "user", "error", "traceback", 0.0))
+    assert channel.has_failed
+
+
+def test_polling_without_an_order_does_not_wait(pair):
+    channel, _ = pair
+    assert channel.poll() is None
+
+
+def test_the_newest_order_counts_and_is_given_once(pair):
+    channel, node = pair
+    node.send(b"".join(frames.frame(frames.ORDER, encode(order(bound))) for bound in (1, 2, 3)))
+
+    assert channel.poll() == order(3)
+    assert channel.poll() is None
+
+
+def test_waiting_returns_what_has_come_before(pair):
+    channel, node = pair
+    node.send(frames.frame(frames.ORDER, encode(order(1))))
+
+    assert channel.wait() == order(1)
+
+
+def test_waiting_lasts_until_an_order_is_whole(pair):
+    channel, node = pair
+    data = frames.frame(frames.ORDER, encode(order(1)))
+    node.send(data[:7])
+    assert channel.poll() is None
+    sender = threading.Thread(target=node.send, args=(data[7:],))
+    sender.start()
+
+    assert channel.wait() == order(1)
+    sender.join()
+
+
+def test_the_next_trial_comes_after_the_host_said_that_it_is_free(pair):
+    channel, node = pair
+    late = frames.frame(frames.ORDER, encode(order(9)))
+    following = HostOrder("next", 1, ())
+    node.send(late + frames.frame(frames.NEXT, encode(following)))
+
+    assert channel.wait_for_next_trial() == following
+    assert channel.poll() is None
+    assert received(node) == [(frames.IDLE, b"")]
+
+
+# --- questions about checkpoints ---
+
+REF = CheckpointRef("trial/checkpoint_1-000001", "sha", 3, "written")
+
+
+def say(node, kind, message):
+    encoder = encode if kind == frames.ORDER else checkpoint_messages.encode
+    node.send(frames.frame(kind, encoder(message)))
+
+
+def waits_and_says(channel, node):
+    """What the channel says while it waits for an order, which is then sent."""
+    waiting = threading.Thread(target=channel.wait)
+    waiting.start()
+    said = received(node)
+    node.send(frames.frame(frames.ORDER, encode(order(2))))
+    waiting.join(60)
+    assert not waiting.is_alive()
+    return said
+
+
+def test_a_host_whose_time_is_limited_says_that_it_waits_and_how_many_orders_it_has_had(pair):
+    channel, node = pair
+    channel.says_that_it_waits = True
+    assert waits_and_says(channel, node) == [(frames.AWAIT_ORDER, bytes(4))]
+    assert waits_and_says(channel, node) == [(frames.AWAIT_ORDER, b"\0\0\0\1")]
+    node.send(frames.frame(frames.NEXT, encode(order(1))))
+    channel.wait_for_next_trial()
+    assert received(node) == [(frames.IDLE, b"")]
+    assert waits_and_says(channel, node) == [(frames.AWAIT_ORDER, bytes(4))]
+
+
+def test_a_host_for_which_an_order_is_there_does_not_say_that_it_waits(pair):
+    channel, node = pair
+    channel.says_that_it_waits = True
+    node.send(frames.frame(frames.ORDER, encode(order(1))))
+    assert channel.wait() == order(1)
+    channel.send(result(loss=1.0))
+    assert [kind for kind, _ in received(node)] == [frames.EVENT]
+
+
+def test_what_is_to_be_done_before_a_trial_ends_is_done_before_its_end_is_said(pair):
+    channel, node = pair
+    seen = []
+    channel.before_ending = lambda: seen.append(node.recv(1 << 20, socket.MSG_DONTWAIT))
+    channel.send(result(loss=1.0))
+    channel.send(TrialFinished("t", 1))
+    (before,) = seen
+    assert [kind for kind, _ in frames.FrameDecoder().feed(before)] == [frames.EVENT]
+    assert [kind for kind, _ in received(node)] == [frames.ENDING]
+
+
+def test_a_host_that_asks_for_room_waits_and_keeps_the_orders_that_come_meanwhile(pair):
+    channel, node = pair
+    say(node, frames.ORDER, order(1))
+    say(node, frames.ORDER, order(2))
+    say(node, frames.ROOM, RoomAnswer("/cache"))
+    say(node, frames.ORDER, order(3))
+
+    assert channel.ask_room() == Path("/cache")
+    assert received(node) == [(frames.ASK_ROOM, b"")]
+    assert channel.poll() == order(3)
+
+
+def test_room_that_was_not_there_in_time_is_an_error(pair):
+    channel, node = pair
+    say(node, frames.ROOM, RoomAnswer("", "no room within 1800 s"))
+
+    with pytest.raises(StoreError, match="no room within 1800 s"):
+        channel.ask_room()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_checkpoint_is_fetched_by_its_reference(pair, again):
+    channel, node = pair
+    say(node, frames.FETCHED, FetchAnswer("/cache"))
+
+    assert channel.fetch(REF, again=again) == (Path("/cache"), REF)
+    ((kind, question),) = received(node)
+    assert kind == frames.FETCH
+    assert checkpoint_messages.decode_fetch(question) == FetchCheckpoint(REF, again)
+
+
+@pytest.mark.parametrize("is_corrupt", [False, True])
+def test_damage_is_told_from_a_store_that_is_away(pair, is_corrupt):
+    channel, node = pair
+    say(node, frames.FETCHED, FetchAnswer("", "why", is_corrupt=is_corrupt))
+
+    with pytest.raises(StoreError, match="why") as caught:
+        channel.fetch(REF)
+    assert isinstance(caught.value, CheckpointCorrupt) is is_corrupt
+
+
+def test_a_wait_that_a_signal_broke_does_not_confuse_the_next_answer(pair):
+    channel, node = pair
+    node.settimeout(60)
+    asked, broken = [], []
+
+    def too_long(*_):
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if not broken:
+            broken.append(True)
+            raise TimeoutError
+
+    def break_the_wait():
+        asked.extend(received(node))
+        # Who has asked may be held up before it waits.
+        eventually(lambda: channel._awaits_answer)
+        # More than once: the first may come just before the wait.
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    breaking = threading.Thread(target=break_the_wait)
+    breaking.start()
+    try:
+        with pytest.raises(TimeoutError):
+            channel.ask_room()
+    finally:
+        breaking.join()
+        signal.signal(signal.SIGALRM, before)
+    say(node, frames.ROOM, RoomAnswer("/late"))
+    assert asked == [(frames.ASK_ROOM, b"")]
+
+    def answer():
+        received(node)
+        say(node, frames.FETCHED, FetchAnswer("/cache"))
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+
+    assert channel.fetch(REF) == (Path("/cache"), REF)
+    answering.join()
+
+
+def test_a_child_of_a_trial_cannot_ask_and_reads_why(pair, monkeypatch):
+    channel, node = pair
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+
+    with pytest.raises(TuneError, match="a child of the trial's process"):
+        channel.ask_room()
+    node.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        node.recv(1)
+
+
+@pytest.mark.parametrize(("name", "sent"), [("before", []), ("after", [frames.WRITTEN])])
+def test_a_host_can_be_made_to_fail_around_saying_what_it_wrote(pair, monkeypatch, name, sent):
+    channel, node = pair
+    monkeypatch.setenv(failpoints.VARIABLE, f"written.{name}_send=error")
+    monkeypatch.setattr(failpoints, "_armed", None)
+
+    with pytest.raises(OSError, match=f"written.{name}_send"):
+        channel.send(CheckpointWritten("t", 1, 1, 1, "trial/checkpoint_1-000001", "sha", 3))
+
+    monkeypatch.undo()
+    channel.send(TrialFinished("t", 1))
+    assert [kind for kind, _ in received(node)] == [*sent, frames.ENDING]
+
+
+def test_a_result_that_is_too_large_is_an_error_and_the_line_stays_usable(pair):
+    channel, node = pair
+    with pytest.raises(MetricError, match="the result has 33 MiB"):
+        channel.send(result(image="x" * (33 << 20)))
+    channel.send(TrialFinished("t", 1))
+
+    assert [kind for kind, _ in received(node)] == [frames.ENDING]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        HostChannel.poll,
+        HostChannel.wait,
+        HostChannel.ask_room,
+        lambda channel: channel.fetch(REF),
+        lambda channel: channel.send(TrialFinished("t", 1)),
+    ],
+)
+def test_the_process_ends_when_the_node_is_gone(use):
+    host, node = socket.socketpair()
+    node.close()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            use(HostChannel(host))
+        finally:
+            os._exit(99)
+    host.close()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
+
+
+def test_a_forked_child_does_not_hold_the_line(pair):
+    channel, node = pair
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(reading, 1)
+        os._exit(0)
+    channel._line.close()
+    node.settimeout(60)
+
+    assert node.recv(1) == b""
+    os.write(writing, b"x")
+    os.waitpid(pid, 0)
+    os.close(reading)
+    os.close(writing)

@@ -1,0 +1,102 @@
+"""Asking processes for their stacks must not break a node, whatever they are."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from tunemq_workers.trial_process import stack_dumps
+from tunemq_workers.trial_process.stack_dumps import have_stacks_written
+
+HOST, CHILDREN = 100, [101, 102, 103]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Who was asked; a process stands for its own descriptor, and nothing is real."""
+    asked = []
+    monkeypatch.setattr(
+        stack_dumps.signal, "pidfd_send_signal", lambda pidfd, _: asked.append(pidfd)
+    )
+    monkeypatch.setattr(stack_dumps, "open_claimed", lambda pid, *, user: pid)
+    monkeypatch.setattr(stack_dumps, "os", SimpleNamespace(close=lambda pidfd: None))
+    monkeypatch.setattr(stack_dumps, "family_of", lambda host: [host, *CHILDREN])
+    monkeypatch.setattr(stack_dumps, "_listens", lambda pid: True)
+    monkeypatch.setattr(stack_dumps, "time", SimpleNamespace(sleep=lambda seconds: None))
+    return asked
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Threads that have died of an exception: one is a node's end."""
+    broken = []
+    monkeypatch.setattr(threading, "excepthook", broken.append)
+    return broken
+
+
+def have_all_asked():
+    have_stacks_written(HOST, HOST)
+    for thread in threading.enumerate():
+        if thread.name == "stacks":
+            thread.join()
+
+
+def refuse(problem, *pids):
+    """In the place of a function, refuses these."""
+
+    def call(pid, *_, **__):
+        if pid in pids:
+            raise problem
+        return pid
+
+    return call
+
+
+def test_a_host_and_its_children_are_asked(asked, broken):
+    have_all_asked()
+    assert asked == [HOST, *CHILDREN]
+    assert broken == []
+
+
+def test_one_that_may_not_be_signalled_is_left_out(asked, broken, monkeypatch):
+    send, refused = (
+        stack_dumps.signal.pidfd_send_signal,
+        refuse(PermissionError(1, "not yours"), 102),
+    )
+    monkeypatch.setattr(
+        stack_dumps.signal, "pidfd_send_signal", lambda pidfd, number: send(refused(pidfd), number)
+    )
+    have_all_asked()
+    assert asked == [HOST, 101, 103]
+    assert broken == []
+
+
+def test_one_for_whom_no_descriptor_is_left_is_left_out(asked, broken, monkeypatch):
+    problem = OSError(24, os.strerror(24))
+    monkeypatch.setattr(stack_dumps, "open_claimed", refuse(problem, 101))
+    have_all_asked()
+    assert asked == [HOST, 102, 103]
+    assert broken == []
+
+
+@pytest.mark.parametrize("problem", [ProcessLookupError(), PermissionError(1, "not yours")])
+def test_a_host_that_cannot_be_signalled_is_no_problem(asked, monkeypatch, problem):
+    monkeypatch.setattr(stack_dumps.signal, "pidfd_send_signal", refuse(problem, HOST))
+    have_all_asked()
+    assert asked == []
+
+
+def test_a_machine_without_room_for_a_thread_is_no_problem(asked, monkeypatch):
+    class NoThread:
+        def __init__(self, **_):
+            pass
+
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(stack_dumps, "threading", SimpleNamespace(Thread=NoThread))
+    have_stacks_written(HOST, HOST)
+    assert asked == [HOST]

@@ -1,0 +1,230 @@
+"""What a node gets before a host starts: once, in its own terms, and within a share of its disk."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from tests.unit.workers.fakes import FakeDisk, order, start
+from tests.unit.workers.trials.test_trial_supervisor import Node
+from tunemq_shared.protocol.messages import (
+    BlobRef,
+    Environment,
+    HostFreed,
+    TrialFailed,
+    TrialWaits,
+)
+from tunemq_workers.trials import dependencies
+from tunemq_workers.trials.dependencies import Luggage
+from tunemq_workers.trials.local_start_order import localised, trial_variables
+
+STORE = "s3://bucket/farm"
+
+
+class FakeFetcher:
+    """Fetches blobs when a test says so."""
+
+    def __init__(self):
+        self.asked = []
+        self.under_way = {}
+
+    def start(self, fetch, on_done, on_failed, on_trouble):
+        self.asked.append(fetch)
+        self.under_way[len(self.asked)] = (fetch, on_done, on_failed, on_trouble)
+        return len(self.asked)
+
+    def cancel(self, number):
+        self.under_way.pop(number, None)
+
+    def finish(self, sha256):
+        for number in self._of(sha256):
+            fetch, on_done, _, _ = self.under_way.pop(number)
+            path = os.path.join(fetch.folder, sha256)
+            if fetch.is_bundle:
+                os.makedirs(path, exist_ok=True)
+            else:
+                os.makedirs(fetch.folder, exist_ok=True)
+                with open(path, "wb") as file:
+                    file.write(bytes(fetch.blob.size))
+            on_done(None)
+
+    def fail(self, sha256, reason, *, is_corrupt=False):
+        for number in self._of(sha256):
+            self.under_way.pop(number)[2](reason, is_corrupt)
+
+    def _of(self, sha256):
+        return [n for n, (fetch, *_) in self.under_way.items() if fetch.blob.sha256 == sha256]
+
+
+class World(Node):
+    """A node's hosts, with luggage in a folder of the test's."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder, self.disk, self.fetcher = str(folder), FakeDisk(), FakeFetcher()
+        self.luggage = Luggage(self.disk, self.fetcher, self.folder, {})
+        self.luggage.in_use = self.hosts._starts_in_use
+        self.hosts._luggage = self.luggage
+        self.luggage.start()
+        self.disk.settle()
+
+    def kept(self, name):
+        return sorted(one for one in os.listdir(os.path.join(self.folder, name)))
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def far(sha, size=1):
+    return BlobRef(sha, size, "", STORE)
+
+
+def begin(code="c", *, bundle=None, blobs=(), **how):
+    return start(code=far(code), bundle=bundle, blobs=blobs, **how)
+
+
+def test_a_host_starts_when_all_that_it_needs_is_there(world):
+    world.hosts.obey([order("a", begin(bundle=far("b"), blobs=(far("p"),)))])
+    assert [(fetch.blob.sha256, fetch.is_bundle) for fetch in world.fetcher.asked] == [
+        ("c", False),
+        ("p", False),
+        ("b", True),
+    ]
+    for sha256 in "cpb":
+        assert world.started == []
+        world.fetcher.finish(sha256)
+    assert world.started == ["a"]
+    (told,) = world.forkservers.started.values()
+    assert told.start.code == BlobRef("c", 1, f"{world.folder}/blobs/c")
+    assert told.start.blobs == (BlobRef("p", 1, f"{world.folder}/blobs/p"),)
+
+
+def test_orders_that_are_told_again_fetch_nothing_again(world):
+    for _ in range(3):
+        world.hosts.obey([order("a", begin())])
+    assert len(world.fetcher.asked) == 1
+    world.fetcher.finish("c")
+    world.hosts.obey([order("a"), order("b", begin())])
+    assert world.started == ["a", "b"]
+    assert len(world.fetcher.asked) == 1
+
+
+def test_code_that_can_be_read_where_it_is_is_not_fetched(world):
+    world.hosts.obey([order("a", start())])
+    assert world.fetcher.asked == []
+    assert world.started == ["a"]
+
+
+@pytest.mark.parametrize("is_corrupt", [True, False])
+def test_what_cannot_be_fetched_fails_the_trial_and_nothing_else_goes_on(world, is_corrupt):
+    world.hosts.obey([order("a", begin(bundle=far("b")))])
+    world.fetcher.fail("c", "it is not there.", is_corrupt=is_corrupt)
+    failed, freed = world.events
+    assert isinstance(failed, TrialFailed)
+    assert (failed.trial, failed.kind) == ("a", "fetch")
+    assert failed.error == (
+        "The trial's process could not start: the trial's code cannot be fetched from "
+        "s3://bucket/farm/blobs/c: it is not there."
+    )
+    assert freed == HostFreed("a", 1)
+    assert world.fetcher.under_way == {}
+    world.hosts.obey([order("a", begin(bundle=far("b")))])
+    assert len(world.fetcher.asked) == 2, "it is over"
+
+
+def test_a_store_that_makes_trials_wait_is_told_of(world):
+    world.hosts.obey([order("a", begin())])
+    world.fetcher.under_way[1][3]("no answer")
+    world.fetcher.under_way[1][3]("")
+    assert world.events == [TrialWaits("a", 1, "code", "no answer"), TrialWaits("a", 1, "", "")]
+
+
+def test_who_is_no_longer_wanted_waits_no_more(world):
+    world.hosts.obey([order("a", begin())])
+    world.hosts.obey([])
+    assert world.fetcher.under_way == {}
+    world.hosts.obey([order("b", begin())])
+    world.hosts.obey([order("b", stop=True)])
+    assert world.fetcher.under_way == {}
+    assert world.events == [HostFreed("b", 1)]
+    assert world.started == []
+
+
+def test_the_longest_unused_go_first_and_what_is_used_stays(world, monkeypatch):
+    monkeypatch.setattr(dependencies, "_size_of", lambda path: 10)
+    world.luggage._limit = 25
+    for number, code in enumerate("xyz"):
+        trial = f"t{number}"
+        world.hosts.obey([order("used", begin("u")), order(trial, begin(code))])
+        world.fetcher.finish("u")
+        world.fetcher.finish(code)
+        world.disk.settle()
+        world.forkservers.started.clear()
+        assert world.kept("blobs") == ["u", code], "the older one has gone"
+    world.hosts.obey([order("used", begin("u")), order("t3", begin("v", bundle=far("b")))])
+    for sha256 in "vb":
+        world.fetcher.finish(sha256)
+    world.disk.settle()
+    assert (world.kept("blobs"), world.kept("code")) == (["u", "v"], ["b"]), "more than it may"
+
+
+def test_what_an_earlier_node_left_counts_and_what_it_did_not_finish_goes(tmp_path):
+    for name in ("blobs", "code/done", "code/.half", "blobs/.x"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "blobs/.half").write_bytes(b"x")
+    (tmp_path / "blobs/c").write_bytes(b"x")
+    (tmp_path / "code/.half").chmod(0o500)
+    world = World(tmp_path)
+    assert world.kept("blobs") == ["c"]
+    assert world.kept("code") == ["done"]
+    assert set(world.luggage._sizes) == {f"{tmp_path}/blobs/c", f"{tmp_path}/code/done"}
+    world.hosts.obey([order("a", begin("c", bundle=far("done")))])
+    assert world.started == ["a"], "nothing is fetched again"
+
+
+def test_what_is_being_fetched_is_no_leftover_of_a_node_before(tmp_path):
+    for name in ("blobs", "code"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".old").write_bytes(b"x")
+    disk = FakeDisk()
+    taken = Luggage(disk, FakeFetcher(), str(tmp_path), {})
+    taken.start()
+    for name in ("blobs", "code"):
+        (tmp_path / name / ".new").write_bytes(b"x")
+    disk.settle()
+    assert sorted(path.name for path in tmp_path.glob("*/*")) == [".new", ".new"]
+    assert taken._sizes == {}
+
+
+def test_a_file_that_is_cut_short_is_fetched_again(world):
+    with open(f"{world.folder}/blobs/c", "wb"):
+        pass
+    world.hosts.obey([order("a", begin())])
+    assert [fetch.blob.sha256 for fetch in world.fetcher.asked] == ["c"]
+
+
+# --- in terms of the node -------------------------------------------------------------------------
+
+
+def test_an_order_without_places_of_its_own_gets_the_node_s(monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("TUNEMQ_REDIS", "redis://")
+    monkeypatch.setenv("OTHER", "mine")
+    environment = Environment("", ("numpy",), {"A": "1"}, ("scripts", ""), inherits=True)
+    given = begin(bundle=far("b"), environment=environment, folder="exp/t")
+    here = localised(given, "/node", trial_variables())
+    assert here.folder == "/node/trials/exp/t"
+    assert here.environment.python == sys.executable
+    assert here.environment.sys_path == ("/node/code/b/scripts", "/node/code/b")
+    variables = here.environment.variables
+    assert (variables["A"], variables["OTHER"]) == ("1", "mine")
+    assert not {"AWS_SECRET_ACCESS_KEY", "TUNEMQ_REDIS"} & variables.keys()
+
+
+def test_an_order_with_places_of_its_own_keeps_them():
+    given = start(environment=Environment("/py", (), {"A": "1"}, ("/x", "")))
+    assert localised(given, "/node", {"B": "2"}) == given

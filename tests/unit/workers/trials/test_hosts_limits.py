@@ -1,0 +1,172 @@
+"""What becomes of hosts whose trials take more than they may; without any process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.workers.fakes import order, start
+from tests.unit.workers.trials.test_trial_supervisor import Node, node
+from tunemq_shared.protocol.conditions import next_result
+from tunemq_shared.protocol.messages import (
+    HostDied,
+    HostFreed,
+    TrialFailed,
+    TrialFinished,
+    encode,
+)
+from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_workers.runtime import frames
+from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S
+
+__all__ = ["node"]
+
+
+def exceed_its_time(node, **how):
+    node.begin("a", limits=TrialLimits(step_s=1.0), **how)
+    for _ in range(40):
+        node.clock.advance(0.05)
+
+
+def test_a_trial_that_takes_too_long_fails_once_and_gets_term_and_then_kill(node):
+    exceed_its_time(node)
+    assert node.done == [("dump", "h1"), ("term", "h1")]
+    (failed,) = node.events
+    assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "time_limit")
+    node.clock.advance(TERM_GRACE_S)
+    assert node.done[2:] == [("kill", "h1")]
+    node.end("h1", signal=9)
+    assert node.events == [failed, HostFreed("a", 1)]
+
+
+def test_a_host_that_died_and_whose_family_lingers_does_not_fail_again(node):
+    node.begin("a", limits=TrialLimits(step_s=1.0))
+    node.hosts.exited("h1", 11, None)
+    for _ in range(40):
+        node.clock.advance(0.05)
+    assert [type(event) for event in node.events] == [HostDied]
+
+
+def test_a_host_that_could_not_be_forked_is_not_watched(node):
+    node.hosts.obey([order("a", start(limits=TrialLimits(step_s=1.0)))])
+    node.hosts.not_started("h1", "fork: no memory")
+    node.hosts.gone("h1")
+    assert not node.hosts._limits._clocks
+
+
+def test_nothing_counts_that_a_host_says_after_its_trial_took_too_long(node):
+    exceed_its_time(node, reuse=True)
+    node.forkservers.links["h1"].on_event(encode(TrialFinished("a", 1)))
+    node.finish("h1", "a")
+    node.hosts.said("h1", frames.WRITTEN, b"nonsense")
+    node.hosts.said("h1", frames.IDLE, b"")
+    node.clock.advance(TERM_GRACE_S)
+    assert node.done[-1] == ("kill", "h1")
+    node.end("h1", signal=9)
+    assert [type(event) for event in node.events] == [TrialFailed, HostFreed]
+
+
+def test_a_host_that_is_being_stopped_fails_of_no_limit(node):
+    node.begin("a", limits=TrialLimits(step_s=0.5), stop_grace_s=10.0)
+    node.hosts.obey([order("a", stop=True)])
+    for _ in range(40):
+        node.clock.advance(0.05)
+    assert ("term", "h1") not in node.done
+    assert node.events == []
+
+
+def test_a_host_that_only_waits_for_an_order_is_not_at_fault_for_it(node):
+    node.begin("a", limits=TrialLimits(step_s=1.0))
+    node.hosts.said("h1", frames.AWAIT_ORDER, bytes(4))
+    for _ in range(100):
+        node.clock.advance(0.05)
+    assert node.done == []
+    node.hosts.obey([order("a", run_until=next_result(4))])
+    for _ in range(40):
+        node.clock.advance(0.05)
+    assert node.done == [("dump", "h1"), ("term", "h1")]
+
+
+@pytest.mark.parametrize(
+    ("signal", "kills", "cause"), [(9, 1, "memory"), (9, 0, ""), (11, 1, ""), (None, 1, "")]
+)
+def test_a_host_that_the_kernel_killed_for_memory_is_told_from_others(
+    monkeypatch, tmp_path, signal, kills, cause
+):
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom 0\noom_kill 3\n")
+    monkeypatch.setattr("tunemq_workers.system.oom_kills._files", lambda: [str(counter)])
+    node = Node()
+    node.begin("a")
+    counter.write_text(f"oom 1\noom_kill {3 + kills}\n")
+    node.end("h1", signal=signal)
+    assert node.events[0].cause == cause
+
+
+@pytest.mark.parametrize(("is_said", "looked_at"), [(True, []), (False, ["/f"])])
+def test_what_was_printed_is_looked_at_when_a_host_could_not_do_so(node, is_said, looked_at):
+    folders = []
+    node.hosts.on_cut_off = folders.append
+    node.begin("a")
+    if is_said:
+        node.finish("h1", "a")
+    node.end("h1")
+    assert folders == looked_at
+
+
+# --- the kernel holds the limit of memory ---------------------------------------------------------
+
+MIB = 2**20
+
+
+def loses_a_process(node, **how):
+    """Host a trial of which the kernel kills a process; nobody has looked yet."""
+    look_at_no_process(node)
+    node.begin("a", limits=TrialLimits(memory=300 * MIB), **how)
+    node.forkservers.held["h1"] = 300 * MIB
+
+
+def look_at_no_process(node):
+    """No thread looks at families, of which there are none."""
+    node.hosts._limits._families.watch = lambda *_: None
+
+
+def fails_for_memory(node):
+    failed, freed = node.events
+    assert (failed.trial, failed.kind, freed) == ("a", "memory", HostFreed("a", 1))
+    assert failed.error == (
+        "the trial's processes needed more than 300 MiB of memory, and its limit is 300 MiB"
+        " (TrialLimits(memory=...))."
+    )
+    return True
+
+
+def test_a_host_that_the_kernel_killed_for_its_limit_fails_by_that_name(node):
+    loses_a_process(node)
+    node.end("h1", signal=9)
+    assert fails_for_memory(node)
+
+
+def test_a_trial_that_fails_because_it_lost_a_process_fails_for_memory(node):
+    loses_a_process(node)
+    failed = TrialFailed("a", 1, "user", "BrokenProcessPool", "", 1.0)
+    node.hosts.said("h1", frames.ENDING, encode(failed))
+    assert node.done[-1] == ("kill", "h1")
+    node.end("h1", signal=9)
+    assert fails_for_memory(node)
+
+
+def test_a_host_that_lost_a_process_after_its_end_hosts_no_other_trial(node):
+    look_at_no_process(node)
+    node.begin("a", limits=TrialLimits(memory=300 * MIB), reuse=True)
+    node.finish("h1", "a")
+    node.forkservers.held["h1"] = 300 * MIB
+    node.hosts.said("h1", frames.IDLE, b"")
+    assert node.done[-1] == ("kill", "h1")
+    node.end("h1", signal=9)
+    assert [type(event) for event in node.events] == [TrialFinished, HostFreed]
+
+
+def test_a_host_without_a_memory_limit_dies_as_before(node):
+    node.begin("a")
+    node.end("h1", signal=9)
+    assert [type(event) for event in node.events] == [HostDied, HostFreed]

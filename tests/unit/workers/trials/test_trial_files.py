@@ -1,0 +1,236 @@
+"""What a node does with the folders of trials that no scheduler can read; nothing is sent here."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.unit.shared.system.test_folder_trees import make_deep  # noqa: F401  a fixture
+from tests.unit.workers.fakes import Clock, FakeDisk, start
+from tunemq_shared.protocol.messages import NodeWarned, decode_node_event
+from tunemq_shared.protocol.output_pieces import decode
+from tunemq_workers.trials.output_streamer import PERIOD_S, PIECE_BYTES
+from tunemq_workers.trials.trial_files import TrialFiles
+
+STORE = "s3://bucket/farm/exp"
+
+
+class FakeSender:
+    """Notes what is to be sent, and says that it is when a test says so."""
+
+    def __init__(self):
+        self.asked = []
+
+    def start(self, send, on_done, on_failed, on_trouble):
+        self.asked.append((send, on_done, on_failed))
+        return len(self.asked)
+
+
+class World:
+    """A node's folder, with what looks after the trials' in it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.clock, self.disk, self.sender = Clock(), FakeDisk(), FakeSender()
+        self.orders, self.events = [], []
+        self.has_time = True
+        self.files = TrialFiles(
+            self.clock,
+            self.disk,
+            self.sender,
+            lambda key, event: self.events.append((key, decode_node_event(event))),
+            send=self.orders.append,
+            may_send=lambda: self.has_time,
+            folder=str(folder),
+        )
+        self.hosted = {}
+        self.files.hosted = lambda: list(self.hosted.items())
+        self.files.start()
+
+    def host(self, trial="a", epoch=1, **how):
+        path = self.path(trial)
+        path.mkdir(parents=True, exist_ok=True)
+        begun = start(folder=str(path), store=STORE, **how)
+        self.hosted[trial, epoch] = begun
+        return begun
+
+    def leave(self, trial="a", epoch=1):
+        begun = self.hosted.pop((trial, epoch))
+        self.files.left((trial, epoch), begun)
+        self.disk.settle()
+
+    def path(self, trial):
+        return self.folder / "trials/exp" / f"train_{trial}"
+
+    def print(self, text, trial="a", name="stdout"):
+        with (self.path(trial) / name).open("a") as file:
+            file.write(text)
+
+    def told(self):
+        """What the pump was given since the last time, which it has sent."""
+        self.clock.advance(PERIOD_S)
+        self.disk.settle()
+        orders, self.orders[:] = list(self.orders), []
+        if orders:
+            self.files.output_sent()
+        return [(key, decode(piece)) for order in orders for key, piece in order.pieces]
+
+    def said(self):
+        return [(piece.offset, piece.data) for _, piece in self.told()]
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path)
+
+
+def test_what_was_printed_since_is_told_once_a_second(world):
+    world.host()
+    assert world.told() == []
+    world.print("one\n")
+    world.print("oh\n", name="stderr")
+    (key, out), (_, err) = world.told()
+    assert (key, out.trial, out.epoch, out.folder) == ("events", "a", 1, "train_a")
+    assert (out.name, out.offset, out.data) == ("stdout", 0, b"one\n")
+    assert (err.name, err.data) == ("stderr", b"oh\n")
+    world.print("two\n")
+    assert world.said() == [(4, b"two\n")]
+    assert world.said() == []
+
+
+def test_of_a_flood_the_newest_is_told(world):
+    world.host()
+    world.print("x" * 10 * PIECE_BYTES + "y" * PIECE_BYTES)
+    assert world.said() == [(10 * PIECE_BYTES, b"y" * PIECE_BYTES)]
+
+
+def test_nothing_is_told_while_the_wire_has_no_time_or_has_not_sent_what_it_was_given(world):
+    world.host()
+    world.has_time = False
+    world.print("one\n")
+    assert world.told() == []
+    world.has_time = True
+    world.clock.advance(PERIOD_S)
+    world.disk.settle()
+    world.print("two\n")
+    world.clock.advance(PERIOD_S)
+    world.disk.settle()
+    assert len(world.orders) == 1
+    assert world.said() == [(0, b"one\n")]
+    assert world.said() == [(4, b"two\n")]
+
+
+def test_the_last_words_of_a_trial_are_told_though_its_host_is_gone(world):
+    world.host()
+    world.print("one\n")
+    assert world.said() == [(0, b"one\n")]
+    world.print("bye\n")
+    world.leave()
+    assert world.said() == [(4, b"bye\n")]
+
+
+def test_a_file_that_was_shortened_is_told_from_its_beginning(world):
+    world.host()
+    world.print("0123456789")
+    world.told()
+    (world.path("a") / "stdout").write_text("[x]9")
+    assert world.said() == [(0, b"[x]9")]
+
+
+def test_trials_with_folders_elsewhere_are_nobody_s_business(world, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/stdout").write_text("x")
+    world.hosted["a", 1] = start(folder=str(tmp_path / "shared"), store=STORE)
+    assert world.told() == []
+    world.leave()
+    assert (world.told(), world.sender.asked) == ([], [])
+
+
+def test_files_go_to_the_store_when_a_host_has_left_and_then_from_the_node(world):
+    world.host()
+    world.print("one\n")
+    world.leave()
+    ((send, on_done, _),) = world.sender.asked
+    assert (send.store, send.key, send.folder, send.epoch) == (
+        *(STORE, "train_a"),
+        *(str(world.path("a")), 1),
+    )
+    assert world.files.unsettled() == {"events"}
+    on_done(None)
+    world.disk.settle()
+    assert world.files.unsettled() == set()
+    assert not (world.folder / "trials/exp").exists()
+    assert [name for name in os.listdir(world.folder) if "trash" in name] == []
+
+
+def test_what_could_not_be_sent_is_told(world):
+    world.host()
+    world.leave()
+    world.sender.asked[0][2]("the store is away", False)
+    assert world.events == [
+        ("events", NodeWarned("Not all files of train_a are in the store: the store is away"))
+    ]
+    assert not world.path("a").exists()
+
+
+def test_a_folder_in_which_the_next_host_is_or_will_be_stays(world):
+    for arrive in (
+        lambda: world.host(epoch=2),
+        lambda: setattr(world.files, "expected", lambda: [start(folder="exp/train_a")]),
+    ):
+        world.sender.asked.clear()
+        world.host()
+        world.leave()
+        arrive()
+        world.sender.asked[0][1](None)
+        assert world.path("a").exists()
+        world.hosted.clear()
+
+
+def test_a_host_that_leaves_while_files_of_the_one_before_are_sent_has_them_sent_again(world):
+    for epoch in (1, 2):
+        world.host(epoch=epoch)
+        world.leave(epoch=epoch)
+    assert [send.epoch for send, *_ in world.sender.asked] == [1, 2]
+    world.sender.asked[0][1](None)
+    assert world.path("a").exists()
+    world.sender.asked[1][1](None)
+    assert not world.path("a").exists()
+
+
+def test_where_there_is_no_remote_store_files_stay_where_they_are(world):
+    begun = world.host()
+    world.files.left(("a", 1), type(begun)(**{**fields(begun), "store": "/shared"}))
+    assert world.sender.asked == []
+    assert world.path("a").exists()
+
+
+def fields(begun):
+    return {name: getattr(begun, name) for name in begun.__struct_fields__}
+
+
+def test_what_an_earlier_node_left_goes(tmp_path):
+    for name in ("old", ".trash-1"):
+        (tmp_path / "trials" / name / "deep").mkdir(parents=True)
+    World(tmp_path).disk.settle()
+    assert os.listdir(tmp_path / "trials") == []
+
+
+def test_nothing_is_waited_for_once_the_node_ends(world):
+    world.host()
+    world.leave()
+    world.files.close()
+    assert world.files.unsettled() == set()
+
+
+def test_folder_deeper_than_any_path_is_removed(world, tmp_path, make_deep):  # noqa: F811
+    world.host()
+    deep = make_deep(world.path("a"))
+
+    world.leave()
+    world.sender.asked[0][1](None)
+    world.disk.settle()
+
+    assert not deep.exists()
+    assert not [name for name in os.listdir(world.folder / "trials") if name.startswith(".trash")]

@@ -1,0 +1,500 @@
+"""What a node does with assignments, and what it says of its hosts; without any process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.workers.fakes import Clock, FakeDisk, FakeLink, FakeTransfers, order, start
+from tunemq_shared.protocol.conditions import next_result
+from tunemq_shared.protocol.messages import (
+    HostDied,
+    HostFreed,
+    TrialFailed,
+    TrialFinished,
+    TrialPaused,
+    TrialStarted,
+    decode_node_event,
+    encode,
+)
+from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
+from tunemq_workers.runtime import frames
+from tunemq_workers.runtime.checkpoint_interfaces import TrialKey
+from tunemq_workers.trials.dependencies import Luggage
+from tunemq_workers.trials.trial_supervisor import TERM_GRACE_S, Hosts
+
+
+class FakeForkservers:
+    def __init__(self):
+        self.started = {}
+        self.links = {}
+        self.done = []
+        self.held = {}
+        self.refuses = False
+
+    def start(self, host, order, hosts):
+        if self.refuses:
+            raise FileNotFoundError(2, "No such file or directory", "/no/python")
+        self.started[host] = order
+        link = self.links[host] = FakeLink()
+        return link
+
+    def term(self, host):
+        self.done.append(("term", host))
+
+    def kill(self, host):
+        self.done.append(("kill", host))
+
+    def held_at_kill(self, host):
+        return self.held.get(host, 0)
+
+    def dump(self, host):
+        self.done.append(("dump", host))
+
+
+class Node:
+    """The hosts of a node, and everything around them that a test moves."""
+
+    def __init__(self, clock=None, keeper=None):
+        self.clock = clock or Clock()
+        self.forkservers = FakeForkservers()
+        self.said = []
+        self.disk, self.transfers = disk, transfers = FakeDisk(), FakeTransfers()
+        self.checkpoints = Checkpoints(
+            self.clock, disk, transfers, self._emit, folder="", limits=CacheLimits()
+        )
+        self.luggage = Luggage(disk, transfers, "/node", {})
+        self.hosts = Hosts(
+            self.clock,
+            self.forkservers,
+            self.checkpoints,
+            self.luggage,
+            self._emit,
+            self._emit,
+            lambda: self.clock.now,
+            keeper,
+        )
+
+    def _emit(self, key, event):
+        self.said.append((key, decode_node_event(event)))
+
+    @property
+    def events(self):
+        return [event for _, event in self.said]
+
+    @property
+    def started(self):
+        return [order.trial for order in self.forkservers.started.values()]
+
+    @property
+    def done(self):
+        return self.forkservers.done
+
+    def sent(self, host):
+        return self.forkservers.links[host].sent
+
+    def begin(self, trial="t", name="h1", **how):
+        """Host a trial whose host runs."""
+        self.hosts.obey([order(trial, start(**how))])
+        self.hosts.forked(name, 100)
+
+    def finish(self, name, trial):
+        self.hosts.said(name, frames.ENDING, encode(TrialFinished(trial, 1)))
+
+    def end(self, name, *, signal=None, exit_code=0):
+        self.hosts.exited(name, signal, exit_code)
+        self.hosts.gone(name)
+
+
+@pytest.fixture
+def node():
+    return Node()
+
+
+@pytest.mark.parity(133)
+def test_what_is_listed_and_not_hosted_is_started(node):
+    node.hosts.obey([order("a", start()), order("b", start())])
+    assert node.started == ["a", "b"]
+
+
+def test_what_is_listed_and_hosted_is_left_alone(node):
+    node.begin("a")
+    node.hosts.obey([order("a", start())])
+    node.hosts.obey([order("a")])
+    assert node.started == ["a"]
+    assert node.done == node.sent("h1") == []
+
+
+@pytest.mark.parity(133)
+def test_what_is_hosted_and_not_listed_is_killed_at_once_and_only_once(node):
+    node.begin("a")
+    node.hosts.obey([])
+    node.hosts.obey([])
+    assert node.done == [("kill", "h1")]
+    node.end("h1", signal=9)
+    assert node.events == [HostFreed("a", 1)]
+
+
+def test_what_orders_say_nothing_of_stays_as_it_is(node):
+    node.begin("a")
+    node.hosts.obey([order("b", start(key="other"))], ["events"])
+    node.hosts.obey([order("b")], ["events"])
+    assert node.started == ["a", "b"]
+    assert node.done == node.sent("h1") == []
+    assert node.hosts.events_keys() == {"events", "other"}
+
+    node.hosts.obey([order("b")])
+    assert node.done == [("kill", "h1")]
+
+
+def test_what_is_over_is_not_started_again_while_orders_say_nothing_of_it(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.end("h1")
+    node.hosts.obey([], ["events"])
+    node.hosts.obey([order("a", start())])
+    assert node.started == ["a"]
+
+
+def test_another_epoch_is_another_host(node):
+    node.begin("a")
+    node.hosts.obey([order("a", start(), epoch=2)])
+    assert node.done == [("kill", "h1")]
+    assert [o.epoch for o in node.forkservers.started.values()] == [1, 2]
+
+
+@pytest.mark.parity(129)
+def test_a_horizon_that_grew_is_told_without_the_start(node):
+    node.begin("a")
+    node.hosts.obey([order("a", start(), run_until=next_result(4))])
+    assert node.sent("h1") == [(frames.ORDER, order("a", run_until=next_result(4)))]
+
+
+@pytest.mark.parity(74, 128)
+def test_stopping_is_asked_then_term_then_kill(node):
+    node.begin("a")
+    node.hosts.obey([order("a", stop=True)])
+    assert node.sent("h1") == [(frames.ORDER, order("a", stop=True))]
+    node.clock.advance(4.9)
+    assert node.done == []
+    node.clock.advance(0.2)
+    assert node.done == [("term", "h1")]
+    node.clock.advance(TERM_GRACE_S)
+    assert node.done == [("term", "h1"), ("kill", "h1")]
+
+
+def test_a_stop_that_is_listed_again_does_not_start_its_grace_anew(node):
+    node.begin("a")
+    node.hosts.obey([order("a", stop=True)])
+    node.clock.advance(4)
+    node.hosts.obey([order("a", stop=True)])
+    node.clock.advance(1.1)
+    assert node.done == [("term", "h1")]
+    assert len(node.sent("h1")) == 1
+
+
+def test_a_host_that_leaves_when_asked_is_not_reported_as_dead(node):
+    node.begin("a")
+    node.hosts.obey([order("a", stop=True)])
+    node.end("h1")
+    assert node.events == [HostFreed("a", 1)]
+    node.clock.advance(60)
+    assert node.done == []
+
+
+def test_a_stop_for_a_trial_that_was_never_hosted_frees_its_slot(node):
+    node.hosts.obey([order("a", start(), stop=True)])
+    node.hosts.obey([order("a", start(), stop=True)])
+    assert node.started == []
+    assert node.events == [HostFreed("a", 1)]
+
+
+def test_a_host_that_ends_without_a_word_is_reported_after_its_last_events(node):
+    node.begin("a")
+    node.forkservers.links["h1"].unread = [TrialStarted("a", 1, 100, "h", "ip", 0.0)]
+    node.hosts.exited("h1", 11, None)
+    started, died = node.events
+    assert isinstance(started, TrialStarted)
+    assert isinstance(died, HostDied)
+    assert (died.trial, died.epoch, died.pid, died.signal, died.exit_code) == (
+        "a",
+        1,
+        100,
+        11,
+        None,
+    )
+    assert node.forkservers.links["h1"].is_closed
+    node.hosts.gone("h1")
+    assert node.events[2:] == [HostFreed("a", 1)]
+
+
+def test_a_host_that_said_its_trial_ended_is_only_freed(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.end("h1")
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+
+
+def test_a_host_that_lingers_after_its_trial_is_ended(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.clock.advance(5)
+    node.clock.advance(TERM_GRACE_S)
+    assert node.done == [("term", "h1"), ("kill", "h1")]
+
+
+@pytest.mark.parity(34)
+def test_a_trial_that_ended_is_not_started_again_while_it_is_listed(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.end("h1")
+    node.hosts.obey([order("a", start())])
+    assert node.started == ["a"]
+
+
+def test_a_host_that_closes_its_socket_and_stays_is_killed(node):
+    node.begin("a")
+    node.hosts.closed("h1")
+    assert node.done == []
+    node.clock.advance(1)
+    assert node.done == [("kill", "h1")]
+    node.end("h1", signal=9)
+    assert isinstance(node.events[0], HostDied)
+
+
+def test_a_host_that_sends_nonsense_is_killed(node):
+    node.begin("a")
+    node.hosts.said("h1", ord("?"), b"")
+    assert node.done == [("kill", "h1")]
+
+
+@pytest.mark.parity(127)
+def test_a_host_that_could_not_be_forked_fails_its_trial_with_the_reason(node):
+    node.hosts.obey([order("a", start())])
+    node.hosts.not_started("h1", "fork: no memory")
+    node.hosts.gone("h1")
+    failed, freed = node.events
+    assert failed.kind == "start"
+    assert "fork: no memory" in failed.error
+    assert freed == HostFreed("a", 1)
+
+
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_host_whose_forkserver_is_dead_is_reported_as_a_failure_of_the_node(node, is_forked):
+    if is_forked:
+        node.begin("a")
+    else:
+        node.hosts.obey([order("a", start())])
+    node.hosts.lost("h1", "the forkserver 7 was killed")
+    node.hosts.gone("h1")
+    failed, freed = node.events
+    said = (failed.trial, failed.kind, failed.error, failed.is_shared)
+    assert said == ("a", "forkserver", "the forkserver 7 was killed", False)
+    assert freed == HostFreed("a", 1)
+    assert node.forkservers.links["h1"].is_closed
+
+
+def test_trials_beside_each_other_when_their_forkserver_dies_are_said_to_share_the_loss(node):
+    node.hosts.obey([order("a", start()), order("b", start())])
+    for name in ("h1", "h2"):
+        node.hosts.lost(name, "the forkserver 7 was killed")
+    failed = [event for event in node.events if isinstance(event, TrialFailed)]
+    assert [(event.trial, event.is_shared) for event in failed] == [("a", True), ("b", True)]
+
+
+def test_host_that_had_ended_its_trial_when_its_forkserver_died_has_not_failed(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.hosts.lost("h1", "the forkserver 7 was killed")
+    node.hosts.gone("h1")
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+
+
+def test_an_environment_that_cannot_be_started_fails_its_trial_once(node):
+    node.forkservers.refuses = True
+    node.hosts.obey([order("a", start())])
+    node.hosts.obey([order("a", start())])
+    failed, freed = node.events
+    assert "/no/python" in failed.error
+    assert freed == HostFreed("a", 1)
+    assert len(node.hosts) == 0
+
+
+def parked(node, **how):
+    node.begin("a", reuse=True, **how)
+    node.finish("h1", "a")
+    node.hosts.said("h1", frames.IDLE, b"")
+
+
+def test_a_parked_host_has_freed_its_slot(node):
+    parked(node)
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    node.clock.advance(60)
+    assert node.done == []
+
+
+def test_a_parked_host_gets_the_next_trial_that_fits(node):
+    parked(node)
+    node.hosts.obey([order("b", start(reuse=True, key="other"))])
+    assert node.started == ["a"]
+    (kind, told), *_ = node.sent("h1")
+    assert (kind, told.trial, told.start.events_key) == (frames.NEXT, "b", "other")
+    started = TrialStarted("b", 1, 100, "h", "ip", 0.0)
+    node.forkservers.links["h1"].on_event(encode(started))
+    assert node.said[-1] == ("other", started)
+    node.end("h1", signal=9)
+    assert node.events[-1] == HostFreed("b", 1)
+
+
+@pytest.mark.parametrize(
+    "other", [{"sha": "z"}, {"cpu": 2.0}, {"preload": ("numpy",)}, {"reuse": False}]
+)
+def test_a_parked_host_makes_room_for_a_trial_that_it_cannot_run(node, other):
+    parked(node)
+    node.hosts.obey([order("b", start(**{"reuse": True, **other}))])
+    assert node.sent("h1")[-1][0] == frames.LEAVE
+    assert node.started == ["a"]  # not before the parked host's memory is free
+    node.end("h1", signal=9)
+    assert node.started == ["a", "b"]
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+
+
+def test_parked_hosts_are_dismissed_when_no_trial_is_left(node):
+    parked(node)
+    node.hosts.obey([])
+    assert node.sent("h1")[-1][0] == frames.LEAVE
+    node.end("h1")
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]
+    assert node.done == []
+
+
+def test_a_dismissed_host_that_does_not_leave_is_ended(node):
+    parked(node)
+    node.hosts.obey([])
+    node.clock.advance(60)
+    node.clock.advance(60)
+    assert node.done == [("term", "h1"), ("kill", "h1")]
+
+
+def test_a_dismissed_host_gets_no_other_trial(node):
+    parked(node)
+    node.hosts.obey([])
+    node.hosts.obey([order("b", start(reuse=True))])
+    assert node.sent("h1")[-1][0] == frames.LEAVE
+    node.end("h1")
+    assert node.started == ["a", "b"]
+
+
+def test_a_stopped_host_may_be_parked(node):
+    node.begin("a", reuse=True)
+    node.hosts.obey([order("a", stop=True)])
+    node.hosts.said("h1", frames.IDLE, b"")
+    node.clock.advance(60)
+    assert node.done == []
+    assert node.events == [HostFreed("a", 1)]
+    node.hosts.obey([order("b", start(reuse=True))])
+    assert node.sent("h1")[-1][0] == frames.NEXT
+
+
+def test_hosts_are_held_while_the_outbox_is_full(node):
+    node.begin("a")
+    node.hosts.hold(True)
+    node.hosts.obey([order("a"), order("b", start())])
+    assert [link.is_held for link in node.forkservers.links.values()] == [True, True]
+    node.hosts.hold(False)
+    assert not any(link.is_held for link in node.forkservers.links.values())
+
+
+def test_a_node_that_ends_kills_all_and_starts_none(node):
+    node.begin("a")
+    node.hosts.kill_all()
+    node.hosts.obey([order("a"), order("b", start())])
+    assert node.done == [("kill", "h1")]
+    assert node.started == ["a"]
+
+
+def test_a_pause_is_told_and_gets_all_the_time_that_it_needs(node):
+    node.begin("a")
+    node.hosts.obey([order("a", pause=True)])
+    node.hosts.obey([order("a", pause=True)])
+    assert node.sent("h1") == [(frames.ORDER, order("a", pause=True))]
+    node.clock.advance(3600)
+    assert node.done == []
+    node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
+    node.end("h1")
+    assert node.events == [TrialPaused("a", 1), HostFreed("a", 1)]
+
+
+def test_a_pause_at_the_next_checkpoint_may_become_a_plain_one_but_not_the_other_way(node):
+    node.begin("a")
+    node.hosts.leave(at_checkpoint=True)
+    node.hosts.leave()
+    node.hosts.leave(at_checkpoint=True)
+    sent = [(sent.pause, sent.at_checkpoint) for _, sent in node.sent("h1")]
+    assert sent == [(True, True), (True, False)]
+
+
+def test_a_paused_host_that_lingers_is_ended(node):
+    node.begin("a")
+    node.hosts.obey([order("a", pause=True)])
+    node.hosts.said("h1", frames.ENDING, encode(TrialPaused("a", 1)))
+    node.clock.advance(5)
+    assert node.done == [("term", "h1")]
+
+
+def test_a_trial_that_pauses_can_still_be_stopped(node):
+    node.begin("a")
+    node.hosts.obey([order("a", pause=True)])
+    node.hosts.obey([order("a", pause=True, stop=True)])
+    node.clock.advance(5)
+    assert node.done == [("term", "h1")]
+
+
+def test_a_trial_whose_checkpoints_cannot_be_kept_fails_once_and_is_killed(node):
+    node.begin("a")
+    node.checkpoints.on_given_up(TrialKey("events", "a"), "the store is away")
+    node.checkpoints.on_given_up(TrialKey("other", "a"), "the store is away")
+    node.finish("h1", "a")  # it had said so before it heard
+    node.end("h1", signal=9)
+    failed, freed = node.events
+    assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "storage")
+    assert failed.error == "the store is away"
+    assert freed == HostFreed("a", 1)
+    assert node.done == [("kill", "h1")]
+
+
+def test_a_trial_that_has_ended_does_not_fail_of_its_uploads(node):
+    node.begin("a")
+    node.finish("h1", "a")
+    node.checkpoints.on_given_up(TrialKey("events", "a"), "the store is away")
+    assert node.events == [TrialFinished("a", 1)]
+    assert node.done == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "said"),
+    [
+        (frames.WRITTEN, b"nonsense", "cannot be read"),
+        (frames.FETCH, b"nonsense", "what it says of a checkpoint cannot be"),
+        (frames.UNREADABLE, b"a frame says that it has 0 bytes", "has 0 bytes"),
+        (frames.IDLE, b"", "said that it is free"),
+        (ord("?"), b"", "unknown kind 63"),
+    ],
+)
+def test_a_process_that_sends_a_wrong_frame_has_its_trial_failed(node, kind, payload, said):
+    node.begin("a")
+    node.hosts.said("h1", kind, payload)
+    assert node.done == [("kill", "h1")]
+    node.end("h1", signal=9)
+    failed, freed = node.events  # a trial whose slot is free must have come to an end
+    assert (failed.trial, failed.epoch, failed.kind) == ("a", 1, "metric")
+    assert said in failed.error
+    assert freed == HostFreed("a", 1)
+
+
+def test_a_process_that_says_twice_that_it_is_free_frees_its_slot_once(node):
+    parked(node)
+    node.hosts.said("h1", frames.IDLE, b"")
+    assert node.done == [("kill", "h1")]
+    node.end("h1", signal=9)
+    assert node.events == [TrialFinished("a", 1), HostFreed("a", 1)]

@@ -1,0 +1,1 @@
+"""Between a node and Redis: the Celery consumer, and the outbox of events."""

@@ -1,0 +1,296 @@
+"""The ear: a Celery worker that hears a node's mail and hands it on, unread.
+
+It is a process of its own because Celery's worker wants the main thread and may go deaf. It holds
+nothing, so every trouble has one cure: it ends, and its node has another. It ends when its
+connection to Redis breaks (Celery's own back-off can be 9 s late), when its event loop has had no
+socket for a second, when its node closes the socket pair, and with its node. Before it begins it
+waits for a Redis that is away.
+
+On the socket pair go frames, as between node and hosts: READY once, then MAIL with a task's
+argument, or REFUSED with the reason for what was no such task.
+
+A command that died with an ear waits for the next one, and to import Celery takes half a second of
+a processor. So what the node starts is a forkserver: it imports Celery, and forks one ear at a
+time, which is ready after a twentieth of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import select
+import signal
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+# Celery would rather have the user's broker, settings and Django than ours; it looks at import.
+for _name in [name for name in os.environ if name.startswith(("CELERY", "DJANGO_", "KOMBU_"))]:
+    del os.environ[_name]
+# A node waits for this import, and a collection that finds nothing is 5 % of it; frozen, what was
+# imported is shared with the ears.
+gc.disable()
+
+from celery import Celery, signals  # noqa: E402
+from celery.app.amqp import AMQP  # noqa: E402
+from celery.apps.worker import Worker  # noqa: E402
+from celery.exceptions import SecurityWarning  # noqa: E402
+from kombu import Connection, Exchange, Queue  # noqa: E402
+from kombu.transport.redis import Channel, Transport  # noqa: E402
+from redis import Redis  # noqa: E402
+from redis.exceptions import ResponseError  # noqa: E402
+
+from tunemq_shared.base.errors import WireUnavailable  # noqa: E402
+from tunemq_shared.base.failpoints import failpoint  # noqa: E402
+from tunemq_shared.base.unpickling import never_unpickle  # noqa: E402
+from tunemq_shared.broker import redis_keys  # noqa: E402
+from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address  # noqa: E402
+from tunemq_shared.system.process_control import die_with_parent, set_name  # noqa: E402
+from tunemq_workers.broker.consumer_messages import NoMail, check_task  # noqa: E402
+from tunemq_workers.broker.consumer_start import MAIL, READY, REFUSED, next_socket  # noqa: E402
+from tunemq_workers.broker.redis_client import RedisClient, Refused  # noqa: E402
+from tunemq_workers.runtime.frames import frame  # noqa: E402
+from tunemq_workers.system.credentials import take_keys  # noqa: E402
+
+# What Celery looks up by name only when a worker begins.
+for _name in (
+    "billiard.pool",
+    "celery.app.amqp",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
+    "celery.backends.base",
+    "celery.concurrency.solo",
+    "celery.events",
+    "celery.worker.autoscale",
+    "celery.worker.components",
+    "celery.worker.consumer",
+    "celery.worker.consumer.delayed_delivery",
+    "celery.worker.strategy",
+    "kombu.transport.redis",
+):
+    import_module(_name)
+
+gc.freeze()
+gc.enable()
+
+#: An event loop without a socket for so long is deaf.
+_DEAF_AFTER_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.5
+#: Pauses between attempts to reach a Redis that is away, at first and at most.
+_KNOCK_S: Final = (0.05, 0.2)
+#: How Celery's worker takes a message from Redis.
+_POP: Final = "BRPOP"
+#: What an ear that was found deaf ends with.
+_EXIT_DEAF: Final = 70
+
+
+def main() -> None:
+    """Fork ears for the node incarnation named on the command line, one whenever it wants one."""
+    parser = argparse.ArgumentParser(prog="tunemq_workers.broker.celery_consumer")
+    parser.add_argument("--incarnation", required=True)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--node-pid", type=int, required=True)
+    options = parser.parse_args()
+    die_with_parent(options.node_pid)
+    forkserver, ear = os.getpid(), 0
+    with socket.socket(fileno=options.fd) as node:
+        take_keys(node)
+        never_unpickle()
+        while True:
+            wanted = next_socket(node)
+            if ear:  # it was not waited for: the pid is its own
+                os.kill(ear, signal.SIGKILL)
+                os.waitpid(ear, 0)
+            if wanted is None:
+                return
+            ear = os.fork()
+            if not ear:
+                break
+            wanted.close()
+    die_with_parent(forkserver)
+    _listen(os.environ[REDIS_VARIABLE], options.incarnation, wanted)
+
+
+def _listen(redis_url: str, incarnation: str, node: socket.socket) -> None:
+    """Be an ear until something breaks, and end the process."""
+    set_name("tunemq-ear")
+    # Celery warns root of pickles in messages; only JSON is accepted here.
+    warnings.simplefilter("ignore", SecurityWarning)
+    app = make_app(redis_url, redis_keys.queue(incarnation), node.sendall)
+    worker = _Worker(
+        app=app,
+        hostname=f"ear@{incarnation}",
+        pool="solo",
+        concurrency=1,
+        loglevel="WARNING",
+        redirect_stdouts=False,
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    threading.Thread(target=_watch, args=(node, worker), name="watch", daemon=True).start()
+    signals.worker_ready.connect(lambda **_: node.sendall(frame(READY)), weak=False)
+    _wait_for_redis(redis_url)
+    worker.start()
+
+
+class _Worker(Worker):
+    """A worker that ends at once: it has nothing to give back, and its node waits for another."""
+
+    def stop(self, in_sighandler: bool = False, exitcode: int | None = None) -> NoReturn:  # noqa: ARG002
+        """End the process."""
+        os._exit(exitcode or 0)
+
+
+def make_app(redis_url: str, queue: str, send: Callable[[bytes], None]) -> Celery:
+    """The Celery application that consumes ``queue`` and sends each task's argument to the node."""
+
+    def refuse(reason: str) -> None:
+        send(frame(REFUSED, reason.encode()))
+
+    app = Celery(
+        "tunemq", set_as_current=False, loader="app", fixups=[], amqp=_connecting(queue, refuse)
+    )
+    app.conf.update(
+        broker_url=parse_address(redis_url).celery_url(),
+        broker_transport_options={
+            "socket_timeout": 10,
+            "socket_connect_timeout": 2,
+            "socket_keepalive": True,
+            "retry_on_timeout": False,
+            "health_check_interval": 5,
+            "polling_interval": 5,
+            "priority_steps": [0],
+            # Nothing is ever unacknowledged, so nothing is kept to be given again, nor looked for:
+            # an ear may do no more in Redis than take what is in its queue.
+            "ack_emulation": False,
+            "unacked_restore_interval": 86_400,
+        },
+        # A new ear is there sooner than Celery's second attempt.
+        broker_connection_retry=False,
+        broker_connection_retry_on_startup=False,
+        accept_content=["json"],
+        task_serializer="json",
+        task_ignore_result=True,
+        task_create_missing_queues=False,
+        task_default_queue=queue,
+        # Neither the exchange nor the queue is declared: that would leave binding keys for ever.
+        task_queues=[
+            Queue(
+                queue,
+                exchange=Exchange("", no_declare=True),
+                routing_key=queue,
+                no_declare=True,
+                no_ack=True,
+            )
+        ],
+        worker_prefetch_multiplier=1,
+        worker_disable_prefetch=True,
+        worker_enable_remote_control=False,
+        worker_send_task_events=False,
+        worker_hijack_root_logger=False,
+        worker_cancel_long_running_tasks_on_connection_loss=False,
+    )
+
+    @app.task(name=redis_keys.TASK)  # type: ignore[untyped-decorator]
+    def run_steps(payload: str) -> None:
+        failpoint("ear.before_handover")
+        send(frame(MAIL, payload.encode()))
+        failpoint("ear.after_handover")
+
+    return app
+
+
+def _connecting(queue: str, refuse: Callable[[str], None]) -> type[AMQP]:
+    """What makes the connections of an app: they give it no message but ours.
+
+    Args:
+        queue: what it consumes; deleted where somebody gave it another type.
+        refuse: told why a message was left out.
+    """
+
+    class OurClient(Redis):
+        def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
+            try:
+                answer: Any = super().parse_response(connection, command_name, **options)  # type: ignore[no-untyped-call]
+            except ResponseError as problem:
+                if command_name != _POP or not str(problem).startswith("WRONGTYPE"):
+                    raise
+                self.delete(queue)  # else it would be read so again and again
+                refuse("wrong_type")
+                return None
+            if command_name == _POP and answer:
+                try:
+                    answer = [answer[0], check_task(answer[1])]
+                except NoMail as problem:
+                    refuse(problem.reason)
+                    return None  # as if nothing had come
+            return answer
+
+    class OurChannel(Channel):
+        def _get_client(self) -> type[Redis]:
+            return OurClient
+
+        def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+            params: dict[str, Any] = super()._connparams(asynchronous=asynchronous)
+            # What the library is called an ear has no right to say; of version 3 it says more.
+            return {**params, "driver_info": None, "protocol": 2}
+
+    class OurTransport(Transport):
+        Channel = OurChannel
+
+    class OurConnection(Connection):
+        def get_transport_cls(self) -> type[Transport]:
+            return OurTransport
+
+    class OurAMQP(AMQP):
+        Connection = OurConnection
+
+    return OurAMQP
+
+
+def _wait_for_redis(url: str) -> None:
+    """Return when Redis answers: Celery's worker would give up.
+
+    The node ends an ear that waits for too long with Redis there.
+    """
+    address = parse_address(url)
+    pause_s, longest_s = _KNOCK_S
+    while True:
+        try:
+            client = RedisClient(address)
+            (reply,) = client.pipeline([["PING"]])
+            client.close()
+            if not isinstance(reply, Refused):  # as while it loads its data
+                return
+        except WireUnavailable:
+            pass
+        time.sleep(pause_s)
+        pause_s = min(longest_s, 1.2 * pause_s)
+
+
+def _watch(node: socket.socket, worker: Any) -> None:
+    """End the process once the node has closed its end or the worker's event loop is deaf."""
+    deaf_since: float | None = None
+    while True:
+        if select.select([node], [], [], _LOOK_EVERY_S)[0]:
+            os._exit(0)  # the node never writes: this is the end of its socket
+        hub = getattr(worker, "hub", None)
+        has_started = worker.consumer is not None and worker.consumer.restart_count > 0
+        if hub is None or hub.readers or not has_started:
+            deaf_since = None
+        elif deaf_since is None:
+            deaf_since = time.monotonic()
+        elif time.monotonic() - deaf_since >= _DEAF_AFTER_S:
+            os._exit(_EXIT_DEAF)
+
+
+if __name__ == "__main__":
+    main()

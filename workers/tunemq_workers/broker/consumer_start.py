@@ -1,0 +1,56 @@
+"""Starting ears, and the frames that they send; apart from `ear`, which imports Celery.
+
+Imported before everything else of a node, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Final
+
+from tunemq_shared.broker.redis_address import REDIS_VARIABLE
+from tunemq_workers.processes.child_process import ChildProcess, start_child
+from tunemq_workers.system.credentials import REDIS_KEYS
+
+#: The ear consumes the queue; sent once.
+READY: Final = ord("R")
+#: A task's argument: base64 of a msgpack Assignment.
+MAIL: Final = ord("A")
+#: Why something in the queue was no task of ours; see `tunemq_workers.broker.consumer_messages`.
+REFUSED: Final = ord("X")
+
+#: What goes with an ear's socket: a descriptor does not travel alone.
+_BE_AN_EAR: Final = b"E"
+
+
+def start_forkserver(redis_url: str, incarnation: str, log_path: str) -> ChildProcess:
+    """Start a process that ears are forked from; see `start_child`."""
+    redis = {REDIS_VARIABLE: redis_url}  # on a command line all could read its password
+    line = ["--incarnation", incarnation]
+    return start_child(
+        "tunemq_workers.broker.celery_consumer", line, log_path, redis, needs=REDIS_KEYS
+    )
+
+
+def fork_ear(forkserver: ChildProcess) -> socket.socket:
+    """Have an ear forked, as soon as Celery is imported; the one forked before is killed first.
+
+    Returns the node's end of the ear's socket; the ear ends with it.
+
+    Raises:
+        OSError: no socket is to be had, or the forkserver has ended, or is stuck.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            socket.send_fds(forkserver.sock, [_BE_AN_EAR], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+    return ours
+
+
+def next_socket(node: socket.socket) -> socket.socket | None:
+    """Wait until another ear is wanted: what it is to speak into; None once the node is gone."""
+    wanted, descriptors, _, _ = socket.recv_fds(node, len(_BE_AN_EAR), 1)
+    return socket.socket(fileno=descriptors[0]) if wanted else None

@@ -1,0 +1,393 @@
+"""Check every event of a trial's process before the node passes it on.
+
+The process runs its user's code, which may replace clocks, write to the process's socket or do
+worse, so the node takes nothing on trust: the kind of an event, the trial and attempt it names, and
+the type, range and length of each field. An event that fails the check ends its own trial and
+nothing else. The scheduler reads only what has passed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tunemq_shared.base.errors import MetricError, WireError
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.checkpoints.checkpoint_sink import checkpoint_key
+from tunemq_shared.objects.store_address import is_remote
+from tunemq_shared.protocol import messages as m
+from tunemq_shared.trial.metrics import DEEPEST, check_comparable, check_expected
+from tunemq_shared.trial.results import ALWAYS_THERE, LATEST, split_derived
+from tunemq_workers.logs.log_watch import tag_of
+from tunemq_workers.runtime.frames import MAX_EVENT_BYTES
+from tunemq_workers.runtime.trial_process_interfaces import Host
+
+_Name = Annotated[str, Meta(max_length=4096)]
+_Text = Annotated[str, Meta(max_length=2**20)]
+_HostName = Annotated[str, Meta(max_length=255)]
+_Count = Annotated[int, Meta(ge=0, le=2**53)]
+_Number = Annotated[int, Meta(ge=1, le=2**53)]
+_SignedCount = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+_Bytes = Annotated[int, Meta(ge=0, le=2**53)]
+#: NaN is outside every range, infinity above this one.
+_Seconds = Annotated[float, Meta(ge=0.0, le=1.7976931348623157e308)]
+_Time = Annotated[float, Meta(ge=0.0, le=LATEST)]
+_Nothing = Annotated[str, Meta(max_length=0)]
+
+_Plain = bool | int | float | str | None
+_Nested = _Plain | list[_Plain] | dict[str, _Plain]
+_Metrics = dict[str, _Plain | list[_Nested] | dict[str, _Nested]]
+
+#: What each field may hold. A new field of these events needs an entry here.
+_FIELDS: Final[dict[str, Any]] = {
+    "trial": _Name,
+    "epoch": _Count,
+    "pid": Annotated[int, Meta(ge=1, le=2**22)],
+    "hostname": _HostName,
+    "node_ip": _HostName,
+    "at": _Time,
+    "gpus": Annotated[tuple[_HostName, ...], Meta(max_length=1024)],
+    "printed": tuple[_Bytes, _Bytes],
+    "step": _Count,
+    "metrics": _Metrics,
+    "timestamp": _Time,
+    "time_this_iter_s": _Seconds,
+    "time_total_s": _Seconds,
+    "time_since_restore": _Seconds,
+    "iterations_since_restore": _Number,
+    "timesteps_total": _SignedCount | None,
+    "episodes_total": _SignedCount | None,
+    "timesteps_since_restore": _SignedCount,
+    "done": bool,
+    "n": _Number,
+    "key": _Name,
+    "sha256": Annotated[str, Meta(max_length=64)],
+    "size": _Bytes,
+    # Only the node's uploads share objects between checkpoints, and only the node adds output.
+    "shared": Annotated[tuple[str, ...], Meta(max_length=0)],
+    "output": _Nothing,
+    "is_shared": Literal[False],
+    "reason": _Text,
+    "instead": _Name,
+    # The other kinds are for the node to say: some of them count against the node.
+    "kind": Literal[
+        "user", "metric", "load", "fetch", "restore", "storage", "memory", "cuda_memory"
+    ],
+    "error": _Text,
+    "traceback": _Text,
+}
+
+#: How much of what is wrong is told.
+_SHOWN: Final = 300
+#: Metrics that are nested more deeply than usual are looked at one by one, in Python.
+_LONGEST_DEEP: Final = 128 * 2**10
+#: Where msgspec found it; the first element of an event is its kind.
+_PLACE: Final = re.compile(r" - at `.*?\$\[(\d+)\].*`$", re.DOTALL)
+
+
+def _bounded(kind: type[m.Message], **instead: Any) -> Any:
+    """A struct with the fields of ``kind`` that decodes nothing outside their bounds."""
+    bounds = _FIELDS | instead
+    fields: list[Any] = [
+        (field.name, bounds[field.name])
+        if field.default is msgspec.NODEFAULT
+        else (field.name, bounds[field.name], field.default)
+        for field in msgspec.structs.fields(kind)
+    ]
+    return msgspec.defstruct(
+        kind.__name__,
+        fields,
+        array_like=True,
+        tag=kind.__struct_config__.tag,
+        frozen=True,
+        forbid_unknown_fields=True,
+        gc=False,
+    )
+
+
+_Result: Final = _bounded(m.ResultReported)
+_ResultOfAnyDepth: Final = _bounded(m.ResultReported, metrics=dict[str, Any])
+_Started: Final = _bounded(m.TrialStarted)
+_Committed: Final = _bounded(m.CheckpointCommitted)
+_Damaged: Final = _bounded(m.CheckpointDamaged)
+_Paused: Final = _bounded(m.TrialPaused)
+_Event = _Result | _Started | _Committed | _Damaged
+_Ending = _bounded(m.TrialFinished) | _bounded(m.TrialFailed) | _Paused
+_decode_event: Final = msgspec.msgpack.Decoder(_Event).decode
+_decode_deep: Final = msgspec.msgpack.Decoder(_ResultOfAnyDepth).decode
+_decode_ending: Final = msgspec.msgpack.Decoder(_Ending).decode
+_decode_written: Final = msgspec.msgpack.Decoder(_bounded(m.CheckpointWritten)).decode
+
+#: The events that a process may send, by the kind that stands first in each.
+_KINDS: Final = {
+    str(kind.__struct_config__.tag).encode(): kind
+    for kind in (
+        m.TrialStarted,
+        m.ResultReported,
+        m.CheckpointWritten,
+        m.CheckpointCommitted,
+        m.CheckpointDamaged,
+        m.TrialPaused,
+        m.TrialFinished,
+        m.TrialFailed,
+    )
+}
+
+_RESULT: Final = str(m.ResultReported.__struct_config__.tag).encode()
+
+#: Instead of the number of the next result: none was sent yet, or none may come.
+_FIRST: Final = -1
+_NONE: Final = -2
+
+
+class TrialEvents:
+    """The events of one attempt of a trial, in the order in which its process sends them.
+
+    Args:
+        host: the process, with its order.
+        emit: takes (events stream, encoded event) of what needs more work.
+        emit_result: takes the same of results, which need none: most events are results.
+        refuse: takes what is wrong with an event.
+    """
+
+    __slots__ = (
+        "_due",
+        "_emit",
+        "_emit_result",
+        "_finite",
+        "_host",
+        "_key",
+        "_n",
+        "_refuse",
+        "_required",
+        "_stream",
+    )
+
+    def __init__(
+        self,
+        host: Host,
+        emit: Callable[[str, bytes], object],
+        emit_result: Callable[[str, bytes], object],
+        refuse: Callable[[str], object],
+    ) -> None:
+        self._host, self._key, self._stream = host, host.key, host.start.events_key
+        self._emit, self._emit_result, self._refuse = emit, emit_result, refuse
+        self._required, _ = split_derived(host.start.required_metrics)
+        self._finite, _ = split_derived(host.start.finite_metrics)
+        #: The step of the next result, 0 before the process has said that it started.
+        self._due = 0
+        #: The number of the last checkpoint.
+        self._n = 0
+
+    def take(self, payload: bytes) -> None:
+        """Pass on an event, or refuse it."""
+        if len(payload) > MAX_EVENT_BYTES:
+            self._stop(
+                f"{_named(payload)} has {len(payload)} bytes; {MAX_EVENT_BYTES} are possible"
+            )
+            return
+        try:
+            event = _decode_event(payload)
+        except UNDECODABLE as error:
+            try:
+                event = _deeper(payload, error)
+            except WireError as why:
+                self._stop(str(why))
+                return
+        if (
+            type(event) is _Result
+            and event.step == self._due > 0
+            and (event.trial, event.epoch) == self._key
+            and not self._wrong_metrics(event)
+        ):
+            self._due += 1
+            self._emit_result(self._stream, payload)
+            return
+        problem = self._problem(event)
+        if problem:
+            self._stop(f"{_named(payload)} {problem}")
+        elif isinstance(event, _Result | _ResultOfAnyDepth):
+            self._due = event.step + 1
+            self._emit_result(self._stream, payload)
+        else:
+            self._emit(self._stream, payload)
+
+    def end(self, payload: bytes) -> bool:
+        """Pass on the last event, or refuse it; returns whether it is passed on."""
+        try:
+            event = _decode_ending(payload)
+        except UNDECODABLE as error:
+            self._stop(_explained(payload, error))
+            return False
+        problem = self._wrong_attempt(event)
+        if not problem and isinstance(event, _Paused) and not self._host.was_to_pause:
+            problem = "comes although the trial was not told to pause"
+        if problem:
+            self._stop(f"{_named(payload)} {problem}")
+            return False
+        self._due = _NONE
+        self._emit(self._stream, payload)
+        return True
+
+    def _stop(self, problem: str) -> None:
+        """Refuse an event, and with it all that come behind it."""
+        self._due = _NONE
+        self._refuse(problem)
+
+    def _problem(self, event: Any) -> str:
+        """What is wrong with an event whose fields are within their bounds; empty: nothing."""
+        if problem := self._wrong_attempt(event):
+            return problem
+        if isinstance(event, _Started):
+            if self._due:
+                return "comes twice"
+            self._due = _FIRST
+            return ""
+        if problem := self._wrong_time():
+            return problem
+        if isinstance(event, _Committed):
+            return self._wrong_checkpoint(event)
+        if isinstance(event, _Damaged):
+            return self._wrong_damage(event)
+        due = self._due
+        if event.step < 1 or event.step != due != _FIRST:
+            expected = "from 1 on" if due == _FIRST else f"{due}"
+            return (
+                f"has the step (training_iteration) {event.step}, expected {expected}: a trial's "
+                "process counts its results one by one"
+            )
+        return self._wrong_metrics(event)
+
+    def _wrong_metrics(self, event: Any) -> str:
+        """What the search compares: the process has checked it, unless its code prevented that."""
+        compared = (*self._host.start.stop, *self._host.order.run_until)
+        try:
+            check_expected(event.metrics, self._required, self._finite, step=event.step)
+            if compared:
+                keys = tuple(one.key for one in compared if one.key not in ALWAYS_THERE)
+                check_comparable(event.metrics, keys, step=event.step)
+        except MetricError as error:
+            return f"has a metric that cannot be compared: {error}"
+        return ""
+
+    def _wrong_attempt(self, event: Any) -> str:
+        if (event.trial, event.epoch) == self._key:
+            return ""
+        trial, epoch = self._key
+        return (
+            f"names trial {event.trial[:_SHOWN]!r}, attempt {event.epoch}, and its process runs "
+            f"trial {trial!r}, attempt {epoch}"
+        )
+
+    def _wrong_time(self) -> str:
+        if self._due == 0:
+            return "comes before the process has said that the trial started"
+        return "comes after the trial's end" if self._due == _NONE else ""
+
+    def _wrong_checkpoint(self, event: Any) -> str:
+        if is_remote(self._host.start.store):
+            return "is for the node to send: the node uploads this trial's checkpoints"
+        problem = wrong_key(self._host, event, self._n)
+        self._n = event.n
+        return problem
+
+    def _wrong_damage(self, event: Any) -> str:
+        restorable = {ref.key for ref in self._host.start.restore}
+        own = checkpoint_key(os.path.basename(self._host.start.folder), self._key[1], 0)
+        if event.key not in restorable and not event.key.startswith(own.rstrip("0")):
+            return f"names the checkpoint {event.key[:_SHOWN]!r} (key), which is not this trial's"
+        if event.instead and event.instead not in restorable:
+            return f"names the checkpoint {event.instead[:_SHOWN]!r} (instead), not one to restore"
+        return ""
+
+
+def read_written(host: Host, payload: bytes, last: int) -> m.CheckpointWritten:
+    """What a process says of a checkpoint that it has written.
+
+    Args:
+        host: the process.
+        last: the number of its last one.
+
+    Raises:
+        WireError: it cannot be; names the field.
+    """
+    try:
+        said = _decode_written(payload)
+    except UNDECODABLE as error:
+        raise WireError(_explained(payload, error)) from error
+    if (said.trial, said.epoch) != host.key:
+        raise WireError(f"{_named(payload)} names trial {said.trial!r}, attempt {said.epoch}.")
+    if problem := wrong_key(host, said, last):
+        raise WireError(f"{_named(payload)} {problem}")
+    return m.CheckpointWritten(*msgspec.structs.astuple(said))
+
+
+def wrong_key(host: Host, said: Any, last: int) -> str:
+    """What is wrong with the name of a checkpoint; empty: nothing."""
+    if said.n <= last:
+        return f"has the number (n) {said.n}, and {last} came before"
+    own = checkpoint_key(os.path.basename(host.start.folder), said.epoch, said.n)
+    if said.key != own:
+        return f"has the key {said.key[:_SHOWN]!r}, and {own!r} is this checkpoint's"
+    return ""
+
+
+def _deeper(payload: bytes, error: Exception) -> Any:
+    """A result whose metrics are nested more deeply than most are.
+
+    Raises:
+        WireError: it is none, or they cannot be metrics.
+    """
+    if tag_of(payload) == _RESULT and len(payload) > _LONGEST_DEEP:
+        raise WireError(
+            f"{_named(payload)} has {len(payload)} bytes and metrics nested more than two deep;"
+            f" report at most {_LONGEST_DEEP} bytes of such metrics, or flat ones"
+        ) from error
+    try:
+        event = _decode_deep(payload)
+    except UNDECODABLE as deeper:
+        is_result = tag_of(payload) == _RESULT
+        raise WireError(_explained(payload, deeper if is_result else error)) from error
+    if problem := _unusable(event.metrics, 0):
+        raise WireError(f"{_named(payload)} has in its field 'metrics' {problem}") from error
+    return event
+
+
+def _unusable(value: Any, depth: int) -> str:
+    """Why a value is no metric; empty if it is one."""
+    if isinstance(value, _Plain):
+        return ""
+    if not isinstance(value, dict | list):
+        return f"a {type(value).__name__}"
+    if depth > DEEPEST:
+        return f"values nested more than {DEEPEST} deep"
+    inner = value
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            return "a name that is no text"
+        inner = list(value.values())
+    return next(filter(None, (_unusable(one, depth + 1) for one in inner)), "")
+
+
+def _explained(payload: bytes, error: Exception) -> str:
+    """What msgspec found, with the name of the field instead of its number."""
+    said = str(error)
+    found = _PLACE.search(said)
+    if found is None:
+        return f"{_named(payload)} cannot be read: {said[:_SHOWN]}"
+    kind = _KINDS.get(tag_of(payload))
+    place = int(found[1])
+    names = ("kind", *(kind.__struct_fields__ if kind is not None else ()))
+    name = names[place] if place < len(names) else f"number {place}"
+    return f"{_named(payload)} has an unusable field {name!r}: {said[: found.start()][:_SHOWN]}"
+
+
+def _named(payload: bytes) -> str:
+    """The event, as the subject of a sentence for people."""
+    kind = _KINDS.get(tag_of(payload))
+    return f"{kind.__name__} of the trial's process" if kind else "an event of the trial's process"

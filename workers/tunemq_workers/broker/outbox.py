@@ -1,0 +1,205 @@
+"""Events on their way to one experiment's scheduler: numbered, kept until they are journalled.
+
+An outbox is a log of events, packed into blocks. A cursor stands behind what was handed out; it
+goes back when a batch did not arrive or the wire was reset, so an event may be sent twice, never
+skipped. The oldest blocks move to disk when the room that all outboxes share has no memory left.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_workers.broker.memory_budget import BLOCK_BYTES, BLOCK_EVENTS, Room
+from tunemq_workers.broker.outbox_spool import Place
+
+#: What a block costs beside its bytes.
+_BLOCK_OVERHEAD: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive events; ``events`` are their msgpack bytes, one behind another."""
+
+    first: int
+    count: int
+    events: bytes
+
+    @property
+    def payload(self) -> bytes:
+        """The events as one msgpack array."""
+        return _array_header(self.count) + self.events
+
+
+@dataclass(slots=True)
+class _Block:
+    first: int
+    count: int
+    size: int
+    data: bytearray | None
+    place: Place | None = None
+
+    @property
+    def last(self) -> int:
+        return self.first + self.count - 1
+
+    @property
+    def is_closed(self) -> bool:
+        return self.data is None or self.size >= BLOCK_BYTES or self.count >= BLOCK_EVENTS
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """What comes next: event ``n``, which is at ``offset`` of block ``index``."""
+
+    index: int
+    offset: int
+    n: int
+
+
+class Outbox:
+    """The events of one node incarnation for one stream. Not thread-safe: the loop owns it.
+
+    Args:
+        room: shared with the other outboxes; this one enters it.
+        last: the number of the last event that went before the first one here.
+    """
+
+    def __init__(self, room: Room, last: int = 0) -> None:
+        self.last = last
+        #: Bytes in memory that could be on disk.
+        self.held = 0
+        self._room = room
+        self._blocks: list[_Block] = []
+        self._spooled = 0  # that many blocks, the oldest, are on disk
+        self._cursor = _Cursor(0, 0, last + 1)
+        room.enter(self)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all events are journalled."""
+        return not self._blocks
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether `take` has something to hand out."""
+        return self._cursor.n <= self.last
+
+    def add(self, event: bytes) -> int:
+        """Append an encoded event; the number that it gets."""
+        block = self._blocks[-1] if self._blocks else None
+        if block is None or block.is_closed:
+            block = self._open_block()
+        assert block.data is not None  # an open block is in memory
+        block.data += event
+        size = len(event)
+        block.size += size
+        block.count += 1
+        self.held += size
+        self._room.in_memory += size
+        self._room.size += size
+        self.last += 1
+        return self.last
+
+    def take(self, max_batches: int) -> list[Batch]:
+        """Hand out the next batches, oldest first; none when all are out."""
+        batches: list[Batch] = []
+        cursor = self._cursor
+        while self.has_unsent and len(batches) < max_batches:
+            block = self._blocks[cursor.index]
+            if cursor.n <= block.last:
+                events = self._bytes_of(block)[cursor.offset :]
+                batches.append(Batch(cursor.n, block.last - cursor.n + 1, bytes(events)))
+            self._pass(block)
+        return batches
+
+    def rewind(self, n: int = 1) -> None:
+        """Hand out event ``n`` and all after it again; a few before it may come along."""
+        n = max(n, self._blocks[0].first if self._blocks else self.last + 1)
+        if n >= self._cursor.n:
+            return
+        index = bisect.bisect_right(self._blocks, n, key=lambda block: block.first) - 1
+        self._cursor = _Cursor(index, 0, self._blocks[index].first)
+
+    def release(self, journalled: int) -> None:
+        """Forget the events up to number ``journalled``, block by block."""
+        freed = 0
+        while freed < len(self._blocks) and self._blocks[freed].last <= journalled:
+            freed += 1
+        if not freed:
+            return
+        failpoint("events.before_release")
+        for block in self._blocks[:freed]:
+            self._forget(block)
+        del self._blocks[:freed]
+        self._spooled = max(0, self._spooled - freed)
+        cursor = self._cursor
+        if cursor.index >= freed:
+            cursor.index -= freed
+        else:
+            first = self._blocks[0].first if self._blocks else self.last + 1
+            self._cursor = _Cursor(0, 0, first)
+        failpoint("events.after_release")
+
+    def spill(self) -> None:
+        """Move the oldest block from memory to disk.
+
+        Raises:
+            OSError: the disk is full or broken; the block stays where it is.
+        """
+        block = self._blocks[self._spooled]
+        assert block.data is not None  # the blocks behind the spooled ones are in memory
+        failpoint("events.before_spill")
+        block.place = self._room.spool.write(block.data)
+        failpoint("events.after_spill")
+        block.data = None
+        self.held -= block.size
+        self._room.in_memory -= block.size
+        self._spooled += 1
+
+    def close(self) -> None:
+        """Forget everything."""
+        self.release(self.last)
+        self._room.leave(self)
+
+    def _open_block(self) -> _Block:
+        self._room.make_space()
+        block = _Block(self.last + 1, 0, 0, bytearray())
+        self._blocks.append(block)
+        self._room.in_memory += _BLOCK_OVERHEAD
+        self._room.size += _BLOCK_OVERHEAD
+        return block
+
+    def _pass(self, block: _Block) -> None:
+        """Move the cursor behind what ``block`` holds, and into the next block if there is one."""
+        cursor = self._cursor
+        cursor.n, cursor.offset = block.last + 1, block.size
+        if cursor.index + 1 < len(self._blocks):
+            cursor.index, cursor.offset = cursor.index + 1, 0
+
+    def _bytes_of(self, block: _Block) -> bytes | bytearray:
+        if block.data is not None:
+            return block.data
+        assert block.place is not None  # a block is in memory or on disk
+        return self._room.spool.read(block.place)
+
+    def _forget(self, block: _Block) -> None:
+        room = self._room
+        room.size -= block.size + _BLOCK_OVERHEAD
+        room.in_memory -= _BLOCK_OVERHEAD
+        if block.place is not None:
+            room.spool.free(block.place)
+        else:
+            self.held -= block.size
+            room.in_memory -= block.size
+
+
+def _array_header(count: int) -> bytes:
+    if count < 16:
+        return bytes((0x90 | count,))
+    if count < 2**16:
+        return struct.pack(">BH", 0xDC, count)
+    return struct.pack(">BI", 0xDD, count)

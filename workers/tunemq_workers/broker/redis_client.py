@@ -1,0 +1,151 @@
+"""A Redis client of the node's size: one connection, pipelines, no retry that nobody asked for.
+
+redis-py would cost a node 70 ms of its start and 15 MiB for good, and since its version 8 it
+repeats commands whose reply was lost; the pump has to know which those are. The few commands that a
+node uses need no more than this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import BinaryIO, Final, TypeAlias
+
+from tunemq_shared.base.errors import WireError, WireUnavailable
+from tunemq_shared.broker.redis_address import RedisAddress
+from tunemq_shared.broker.redis_dangers import LACKS_RIGHTS
+
+Argument: TypeAlias = bytes | bytearray | str | int
+Command: TypeAlias = Sequence[Argument]
+
+_CONNECT_TIMEOUT_S: Final = 2.0
+#: A reply that takes longer is an outage. A connection that has died in silence is found, and
+#: another one made, before the lease is void.
+_REPLY_TIMEOUT_S: Final = 3.0
+#: More than a Redis says, or than a node asks for: whoever says so is none.
+_LONGEST_LINE: Final = 2**16
+_LONGEST_NUMBER: Final = 20
+_LARGEST: Final = 2**63
+_MOST_BYTES: Final = 2**29
+_MOST_ITEMS: Final = 2**20
+_DEEPEST: Final = 4
+
+
+class Refused(WireError):
+    """Redis answered a command with an error; the connection goes on."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether Redis has no memory left for what the command would write."""
+        return str(self).startswith("OOM ")
+
+    @property
+    def is_wrong_type(self) -> bool:
+        """Whether somebody gave the key another type than the farm's has."""
+        return str(self).startswith("WRONGTYPE ")
+
+
+Reply: TypeAlias = "bytes | int | list[Reply] | Refused | None"
+
+
+class RedisClient:
+    """One connection. After any error other than a `Refused` reply it is closed; open another.
+
+    Raises:
+        WireUnavailable: Redis cannot be reached at ``address``, or does not let us in.
+    """
+
+    def __init__(self, address: RedisAddress) -> None:
+        self._address = address
+        try:
+            self._sock = address.connect(_CONNECT_TIMEOUT_S)
+        except OSError as problem:
+            raise WireUnavailable(f"Redis at {address} cannot be reached: {problem}.") from problem
+        self._sock.settimeout(_REPLY_TIMEOUT_S)
+        self._replies: BinaryIO = self._sock.makefile("rb")
+        self._introduce()
+
+    def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send all commands, then read all replies; a refused command is a `Refused` in its place.
+
+        Raises:
+            WireUnavailable: the connection broke or a reply is overdue; some commands may be done.
+        """
+        try:
+            self._sock.sendall(pack(commands))
+            return [self._read() for _ in commands]
+        except OSError as problem:
+            self.close()
+            raise WireUnavailable(f"Redis at {self._address} was lost: {problem}.") from problem
+
+    def close(self) -> None:
+        """Close the connection; again is allowed."""
+        with contextlib.suppress(OSError):
+            self._replies.close()
+            self._sock.close()
+
+    def _introduce(self) -> None:
+        address, commands = self._address, list[Command]()
+        if address.password:
+            who = [address.user] if address.user else []
+            commands.append(["AUTH", *who, address.password])
+        if address.database:
+            commands.append(["SELECT", address.database])
+        for reply in self.pipeline(commands) if commands else ():
+            if isinstance(reply, Refused):
+                self.close()
+                raise WireUnavailable(f"Redis at {address} refused us: {reply}") from reply
+
+    def _read(self, depth: int = 0) -> Reply:
+        line = self._replies.readline(_LONGEST_LINE)
+        if not line.endswith(b"\r\n"):
+            if len(line) == _LONGEST_LINE:
+                raise _other_protocol(line)
+            raise ConnectionResetError("it closed the connection")
+        kind, rest = line[:1], line[1:-2]
+        if kind == b"$":
+            return self._read_bytes(_number(rest, _MOST_BYTES))
+        if kind == b":":
+            return _number(rest, _LARGEST)
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            text = rest.decode(errors="replace")
+            return Refused(f"{text}; {LACKS_RIGHTS}" if text.startswith("NOPERM ") else text)
+        if kind == b"*" and depth < _DEEPEST:
+            count = _number(rest, _MOST_ITEMS)
+            return None if count < 0 else [self._read(depth + 1) for _ in range(count)]
+        raise _other_protocol(line)
+
+    def _read_bytes(self, size: int) -> bytes | None:
+        if size < 0:
+            return None
+        data = self._replies.read(size + 2)
+        if len(data) != size + 2:
+            raise ConnectionResetError("it closed the connection")
+        return data[:-2]
+
+
+def _number(text: bytes, most: int) -> int:
+    """A number that a reply may have."""
+    if len(text) > _LONGEST_NUMBER or not text.removeprefix(b"-").isdigit():
+        raise _other_protocol(text)
+    number = int(text)
+    if not -_LARGEST <= number <= most:
+        raise _other_protocol(text)
+    return number
+
+
+def _other_protocol(said: bytes) -> ConnectionAbortedError:
+    return ConnectionAbortedError(f"it speaks another protocol ({said[:40]!r})")
+
+
+def pack(commands: Sequence[Command]) -> bytes:
+    """The bytes of ``commands`` on the wire."""
+    parts: list[bytes | bytearray] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for argument in command:
+            raw = argument if isinstance(argument, bytes | bytearray) else str(argument).encode()
+            parts += (b"$%d\r\n" % len(raw), raw, b"\r\n")
+    return b"".join(parts)

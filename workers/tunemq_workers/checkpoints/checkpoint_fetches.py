@@ -1,0 +1,193 @@
+"""Gets checkpoints for hosts that restore them: from the node's cache, else from the store.
+
+However many hosts wait for a checkpoint, it is downloaded once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from tunemq_shared.protocol.messages import CheckpointRef, TrialWaits, encode
+from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
+from tunemq_workers.checkpoints.checkpoint_cache import Cached, CheckpointCache
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint
+from tunemq_workers.runtime.checkpoint_interfaces import Disk, Emit, Transfers
+from tunemq_workers.runtime.transfer_messages import Download
+from tunemq_workers.runtime.trial_process_interfaces import Host
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    host: Host
+    root: str
+    ref: CheckpointRef
+    #: Of its manifest in the store.
+    sha256: str
+    transfer: int | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """A checkpoint that is being downloaded, once ``is_clear``: nothing stands in its place."""
+
+    questions: dict[str, _Question] = field(default_factory=dict)
+    is_clear: bool = False
+
+
+class Fetches:
+    """Answers hosts that ask for a checkpoint. Owned by the node's loop.
+
+    Args:
+        transfers: download.
+        cache: knows what is there; what a host was given stays until its user is released.
+        disk: makes place.
+        emit: takes events.
+        on_given: takes the host and what it was given.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        cache: CheckpointCache,
+        disk: Disk,
+        emit: Emit,
+        *,
+        on_given: Callable[[Host, Cached], object],
+    ) -> None:
+        self._transfers, self._cache, self._disk, self._emit = transfers, cache, disk, emit
+        self._on_given = on_given
+        self._arrivals: dict[tuple[str, str], _Arrival] = {}
+        self._given: dict[str, list[Cached]] = {}
+
+    def fetch(self, host: Host, root: str, asked: FetchCheckpoint) -> None:
+        """Have the checkpoint in the folder ``root``, and tell the host."""
+        ref = asked.ref
+        sha256 = ref.sha256 or self._cache.committed_as(root, ref.key)
+        cached = self._cache.find(root, ref.key)
+        if cached is not None and not cached.is_lost:
+            # Another host may have found the same damage, and had the copy replaced since.
+            is_damaged = asked.again and cached in self._given.get(host.name, ())
+            if cached.fits(ref) and not is_damaged:
+                self._give(host, ref, cached)
+                return
+            if not cached.sha256:
+                what = "is damaged" if is_damaged else "is not the one that was asked for"
+                self._refuse(host, f"checkpoint {ref.key} {what}, and is not in the store yet.")
+                return
+            _log.warning("cache.discarded key=%s host=%s", ref.key, host.name)
+            self._cache.discard(cached)
+        if not sha256:
+            self._refuse(host, f"checkpoint {ref.key} was never committed, and is not here.")
+        else:
+            self._await(_Question(host, root, ref, sha256))
+
+    def leave(self, name: str) -> None:
+        """The host is gone."""
+        for cached in self._given.pop(name, ()):
+            self._cache.release(cached, name)
+        for arrival in self._arrivals.values():
+            question = arrival.questions.pop(name, None)
+            if question is not None and question.transfer is not None:
+                self._transfers.cancel(question.transfer)
+        self._arrivals = {
+            place: arrival
+            for place, arrival in self._arrivals.items()
+            if arrival.questions or not arrival.is_clear
+        }
+
+    def _await(self, question: _Question) -> None:
+        place = question.root, question.ref.key
+        arrival = self._arrivals.get(place)
+        if arrival is None:
+            arrival = self._arrivals[place] = _Arrival()
+            job = partial(cache_disk.remove, *place)
+            failed = partial(self._no_place, place)
+            self._disk.run(job, lambda _: self._clear(place), failed)
+        arrival.questions[question.host.name] = question
+        if arrival.is_clear:
+            self._order(question)
+
+    def _clear(self, place: tuple[str, str]) -> None:
+        """Nothing stands where the checkpoint is to appear."""
+        arrival = self._arrivals[place]
+        arrival.is_clear = True
+        if not arrival.questions:
+            del self._arrivals[place]
+        for question in arrival.questions.values():
+            self._order(question)
+
+    def _no_place(self, place: tuple[str, str], problem: OSError) -> None:
+        for question in self._arrivals.pop(place).questions.values():
+            self._answer(question, FetchAnswer("", str(problem)))
+
+    def _order(self, question: _Question) -> None:
+        # Each host waits for itself, with its own patience; the transfers do the same thing once.
+        start, ref = question.host.start, question.ref
+        folder = os.path.join(question.root, ref.key)
+        question.transfer = self._transfers.start(
+            Download(start.store, ref.key, question.sha256, folder, start.sync_timeout_s),
+            partial(self._arrived, question),
+            partial(self._failed, question),
+            partial(self._has_trouble, question),
+        )
+
+    def _arrived(self, question: _Question, _uploaded: object) -> None:
+        root, ref = question.root, question.ref
+        self._settle(question)
+        cached = self._cache.find(root, ref.key)
+        if cached is None:
+            _log.info("checkpoint.downloaded key=%s", ref.key)
+            cached = Cached(root, ref.key, sha256=question.sha256, users={question.host.name})
+            self._cache.add(cached)
+        self._say_that_it_goes_on(question)
+        self._give(question.host, ref, cached)
+
+    def _failed(self, question: _Question, reason: str, is_corrupt: bool) -> None:
+        self._settle(question)
+        if not is_corrupt:
+            reason = f"checkpoint {question.ref.key} could not be downloaded: {reason}"
+        self._answer(question, FetchAnswer("", reason, is_corrupt))
+
+    def _has_trouble(self, question: _Question, reason: str) -> None:
+        if reason:
+            question.reason = reason
+            self._say(question.host, "restore", reason)
+        else:
+            self._say_that_it_goes_on(question)
+
+    def _settle(self, question: _Question) -> None:
+        place = question.root, question.ref.key
+        questions = self._arrivals[place].questions
+        del questions[question.host.name]
+        if not questions:
+            del self._arrivals[place]
+
+    def _give(self, host: Host, ref: CheckpointRef, cached: Cached) -> None:
+        self._cache.use(cached, host.name)
+        self._given.setdefault(host.name, []).append(cached)
+        self._on_given(host, cached)
+        answer = FetchAnswer(cached.root, sha256="" if ref.sha256 else cached.sha256)
+        host.answer(checkpoint_messages.encode(answer))
+
+    def _refuse(self, host: Host, error: str) -> None:
+        answer = FetchAnswer("", error, is_corrupt=True)
+        host.answer(checkpoint_messages.encode(answer))
+
+    def _answer(self, question: _Question, answer: FetchAnswer) -> None:
+        self._say_that_it_goes_on(question)
+        question.host.answer(checkpoint_messages.encode(answer))
+
+    def _say_that_it_goes_on(self, question: _Question) -> None:
+        if question.reason:
+            question.reason = ""
+            self._say(question.host, "", "")
+
+    def _say(self, host: Host, what: str, reason: str) -> None:
+        self._emit(host.start.events_key, encode(TrialWaits(*host.key, what, reason)))

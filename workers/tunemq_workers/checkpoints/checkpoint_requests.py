@@ -1,0 +1,262 @@
+"""A node's care for checkpoints that go to a store: hosts ask, and say what they have written.
+
+Of each host it knows what it asked and what it was given;
+`tunemq_workers.checkpoints.upload_queues` brings into the store what is written,
+`tunemq_workers.checkpoints.upload_backpressure` says when more may be,
+`tunemq_workers.checkpoints.checkpoint_fetches` gets what is to be restored. Of trials whose store
+is a local folder nothing comes here: their hosts write into it themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+
+from tunemq_shared.base.errors import StoreError, WireError
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.checkpoints.store import check_key
+from tunemq_shared.objects.store_traffic import StoreTraffic
+from tunemq_shared.protocol.messages import NodeWarned, encode
+from tunemq_workers.broker.event_validation import read_written
+from tunemq_workers.checkpoints import cache_disk, checkpoint_messages
+from tunemq_workers.checkpoints.cache_folders import CacheFolders
+from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_cache import Cached, CheckpointCache
+from tunemq_workers.checkpoints.checkpoint_fetches import Fetches
+from tunemq_workers.checkpoints.checkpoint_messages import FetchAnswer, FetchCheckpoint, RoomAnswer
+from tunemq_workers.checkpoints.upload_backpressure import CheckpointRoom
+from tunemq_workers.checkpoints.upload_queues import UploadQueues
+from tunemq_workers.runtime.checkpoint_interfaces import (
+    Disk,
+    Emit,
+    Timers,
+    Transfers,
+    TrialKey,
+    is_leaving,
+    trial_of,
+)
+from tunemq_workers.runtime.frames import ASK_ROOM, FETCH, FETCHED, ROOM
+from tunemq_workers.runtime.trial_process_interfaces import Host
+
+
+class _Guest:
+    """A host that has to do with checkpoints."""
+
+    def __init__(self, host: Host) -> None:
+        self.host, self.key, self.trial = host, host.key, trial_of(host)
+        self.root = ""
+        #: What it has written last: it links to that, and goes on from there if it is to.
+        self.newest: Cached | None = None
+        self.written = 0
+
+
+class Checkpoints:
+    """Serves the hosts of a node. Owned by the node's loop.
+
+    Args:
+        timers: for hosts that wait too long.
+        disk: removes, measures and looks.
+        transfers: upload and download.
+        emit: takes (events stream, encoded event).
+        folder: where caches are made for experiments that name none.
+        limits: say how much may be in all caches together.
+    """
+
+    def __init__(
+        self,
+        timers: Timers,
+        disk: Disk,
+        transfers: Transfers,
+        emit: Emit,
+        *,
+        folder: str,
+        limits: CacheLimits,
+    ) -> None:
+        #: Takes a trial whose checkpoints cannot be uploaded, and why: it is to fail.
+        self.on_given_up: Callable[[TrialKey, str], object] = _nobody_is_told
+        self._disk, self._transfers, self._emit = disk, transfers, emit
+        self._cache = CheckpointCache(disk, limits)
+        self._folders = CacheFolders(self._cache, disk, limits, folder)
+        self._uploads = UploadQueues(
+            transfers,
+            self._cache,
+            emit,
+            on_change=self._look,
+            on_given_up=self._give_up,
+        )
+        self._room = CheckpointRoom(timers, self._uploads, emit, limits)
+        self._fetches = Fetches(transfers, self._cache, disk, emit, on_given=self._given)
+        self._guests: dict[str, _Guest] = {}
+        self._is_closed = False
+        #: Those that were told that the process which uploads had died.
+        self._told_of_death: set[str] = set()
+        transfers.on_death = self._transfers_died
+
+    def start(self) -> None:
+        """Look what a node before this one has left."""
+        self._folders.start()
+
+    def close(self) -> None:
+        """Give up whatever is under way; what is not committed never will be."""
+        self._is_closed = True
+        self._room.close()
+        self._transfers.close()
+
+    # --- hosts ----------------------------------------------------------------------------------
+
+    def said(self, host: Host, kind: int, payload: bytes) -> None:
+        """A host asked, or wrote.
+
+        Raises:
+            WireError: no host of ours says such a thing.
+        """
+        if self._is_closed:
+            return
+        guest = self._guests.get(host.name)
+        if guest is None:
+            guest = self._guests[host.name] = _Guest(host)
+            self._uploads.hosted(guest.trial, host.order.epoch)
+        try:
+            if kind == ASK_ROOM:
+                host.asks(ROOM)
+                self._folders.open(host.start, partial(self._ask, guest))
+            elif kind == FETCH:
+                host.asks(FETCHED)
+                asked = checkpoint_messages.decode_fetch(payload)
+                check_key(asked.ref.key)
+                self._folders.open(host.start, partial(self._fetch, guest, asked))
+            else:
+                self._written(guest, payload)
+        except (*UNDECODABLE, StoreError) as problem:
+            raise WireError(f"what it says of a checkpoint cannot be: {problem}") from problem
+
+    def told(self, host: Host) -> None:
+        """A host was told to stop or to pause: it waits no longer for room."""
+        if is_leaving(host):
+            self._room.look()
+
+    def host_gone(self, name: str) -> None:
+        """Nothing is left of a host, or it waits for another trial; again is allowed."""
+        guest = self._guests.pop(name, None)
+        if guest is None:
+            return
+        guest.host.awaits = 0
+        if self._room.is_writing(name):
+            folder = os.path.basename(guest.host.start.folder)
+            job = partial(cache_disk.remove_strays, guest.root, folder, guest.key[1], guest.written)
+            self._disk.run(job, _ignore)
+        if guest.newest is not None:
+            self._cache.release(guest.newest, name)
+        self._fetches.leave(name)
+        self._uploads.unhosted(guest.trial, guest.key[1])
+        self._room.leave(name)
+
+    # --- experiments ----------------------------------------------------------------------------
+
+    def unsettled(self) -> set[str]:
+        """The streams of experiments of which something is not uploaded."""
+        return self._uploads.events_keys()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the copies that are kept."""
+        return self._cache.size
+
+    @property
+    def traffic(self) -> StoreTraffic:
+        """What the node asks of stores, and how many bytes of checkpoints wait to be sent."""
+        return self._transfers.traffic.plus(StoreTraffic(queue_bytes=self._uploads.size))
+
+    def try_store(self, store: str) -> None:
+        """Find out whether this node can use a store, before a trial needs it; see `traffic`."""
+        self._transfers.try_store(store)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The streams of experiments of which copies are kept."""
+        return self._folders.events_keys
+
+    def forget_all_but(
+        self, used: Collection[str], journalled: Mapping[str, int], missing: Collection[str]
+    ) -> set[str]:
+        """Forget experiments that are over; see `CacheFolders.forget_all_but`."""
+        over = self._folders.forget_all_but(used, journalled, missing)
+        self._told_of_death -= over
+        return over
+
+    # --- what hosts ask and say -----------------------------------------------------------------
+
+    def _ask(self, guest: _Guest, root: str, problem: str) -> None:
+        host = guest.host
+        if self._guests.get(host.name) is not guest:
+            return  # it is gone meanwhile
+        guest.root = root
+        if problem:
+            host.answer(checkpoint_messages.encode(RoomAnswer("", problem)))
+        else:
+            self._room.ask(host, root)
+
+    def _fetch(self, guest: _Guest, asked: FetchCheckpoint, root: str, problem: str) -> None:
+        host = guest.host
+        if self._guests.get(host.name) is not guest:
+            return
+        if problem:
+            host.answer(checkpoint_messages.encode(FetchAnswer("", problem)))
+        else:
+            self._fetches.fetch(host, root, asked)
+
+    def _given(self, host: Host, cached: Cached) -> None:
+        if any(cached.key == ref.key for ref in host.start.restore):
+            self._uploads.restored(trial_of(host), host.order.epoch, cached)
+
+    def _written(self, guest: _Guest, payload: bytes) -> None:
+        name, host = guest.host.name, guest.host
+        said = read_written(host, payload, guest.written)
+        if not self._room.is_writing(name):
+            raise WireError(f"{said.key} was written without leave.")
+        if said.size > _disk_bytes(guest.root):
+            raise WireError(f"{said.key} has {said.size} bytes, more than the disk that it is on.")
+        failpoint("node.before_written_event")
+        self._emit(host.start.events_key, payload)
+        failpoint("node.after_written_event")
+        cached = Cached(guest.root, said.key, written=said.sha256)
+        self._cache.add(cached)
+        self._cache.use(cached, name)
+        before, guest.newest, guest.written = guest.newest, cached, said.n
+        if before is not None:
+            self._cache.release(before, name)
+        self._uploads.add(host.start, said, cached)
+        self._room.written(name)
+
+    def _transfers_died(self, why: str) -> None:
+        """Of large files the store keeps the parts that had come, until somebody removes them."""
+        for events_key in self._uploads.events_keys() - self._told_of_death:
+            self._told_of_death.add(events_key)
+            warned = NodeWarned(f"{why}; uploads go on in another.", has_leftovers=True)
+            self._emit(events_key, encode(warned))
+
+    def _look(self) -> None:
+        self._room.look()
+
+    def _give_up(self, trial: TrialKey, reason: str) -> None:
+        self.on_given_up(trial, reason)
+
+
+def _nobody_is_told(_trial: TrialKey, _reason: str) -> None:
+    """Until `Hosts` listens."""
+
+
+def _disk_bytes(folder: str) -> float:
+    """How large the disk is that a folder is on; infinite where that is not known."""
+    try:
+        return shutil.disk_usage(folder).total or math.inf
+    except OSError:  # a trial has removed the folder
+        return math.inf
+
+
+def _ignore(_: None) -> None:
+    """It is done."""

@@ -1,0 +1,168 @@
+"""Who may write a checkpoint, and who has to wait until others are uploaded.
+
+A host asks before it writes. It is told at once that it may as long as few enough checkpoints of
+its trial are not committed, and few enough bytes of all trials; else it waits, first come, first
+served, and the scheduler hears of it. A host that was told to end never waits: nothing due is
+skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from tunemq_shared.objects.store_address import without_settings
+from tunemq_shared.protocol.messages import TrialWaits, encode
+from tunemq_workers.checkpoints import checkpoint_messages
+from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_messages import RoomAnswer
+from tunemq_workers.checkpoints.upload_queues import UploadQueues
+from tunemq_workers.runtime.checkpoint_interfaces import (
+    Emit,
+    Timers,
+    TrialKey,
+    is_leaving,
+    trial_of,
+)
+from tunemq_workers.runtime.reactor import Timer
+from tunemq_workers.runtime.trial_process_interfaces import Host
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Granted:
+    """A host is writing; ``size`` is what it is expected to write."""
+
+    trial: TrialKey
+    size: int
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    host: Host
+    cache: str
+    timer: Timer | None = None
+    reason: str = ""
+
+
+class CheckpointRoom:
+    """Answers the hosts that ask for room. Owned by the node's loop.
+
+    Args:
+        timers: for hosts that wait too long.
+        uploads: know what is not committed.
+        emit: takes events.
+        limits: say beyond how many bytes that are not committed nobody may write, unless there are
+            none at all: a single checkpoint may be larger.
+    """
+
+    def __init__(
+        self, timers: Timers, uploads: UploadQueues, emit: Emit, limits: CacheLimits
+    ) -> None:
+        self._timers, self._uploads, self._emit = timers, uploads, emit
+        self._limits = limits
+        self._granted: dict[str, _Granted] = {}
+        self._questions: dict[str, _Question] = {}
+
+    def ask(self, host: Host, cache: str) -> None:
+        """May this host write a checkpoint into the folder ``cache``?"""
+        self._granted.pop(host.name, None)  # what it was granted before came to nothing
+        self._questions[host.name] = _Question(host, cache)
+        self.look()
+
+    def look(self) -> None:
+        """Answer those that have waited long enough, and say why the others wait."""
+        for question, reason in self._answerable():
+            if not reason:
+                self._grant(question)
+            elif reason != question.reason:
+                self._hold_up(question, reason)
+
+    def is_writing(self, name: str) -> bool:
+        """Whether a host was told that it may write, and has not said what it wrote."""
+        return name in self._granted
+
+    def written(self, name: str) -> None:
+        """The host has written what it was granted."""
+        self._granted.pop(name, None)
+
+    def leave(self, name: str) -> None:
+        """The host is gone."""
+        self._granted.pop(name, None)
+        question = self._questions.pop(name, None)
+        if question is not None and question.timer is not None:
+            question.timer.cancel()
+        self.look()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        for question in self._questions.values():
+            if question.timer is not None:
+                question.timer.cancel()
+        self._questions.clear()
+
+    def _answerable(self) -> Iterator[tuple[_Question, str]]:
+        """Each question, in order, and what stands against it; empty where nothing does."""
+        is_full = False  # then who comes later does not overtake
+        for question in list(self._questions.values()):
+            if is_leaving(question.host):
+                yield question, ""
+                continue
+            if reason := self._too_many(question):
+                yield question, reason
+                continue
+            reason = self._too_large(question)
+            is_full = is_full or bool(reason)
+            yield question, reason or ("others wait for room on this node" if is_full else "")
+
+    def _too_many(self, question: _Question) -> str:
+        host, trial = question.host, trial_of(question.host)
+        count = self._uploads.count(trial)
+        count += sum(1 for granted in self._granted.values() if granted.trial == trial)
+        allowed = 1 + host.start.uploads_waiting
+        if count < allowed:
+            return ""
+        if trouble := self._uploads.trouble(trial):
+            return f"{count} of its checkpoints are not there yet: {trouble}"
+        return f"{count} of its checkpoints are not in {without_settings(host.start.store)} yet"
+
+    def _too_large(self, question: _Question) -> str:
+        held = self._uploads.size + sum(granted.size for granted in self._granted.values())
+        size = self._uploads.last_size(trial_of(question.host))
+        if not held or held + size <= self._limits.uploads:
+            return ""
+        reason = f"no more than {self._limits.uploads} bytes on this node may wait to be uploaded"
+        trouble = self._uploads.trouble()
+        return f"{reason}: {trouble}" if trouble else reason
+
+    def _grant(self, question: _Question) -> None:
+        host, trial = question.host, trial_of(question.host)
+        self._granted[host.name] = _Granted(trial, self._uploads.last_size(trial))
+        self._answer(question, RoomAnswer(question.cache))
+
+    def _hold_up(self, question: _Question, reason: str) -> None:
+        host, question.reason = question.host, reason
+        if question.timer is None:
+            delay_s = host.start.sync_timeout_s
+            question.timer = self._timers.after(delay_s, partial(self._refuse, question))
+        self._say(host, "save", reason)
+
+    def _refuse(self, question: _Question) -> None:
+        start = question.host.start
+        error = (
+            f"no checkpoint could be written for {start.sync_timeout_s:g} s (sync_timeout), since "
+            f"{question.reason}."
+        )
+        self._answer(question, RoomAnswer("", error))
+
+    def _answer(self, question: _Question, answer: RoomAnswer) -> None:
+        host = question.host
+        del self._questions[host.name]
+        if question.timer is not None:
+            question.timer.cancel()
+            self._say(host, "", "")
+        host.answer(checkpoint_messages.encode(answer))
+
+    def _say(self, host: Host, what: str, reason: str) -> None:
+        waits = TrialWaits(*host.key, what, reason)
+        self._emit(host.start.events_key, encode(waits))

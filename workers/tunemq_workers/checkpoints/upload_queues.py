@@ -1,0 +1,235 @@
+"""The checkpoints that a node has written and not committed: one queue for each trial.
+
+A checkpoint's way: written, waiting, in flight, committed; or lost, when its upload is given up,
+and then all behind it of the same trial are lost as well. A trial's are uploaded one after another
+in the order in which they were written, over all its epochs on this node; those of different trials
+beside each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.checkpoints.manifest import COMMITTED
+from tunemq_shared.protocol.messages import (
+    CheckpointCommitted,
+    CheckpointLost,
+    CheckpointWritten,
+    HostStart,
+    encode,
+)
+from tunemq_workers.checkpoints.checkpoint_cache import Cached, CheckpointCache
+from tunemq_workers.runtime.checkpoint_interfaces import Emit, Transfers, TrialKey
+from tunemq_workers.runtime.transfer_messages import Upload, Uploaded
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Written:
+    said: CheckpointWritten
+    cached: Cached
+    start: HostStart
+
+
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """One trial's; the first is in flight if ``transfer`` is there."""
+
+    key: TrialKey
+    waiting: deque[_Written] = field(default_factory=deque)
+    transfer: int | None = None
+    #: By epoch, what it last committed, and what it was restored from. Before its first commit the
+    #: scheduler keeps the one for it, then the other; so its uploads may refer to their objects.
+    committed: dict[int, Cached] = field(default_factory=dict)
+    restored: dict[int, Cached] = field(default_factory=dict)
+    #: Epochs that have a host now, and those of them that have lost a checkpoint.
+    hosted: set[int] = field(default_factory=set)
+    given_up: set[int] = field(default_factory=set)
+    trouble: str = ""
+    last_size: int = 0
+
+    def base(self, epoch: int) -> Cached | None:
+        """The checkpoint whose objects an upload of this epoch may refer to."""
+        base = self.committed.get(epoch) or self.restored.get(epoch)
+        return base if base is not None and base.sha256 and not base.is_gone else None
+
+
+class UploadQueues:
+    """Uploads what hosts have written. Owned by the node's loop.
+
+    Args:
+        transfers: do it.
+        cache: where the checkpoints are.
+        emit: takes events.
+        on_change: called when a checkpoint was committed or lost, or its upload has trouble.
+        on_given_up: takes the trial, and why its checkpoints cannot be uploaded.
+    """
+
+    def __init__(
+        self,
+        transfers: Transfers,
+        cache: CheckpointCache,
+        emit: Emit,
+        *,
+        on_change: Callable[[], object],
+        on_given_up: Callable[[TrialKey, str], object],
+    ) -> None:
+        #: Bytes of all files of the checkpoints that are not committed.
+        self.size = 0
+        self._transfers, self._cache, self._emit = transfers, cache, emit
+        self._on_change, self._on_given_up = on_change, on_given_up
+        self._queues: dict[TrialKey, _Queue] = {}
+
+    def events_keys(self) -> set[str]:
+        """The streams of the experiments that have something to upload."""
+        return {key.events_key for key, queue in self._queues.items() if queue.waiting}
+
+    def count(self, trial: TrialKey) -> int:
+        """How many checkpoints of a trial are written and not committed."""
+        queue = self._queues.get(trial)
+        return len(queue.waiting) if queue else 0
+
+    def trouble(self, trial: TrialKey | None = None) -> str:
+        """Why the upload of a trial, or of any, does not go on; empty while it does."""
+        queues = self._queues.values() if trial is None else [self._queues[trial]]
+        return next((queue.trouble for queue in queues if queue.trouble), "")
+
+    def last_size(self, trial: TrialKey) -> int:
+        """Bytes of the newest checkpoint of a trial that has a host; 0 before the first."""
+        return self._queues[trial].last_size
+
+    # --- hosts ----------------------------------------------------------------------------------
+
+    def hosted(self, trial: TrialKey, epoch: int) -> None:
+        """This epoch has a host; again is allowed."""
+        queue = self._queues.setdefault(trial, _Queue(trial))
+        queue.hosted.add(epoch)
+
+    def restored(self, trial: TrialKey, epoch: int, cached: Cached) -> None:
+        """The epoch, which has a host, begins from this checkpoint."""
+        self._queues[trial].restored[epoch] = cached
+
+    def unhosted(self, trial: TrialKey, epoch: int) -> None:
+        """The epoch's host is gone."""
+        queue = self._queues.get(trial)
+        if queue is not None:
+            queue.hosted.discard(epoch)
+            self._tidy(queue)
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def add(self, start: HostStart, said: CheckpointWritten, cached: Cached) -> None:
+        """Upload this checkpoint of a trial that has a host, after those before it."""
+        queue = self._queues[TrialKey(start.events_key, said.trial)]
+        written = _Written(said, cached, start)
+        if said.epoch in queue.given_up:  # its host has not died of that yet
+            self._lose(queue, written, "its trial has lost a checkpoint before this one.")
+            return
+        queue.waiting.append(written)
+        queue.last_size = said.size
+        self.size += said.size
+        self._begin(queue)
+
+    def _begin(self, queue: _Queue) -> None:
+        if queue.transfer is not None or not queue.waiting:
+            return
+        written = queue.waiting[0]
+        said, start = written.said, written.start
+        base = queue.base(said.epoch)
+        if base is not None:
+            self._cache.use(base, _user(said))
+        upload = Upload(
+            start.store,
+            said.key,
+            os.path.join(written.cached.root, said.key),
+            "" if base is None else os.path.join(base.root, base.key, COMMITTED),
+            start.sync_timeout_s,
+            "" if base is None else base.sha256,
+        )
+        queue.transfer = self._transfers.start(
+            upload,
+            partial(self._committed, queue, base),
+            partial(self._given_up, queue, base),
+            partial(self._has_trouble, queue),
+        )
+
+    def _committed(self, queue: _Queue, base: Cached | None, uploaded: Uploaded | None) -> None:
+        assert uploaded is not None  # the process says so of every upload
+        written = self._end(queue, base)
+        said = written.said
+        failpoint("node.before_commit_event")
+        committed = CheckpointCommitted(
+            said.trial,
+            said.epoch,
+            said.n,
+            said.step,
+            said.key,
+            uploaded.sha256,
+            uploaded.size,
+            uploaded.shared,
+        )
+        self._emit(queue.key.events_key, encode(committed))
+        failpoint("node.after_commit_event")
+        _log.info("checkpoint.committed key=%s sent=%d", said.key, uploaded.sent)
+        self._cache.commit(written.cached, uploaded.sha256)
+        queue.committed[said.epoch] = written.cached
+        queue.last_size = uploaded.size  # counted, where the trial's process said a number before
+        self._begin(queue)
+        self._tidy(queue)
+        self._on_change()
+
+    def _given_up(self, queue: _Queue, base: Cached | None, reason: str, _is_corrupt: bool) -> None:
+        """Nothing behind it may be committed: a trial's checkpoints are, in order, or are not."""
+        written = self._end(queue, base)
+        key = written.said.key
+        text = f"checkpoint {key} could not be uploaded: {reason}"
+        _log.error("checkpoint.lost key=%s reason=%r", key, reason)
+        self._lose(queue, written, reason)
+        while queue.waiting:
+            behind = queue.waiting.popleft()
+            self.size -= behind.said.size
+            self._lose(queue, behind, f"it waited behind {key}, which is lost")
+        queue.given_up |= queue.hosted
+        self._on_given_up(queue.key, text)
+        self._tidy(queue)
+        self._on_change()
+
+    def _has_trouble(self, queue: _Queue, reason: str) -> None:
+        queue.trouble = reason
+        self._on_change()
+
+    def _end(self, queue: _Queue, base: Cached | None) -> _Written:
+        written = queue.waiting.popleft()
+        self.size -= written.said.size
+        queue.transfer, queue.trouble = None, ""
+        if base is not None:
+            self._cache.release(base, _user(written.said))
+        return written
+
+    def _lose(self, queue: _Queue, written: _Written, reason: str) -> None:
+        said = written.said
+        lost = CheckpointLost(said.trial, said.epoch, said.key, reason, time.time())
+        self._emit(queue.key.events_key, encode(lost))
+        self._cache.lose(written.cached)
+
+    def _tidy(self, queue: _Queue) -> None:
+        """Forget epochs of which nothing is left to come."""
+        left = queue.hosted | {written.said.epoch for written in queue.waiting}
+        for of_epoch in (queue.committed, queue.restored):
+            for epoch in of_epoch.keys() - left:
+                del of_epoch[epoch]
+        queue.given_up &= queue.hosted
+        if not left:
+            self._queues.pop(queue.key, None)
+
+
+def _user(said: CheckpointWritten) -> str:
+    return f"upload of {said.key}"

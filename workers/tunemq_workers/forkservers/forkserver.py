@@ -1,0 +1,272 @@
+"""The process that trial processes are forked from.
+
+    python -P -m tunemq_workers.forkservers.forkserver FD BOOT
+
+FD is a SEQPACKET socket to the node, BOOT the JSON of a `Boot`. It imports what hosts need,
+preloads what the experiment asks for, and then does three things: forks a host when told to, says
+when one ended, and kills what a dead one left. It has one thread, imports no client of any
+service, and never runs a trial's code; so it is there when a host dies, whatever the host did.
+When the node's end of the socket closes it kills all families and ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from types import FrameType
+from typing import Final
+
+import msgspec
+
+from tunemq_shared.system.process_control import (
+    adopt_orphans,
+    die_with_parent,
+    keep_memory_private,
+    set_name,
+)
+from tunemq_shared.system.processes import children_of
+from tunemq_workers.logs import output_files
+from tunemq_workers.processes.forkserver_messages import (
+    COMMAND,
+    DUMP_SIGNAL,
+    MAX_PACKET_BYTES,
+    MAX_TEXT,
+    Boot,
+    FamilyGone,
+    HostExited,
+    HostForked,
+    KillHost,
+    Ping,
+    Pong,
+    Preloading,
+    Ready,
+    Report,
+    StartHost,
+    TermHost,
+    Warned,
+    decode_boot,
+    decode_command,
+    encode,
+    encode_boot,
+)
+from tunemq_workers.processes.process_tree import Families
+from tunemq_workers.trial_process import trial_process
+from tunemq_workers.trial_process.preload import PreloadRefused, preload
+from tunemq_workers.trial_process.thread_limits import LoadedLibraries
+from tunemq_workers.trial_process.trial_environment import Surroundings, changed_variables
+
+#: How long the last families may take to end once the node is gone; what is left then dies with
+#: this process.
+_FAREWELL_S: Final = 5.0
+
+
+class Forkserver:
+    """Serves one node over ``control`` until that is closed.
+
+    Args:
+        control: The socket to the node.
+        node: The node's pid.
+        families: Knows the children that are nobody's family.
+        surroundings: What hosts find.
+    """
+
+    def __init__(
+        self,
+        control: socket.socket,
+        node: int,
+        families: Families,
+        surroundings: Surroundings,
+    ) -> None:
+        self._control = control
+        self._node = node
+        self._families = families
+        self._surroundings = surroundings
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._deadline: float | None = None
+        self._is_terminated = False
+
+    def serve(self) -> trial_process.HostTask | None:
+        """Work until the node is gone; in a child that is to be a host, returns its task."""
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _only_wake)
+        signal.signal(signal.SIGTERM, self._terminate)
+        # From now on the node's death is a request: there may be families that only this process
+        # can kill. Of all signals with a handler only SIGCONT reaches a process that is stopped.
+        signal.signal(signal.SIGCONT, self._continue)
+        die_with_parent(self._node, signal.SIGCONT)
+        poller = select.poll()
+        poller.register(self._woken, select.POLLIN)
+        poller.register(self._control, select.POLLIN)
+        while not self._is_over():
+            for fd, _ in poller.poll(None if self._deadline is None else 100):
+                if fd == self._woken.fileno():
+                    self._woken.recv(4096)
+                elif self._deadline is not None:
+                    poller.unregister(self._control)
+                elif (task := self._obey_next()) is not None:
+                    return task
+            if self._is_terminated:
+                self._end()
+            self._tell(self._families.reap())
+        return None
+
+    def _is_over(self) -> bool:
+        return self._deadline is not None and (
+            not self._families or time.monotonic() > self._deadline
+        )
+
+    def _terminate(self, _signal: int, _frame: FrameType | None) -> None:
+        self._is_terminated = True
+
+    def _continue(self, _signal: int, _frame: FrameType | None) -> None:
+        self._is_terminated |= os.getppid() != self._node
+
+    def _end(self) -> None:
+        """Kill everything; `serve` ends when it is gone."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + _FAREWELL_S
+            self._families.kill_all()
+
+    def _obey_next(self) -> trial_process.HostTask | None:
+        """Read one command and do it."""
+        try:
+            data, fds, _, _ = socket.recv_fds(
+                self._control, MAX_PACKET_BYTES, 3, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            data, fds = b"", []
+        if not data:
+            self._end()
+            return None
+        command = decode_command(data)
+        if isinstance(command, StartHost):
+            return self._fork(command.host, *fds)
+        if isinstance(command, TermHost):
+            self._families.term(command.host)
+        elif isinstance(command, KillHost):
+            self._families.kill(command.host)
+        elif isinstance(command, Ping):
+            self._tell([Pong()])
+        return None
+
+    def _fork(
+        self, name: str, line: int, spec: int, gate: int | None = None
+    ) -> trial_process.HostTask | None:
+        """Fork a host; returns its task in the child."""
+        me = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            text = f"{name} could not be started: fork: {error.strerror}."
+            self._tell([Warned(text), HostExited(name, None, None, None), FamilyGone(name)])
+            pid = -1
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for end in (self._control, self._woken, self._waker):
+                end.close()
+            return trial_process.HostTask(name, me, line, spec, gate, self._surroundings)
+        for descriptor in (line, spec, gate):
+            if descriptor is not None:
+                os.close(descriptor)
+        if pid > 0:
+            # The child does so too: whoever comes second finds it done.
+            with suppress(OSError):
+                os.setpgid(pid, pid)
+            self._families.add(name, pid)
+            self._tell([HostForked(name, pid)])
+        return None
+
+    def _tell(self, reports: list[Report]) -> None:
+        for report in reports:
+            _tell(self._control, report)
+
+
+def _only_wake(_signal: int, _frame: FrameType | None) -> None:
+    """For a signal whose byte in the wakeup socket says all."""
+
+
+def _tell(control: socket.socket, report: Report) -> None:
+    if isinstance(report, Warned):  # an exception's text may be long, and may not be UTF-8
+        text = report.text.encode(errors="replace").decode()
+        report = Warned(text[:MAX_TEXT])
+    try:
+        control.send(encode(report))
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the node is gone: `serve` reads the end of the socket
+
+
+def _preloaded(boot: Boot, control: socket.socket) -> tuple[str, ...]:
+    """Preload; if that breaks hosts, start this program again without the module at fault."""
+    environment = dict(os.environ)
+    try:
+        return preload(
+            [module for module in boot.preload if module not in boot.without],
+            announce=lambda module: _tell(control, Preloading(module)),
+            warn=lambda text: _tell(control, Warned(text)),
+        )
+    except PreloadRefused as refused:
+        _tell(
+            control,
+            Warned(
+                f"{refused.module} is not preloaded: {refused.reason}. "
+                "Each trial imports it by itself, which takes longer."
+            ),
+        )
+        again = msgspec.structs.replace(boot, without=(*boot.without, refused.module))
+        os.set_inheritable(control.fileno(), True)
+        os.execve(  # noqa: S606 - this program, with arguments of ours
+            sys.executable,
+            [sys.executable, *COMMAND, str(control.fileno()), encode_boot(again).decode()],
+            environment,
+        )
+
+
+def main() -> None:
+    """Serve; in a child, run a trial."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    boot = decode_boot(sys.argv[2])
+    # Until there are hosts to kill, the kernel may end this process however it is stuck.
+    die_with_parent(boot.node)
+    adopt_orphans()
+    if boot.confined:
+        keep_memory_private()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Until a host has a handler for it, this must not end it.
+    signal.signal(DUMP_SIGNAL, signal.SIG_IGN)
+    set_name("tunemq-fork")
+    # User code imports it; here by name, because nothing of ours depends on the public names.
+    importlib.import_module("tunemq")
+    # The user's entries first, as in the script; then where this interpreter and TuneMQ are.
+    sys.path[:] = [*boot.sys_path, *(entry for entry in sys.path if entry not in boot.sys_path)]
+    before = dict(os.environ)
+    preloaded = _preloaded(boot, control)
+    output_files.flush()
+    surroundings = Surroundings(
+        sys_path=list(sys.path),
+        variables=changed_variables(before),
+        libraries=LoadedLibraries(),
+    )
+    families = Families(own=children_of(os.getpid()))
+    server = Forkserver(control, boot.node, families, surroundings)
+    # Hosts share the pages of what is loaded as long as no garbage collection writes to them.
+    gc.collect()
+    gc.freeze()
+    _tell(control, Ready(preloaded))
+    task = server.serve()
+    if task is None:
+        os._exit(0)
+    trial_process.run(task)
+
+
+if __name__ == "__main__":
+    main()

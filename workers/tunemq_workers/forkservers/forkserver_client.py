@@ -1,0 +1,378 @@
+"""A node's handle on one forkserver: starts it, gives it commands, reads what it says about hosts.
+
+Nothing here blocks: the node's loop watches `fileno` and calls `read`. Commands that do not fit
+into the socket, because the forkserver is still preloading, wait in order and go out after the
+next report.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from tunemq_shared.base import failpoints
+from tunemq_shared.protocol.messages import Environment, HostOrder
+from tunemq_shared.system.stopped_process import LOOK_S, StopDetector
+from tunemq_workers.forkservers import interpreters
+from tunemq_workers.forkservers.forkserver_reports import BadReport, ReportedHosts, close_all
+from tunemq_workers.processes.forkserver_messages import (
+    Boot,
+    Command,
+    HostSpec,
+    KillHost,
+    Ping,
+    Report,
+    StartHost,
+    TermHost,
+    encode,
+    encode_boot,
+)
+from tunemq_workers.system.trial_user import Account, own_files
+from tunemq_workers.trial_process import thread_limits
+from tunemq_workers.trial_process.stack_dumps import have_stacks_written
+
+#: How long hosts may take to die with their forkserver, which the kernel sees to.
+_DEATH_S: Final = 1.0
+#: So many reports are read at once: a forkserver that writes without end must not keep the node
+#: from everything else.
+_REPORTS_AT_ONCE: Final = 64
+#: A forkserver that has not answered at so many looks in a row is killed. Looks are counted and not
+#: seconds: while the node itself was stopped its forkservers could not answer.
+_SILENT_LOOKS: Final = 12
+#: A forkserver that is not ready after so long is killed; a trial's own limits make that shorter,
+#: but not so short that the import of a large library on a busy machine would be too long.
+READY_WITHIN_S: Final = 300.0
+_SHORTEST_S: Final = 30.0
+#: People are told of one that preloads for longer.
+_TOLD_AFTER_S: Final = 10.0
+
+
+class ForkserverLost(Exception):
+    """The forkserver ended, or was killed for what it did; its hosts are dead.
+
+    Args:
+        text: What is known about it, for the user.
+        reports: What it reported before; to be handled first.
+        unended: The hosts that lived until then, or were not forked yet.
+        hosts: Those of which something may be left; it is up to whom it is re-parented to.
+        is_unusable: It ended before it was ready, and not because it was killed: another one would
+            end in the same way.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        reports: list[Report],
+        *,
+        unended: list[str],
+        hosts: list[str],
+        is_unusable: bool,
+    ) -> None:
+        self.reports, self.unended, self.hosts = reports, unended, hosts
+        self.is_unusable = is_unusable
+        super().__init__(text)
+
+
+class ForkserverClient:
+    """One forkserver process, as seen by the node that started it.
+
+    To be made and used by the thread that runs as long as the node does: the kernel ends a
+    forkserver with the thread that started it.
+
+    Args:
+        environment: What its hosts are forked from.
+        log: The file that its own output is appended to.
+        hostname: This machine's name, which trials report.
+        node_ip: This machine's address, likewise.
+        account: Whom it and its hosts run as; by default the node's own user.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        log: str,
+        hostname: str,
+        node_ip: str,
+        account: Account | None = None,
+    ) -> None:
+        self.environment = environment
+        self._hostname, self._node_ip = hostname, node_ip
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        self._waiting: deque[tuple[bytes, list[int]]] = deque()
+        self._log = log
+        self._user = None if account is None else account.uid
+        boot = Boot(
+            os.getpid(),
+            environment.preload,
+            environment.sys_path,
+            confined=account is not None,
+        )
+        first = interpreters.command(environment.python)
+        with own_files():
+            output = open(log, "ab", opener=_private)  # noqa: SIM115  closed below
+        with theirs, output:
+            self._log_began_at = output.tell()
+            try:
+                self._process = subprocess.Popen(
+                    [environment.python, *first, str(theirs.fileno()), encode_boot(boot).decode()],
+                    env=_variables(environment.variables),
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                    user=account and account.uid,
+                    group=account and account.gid,
+                    extra_groups=account and account.groups,
+                )
+            except OSError:
+                self._control.close()
+                raise
+        self._hosts = ReportedHosts(self._control, self._process.pid, self._user)
+        self._stops, self._silent_looks = StopDetector(), 0
+        #: How long it has not been ready, and may not be; seconds are counted by looks, too.
+        self._starting_s, self._ready_within_s = 0.0, READY_WITHIN_S
+        self._says_waits = False
+
+    @property
+    def pid(self) -> int:
+        """The forkserver's process."""
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has preloaded everything."""
+        return self._hosts.is_ready
+
+    def fileno(self) -> int:
+        """What to watch for reading."""
+        return self._control.fileno()
+
+    def start(
+        self, host: str, order: HostOrder, gpus: Sequence[str] = (), gate: int | None = None
+    ) -> socket.socket:
+        """Have a host forked for ``order``, which has its ``start``.
+
+        ``host`` is a name that was not used before. ``gpus`` are the devices that it may see.
+        ``gate``, which is closed here, has it wait until somebody closes the other end. Returns the
+        node's end of the host's socket.
+
+        Raises:
+            OSError: this machine is out of descriptors, or of memory; nothing was asked for.
+        """
+        spec = HostSpec(order, self._hostname, self._node_ip, tuple(gpus))
+        given = [] if gate is None else [gate]
+        try:
+            given.insert(0, _memory_file(encode(spec)))
+            ours, theirs = socket.socketpair()
+        except OSError:
+            close_all(given)
+            raise
+        ours.setblocking(False)
+        self._hosts.ask(host)
+        limits = (order.start.limits.stall_s, order.start.limits.trial_s) if order.start else ()
+        bound = max(_SHORTEST_S, min(filter(None, limits), default=READY_WITHIN_S))
+        self._ready_within_s = min(self._ready_within_s, self._starting_s + bound)
+        self._send(StartHost(host), [theirs.detach(), *given])
+        return ours
+
+    def term(self, host: str) -> None:
+        """Send SIGTERM to the host's process group; one that is gone is ignored."""
+        self._send(TermHost(host))
+
+    def kill(self, host: str) -> None:
+        """Kill the host's family; one that is gone is ignored. `FamilyGone` says when.
+
+        The host is killed here, too: a trial can stop its forkserver.
+        """
+        self._send(KillHost(host))
+        self._hosts.kill(host)
+
+    def dump(self, host: str) -> None:
+        """Have the host write the stacks of its threads to its log; one that is gone is ignored."""
+        if (process := self._hosts.process_of(host)) is not None:
+            have_stacks_written(*process, self._user)
+
+    def look(self) -> str:
+        """Kill a forkserver that is stopped or no longer answers; call every `LOOK_S` seconds.
+
+        While it preloads it answers nothing, and is killed when that takes too long.
+
+        Returns:
+            What people should know; empty where there is nothing.
+
+        Raises:
+            ForkserverLost: it was killed. This handle is of no further use.
+        """
+        is_unusable, warning = False, ""
+        if not self.is_ready:
+            self._starting_s += LOOK_S
+        if self._stops.look(self.pid):
+            problem = "it was stopped (SIGSTOP or a debugger); see that no trial does that"
+        elif self._silent_looks >= _SILENT_LOOKS:
+            problem = f"it did not answer for {_SILENT_LOOKS * LOOK_S:g} s"
+        elif not self.is_ready and self._starting_s > self._ready_within_s:
+            is_unusable = True
+            problem = f"it was not ready after {self._starting_s:g} s"
+        else:
+            if self.is_ready:
+                self._silent_looks += 1
+                self._send(Ping())
+            elif self._starting_s > _TOLD_AFTER_S and not self._says_waits:
+                self._says_waits = True
+                warning = self._why_it_waits()
+            return warning
+        self._process.kill()
+        raise self._lost([], f"was killed, because {problem}", is_unusable=is_unusable)
+
+    def read(self) -> list[Report]:
+        """The next reports of the forkserver; call again while there may be more.
+
+        Raises:
+            ForkserverLost: it has ended, or reported what cannot be. This handle is of no further
+                use.
+        """
+        reports: list[Report] = []
+        while len(reports) < _REPORTS_AT_ONCE:
+            try:
+                report = self._hosts.receive()
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                continue
+            except BadReport as problem:
+                self._process.kill()
+                how = (
+                    f"was killed, because {problem}; see that nothing it preloads writes to sockets"
+                )
+                raise self._lost(reports, how, is_unusable=True) from problem
+            if report is None:
+                raise self._lost(reports)
+            reports.append(report)
+        if reports:
+            self._silent_looks = 0
+            self._send_waiting()
+        return reports
+
+    def close(self, within_s: float = 6.0) -> None:
+        """Kill all hosts and end the forkserver; waits for it up to ``within_s`` seconds."""
+        self._forget()
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _send(self, command: Command, fds: Iterable[int] = ()) -> None:
+        if self._control.fileno() < 0:  # it is lost, and its hosts with it
+            close_all(fds)
+            return
+        self._waiting.append((encode(command), list(fds)))
+        if len(self._waiting) == 1:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while self._waiting:
+            packet, fds = self._waiting[0]
+            try:
+                socket.send_fds(self._control, [packet], fds)
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                return  # `read` will find out
+            self._waiting.popleft()
+            close_all(fds)
+
+    def _lost(
+        self, reports: list[Report], how: str = "", *, is_unusable: bool = False
+    ) -> ForkserverLost:
+        """What to raise, after the last host is dead; ``how`` it ended, if that is known."""
+        hosts = self._hosts
+        hosts.kill_all(_DEATH_S)
+        unended, names = hosts.unended(), hosts.names()
+        try:
+            code = self._process.wait(_DEATH_S)
+            end = f"ended with {code}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+            end = f"closed its socket and ended with {code}"
+        if how:
+            end = how
+        elif code == -signal.SIGKILL:
+            end = "was killed by SIGKILL; often that means that memory ran out on this node"
+        is_unusable = not hosts.is_ready and (is_unusable or code != -signal.SIGKILL)
+        text = f"the forkserver {self.pid} {end}{self._while_preloading()}; see {self._log}."
+        if not hosts.has_reported and self.environment.python != sys.executable:
+            text = interpreters.why_not(self.environment.python, self._log, self._log_began_at)
+        self._forget()
+        return ForkserverLost(text, reports, unended=unended, hosts=names, is_unusable=is_unusable)
+
+    def _why_it_waits(self) -> str:
+        doing = f"the import of {module}" if (module := self._hosts.preloading) else "the start"
+        left = self._ready_within_s - self._starting_s
+        return (
+            f"trials wait for {doing} in the process that they are forked from (preload), which has"
+            f" taken more than {_TOLD_AFTER_S:g} s; it is killed {left:.0f} s from now."
+        )
+
+    def _while_preloading(self) -> str:
+        module = self._hosts.preloading
+        return "" if module is None else f" while it preloaded {module}"
+
+    def _forget(self) -> None:
+        self._hosts.forget()
+        close_all(fd for _, fds in self._waiting for fd in fds)
+        self._waiting.clear()
+        self._control.close()
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a log that is the node's alone."""
+    return os.open(path, flags, 0o600)
+
+
+def _variables(given: Mapping[str, str]) -> dict[str, str]:
+    """The forkserver's own environment; its hosts get ``given``."""
+    variables = {
+        n: v for n, v in given.items() if not n.startswith("TUNEMQ_")
+    } | thread_limits.SINGLE
+    if failpoints.VARIABLE in os.environ:  # whoever started the node wants hosts to fail
+        variables[failpoints.VARIABLE] = os.environ[failpoints.VARIABLE]
+    path = [*_our_roots(), *filter(None, [given.get("PYTHONPATH")])]
+    if path:
+        variables["PYTHONPATH"] = os.pathsep.join(path)
+    return variables
+
+
+def _our_roots() -> list[str]:
+    """Where the interpreter of an environment finds TuneMQ when it is not installed there."""
+    # Scripts that define a Tuner import the scheduler's package, too.
+    names = ("tunemq", "tunemq_shared", "tunemq_workers", "tunemq_scheduler")
+    specs = [find_spec(name) for name in names]
+    files = [spec.origin for spec in specs if spec is not None and spec.origin is not None]
+    roots = dict.fromkeys(str(Path(file).parent.parent) for file in files)
+    # One where packages are installed would bring all of them along, for another interpreter.
+    return [root for root in roots if Path(root).name not in {"site-packages", "dist-packages"}]
+
+
+def _memory_file(content: bytes) -> int:
+    """A descriptor to read ``content`` from."""
+    file = os.memfd_create("tunemq-host")
+    with open(file, "wb", buffering=0, closefd=False) as writer:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[writer.write(rest) :]
+    os.lseek(file, 0, os.SEEK_SET)
+    return file

@@ -1,0 +1,1 @@
+"""GPUs of a node: found, locked, watched, and given to trials only when free."""

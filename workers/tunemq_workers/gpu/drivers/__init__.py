@@ -1,0 +1,50 @@
+"""What the driver of this machine's GPUs says, by NVML (``nvidia-ml-py``, the extra ``gpu``).
+
+Nothing here touches CUDA: a process that has opened a device could not fork hosts any more, and
+would hold some of its memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Final
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_workers.gpu.drivers.driver import Driver, Holder, PhysicalGpu, Xid, devices
+from tunemq_workers.gpu.drivers.nvml import Nvml
+
+__all__ = [
+    "Driver",
+    "Holder",
+    "Nvml",
+    "PhysicalGpu",
+    "Xid",
+    "devices",
+    "open_driver",
+]
+
+#: Made by NVIDIA's driver when it is loaded.
+_DRIVER: Final = "/dev/nvidiactl"
+
+_log = logging.getLogger(__name__)
+
+
+def open_driver() -> Driver | None:
+    """The driver; None where there is none that works.
+
+    Raises:
+        ConfigError: there is one, and what it is asked with is not installed.
+    """
+    try:
+        return Nvml()
+    except ImportError as problem:
+        if os.path.exists(_DRIVER):
+            raise ConfigError(
+                "this machine has NVIDIA's driver, and nvidia-ml-py, by which it is asked, is not"
+                " installed: pip install nvidia-ml-py; or offer no GPUs: --gpus 0."
+            ) from problem
+        _log.info("gpus.not_asked problem=%r", str(problem))
+    except OSError as problem:
+        _log.info("gpus.not_asked problem=%r", str(problem))
+    return None

@@ -1,0 +1,308 @@
+"""The driver by NVIDIA's management library."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.protocol.messages import Gpu
+from tunemq_workers.gpu.drivers.driver import Holder, PhysicalGpu, Xid
+
+_EACH_KIND_OF_PROCESS: Final = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
+#: In the place of a GPU instance's number.
+_ALL_INSTANCES: Final = 0xFFFFFFFF
+#: Of a lost GPU the driver may have news without end; the next call hears the rest.
+_MOST_XIDS: Final = 64
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """What can be used; ``card`` is the GPU's handle, ``instance`` a MIG device's number there."""
+
+    gpu: Gpu
+    handle: Any
+    card: Any
+    share: float = 1.0
+    instance: int | None = None
+
+
+@dataclass(slots=True)
+class _Card:
+    physical: PhysicalGpu
+    handle: Any
+    devices: list[_Device]
+
+
+@dataclass(slots=True)
+class _Energy:
+    """Adds up the power of a GPU that does not count its energy."""
+
+    at: float
+    watts: float
+    joules: float = field(default=0.0)
+
+    def add(self, watts: float) -> float:
+        now = time.monotonic()
+        self.joules += (watts + self.watts) / 2 * (now - self.at)
+        self.at, self.watts = now, watts
+        return self.joules
+
+
+class Nvml:
+    """By NVIDIA's management library, in this process.
+
+    Raises:
+        ImportError: its bindings (``nvidia-ml-py``) are not installed.
+        OSError: the library is not there, or finds no driver.
+    """
+
+    period_s = 2.0
+
+    def __init__(self) -> None:
+        self._nvml: Any = importlib.import_module("pynvml")
+        # Where the driver is older than the bindings some of their functions raise an error that
+        # is no NVMLError. Older bindings lack some, and some decode names that are no UTF-8.
+        mismatch = getattr(self._nvml, "NVMLLibraryMismatchError", self._nvml.NVMLError)
+        self._errors: tuple[type[Exception], ...] = (
+            self._nvml.NVMLError,
+            mismatch,
+            AttributeError,
+            ValueError,
+        )
+        self._call("nvmlInit")
+        self._cards = list(self._look())
+        self._devices = {device.gpu.uuid: device for card in self._cards for device in card.devices}
+        self._energies: dict[str, _Energy] = {}
+        self._events: Any = None
+
+    def physical(self) -> list[PhysicalGpu]:
+        """See `Driver`: those that there were when this was made."""
+        return [card.physical for card in self._cards]
+
+    def vitals(self) -> list[GpuVitals]:
+        """See `Driver`."""
+        self._call("nvmlDeviceGetCount")  # one lost device is not the driver's silence
+        found = []
+        for uuid, device in self._devices.items():
+            used, busy = self.memory_used(uuid), self._busy(device)
+            if used is not None or busy is not None:
+                found.append(GpuVitals(uuid, busy, used))
+        return found
+
+    def memory_used(self, uuid: str) -> float | None:
+        """See `Driver`."""
+        device = self._devices.get(uuid)
+        if device is None:
+            return None
+        info = None
+        if (version := getattr(self._nvml, "nvmlMemory_v2", None)) is not None:
+            info = self._ask("nvmlDeviceGetMemoryInfo", device.handle, version)
+        if info is None:  # the driver is older; what it reserves counts as used
+            info = self._ask("nvmlDeviceGetMemoryInfo", device.handle)
+        return None if info is None else float(info.used)
+
+    def holders(self, uuid: str) -> list[Holder]:
+        """See `Driver`."""
+        device = self._devices.get(uuid)
+        if device is None:
+            return []
+        memory: dict[int, float | None] = {}
+        for function in _EACH_KIND_OF_PROCESS:
+            for one in self._ask(function, device.handle) or ():
+                known = memory.get(one.pid)
+                used = None if one.usedGpuMemory is None else float(one.usedGpuMemory)
+                # One that computes and draws is listed twice, with all that it has.
+                memory[one.pid] = used if known is None else max(known, used or 0.0)
+        return [Holder(pid, used, self._name(pid)) for pid, used in memory.items()]
+
+    def energy(self, uuid: str) -> float | None:
+        """See `Driver`."""
+        device = self._devices.get(uuid)
+        if device is None:
+            return None
+        counted = self._ask("nvmlDeviceGetTotalEnergyConsumption", device.card)
+        joules = self._summed(uuid, device) if counted is None else counted / 1000
+        return None if joules is None else joules * device.share
+
+    def health(self) -> dict[str, str]:
+        """See `Driver`."""
+        found: dict[str, str] = {}
+        for card in self._cards:
+            trouble = self._trouble(card.handle)
+            for device in card.devices:
+                is_part = device.instance is not None
+                reason = trouble or (self._has_left(device) if is_part else None)
+                if reason:
+                    found[device.gpu.uuid] = reason
+        return found
+
+    def xids(self, timeout_s: float) -> list[Xid]:
+        """See `Driver`."""
+        if self._events is None:
+            self._events = self._subscribed()
+        if self._events is None:
+            time.sleep(timeout_s)
+            return []
+        found: list[Xid] = []
+        wait_ms = int(timeout_s * 1000)
+        for _ in range(_MOST_XIDS):
+            try:
+                event = self._nvml.nvmlEventSetWait_v2(self._events, wait_ms)
+            except self._errors as problem:
+                if wait_ms and getattr(problem, "value", 0) != self._nvml.NVML_ERROR_TIMEOUT:
+                    time.sleep(timeout_s)  # it has not waited, and who asks again would spin
+                break
+            found += self._concerned(event)
+            wait_ms = 0
+        return found
+
+    # --- what there is ----------------------------------------------------------------------------
+
+    def _look(self) -> Iterator[_Card]:
+        for index in range(self._call("nvmlDeviceGetCount")):
+            try:
+                handle = self._call("nvmlDeviceGetHandleByIndex", index)
+                gpu = self._gpu(handle)
+            except OSError as problem:
+                _log.warning("gpu.left_out index=%d problem=%r", index, str(problem))
+                continue
+            mode = self._ask("nvmlDeviceGetMigMode", handle)
+            if mode is None or mode[0] != self._nvml.NVML_DEVICE_MIG_ENABLE:
+                yield _Card(PhysicalGpu(gpu), handle, [_Device(gpu, handle, handle)])
+                continue
+            parts = list(self._parts(handle, gpu))
+            yield _Card(PhysicalGpu(gpu, tuple(part.gpu for part in parts)), handle, parts)
+
+    def _parts(self, card: Any, whole: Gpu) -> Iterator[_Device]:
+        for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", card) or 0):
+            handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", card, index)
+            if handle is None:  # nothing was made there
+                continue
+            try:
+                gpu = self._gpu(handle)
+            except OSError as problem:
+                _log.warning("gpu.part_left_out of=%s problem=%r", whole.uuid, str(problem))
+                continue
+            instance = self._ask("nvmlDeviceGetGpuInstanceId", handle)
+            share = gpu.memory / whole.memory if whole.memory else 0.0
+            number = _ALL_INSTANCES if instance is None else instance
+            yield _Device(gpu, handle, card, share, number)
+
+    def _gpu(self, handle: Any) -> Gpu:
+        return Gpu(
+            _text(self._call("nvmlDeviceGetUUID", handle)),
+            _text(self._call("nvmlDeviceGetName", handle)),
+            float(self._call("nvmlDeviceGetMemoryInfo", handle).total),
+        )
+
+    # --- how they are -----------------------------------------------------------------------------
+
+    def _busy(self, device: _Device) -> float | None:
+        rates = self._ask("nvmlDeviceGetUtilizationRates", device.handle)
+        if rates is None and device.instance is not None:
+            rates = self._ask("nvmlDeviceGetUtilizationRates", device.card)
+        return None if rates is None else rates.gpu / 100
+
+    def _summed(self, uuid: str, device: _Device) -> float | None:
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage", device.card)
+        if milliwatts is None:
+            return None
+        watts = milliwatts / 1000
+        known = self._energies.setdefault(uuid, _Energy(time.monotonic(), watts))
+        return known.add(watts)
+
+    def _trouble(self, handle: Any) -> str | None:
+        nvml = self._nvml
+        code = self._error("nvmlDeviceGetMemoryInfo", handle)
+        if code == nvml.NVML_ERROR_GPU_IS_LOST:
+            return "the driver has lost it; it may have fallen off the bus"
+        if code == nvml.NVML_ERROR_RESET_REQUIRED:
+            return "it needs a reset"
+        kinds = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        if self._ask("nvmlDeviceGetTotalEccErrors", handle, *kinds):
+            return "uncorrected memory errors (ECC) since its last reset"
+        rows = self._ask("nvmlDeviceGetRemappedRows", handle)
+        # Rows that only wait to be remapped are out of use by then.
+        if rows is not None and rows[3]:
+            return "a faulty memory row could not be remapped"
+        return None
+
+    def _has_left(self, part: _Device) -> str | None:
+        gone = {self._nvml.NVML_ERROR_NOT_FOUND, self._nvml.NVML_ERROR_INVALID_ARGUMENT}
+        code = self._error("nvmlDeviceGetMemoryInfo", part.handle)
+        return "this MIG device is not there any more" if code in gone else None
+
+    def _name(self, pid: int) -> str:
+        try:
+            with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                return file.read().strip()
+        except OSError:  # another user's, or of outside of this container
+            said = self._ask("nvmlSystemGetProcessName", pid)
+            return "" if said is None else _text(said).rpartition("/")[2]
+
+    # --- news -------------------------------------------------------------------------------------
+
+    def _subscribed(self) -> Any:
+        events = self._ask("nvmlEventSetCreate")
+        if events is None:
+            return None
+        kind = self._nvml.nvmlEventTypeXidCriticalError
+        for card in self._cards:
+            code = self._error("nvmlDeviceRegisterEvents", card.handle, kind, events)
+            if code is not None:
+                uuid = card.physical.gpu.uuid
+                _log.info("gpu.no_xids uuid=%s code=%s", uuid, code)
+        return events
+
+    def _concerned(self, event: Any) -> Iterator[Xid]:
+        """An event's XID, of each device that it is about."""
+        number = int(event.eventData)
+        said = self._ask("nvmlDeviceGetUUID", event.device)
+        uuid = "" if said is None else _text(said)
+        card = next((card for card in self._cards if card.physical.gpu.uuid == uuid), None)
+        if card is None:  # one that is lost may not say its name; its health tells the rest
+            _log.warning("gpu.xid_of_unknown uuid=%r number=%d", uuid, number)
+            return
+        for device in card.devices:
+            is_all = _ALL_INSTANCES in {event.gpuInstanceId, device.instance}
+            if is_all or device.instance in {None, event.gpuInstanceId}:
+                yield Xid(device.gpu.uuid, number)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._nvml, function)(*arguments)
+        except self._errors as error:
+            raise OSError(f"NVML: {function}: {error}") from error
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """What the driver answers; None where it does not know, or the device does not say."""
+        try:
+            return getattr(self._nvml, function)(*arguments)
+        except self._errors:
+            return None
+
+    def _error(self, function: str, *arguments: Any) -> int | None:
+        """Which error a call gives; None where it gives none."""
+        try:
+            getattr(self._nvml, function)(*arguments)
+        except self._errors as error:
+            return int(getattr(error, "value", self._nvml.NVML_ERROR_UNKNOWN))
+        return None
+
+
+def _text(said: str | bytes) -> str:
+    """Older bindings answer in bytes."""
+    return said.decode(errors="replace") if isinstance(said, bytes) else said

@@ -1,0 +1,117 @@
+"""Trials whose host waits on this node because a GPU that they were given is not clear.
+
+The scheduler gives a slot out again as soon as a host has gone, and need not know how long a device
+takes. Where a device is withheld a trial is given back: to be placed elsewhere, which is no failure
+of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tunemq_shared.protocol.messages import HostStart
+from tunemq_workers.broker.trial_notices import HostNews
+from tunemq_workers.gpu.gpu_availability import GpuKeeper
+from tunemq_workers.runtime.checkpoint_interfaces import Timers
+from tunemq_workers.runtime.reactor import Timer
+from tunemq_workers.runtime.trial_process_interfaces import Host, Key
+
+#: A wait that takes longer is told of.
+_PATIENCE_S: Final = 1.0
+#: The scheduler hears within this time that a device is withheld, and does not choose it again.
+GIVE_BACK_AFTER_S: Final = 2.0
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    start: HostStart
+    telling: Timer
+    giving_back: Timer | None = None
+    is_told: bool = False
+
+
+class DeviceGate:
+    """Holds starts back. Owned by the node's loop.
+
+    Args:
+        keeper: knows the devices; without one nothing is held back.
+        timers: for what takes too long.
+        news: tells why a trial waits, and that it is given back.
+        given_back: takes a trial that is not to be started here any more.
+    """
+
+    def __init__(
+        self,
+        keeper: GpuKeeper | None,
+        timers: Timers,
+        news: HostNews,
+        given_back: Callable[[Key], object],
+    ) -> None:
+        self._keeper, self._timers, self._news = keeper, timers, news
+        self._given_back = given_back
+        self._waiting: dict[Key, _Waiting] = {}
+
+    def is_withheld(self, start: HostStart) -> bool:
+        """Whether a device of it is, so that no host is to go on with it either."""
+        obstacle = self._keeper.obstacle(start.devices) if self._keeper else None
+        return obstacle is not None and obstacle.is_withheld
+
+    def is_shut(self, key: Key, start: HostStart) -> bool:
+        """Whether no host may be forked for a trial now; whoever waits is to ask again."""
+        if self._keeper is not None:
+            self._keeper.claim(start.devices)
+        obstacle = self._keeper.obstacle(start.devices) if self._keeper else None
+        waiting = self._waiting.get(key)
+        if obstacle is None:
+            if waiting is not None:
+                self._leave(key)
+            return False
+        if waiting is None:
+            telling = self._timers.after(_PATIENCE_S, partial(self._say_why, key))
+            waiting = self._waiting[key] = _Waiting(start, telling)
+        if obstacle.is_withheld and waiting.giving_back is None:
+            give_back = partial(self._give_back, key)
+            waiting.giving_back = self._timers.after(GIVE_BACK_AFTER_S, give_back)
+        return True
+
+    def forget_all_but(self, keys: Collection[Key]) -> None:
+        """Of all others nobody waits any more."""
+        for key in [key for key in self._waiting if key not in keys]:
+            self._leave(key, is_over=True)
+
+    def took(self, host: Host) -> None:
+        """A host is forked."""
+        if self._keeper is not None:
+            self._keeper.took(host)
+
+    def gone(self, name: str) -> None:
+        """Nothing is left of a host."""
+        if self._keeper is not None:
+            self._keeper.gone(name)
+
+    def _say_why(self, key: Key) -> None:
+        waiting = self._waiting[key]
+        obstacle = self._keeper.obstacle(waiting.start.devices) if self._keeper else None
+        if obstacle is not None:
+            waiting.is_told = True
+            self._news.waits(key, waiting.start.events_key, "device", obstacle.reason)
+
+    def _give_back(self, key: Key) -> None:
+        waiting = self._waiting[key]
+        waiting.giving_back = None
+        obstacle = self._keeper.obstacle(waiting.start.devices) if self._keeper else None
+        if obstacle is not None and obstacle.is_withheld:
+            self._leave(key, is_over=True)
+            self._news.given_back(key, waiting.start.events_key, obstacle.reason)
+            self._given_back(key)
+
+    def _leave(self, key: Key, *, is_over: bool = False) -> None:
+        waiting = self._waiting.pop(key)
+        waiting.telling.cancel()
+        if waiting.giving_back is not None:
+            waiting.giving_back.cancel()
+        if waiting.is_told and not is_over:
+            self._news.waits(key, waiting.start.events_key, "", "")

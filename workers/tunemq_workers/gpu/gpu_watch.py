@@ -1,0 +1,103 @@
+"""Asks the driver about the GPUs of a node again and again, in a thread of its own.
+
+A driver may make who asks wait for ever. Nobody else asks it while hosts run.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from tunemq_shared.health.node_metrics import GpuVitals
+from tunemq_shared.protocol.messages import Gpu
+from tunemq_workers.gpu.drivers import Driver
+from tunemq_workers.gpu.gpu_snapshot import Look, look_at
+
+_log = logging.getLogger(__name__)
+
+
+class GpuWatch:
+    """Looks every ``driver.period_s``, and sooner where somebody cannot wait.
+
+    Args:
+        driver: is asked.
+        gpus: those that the node offers.
+        post: has the node's loop call something.
+    """
+
+    def __init__(
+        self, driver: Driver, gpus: Iterable[Gpu], post: Callable[[Callable[[], None]], None]
+    ) -> None:
+        #: Takes what was seen; called by the loop.
+        self.on_look: Callable[[Look], object] = _nobody_looks
+        #: What the devices do, as the driver said last.
+        self.vitals: tuple[GpuVitals, ...] = ()
+        self._driver, self._post = driver, post
+        self._uuids = frozenset(gpu.uuid for gpu in gpus)
+        self._changed = threading.Condition()
+        self._due = 0.0
+        self._has_ended = False
+        self._was_known = self._was_seen = True
+        self._thread = threading.Thread(target=self._run, name="gpu watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify()
+
+    def look_in(self, delay_s: float) -> None:
+        """Look in so many seconds, if that is not too late already."""
+        with self._changed:
+            self._due = min(self._due, time.monotonic() + delay_s)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        vitals_due = 0.0
+        while not self._has_ended:
+            with self._changed:
+                now = time.monotonic()
+                if self._due > now:
+                    self._changed.wait(self._due - now)
+                    continue
+                self._due = now + self._driver.period_s
+            self._take_look(now)
+            if now >= vitals_due:
+                vitals_due = now + self._driver.period_s
+                self._take_vitals()
+
+    def _take_look(self, now: float) -> None:
+        try:
+            look = look_at(self._driver, self._uuids, now)
+        except Exception as problem:  # noqa: BLE001 - this log has it; a look that failed is no look
+            if self._was_seen:
+                _log.warning("gpus.not_seen problem=%r", repr(problem), exc_info=True)
+            self._was_seen = False
+        else:
+            self._was_seen = True
+            self._post(partial(self._say, look))
+
+    def _say(self, look: Look) -> None:
+        self.on_look(look)
+
+    def _take_vitals(self) -> None:
+        try:
+            found = self._driver.vitals()
+        except Exception as problem:  # noqa: BLE001 - this log has it; nothing is known then
+            if self._was_known:
+                _log.warning("gpus.not_heard problem=%r", str(problem) or repr(problem))
+            self._was_known, self.vitals = False, ()
+        else:
+            self._was_known = True
+            self.vitals = tuple(one for one in found if one.uuid in self._uuids)
+
+
+def _nobody_looks(_look: Look) -> None:
+    """Until the keeper does."""

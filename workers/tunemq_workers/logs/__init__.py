@@ -1,0 +1,1 @@
+"""What trials print: files with a limit, and patterns that are looked for."""

@@ -1,0 +1,136 @@
+"""The process that reads what trials print, for log policies: started by its node when one has any.
+
+    python -P -m tunemq_workers.logs.log_scanner --fd FD --node-pid PID [--trial-user USER]
+
+Why here? In the trial's own process nobody reads what its children print, and nobody is left when
+it has died, which is when it matters. In a thread of the node a pattern could hold the
+interpreter's lock for hours (`tunemq_workers.logs.log_matching`). This process may hang or die
+without harm: the node kills it, starts another, and tells it again what to read, and from where.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tunemq_shared.trial.memory_errors import says_cuda_memory
+from tunemq_workers.logs.log_lines import LogFile, end_of
+from tunemq_workers.logs.log_matching import PatternLeftOut, Patterns
+from tunemq_workers.logs.log_messages import (
+    ANSWER,
+    Answer,
+    Finish,
+    Finished,
+    Follow,
+    LeftOut,
+    Matched,
+    Order,
+    Output,
+    decode_order,
+    encode,
+)
+from tunemq_workers.logs.output_files import STDERR, STDOUT
+from tunemq_workers.processes.child_start import begin, receive
+from tunemq_workers.runtime.frames import FrameDecoder, frame
+
+#: Between two looks at what was printed; the last one is when the trial has failed.
+PERIOD_S: Final = 1.0
+#: So much of the end of each file may say that a GPU's memory ran out. torchrun prints dozens of
+#: lines behind what its rank has said; what a trial has lived through is farther away.
+_END_BYTES: Final = 16 * 2**10
+
+
+class _Followed:
+    """What one incarnation prints, and the patterns that were not found in it yet."""
+
+    def __init__(self, output: Output) -> None:
+        names = zip((STDOUT, STDERR), output.printed, strict=True)
+        self._files = [LogFile(os.path.join(output.folder, name), at) for name, at in names]
+        self.patterns = list(output.patterns)
+
+    def news(self, *, is_last: bool) -> list[str]:
+        return [line for file in self._files for line in file.lines(is_last=is_last)]
+
+
+class Scanner:
+    """Does what the node orders; to be used in the main thread.
+
+    Args:
+        answer: takes answers.
+    """
+
+    def __init__(self, answer: Callable[[Answer], None]) -> None:
+        self._answer = answer
+        self._patterns = Patterns()
+        self._followed: dict[int, _Followed] = {}
+
+    def obey(self, order: Order) -> None:
+        """Do one thing."""
+        match order:
+            case Follow(id_, output):
+                self._followed[id_] = _Followed(output)
+            case Finish(id_, output, asks_memory):
+                followed = self._followed.pop(id_) if id_ in self._followed else _Followed(output)
+                self._look_at(id_, followed, is_last=True)
+                self._answer(Finished(id_, asks_memory and _is_cuda_memory(output)))
+            case _:
+                self._followed.pop(order.id, None)
+
+    def look(self) -> None:
+        """See what was printed since the last time."""
+        for id_, followed in self._followed.items():
+            self._look_at(id_, followed)
+
+    def _look_at(self, id_: int, followed: _Followed, *, is_last: bool = False) -> None:
+        if not followed.patterns:
+            return
+        lines = followed.news(is_last=is_last)
+        for pattern in list(followed.patterns):
+            try:
+                line = self._patterns.search(pattern, lines)
+            except PatternLeftOut as left_out:
+                self._answer(LeftOut(id_, pattern, str(left_out)))
+            else:
+                if line is None:
+                    continue
+                self._answer(Matched(id_, pattern, line))
+            followed.patterns.remove(pattern)
+
+
+def _is_cuda_memory(output: Output) -> bool:
+    names = zip((STDOUT, STDERR), output.printed, strict=True)
+    return any(
+        says_cuda_memory(
+            end_of(os.path.join(output.folder, name), at, _END_BYTES).decode(errors="replace")
+        )
+        for name, at in names
+    )
+
+
+def main() -> None:
+    """Do what the node orders until it closes the socket named on the command line."""
+    _serve(begin("tunemq_workers.logs.log_scanner", "tunemq-logs"))
+
+
+def _serve(node: socket.socket) -> None:
+    scanner = Scanner(lambda answer: node.sendall(frame(ANSWER, encode(answer))))
+    decoder = FrameDecoder()
+    due = time.monotonic() + PERIOD_S
+    while True:
+        if select.select([node], [], [], max(0.0, due - time.monotonic()))[0]:
+            data = receive(node)
+            if not data:
+                return
+            for _, payload in decoder.feed(data):
+                scanner.obey(decode_order(payload))
+        if time.monotonic() >= due:
+            scanner.look()
+            due = time.monotonic() + PERIOD_S
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""What trials print, where it decides what follows from their failures.
+
+Two things are looked for: the patterns of log policies, in all that a trial prints, and words that
+say that a GPU's memory ran out, in the last of it, where a trial that has a GPU dies without having
+said so. A process does it (`tunemq_workers.logs.log_scanner`), so that no pattern holds up the
+node. And because what a trial printed last matters most, the news of its failure, and all behind
+it, are held back until that was read: a LogMatched comes before the TrialFailed or HostDied that it
+is about.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeAlias
+
+import msgspec
+
+from tunemq_shared.protocol.messages import (
+    HostDied,
+    HostFreed,
+    HostStart,
+    LogMatched,
+    TrialFailed,
+    TrialFinished,
+    TrialPaused,
+    TrialStarted,
+    decode_node_event,
+    encode,
+)
+from tunemq_shared.trainable.resource_names import GPU, GPU_MEMORY
+from tunemq_shared.trial.memory_errors import CUDA_MEMORY, is_of_a_child
+from tunemq_workers.logs.log_messages import (
+    Answer,
+    Finish,
+    Finished,
+    Follow,
+    Leave,
+    LeftOut,
+    Matched,
+    Output,
+    decode_answer,
+)
+from tunemq_workers.logs.log_messages import encode as encode_order
+from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.processes.child_supervisor import ChildKeeper
+from tunemq_workers.runtime.checkpoint_interfaces import Emit
+from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.trial_process_interfaces import Key
+
+#: How long a failure waits for what its trial printed to be read. It takes milliseconds; this is
+#: for a file system that hangs, and for a machine that does next to nothing.
+PATIENCE_S: Final = 20.0
+#: A process that has had nothing to read for so long is let go.
+_IDLE_S: Final = 60.0
+
+_Ended: TypeAlias = TrialFailed | HostDied | TrialFinished | TrialPaused | HostFreed
+#: The tags of what says that an incarnation begins, has failed, or is over.
+BEGINS: Final = b"started"
+FAILS: Final = frozenset({b"failed", b"died"})
+_IS_OVER: Final = frozenset({b"finished", b"paused", b"freed"})
+#: The first byte of a msgpack array whose length stands in the two that follow.
+_ARRAY_16: Final = b"\xdc"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """An incarnation whose output may matter."""
+
+    id: int
+    events_key: str
+    key: Key
+    output: Output
+    has_gpu: bool
+    told: set[str] = field(default_factory=set)
+    #: Its failure, and what was said behind it, until its output was read.
+    held: list[bytes] = field(default_factory=list)
+    asks_memory: bool = False
+    timer: Timer | None = None
+
+
+class LogWatch:
+    """Passes on what is said of hosts, and adds what their trials' output says. Never blocks.
+
+    Args:
+        reactor: calls back.
+        start: starts a process that reads.
+        children: the pids of the node's own children; the process's is kept there.
+        emit: takes (events stream, encoded event).
+        warn: takes (events stream, text for people).
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        *,
+        start: Callable[[], ChildProcess],
+        children: set[int],
+        emit: Emit,
+        warn: Callable[[str, str], object],
+    ) -> None:
+        #: Says which trials have hosts.
+        self.hosted: Callable[[], Iterable[tuple[Key, HostStart]]] = tuple
+        self._reactor, self._emit, self._warn = reactor, emit, warn
+        self._ids = itertools.count(1)
+        self._followed: dict[int, _Followed] = {}
+        self._by_key: dict[tuple[str, Key], _Followed] = {}
+        self._warned: set[tuple[str, str]] = set()
+        self._idle: Timer | None = None
+        self._is_ending = False
+        self._child = ChildKeeper(
+            reactor,
+            "log scanner",
+            start,
+            children,
+            on_up=self._tell_all,
+            on_answer=self._answered,
+            on_end=self._child_ended,
+        )
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether something is still to be said of hosts that are gone."""
+        return any(one.held for one in self._followed.values())
+
+    def hold_no_more(self) -> None:
+        """Say what is held back, and hold back nothing from now on: the node is about to end.
+
+        Who died of what is still told; what was printed last is not.
+        """
+        self._is_ending = True
+        for followed in [one for one in self._followed.values() if one.held]:
+            self._release(followed, is_cuda_memory=False)
+
+    def close(self) -> None:
+        """End the process; what is held back is not said any more."""
+        self._child.close()
+
+    def emit(self, events_key: str, event: bytes) -> None:
+        """Take what a host, or the node about one, has said, in its order."""
+        tag = tag_of(event)
+        if tag == BEGINS:
+            self._emit(events_key, event)
+            self._begin(events_key, event)
+        elif self._followed and (tag in FAILS or tag in _IS_OVER):
+            self._end(events_key, event)
+        else:
+            self._emit(events_key, event)
+
+    # --- incarnations -----------------------------------------------------------------------------
+
+    def _begin(self, events_key: str, event: bytes) -> None:
+        started: TrialStarted = decode_node_event(event)
+        key = (started.trial, started.epoch)
+        starts = (start for one, start in self.hosted() if one == key)
+        start = next((one for one in starts if one.events_key == events_key), None)
+        if start is None or (events_key, key) in self._by_key:
+            return
+        has_gpu = bool(start.devices) or any(start.resources.get(one) for one in (GPU, GPU_MEMORY))
+        if not (start.log_patterns or has_gpu):
+            return
+        output = Output(start.folder, started.printed, start.log_patterns)
+        followed = _Followed(next(self._ids), events_key, key, output, has_gpu)
+        self._followed[followed.id] = self._by_key[events_key, key] = followed
+        if output.patterns:
+            self._order(followed)
+
+    def _end(self, events_key: str, event: bytes) -> None:
+        ended = decode_node_event(event)
+        followed = None
+        if isinstance(ended, _Ended):
+            followed = self._by_key.get((events_key, (ended.trial, ended.epoch)))
+        if followed is None:
+            self._emit(events_key, event)
+            return
+        if followed.held:
+            followed.held.append(event)
+            return
+        if self._is_ending:
+            self._forget(followed)
+        elif isinstance(ended, TrialFailed | HostDied):
+            followed.asks_memory = followed.has_gpu and _may_be_memory(ended)
+            if followed.asks_memory or followed.output.patterns:
+                self._hold(followed, event)
+                return
+        else:
+            self._forget(followed)
+        self._emit(events_key, event)
+
+    def _hold(self, followed: _Followed, event: bytes) -> None:
+        followed.held.append(event)
+        followed.timer = self._reactor.after(PATIENCE_S, partial(self._is_late, followed))
+        self._order(followed)
+
+    def _release(self, followed: _Followed, *, is_cuda_memory: bool) -> None:
+        """Say what was held back."""
+        if followed.timer is not None:
+            followed.timer.cancel()
+        held, followed.held = followed.held, []
+        if is_cuda_memory:
+            held[0] = _as_cuda_memory(held[0])
+        for event in held:
+            self._emit(followed.events_key, event)
+        self._forget(followed)
+
+    def _is_late(self, followed: _Followed) -> None:
+        folder = followed.output.folder
+        _log.error("log_scanner.late folder=%s patience=%s", folder, PATIENCE_S)
+        self._warn(
+            followed.events_key,
+            f"What was printed in {folder} could not be read within {PATIENCE_S:g} s; no log policy"
+            " was applied to it.",
+        )
+        self._release(followed, is_cuda_memory=False)
+        self._child.end("it did not answer")
+
+    def _forget(self, followed: _Followed) -> None:
+        del self._followed[followed.id], self._by_key[followed.events_key, followed.key]
+        if self._child.is_up:
+            self._child.send(encode_order(Leave(followed.id)))
+        if not self._followed:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = self._reactor.after(_IDLE_S, self._rest)
+
+    def _rest(self) -> None:
+        if not self._followed:
+            self._warned.clear()
+            self._child.end("it had nothing to do")
+
+    # --- the process ------------------------------------------------------------------------------
+
+    def _order(self, followed: _Followed) -> None:
+        """Have it read; if there is none, it will be told when it is there."""
+        if not self._child.is_up:
+            self._child.start_if_none()
+        elif followed.held:
+            finish = Finish(followed.id, followed.output, followed.asks_memory)
+            self._child.send(encode_order(finish))
+        elif followed.output.patterns:
+            self._child.send(encode_order(Follow(followed.id, followed.output)))
+
+    def _tell_all(self) -> None:
+        for followed in list(self._followed.values()):
+            self._order(followed)
+
+    def _child_ended(self, why: str) -> None:
+        if any(one.held or one.output.patterns for one in self._followed.values()):
+            _log.warning("log_scanner.again why=%r", why)
+            self._child.start_if_none()
+
+    def _answered(self, answer: bytes) -> None:
+        said: Answer = decode_answer(answer)
+        followed = self._followed.get(said.id)
+        if followed is None:
+            return
+        match said:
+            case Matched(_, pattern, line):
+                if pattern not in followed.told:  # a process before this one may have found it
+                    followed.told.add(pattern)
+                    matched = LogMatched(*followed.key, pattern, line, time.time())
+                    self._emit(followed.events_key, encode(matched))
+            case LeftOut(_, pattern, reason):
+                if (followed.events_key, pattern) not in self._warned:
+                    self._warned.add((followed.events_key, pattern))
+                    text = f"The log policy {pattern!r} is not applied on this node: {reason}."
+                    self._warn(followed.events_key, text)
+            case Finished(_, is_cuda_memory):
+                self._release(followed, is_cuda_memory=is_cuda_memory)
+
+
+def tag_of(event: bytes) -> bytes:
+    """The tag of an encoded event, whose other fields are not looked at: most are results."""
+    at = 3 if event.startswith(_ARRAY_16) else 1
+    head = event[at : at + 1]  # a short text, and how long it is
+    return event[at + 1 : at + 1 + (head[0] & 0x1F)] if head else b""
+
+
+def _may_be_memory(failure: TrialFailed | HostDied) -> bool:
+    """Whether a GPU's memory may be what it died of, as far as itself it does not say."""
+    if isinstance(failure, HostDied):
+        return not failure.cause
+    return failure.kind == "user" and is_of_a_child(failure.error)
+
+
+def _as_cuda_memory(event: bytes) -> bytes:
+    failure = decode_node_event(event)
+    if isinstance(failure, HostDied):
+        return encode(msgspec.structs.replace(failure, cause=CUDA_MEMORY))
+    if isinstance(failure, TrialFailed):
+        return encode(msgspec.structs.replace(failure, kind=CUDA_MEMORY))
+    return event

@@ -1,0 +1,1 @@
+"""The node process: `tunemq worker`, its loop, its health, its end."""

@@ -1,0 +1,493 @@
+"""A node: one loop that owns the hosts, the outbox and what is known of the wire.
+
+Three things bring work: the ear (mail), the hosts' sockets (events), the pump (facts about Redis).
+After each round the outboxes' news go to the pump, each stream's if none of it is under way: while
+a batch is under way the next one grows, so a lone event waits for nothing and a flood travels in
+large pieces.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tunemq_shared.base.backoff import backoff_s
+from tunemq_shared.base.failpoints import failpoint
+from tunemq_shared.broker.redis_address import RedisAddress
+from tunemq_shared.broker.redis_keys import STARTED_AGAIN
+from tunemq_shared.health.service_health import Health
+from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
+from tunemq_shared.protocol.messages import PROTOCOL_VERSION, NodeWarned, encode
+from tunemq_shared.protocol.registration import BatchHeader, NodeHello
+from tunemq_workers.broker.consumer_process import EarLink
+from tunemq_workers.broker.event_publisher import Pump
+from tunemq_workers.broker.memory_budget import BLOCK_BYTES, Room
+from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.outboxes import Outboxes
+from tunemq_workers.broker.publisher_messages import (
+    Appended,
+    Fact,
+    Forget,
+    HelloRefused,
+    HelloSaid,
+    LookNow,
+    NotAppended,
+    OutOfReach,
+    OutputSent,
+    SayGoodbye,
+    SayHello,
+    Seen,
+    SendOutput,
+)
+from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
+from tunemq_workers.gpu.gpu_availability import GpuKeeper
+from tunemq_workers.gpu.gpu_meter import GpuMeter
+from tunemq_workers.logs.failure_output import LastWords
+from tunemq_workers.logs.log_watch import LogWatch
+from tunemq_workers.logs.output_caps import OutputCaps
+from tunemq_workers.node.key_watch import KeyWatch
+from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_REPLACED
+from tunemq_workers.node.worker_health import NodeHealth
+from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.runtime.checkpoint_interfaces import Emit
+from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.trial_process_interfaces import Forkservers
+from tunemq_workers.system.machine_watch import MachineWatch
+from tunemq_workers.trials.command_queue import Mailbox
+from tunemq_workers.trials.dependencies import Luggage
+from tunemq_workers.trials.trial_files import TrialFiles
+from tunemq_workers.trials.trial_supervisor import Hosts
+
+#: Until then the pump looks often for a scheduler that is about to start.
+_EXPECTING_S: Final = 5.0
+#: An assignment that the scheduler announces and that does not come for so long: the ear is deaf.
+_OVERDUE_S: Final = (2.0, 60.0)
+#: At the end: for the families to go and the last events to be sent, then for the goodbye, which
+#: takes a Redis that answers milliseconds.
+_ENDING_S: Final = 3.0
+_GOODBYE_S: Final = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Introduction(NamedTuple):
+    """In which generation of Redis a node said what of itself."""
+
+    generation: bytes
+    hello: NodeHello
+
+
+@dataclass(slots=True)
+class _Wire:
+    """What is known of Redis."""
+
+    is_up: bool = True
+    generation: bytes | None = None
+    #: Since when the generation is what it is, by the monotonic clock.
+    since: float = field(default_factory=time.monotonic)
+    #: How this node was introduced last, and is being.
+    introduced: _Introduction | None = None
+    introducing: _Introduction | None = None
+
+
+class NodeLoop:
+    """Runs a node until it is told to stop; `run` returns the exit code.
+
+    Args:
+        incarnation: this node's.
+        hello: as which it is introduced.
+        redis: where Redis is.
+        reactor: not running yet.
+        room: for what is not journalled yet.
+        forkservers: what starts hosts.
+        make_checkpoints: makes what cares for their checkpoints; takes what takes its events.
+        luggage: gets what hosts need to start.
+        make_files: makes what cares for their folders; takes what takes its events, and its pieces
+            of output, and what says whether these may be sent.
+        make_logs: makes what looks at what they print; takes what takes its events, and warnings.
+        children: the pids of the node's own children; the ears' forkserver's is kept there.
+        start_ears: starts a forkserver of ears.
+        ears: one that was started already.
+        lost_after_s: hosts save and end when no scheduler was heard for so long.
+        grace_s: how long they get to do so when somebody has the node retire.
+        watch: says how the machine is, where somebody may want to know.
+        keeper: knows the GPUs, where this node knows them one by one.
+        meter: adds up what is used of them.
+        seals: for what goes to the scheduler, and what comes from it.
+        health: says how the node is to whoever looks after it.
+    """
+
+    def __init__(
+        self,
+        *,
+        incarnation: str,
+        hello: NodeHello,
+        redis: RedisAddress,
+        reactor: Reactor,
+        room: Room,
+        forkservers: Forkservers,
+        make_checkpoints: Callable[[Emit], Checkpoints],
+        luggage: Luggage,
+        make_files: Callable[[Emit, Callable[[SendOutput], None], Callable[[], bool]], TrialFiles],
+        make_logs: Callable[[Emit, Callable[[str, str], None]], LogWatch],
+        children: set[int],
+        start_ears: Callable[[], ChildProcess],
+        ears: ChildProcess,
+        seals: NodeSeals,
+        lost_after_s: float,
+        grace_s: float,
+        watch: MachineWatch | None = None,
+        keeper: GpuKeeper | None = None,
+        meter: GpuMeter | None = None,
+        health: NodeHealth | None = None,
+    ) -> None:
+        self._incarnation, self._hello = incarnation, hello
+        self._reactor, self._forkservers = reactor, forkservers
+        self._watch = watch
+        self._health = NodeHealth(Health("worker"), reactor) if health is None else health
+        self._pump = Pump(
+            redis,
+            incarnation,
+            lambda fact: reactor.post(partial(self._heard, fact)),
+            None if watch is None else watch.said,
+            seals,
+        )
+        self._keys = KeyWatch(seals)
+        self._outboxes = Outboxes(room, reactor, order=self._pump.order, header=self._header)
+        self._checkpoints = make_checkpoints(self._outboxes.add)
+        self._luggage = luggage
+        self._files = make_files(self._outboxes.add, self._pump.order, self._has_time)
+        self._logs = make_logs(self._outboxes.add, self._warn)
+        self._words = LastWords(self._logs.emit)
+        emit = self._words.emit
+        self._hosts = Hosts(
+            reactor,
+            forkservers,
+            self._checkpoints,
+            luggage,
+            emit,
+            self._outboxes.add,
+            keeper=keeper,
+            meter=meter,
+        )
+        self._logs.hosted = self._words.hosted = self._hosts.hosted
+        if keeper is not None:
+            keeper.on_withheld, keeper.on_warning = self._withhold, self._warn
+        self._files.hosted, self._files.expected = self._hosts.hosted, self._hosts.expected
+        self._hosts.on_left = self._files.left
+        forkservers.on_warning = self._warn
+        self._caps = OutputCaps(reactor, self._hosts.folders)
+        self._hosts.on_cut_off = self._caps.look_at
+        self._mail = Mailbox(incarnation, seals, self._hosts.refuse)
+        self._tried_store = ""
+        self._wire = _Wire()
+        self._is_held = False
+        self._announced = (0, 0)
+        self._overdue: Timer | None = None
+        self._overdue_in_a_row = 0
+        self._ending: Timer | None = None
+        self._has_said_goodbye = False
+        self._exit_code = 0
+        self._has_heard = False
+        self._lost_after_s, self._grace_s = lost_after_s, grace_s
+        self._silence: Timer | None = None
+        #: The generation of the wire in which people were told that this node is ready.
+        self._ready_in: bytes | None = None
+        #: Whether there was ever a scheduler with a lease, and whether this one waits for another.
+        self._had_scheduler = self._has_given_up = False
+        self._ear = EarLink(
+            reactor,
+            start_ears,
+            ears,
+            children,
+            on_ready=self._ear_is_ready,
+            on_mail=self._obey,
+            on_refused=partial(seals.refuse_mail, why="is no task of ours"),
+            on_death=self._ear_died,
+        )
+
+    def run(self) -> int:
+        """Serve until `stop` or `abandon`."""
+        self._pump.start()
+        self._caps.start()
+        self._checkpoints.start()
+        self._luggage.start()
+        self._files.start()
+        self._health.start(lambda: len(self._hosts))
+        self._reactor.run(self._after_round)
+        self._ear.close()
+        self._logs.close()
+        self._words.close()
+        self._checkpoints.close()
+        if self._ending is not None:
+            self._forkservers.close()
+        return self._exit_code
+
+    def stop(self, reason: str, exit_code: int = 0, *, grace_s: float = 0.0) -> None:
+        """End the hosts, send what they said, say goodbye, end; again is allowed.
+
+        What is not uploaded by then is given up: the scheduler forgets it with this node.
+
+        Args:
+            reason: for the log.
+            exit_code: what `run` returns.
+            grace_s: how long hosts get to save and end by themselves, and uploads to be done.
+        """
+        if self._ending is None:
+            hosts = len(self._hosts)
+            if exit_code != EXIT_FENCED:  # then the service goes on, as another incarnation
+                self._health.stopping()
+            _log.info("node.stopping reason=%s hosts=%d grace=%s", reason, hosts, grace_s)
+            self._exit_code = exit_code
+            # What saves in the first half repeats nothing; the rest ends at its next result.
+            self._hosts.leave(at_checkpoint=grace_s > 0)
+            self._reactor.after(grace_s / 2, self._hosts.leave)
+            self._ending = self._reactor.after(grace_s, self._end_hosts)
+            if not grace_s:
+                self._end_hosts()
+
+    def _end_hosts(self) -> None:
+        """No more grace: kill what is left, send what it said."""
+        if self._ending is not None:
+            self._ending.cancel()
+        if self._hosts:
+            _log.info("node.ending hosts=%d", len(self._hosts))
+        self._hosts.kill_all()
+        self._checkpoints.close()
+        self._files.close()
+        # A failure whose trial's output is still being read goes out before the goodbye.
+        self._reactor.after(_ENDING_S / 2, self._logs.hold_no_more)
+        self._ending = self._reactor.after(_ENDING_S, self._say_goodbye)
+
+    def abandon(self, reason: str, exit_code: int = 0) -> None:
+        """End at once, without a goodbye; the forkservers notice, and kill what is left."""
+        _log.info("node.abandoned reason=%r hosts=%d", reason, len(self._hosts))
+        self._exit_code = exit_code
+        self._reactor.stop()
+
+    def _say_goodbye(self) -> None:
+        if not self._has_said_goodbye:
+            self._has_said_goodbye = True
+            self._pump.order(SayGoodbye())
+            self._pump.join(_GOODBYE_S)
+            _log.info("node.ended")
+            self._reactor.stop()
+
+    def _withhold(self, devices: dict[str, str]) -> None:
+        """These are not to be used now."""
+        number = self._hello.number + 1
+        devices = {uuid: why[:LINE_CHARACTERS] for uuid, why in devices.items()}
+        self._hello = msgspec.structs.replace(self._hello, withheld=devices, number=number)
+        self._introduce()
+
+    def _warn(self, events_key: str, text: str) -> None:
+        self._outboxes.add(events_key, encode(NodeWarned(text)))
+
+    # --- mail -----------------------------------------------------------------------------------
+
+    def _ear_is_ready(self) -> None:
+        self._has_heard = True
+        self._introduce()
+
+    def _ear_died(self) -> None:
+        # Another one waits for Redis, should that be away. The lease shows what was not heard.
+        if self._ending is None:
+            self._ear.start_if_none()
+        self._pump.order(LookNow())
+
+    def _obey(self, mail: bytes) -> None:
+        term_before, _ = self._mail.taken
+        assignment = self._mail.open(mail)
+        if assignment is None or self._ending is not None:
+            return
+        self._pump.taken = self._mail.taken
+        if assignment.term > term_before or self._wire.generation is None:
+            # A scheduler has begun, perhaps on a wire that was reset while there was none.
+            self._pump.order(LookNow())
+        self._overdue_in_a_row = 0
+        if assignment.store and assignment.store != self._tried_store:
+            self._tried_store = assignment.store
+            self._checkpoints.try_store(assignment.store)
+        failpoint("orders.before_obey")
+        self._hosts.obey(assignment.orders, assignment.untouched)
+        failpoint("orders.after_obey")
+        self._expect_mail()
+
+    def _expect_mail(self) -> None:
+        """Have the ear replaced if what the scheduler announced does not come."""
+        if self._announced <= self._mail.taken:
+            if self._overdue is not None:
+                self._overdue.cancel()
+            self._overdue = None
+        elif self._overdue is None:
+            delay_s = backoff_s(self._overdue_in_a_row, *_OVERDUE_S)
+            self._overdue = self._reactor.after(delay_s, self._mail_is_overdue)
+
+    def _mail_is_overdue(self) -> None:
+        self._overdue = None
+        if not self._ear.is_ready:  # it is on its way, and watched
+            self._expect_mail()
+            return
+        self._overdue_in_a_row += 1
+        self._ear.restart(f"assignment {self._announced} was announced and did not come")
+
+    # --- the wire -------------------------------------------------------------------------------
+
+    def _heard(self, fact: Fact) -> None:
+        self._pump.facts_taken()
+        wire = self._wire
+        match fact:
+            case Seen():
+                self._seen(fact)
+            case HelloSaid():
+                wire.introduced, wire.introducing = wire.introducing, None
+                self._say_ready()
+                self._introduce()
+            case HelloRefused():
+                wire.introducing = None  # the next look tries again
+            case Appended(key):
+                self._outboxes.appended(key)
+            case OutputSent():
+                self._files.output_sent()
+            case NotAppended(key, reason):
+                self._outboxes.not_appended(key, reason)
+                if wire.is_up:  # it may be another generation
+                    self._pump.order(LookNow())
+            case OutOfReach(reason):
+                _log.warning("wire.out_of_reach reason=%r", reason)
+                wire.is_up, wire.introducing = False, None
+                self._ear.redis_is_away()
+                self._heed(is_heard=False)
+
+    def _seen(self, seen: Seen) -> None:
+        self._health.confirmed(has_scheduler=seen.has_scheduler)
+        wire = self._wire
+        if seen.generation != wire.generation:
+            _log.info("wire.generation old=%s new=%s", wire.generation, seen.generation)
+            wire.generation, wire.since = seen.generation, time.monotonic()
+            # Whatever was sent in the generation before may have gone with it.
+            self._outboxes.rewind()
+        if self._keys.look(has_scheduler=seen.has_scheduler, signs=seen.signs):
+            # What lies in Redis may be sealed with a key that goes soon.
+            self._outboxes.rewind()
+            wire.introduced = None
+        self._say_ready()
+        # Without a generation no stream has to be there.
+        missing = frozenset[str]() if seen.generation is None else seen.missing
+        self._outboxes.release(seen.journalled, missing)
+        unsettled = self._checkpoints.unsettled() | self._files.unsettled()
+        used = self._hosts.events_keys() | unsettled
+        for key in self._checkpoints.forget_all_but(used, seen.journalled, missing):
+            self._pump.order(Forget(key))
+        self._outboxes.forget_all_but(used)
+        was_up, wire.is_up = wire.is_up, True
+        if self._ending is not None:
+            return
+        self._had_scheduler |= seen.has_scheduler
+        is_served = seen.has_scheduler or not self._had_scheduler
+        self._heed(is_heard=is_served and seen.generation is not None)
+        if was_up:
+            self._ear.start_if_none()
+        else:
+            _log.info("wire.back")
+            self._ear.redis_is_back()
+        self._introduce()
+        self._announced = seen.announced
+        self._expect_mail()
+        if seen.fenced:
+            _log.warning("node.fenced reason=%s", seen.fenced)
+            is_replaced = seen.fenced == STARTED_AGAIN
+            self.stop("fenced", EXIT_REPLACED if is_replaced else EXIT_FENCED)
+        elif seen.retired:
+            _log.info("node.retired reason=%s", seen.retired)
+            self.stop("retired", grace_s=self._grace_s)
+
+    def _heed(self, *, is_heard: bool) -> None:
+        """Have the hosts end when no scheduler is heard for too long, and go on when one is."""
+        if is_heard:
+            if self._silence is not None:
+                self._silence.cancel()
+                self._silence = None
+            if self._has_given_up:
+                _log.info("node.heard_again")
+                self._has_given_up = False
+                self._hosts.go_on()
+        elif self._silence is None:
+            self._silence = self._reactor.after(self._lost_after_s, self._give_up)
+
+    def _give_up(self) -> None:
+        if self._ending is None:
+            hosts, silence_s = len(self._hosts), self._lost_after_s
+            _log.warning("node.given_up hosts=%d silence=%s", hosts, silence_s)
+            self._has_given_up = True
+            self._hosts.give_up()
+
+    def _say_ready(self) -> None:
+        """Log, once a generation, that schedulers know of this node and believe it."""
+        introduced = self._wire.introduced
+        if introduced is None or not self._keys.agrees:
+            return
+        if introduced.generation != self._ready_in:
+            self._ready_in = introduced.generation
+            _log.info("node.introduced generation=%s", introduced.generation)
+
+    def _introduce(self) -> None:
+        """Say hello, when the answer can be heard: once a generation, and when it has changed."""
+        wire = self._wire
+        if not (self._has_heard and wire.is_up and wire.generation is not None):
+            return
+        under_way, due = wire.introducing, _Introduction(wire.generation, self._hello)
+        is_under_way = under_way is not None and under_way.generation == due.generation
+        if wire.introduced != due and not is_under_way:  # one after the other
+            wire.introducing = due
+            self._pump.order(SayHello(encode(self._hello)))
+
+    # --- after each round -----------------------------------------------------------------------
+
+    def _after_round(self) -> None:
+        self._send()
+        if self._watch is not None:
+            self._show(self._watch)
+        outboxes, wire = self._outboxes, self._wire
+        if outboxes.is_full is not self._is_held:
+            self._is_held = outboxes.is_full
+            self._hosts.hold(self._is_held)
+        kept = self._checkpoints.kept
+        self._pump.keys = tuple({*outboxes.keys, *kept}) if kept else outboxes.keys
+        is_expecting = wire.generation is None and time.monotonic() < wire.since + _EXPECTING_S
+        was_hurried, is_hurried = self._pump.is_hurried, outboxes.size > BLOCK_BYTES or is_expecting
+        self._pump.is_hurried = is_hurried
+        if is_hurried and not was_hurried:  # it may just have begun to wait
+            self._pump.order(LookNow())
+        is_settled = outboxes.is_settled or not wire.is_up
+        unsettled = self._checkpoints.unsettled() | self._files.unsettled()
+        is_alone = not self._hosts and not unsettled and not self._logs.is_holding
+        if self._ending is not None and is_alone and is_settled:
+            self._ending.cancel()
+            self._say_goodbye()
+
+    def _send(self) -> None:
+        """Hand the outboxes' news to the pump if Redis would take them."""
+        wire = self._wire
+        introduced = wire.introduced
+        if wire.is_up and introduced is not None and introduced.generation == wire.generation:
+            self._outboxes.send(introduced.generation)
+
+    def _show(self, watch: MachineWatch) -> None:
+        watch.hosts, watch.outbox = len(self._hosts), self._outboxes.size
+        watch.cache = self._checkpoints.size
+        watch.store = self._checkpoints.traffic
+
+    def _has_time(self) -> bool:
+        """Whether there is time for what nobody waits for."""
+        return self._wire.is_up and self._outboxes.size <= BLOCK_BYTES
+
+    def _header(self, first: int) -> bytes:
+        taken = self._mail.taken
+        return encode(BatchHeader(PROTOCOL_VERSION, self._incarnation, first, taken))

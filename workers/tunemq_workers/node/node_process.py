@@ -1,0 +1,249 @@
+"""The process of a node.
+
+    python -P -m tunemq_workers.node.node_process --redis URL --name NAME --workdir DIR
+
+It reads the command line, starts the process that ears are forked from before it imports anything
+else (Celery takes longest to load), and leaves the rest to `tunemq_workers.node.node_setup`. All
+logs are in the working folder: ``node.log``, ``ear.log`` and one for each forkserver. To its own
+output the node writes only why it cannot start; as a node of a farm (``--farm``, see
+`tunemq_workers.node.worker_command`) also what a person at its terminal wants to see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.unpickling import never_unpickle
+from tunemq_shared.broker.redis_address import REDIS_VARIABLE, parse_address
+from tunemq_shared.health.service_health import Health
+from tunemq_shared.signing.key_files import KEYS_VARIABLE
+from tunemq_shared.signing.live_keys import LiveKeys, Role, find_keys
+from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.standard_streams import tell
+from tunemq_workers.broker.consumer_start import start_forkserver
+from tunemq_workers.node.worker_exit_codes import EXIT_FENCED, EXIT_USAGE, GRACE_S
+from tunemq_workers.system.trial_user import Account, find_account, own_files
+
+#: How a node is started.
+PROGRAM: Final = (sys.executable, "-P", "-m", "tunemq_workers.node.node_process")
+#: What stands for ``--trial-env``.
+TRIAL_ENV: Final = "TUNEMQ_TRIAL_ENV"
+_GIVEN: Final = (
+    "keys",
+    "cpus",
+    "gpus",
+    "resources",
+    "grace",
+    "lost_after",
+    "cache",
+    "cache_bytes",
+    "uploads_bytes",
+    "trial_user",
+    "trial_env",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a node until it is told to stop; the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(given)
+    if options.farm:
+        keep_memory_private()
+    health = None
+    try:
+        parse_address(options.redis)
+        # A script and its own node need none: nobody else may go to their Redis.
+        keys = find_keys(options.keys, Role.WORKER) if options.farm else LiveKeys.none()
+        watched = None if options.watch_pid is None else os.pidfd_open(options.watch_pid)
+        account = find_account(options.trial_user) if options.trial_user else None
+        os.makedirs(options.workdir, mode=0o700, exist_ok=True)
+        if account is not None:
+            _claim_workdir(account, options)
+        if options.farm:
+            _take_workdir(options.workdir)
+        if account is not None:
+            _give_folders(account, options)
+        if options.farm:  # what is in an embedded one's environment is about its script
+            health = Health.of_environment("worker")
+    except ConfigError as problem:
+        tell(str(problem))
+        return EXIT_USAGE
+    except ProcessLookupError:
+        return 0  # the process that this node belongs to has ended already
+    never_unpickle()
+    incarnation = os.urandom(8).hex()
+    log = os.path.join(options.workdir, "ear.log")
+    start_ears = partial(start_forkserver, options.redis, incarnation, log)
+    ears = start_ears()
+    # Imported while that loads Celery.
+    from tunemq_workers.node.node_setup import run_node
+
+    try:
+        code = run_node(options, incarnation, start_ears, ears, watched, account, keys, health)
+    except ConfigError as problem:
+        tell(str(problem))
+        return EXIT_USAGE
+    finally:
+        if health is not None:
+            with own_files():
+                health.close()
+    if code == EXIT_FENCED and health is not None:
+        os.environ.update(health.variables)
+        # The same process, so that whoever supervises it sees no death; nothing else is the same.
+        os.execv(PROGRAM[0], [*PROGRAM, *given])  # noqa: S606  no shell
+    return code
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `given_options` passes on: of a node that people start."""
+    parser.add_argument(
+        "--keys",
+        metavar="FILE",
+        help="the farm's keys, worker.toml of `tunemq keys new`, without which anybody who reaches"
+        f" its Redis may give this worker orders; default: ${KEYS_VARIABLE}",
+    )
+    parser.add_argument(
+        "--cpus", type=float, help="how many to offer; default: those that it may use"
+    )
+    parser.add_argument(
+        "--gpus",
+        metavar="WHICH",
+        help="GPUs to offer: a number, or UUIDs or indices with commas between them, such as 0,1;"
+        " default: all that $CUDA_VISIBLE_DEVICES allows. Trials see those that they are given",
+    )
+    parser.add_argument(
+        "--resources",
+        default="{}",
+        metavar="JSON",
+        help="further resources to offer, name to amount",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        metavar="SECONDS",
+        help="how long trials get to save and end when the node is told to stop; default:"
+        f" {GRACE_S:g}",
+    )
+    parser.add_argument(
+        "--lost-after",
+        type=float,
+        metavar="SECONDS",
+        help="trials save and end when no scheduler was heard for so long; default: 30 minutes",
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="for copies of checkpoints that are in a store; default: cache in the --workdir",
+    )
+    parser.add_argument(
+        "--cache-bytes",
+        metavar="SIZE",
+        help="how much the copies may take, such as 20GiB; default: a tenth of the disk",
+    )
+    parser.add_argument(
+        "--uploads-bytes",
+        metavar="SIZE",
+        help="trials wait before they write another checkpoint while so much is not uploaded yet;"
+        " default: a tenth of the disk",
+    )
+    parser.add_argument(
+        "--trial-user",
+        metavar="USER",
+        help="the user that trials run as, if root starts this: a name, or UID:GID; default: the"
+        " worker's own. Who runs as the worker's user may read its keys",
+    )
+    parser.add_argument(
+        "--trial-env",
+        metavar="NAMES",
+        help="the only variables of the worker's that trials get, besides PATH, HOME and a few that"
+        f" programs need: names and patterns, such as WANDB_*,HTTPS_PROXY; default: ${TRIAL_ENV},"
+        " else all but the farm's keys",
+    )
+
+
+def given_options(options: argparse.Namespace) -> list[str]:
+    """A command line's part with those of `add_options` that were given."""
+    line: list[str] = []
+    for name in _GIVEN:
+        value = getattr(options, name)
+        if value is not None:
+            line += [f"--{name.replace('_', '-')}", str(value)]
+    return line
+
+
+def _claim_workdir(account: Account, options: argparse.Namespace) -> None:
+    from tunemq_workers.node.trial_user_folders import claim_workdir
+    from tunemq_workers.work_folder import OF_TRIALS
+
+    claim_workdir(account, os.path.abspath(options.workdir), OF_TRIALS)
+
+
+def _give_folders(account: Account, options: argparse.Namespace) -> None:
+    from tunemq_workers.node.trial_user_folders import give_folders
+    from tunemq_workers.work_folder import OF_TRIALS
+
+    give_folders(account, os.path.abspath(options.workdir), OF_TRIALS, options.cache)
+
+
+def _take_workdir(folder: str) -> None:
+    """Keep others out of the folder for as long as this process lives.
+
+    Raises:
+        ConfigError: another node works there.
+    """
+    from tunemq_workers.work_folder import LOCK
+
+    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip()
+        raise ConfigError(
+            f"another worker (process {holder or 'unknown'}) works in {folder}; give this one"
+            " another --name, or another --workdir."
+        ) from problem
+    os.truncate(descriptor, 0)
+    os.write(descriptor, b"%d\n" % os.getpid())  # stays open, and so locked, to the end
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tunemq_workers.node.node_process", description=__doc__.split("\n")[0]
+    )
+    redis = os.environ.get(REDIS_VARIABLE)
+    parser.add_argument(
+        "--redis",
+        required=not redis,
+        default=redis,
+        metavar="URL",
+        help=f"where Redis is; default: ${REDIS_VARIABLE}",
+    )
+    parser.add_argument("--name", required=True, help="this node's name, the same after a restart")
+    parser.add_argument("--workdir", required=True, metavar="DIR", help="for logs and what spills")
+    parser.add_argument(
+        "--farm",
+        action="store_true",
+        help="a node of a farm: tell the terminal what happens, and start anew when fenced",
+    )
+    parser.add_argument(
+        "--watch-pid", type=int, metavar="PID", help="end at once when this process ends"
+    )
+    parser.add_argument(
+        "--prewarm",
+        metavar="PATH",
+        help="a file with an Environment whose forkserver is started before the first trial needs"
+        " it; removed when it was read",
+    )
+    add_options(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,421 @@
+"""Puts a node together from its command line, and runs it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import os
+import platform
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import cloudpickle
+import msgspec
+
+from tunemq_shared.base.byte_sizes import parse_bytes
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.broker.redis_address import parse_address
+from tunemq_shared.health.node_metrics import GpuVitals, NodeAbout
+from tunemq_shared.health.service_health import Health
+from tunemq_shared.protocol.message_limits import LINE_CHARACTERS
+from tunemq_shared.protocol.messages import PROTOCOL_VERSION, Environment, Gpu
+from tunemq_shared.protocol.registration import NodeHello
+from tunemq_shared.protocol.rejections import Refusals
+from tunemq_shared.signing.live_keys import LiveKeys
+from tunemq_shared.system.process_control import adopt_orphans, set_name
+from tunemq_shared.system.processes import parent_of
+from tunemq_workers import work_folder
+from tunemq_workers.broker.memory_budget import Room
+from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.broker.outbox_spool import Spool
+from tunemq_workers.broker.publisher_messages import SendOutput
+from tunemq_workers.checkpoints.cache_disk import CacheDisk
+from tunemq_workers.checkpoints.cache_limits import CacheLimits
+from tunemq_workers.checkpoints.checkpoint_requests import Checkpoints
+from tunemq_workers.forkservers import interpreters
+from tunemq_workers.forkservers.forkserver_pool import ForkserverPool
+from tunemq_workers.gpu.drivers import open_driver
+from tunemq_workers.gpu.gpu_availability import GpuKeeper
+from tunemq_workers.gpu.gpu_discovery import VISIBLE, OfferedGpus, offered_gpus
+from tunemq_workers.gpu.gpu_locks import GpuLocks, take_gpus
+from tunemq_workers.gpu.gpu_meter import GpuMeter
+from tunemq_workers.gpu.gpu_snapshot import Look
+from tunemq_workers.gpu.gpu_watch import GpuWatch
+from tunemq_workers.logs.log_watch import LogWatch
+from tunemq_workers.node.node_loop import NodeLoop
+from tunemq_workers.node.terminal_log import OneLine, open_terminal
+from tunemq_workers.node.trial_user_folders import keep_rights
+from tunemq_workers.node.worker_exit_codes import EXIT_BROKEN, GRACE_S, LOST_AFTER_S
+from tunemq_workers.node.worker_health import NodeHealth
+from tunemq_workers.processes.child_process import ChildProcess, start_child
+from tunemq_workers.processes.memory_groups import MemoryGroups
+from tunemq_workers.runtime.checkpoint_interfaces import Emit
+from tunemq_workers.runtime.reactor import Reactor
+from tunemq_workers.system import machine
+from tunemq_workers.system.credentials import STORE_KEYS
+from tunemq_workers.system.machine_watch import MachineWatch
+from tunemq_workers.system.trial_user import Account, act_for
+from tunemq_workers.transfers.transfer_client import Transfers
+from tunemq_workers.trials.dependencies import Luggage
+from tunemq_workers.trials.local_start_order import parse_allowed, trial_variables
+from tunemq_workers.trials.trial_files import TrialFiles
+from tunemq_workers.work_folder import LogCaps
+
+_log = logging.getLogger(__name__)
+
+
+def run_node(
+    options: argparse.Namespace,
+    incarnation: str,
+    start_ears: Callable[[], ChildProcess],
+    ears: ChildProcess,
+    watched: int | None,
+    account: Account | None = None,
+    keys: LiveKeys | None = None,
+    health: Health | None = None,
+) -> int:
+    """Run a node with the options of `tunemq_workers.node.node_process`; the exit code.
+
+    Args:
+        options: the command line.
+        incarnation: what this run of the node is called.
+        start_ears: starts a forkserver of ears.
+        ears: the first one.
+        watched: a pidfd; when its process ends the node ends at once.
+        account: whom trials run as; by default this process's own user.
+        keys: of the farm; none where nothing is signed.
+        health: where to say how the node is, if anywhere.
+
+    Raises:
+        ConfigError: an option has a value that is not usable.
+    """
+    resources, gpus = _offered(options)
+    # An embedded node ends with its script, which saves before.
+    grace_s = _seconds("--grace", options.grace, GRACE_S if options.farm else 0.0)
+    lost_after_s = _seconds("--lost-after", options.lost_after, LOST_AFTER_S)
+    prewarmed = _environment(options.prewarm)
+    allowed = None if options.trial_env is None else parse_allowed(options.trial_env)
+    cache = os.path.abspath(options.cache or os.path.join(options.workdir, "cache"))
+    limits = CacheLimits(
+        _bytes("--cache-bytes", options.cache_bytes),
+        _bytes("--uploads-bytes", options.uploads_bytes),
+    )
+    locks = _lock(options, gpus)
+    set_name("tunemq-node")
+    adopt_orphans()
+    work_folder.remove_leftovers(options.workdir)
+    _open_log(options.workdir)
+    terminal = open_terminal() if options.farm else None
+    redis = parse_address(options.redis)  # its certificates may be for our own user alone
+    _take_rights(options, account)
+    hostname, node_ip = machine.hostname(), machine.node_ip(redis.host)
+    hello = NodeHello(
+        PROTOCOL_VERSION,
+        options.name,
+        incarnation,
+        hostname,
+        node_ip,
+        os.getpid(),
+        resources,
+        platform.python_version(),
+        cloudpickle.__version__,
+        gpus.gpus,
+        began=time.time(),
+    )
+    seals = NodeSeals(incarnation, keys)
+    reactor, children = Reactor(), set[int]()
+    disk = CacheDisk(reactor)
+    pool = ForkserverPool(
+        reactor,
+        children,
+        folder=options.workdir,
+        hostname=hostname,
+        node_ip=node_ip,
+        has_gpus=bool(gpus.gpus),
+        account=account,
+        groups=MemoryGroups(incarnation),
+    )
+
+    module = "tunemq_workers.transfers.transfer_process"
+    start = partial(_start, options, module, "transfers.log", STORE_KEYS)
+    transfers = Transfers(reactor, start=start, children=children)
+    folder = os.path.abspath(options.workdir)
+
+    def make_checkpoints(emit: Emit) -> Checkpoints:
+        return Checkpoints(reactor, disk, transfers, emit, folder=cache, limits=limits)
+
+    def make_files(
+        emit: Emit, send: Callable[[SendOutput], None], may_send: Callable[[], bool]
+    ) -> TrialFiles:
+        return TrialFiles(
+            reactor, disk, transfers, emit, send=send, may_send=may_send, folder=folder
+        )
+
+    meter = GpuMeter(gpus.gpus)
+    keeper, gpu_vitals = _keep(gpus, reactor, meter, locks)
+    watch = _watch_machine(hello, folder, gpu_vitals, seals.refused) if options.farm else None
+    loop = NodeLoop(
+        incarnation=incarnation,
+        hello=hello,
+        redis=redis,
+        reactor=reactor,
+        room=Room(Spool(options.workdir)),
+        forkservers=pool,
+        make_checkpoints=make_checkpoints,
+        luggage=Luggage(disk, transfers, folder, trial_variables(account, allowed)),
+        make_files=make_files,
+        make_logs=partial(_watch_logs, options, reactor, children),
+        children=children,
+        start_ears=start_ears,
+        ears=ears,
+        seals=seals,
+        lost_after_s=lost_after_s,
+        grace_s=grace_s,
+        watch=watch,
+        keeper=keeper,
+        meter=meter,
+        health=None if health is None else NodeHealth(health, reactor),
+    )
+    _log.info("node.started name=%s incarnation=%s redis=%s", options.name, incarnation, redis)
+    _log.info("node.offers resources=%s gpus=%s", _listed(resources), _named(gpus.gpus))
+    on_signal = _StopSignals(reactor, loop, grace_s)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    threading.excepthook = partial(_on_thread_death, reactor, loop)
+    if watched is not None:
+        reactor.watch(watched, lambda _: loop.abandon("the process that it belongs to has ended"))
+    if prewarmed is not None:
+        _prewarm(pool, prewarmed)
+    _look_after_workdir(reactor, disk, options.workdir, cache if account else None)
+    try:
+        return loop.run()
+    except BaseException:  # noqa: BLE001 - whoever started the node sees its exit code, this the log
+        _log.critical("node.broken", exc_info=True)
+        return EXIT_BROKEN
+    finally:
+        if terminal is not None:
+            terminal.close()
+
+
+class _StopSignals:
+    """What SIGTERM and Ctrl-C do: end in peace; a second one, at once."""
+
+    def __init__(self, reactor: Reactor, loop: NodeLoop, grace_s: float) -> None:
+        self._reactor, self._loop, self._grace_s = reactor, loop, grace_s
+        self._came = 0
+
+    def __call__(self, number: int, _frame: object) -> None:
+        """Handle one."""
+        self._came += 1
+        name = signal.Signals(number).name
+        if self._came == 1:
+            self._reactor.post(partial(self._loop.stop, name, grace_s=self._grace_s))
+        else:
+            self._reactor.post(partial(self._loop.abandon, f"{name} again"))
+
+
+def _on_thread_death(reactor: Reactor, loop: NodeLoop, death: threading.ExceptHookArgs) -> None:
+    """A node without its pump would be half alive: it ends."""
+    name = death.thread.name if death.thread else "?"
+    problem = (death.exc_type, death.exc_value or death.exc_type(), death.exc_traceback)
+    _log.critical("thread.broken name=%s", name, exc_info=problem)
+    reactor.post(partial(loop.abandon, f"thread {name} broke", EXIT_BROKEN))
+
+
+def _watch_machine(
+    hello: NodeHello,
+    folder: str,
+    gpu_vitals: Callable[[], tuple[GpuVitals, ...]],
+    refused: Refusals,
+) -> MachineWatch:
+    about = NodeAbout(
+        hello.node,
+        hello.hostname,
+        hello.python,
+        {"cloudpickle": hello.cloudpickle},
+        tuple(gpu.uuid for gpu in hello.gpus),
+    )
+    watch = MachineWatch(interpreters.our_version(), folder, gpu_vitals, about, refused)
+    watch.start()
+    return watch
+
+
+def _prewarm(pool: ForkserverPool, environment: Environment) -> None:
+    try:
+        pool.prewarm(environment)
+    except OSError as problem:  # the first trial that needs it will say so
+        _log.error("forkserver.not_prewarmed problem=%r", str(problem))
+
+
+def _watch_logs(
+    options: argparse.Namespace,
+    reactor: Reactor,
+    children: set[int],
+    emit: Emit,
+    warn: Callable[[str, str], None],
+) -> LogWatch:
+    start = partial(_start, options, "tunemq_workers.logs.log_scanner", "log_scanner.log")
+    return LogWatch(reactor, start=start, children=children, emit=emit, warn=warn)
+
+
+def _start(
+    options: argparse.Namespace, module: str, log: str, needs: frozenset[str] = frozenset()
+) -> ChildProcess:
+    """Start a process that works on trials' files, with the rights that trials have."""
+    rights = ("--trial-user", options.trial_user) if options.trial_user else ()
+    return start_child(module, rights, os.path.join(options.workdir, log), needs=needs)
+
+
+def _take_rights(options: argparse.Namespace, account: Account | None) -> None:
+    """Have no more rights on files than trials have; say so where trials have all."""
+    if account is not None:
+        act_for(account)
+    elif options.farm and os.geteuid() == 0:
+        _log.warning("node.trials_as_root")
+
+
+def _look_after_workdir(
+    reactor: Reactor, disk: CacheDisk, folder: str, cache_of_others: str | None
+) -> None:
+    """Keep logs short, and folders usable that belong to another user, if trials run as one."""
+    LogCaps(reactor, disk, folder).start()
+    if cache_of_others is not None:
+        shared = {os.path.join(folder, name) for name in work_folder.OF_TRIALS}
+        keep_rights(reactor, shared | {cache_of_others})
+
+
+def _open_log(folder: str) -> None:
+    path = os.path.join(folder, "node.log")
+    file = logging.FileHandler(path)
+    file.setFormatter(
+        OneLine("%(asctime)s.%(msecs)03d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    )
+    logging.basicConfig(level=logging.INFO, handlers=[file])
+    os.chmod(path, 0o600)
+
+
+def _offered(options: argparse.Namespace) -> tuple[dict[str, float], OfferedGpus]:
+    others = _resources(options.resources)
+    gpus = _gpus(options, others)
+    if gpus.number:
+        others["gpu"] = float(gpus.number)
+    return machine.offered(_cpus(options.cpus), others), gpus
+
+
+def _gpus(options: argparse.Namespace, others: dict[str, float]) -> OfferedGpus:
+    if "gpu" in others:
+        if options.gpus is not None:
+            raise ConfigError(
+                f"--gpus is {options.gpus}, and --resources offers gpu={others['gpu']:g}; leave out"
+                " one of them."
+            )
+        return OfferedGpus()
+    return offered_gpus(options.gpus, os.environ.get(VISIBLE), open_driver)
+
+
+def _lock(options: argparse.Namespace, gpus: OfferedGpus) -> GpuLocks | None:
+    """Keep other nodes away from what a farm's worker offers.
+
+    A script offers all that it sees, beside others: what its trials use is locked while they do.
+    Its process, which people know, is the parent of the one that has started this.
+    """
+    if options.farm or gpus.driver is None:
+        take_gpus(gpus.gpus, f"worker {options.name}")
+        return None
+    return GpuLocks(f"search of process {parent_of(os.getppid()) or os.getppid()}")
+
+
+def _keep(
+    gpus: OfferedGpus, reactor: Reactor, meter: GpuMeter, locks: GpuLocks | None
+) -> tuple[GpuKeeper | None, Callable[[], tuple[GpuVitals, ...]]]:
+    """What knows the GPUs, where they are known one by one; and what says what they do."""
+    if gpus.driver is None or not gpus.gpus:
+        return None, tuple
+    watch = GpuWatch(gpus.driver, gpus.gpus, reactor.post)
+    keeper = GpuKeeper(gpus.gpus, reactor, watch.look_in, locks=locks)
+
+    def on_look(look: Look) -> None:
+        meter.seen(look, watch.vitals)
+        keeper.seen(look)
+
+    watch.on_look = on_look
+    watch.start()
+    return keeper, partial(_gpu_vitals, watch, keeper)
+
+
+def _gpu_vitals(watch: GpuWatch, keeper: GpuKeeper) -> tuple[GpuVitals, ...]:
+    """What GPUs do, and who else uses them."""
+    foreign = keeper.foreign
+    return tuple(
+        msgspec.structs.replace(one, foreign=foreign.get(one.uuid, "")[:LINE_CHARACTERS])
+        for one in watch.vitals
+    )
+
+
+def _listed(resources: dict[str, float]) -> str:
+    return ", ".join(f"{name} {amount:g}" for name, amount in resources.items())
+
+
+def _named(gpus: Sequence[Gpu]) -> str:
+    return ", ".join(f"{gpu.uuid} ({gpu.model or 'unknown'})" for gpu in gpus) or "none by name"
+
+
+def _cpus(given: float | None) -> float | None:
+    if given is not None and not (math.isfinite(given) and given >= 0):
+        raise ConfigError(f"--cpus is {given}; give a number of processors, such as 4.")
+    return given
+
+
+def _seconds(option: str, given: float | None, default: float) -> float:
+    if given is None:
+        return default
+    if not (math.isfinite(given) and given >= 0):
+        raise ConfigError(f"{option} is {given}; give a number of seconds, such as 10.")
+    return given
+
+
+def _resources(text: str) -> dict[str, float]:
+    try:
+        amounts = msgspec.json.decode(text, type=dict[str, float])
+    except ValueError as problem:  # text that cannot be encoded, too
+        raise ConfigError(
+            f"--resources is {text!r}: {problem}; "
+            """give a JSON object of names and amounts, such as '{"gpu": 2}'."""
+        ) from problem
+    for name, amount in amounts.items():
+        if amount < 0:
+            raise ConfigError(f"--resources offers {amount} of {name!r}; give at least 0.")
+    return amounts
+
+
+def _bytes(option: str, text: str | None) -> int | None:
+    """The number of bytes that an option says, if it is given."""
+    number = None if text is None else parse_bytes(text)
+    if number is None and text is not None:
+        raise ConfigError(f"{option} is {text!r}; give bytes, such as 20GiB or 500MB.")
+    return number
+
+
+def _environment(path: str | None) -> Environment | None:
+    """What stands in the file, which is removed; None where there is none any more."""
+    if path is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+        os.unlink(path)
+    except FileNotFoundError:  # a node before this one has read it
+        return None
+    except OSError as problem:
+        raise ConfigError(f"--prewarm is {path!r}: {problem.strerror}.") from problem
+    try:
+        return msgspec.json.decode(content, type=Environment)
+    except UNDECODABLE as problem:
+        raise ConfigError(
+            f"--prewarm is {path!r}, which holds no Environment: {problem}."
+        ) from problem

@@ -1,0 +1,132 @@
+"""What the person at a worker's terminal sees of its log: sentences, and only what concerns them.
+
+The log itself is in ``node.log``, an event name and fields a line. Here the few events that a
+person wants to follow are told in words, and warnings as they are. A terminal may be slow, stopped
+with Ctrl-S, or a pipe that nobody reads: a thread of its own writes, and what it cannot keep up
+with is dropped rather than waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import re
+import sys
+import threading
+import time
+from logging.handlers import QueueHandler
+from typing import Any, Final, TextIO
+
+from tunemq_shared.base.safe_text import harmless
+
+_FIELD: Final = re.compile(r"(\w+)=%\w")
+#: By event, the sentence with its fields.
+_TOLD: Final = {
+    "node.started": "Worker {name} (incarnation {incarnation}) starts; Redis is at {redis}.",
+    "node.offers": "It offers {resources}; GPUs: {gpus}.",
+    "node.trials_as_root": "Trials run as root, who may read this worker's keys; --trial-user USER"
+    " has them run as somebody else.",
+    "memory.polled": "Memory limits of trials are looked at up to 50 times a second: {reason}. One"
+    " that allocates fast exceeds its limit for a moment.",
+    "node.introduced": "Ready: schedulers know of this worker.",
+    "node.stopping": "Stopping ({reason}). Trials here: {hosts}; they may save for {grace} s.",
+    "node.ending": "Killing what is left (trials: {hosts}).",
+    "node.retired": "Somebody has this worker retire ({reason}).",
+    "node.fenced": "The farm went on without this node ({reason}).",
+    "node.abandoned": "Ending at once ({reason}).",
+    "node.ended": "Ended.",
+    "keys.read": "{line}",
+    "keys.missing": "The farm's scheduler signs what it says, and this worker has no keys: neither"
+    " believes the other. Start it with the farm's keys: --keys worker.toml.",
+    "keys.of_no_use": "This worker has keys, and the farm's scheduler has none: neither believes"
+    " the other. Start the scheduler with its keys (--keys scheduler.toml), or this without.",
+    "keys.unknown": "The farm's scheduler signs with the key {key}, which is not in {path}: this"
+    " worker does not believe it. Give it the farm's present worker.toml.",
+    "message.refused": "{what}",
+    "wire.out_of_reach": "Redis is away ({reason}) Trials go on; their results are kept.",
+    "wire.back": "Redis is back.",
+    "store.of_no_use": "This worker cannot use the farm's store {store}: {reason}",
+    "store.answers": "The farm's store {store} answers now.",
+    "loop.hangs": "This worker's main loop has not answered for {seconds} s: its lease expires, and"
+    " its trials continue elsewhere.",
+    "trial.started": "Trial {trial} runs (incarnation {epoch}, process {pid}).",
+    "trial.left": "Trial {trial} has left (incarnation {epoch}).",
+}
+#: How many lines may wait for a slow terminal.
+_WAITING: Final = 1000
+#: How long the last lines may take.
+_FLUSH_S: Final = 0.5
+_END: Final = None
+
+
+def open_terminal(stream: TextIO | None = None) -> Terminal:
+    """Tell what is logged from now on; see `Terminal`."""
+    terminal = Terminal(stream or sys.stderr)
+    root = logging.getLogger()
+    for handler in root.handlers:
+        handler.setLevel(root.level)
+    root.addHandler(terminal)
+    # Told there, and not worth a line in the log's file.
+    logging.getLogger("tunemq_workers.trials.trial_supervisor").setLevel(logging.DEBUG)
+    return terminal
+
+
+class Terminal(QueueHandler):
+    """A log handler that writes sentences, and never blocks."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._lines: queue.Queue[Any] = queue.Queue(_WAITING)
+        super().__init__(self._lines)
+        self._stream = stream
+        self._thread = threading.Thread(target=self._write, name="terminal", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell an event, if it is one for people."""
+        told = told_of(record)
+        if told is not None:
+            at = time.strftime("%H:%M:%S", time.localtime(record.created))
+            with contextlib.suppress(queue.Full):
+                self._lines.put_nowait(f"{at} {one_line(told)}\n")
+
+    def close(self) -> None:
+        """Write what waits, if the terminal takes it soon."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put_nowait(_END)
+        self._thread.join(_FLUSH_S)
+        super().close()
+
+    def _write(self) -> None:
+        # A terminal that is gone makes no difference to the node.
+        with contextlib.suppress(OSError, ValueError):
+            while (line := self._lines.get()) is not _END:
+                self._stream.write(line)
+                self._stream.flush()
+
+
+class OneLine(logging.Formatter):
+    """A formatter of lines that no name in them breaks, and that steer no terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of the base class
+        """Return the record's line."""
+        return one_line(super().formatMessage(record))
+
+
+def one_line(text: str) -> str:
+    """Return the text with escapes for all that is no printable part of a line."""
+    return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def told_of(record: logging.LogRecord) -> str | None:
+    """A log record in words; None where it is nothing for people."""
+    event = str(record.msg).partition(" ")[0]
+    sentence = _TOLD.get(event)
+    if sentence is None:
+        return record.getMessage() if record.levelno >= logging.WARNING else None
+    names = _FIELD.findall(str(record.msg))
+    values = record.args if isinstance(record.args, tuple) else ()
+    try:
+        return sentence.format_map(dict(zip(names, values, strict=True)))
+    except (KeyError, ValueError):  # it was logged with other fields than the sentence has
+        return record.getMessage()

@@ -1,0 +1,185 @@
+"""What the user that trials run as has to find on a machine, made and tried when a node starts."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Final
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.system.folder_trees import remove_tree
+from tunemq_shared.system.plain_files import allow
+from tunemq_workers.runtime.checkpoint_interfaces import Timers
+from tunemq_workers.system.trial_user import Account, own_files
+from tunemq_workers.work_folder import LOCK, is_own_file
+
+#: How long the check of an account may take: one import by a cold interpreter.
+_CHECK_S: Final = 60.0
+#: A trial that starts in the meantime is retried.
+_RESTORED_EVERY_S: Final = 1.0
+#: What the user runs to find out whether it can host trials; ``{}`` is a folder to be written to.
+_CHECK: Final = """\
+import os, sys
+sys.path[:] = {path!r} + sys.path
+import tunemq_workers.processes.forkserver_messages
+for folder in {folders!r}:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        sys.exit("it cannot write to " + folder)
+"""
+
+
+def claim_workdir(account: Account, workdir: str, names: Sequence[str]) -> None:
+    """Refuse a working folder with things that are not TuneMQ's; have the account pass through it.
+
+    Called before this start makes the lock file: one that is there is an earlier start's.
+
+    Args:
+        names: what `give_folders` is going to be told.
+
+    Raises:
+        ConfigError: the folder cannot be used; says why, and what to do.
+    """
+    with _refusing():
+        for name in names:
+            folder = os.path.join(workdir, name)
+            if os.path.islink(folder):
+                raise ConfigError(
+                    f"{folder} is a link, which is not followed for --trial-user: remove it. To"
+                    " have copies of checkpoints elsewhere, name the folder itself with --cache."
+                )
+            if _owner(folder) not in (None, account.uid) and not _is_marked(workdir):
+                raise ConfigError(
+                    f"{folder} is not TuneMQ's: no worker has worked in {workdir} before, and for"
+                    f" --trial-user {account.name} it would be emptied. Move it away, or name"
+                    " another --workdir."
+                )
+        mode = stat.S_IMODE(os.stat(workdir).st_mode)
+        if not os.listdir(workdir):
+            mode = 0o700  # it is new, or somebody has made it for us
+        elif mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"others may write to {workdir}, and so trials could replace what the worker has"
+                f" there. Run chmod go-w {workdir}, or name another --workdir."
+            )
+        os.chmod(workdir, mode | 0o011)  # noqa: S103  to pass, not to read
+
+
+def give_folders(account: Account, workdir: str, names: Iterable[str], cache: str | None) -> None:
+    """Make the folders that trials and the node share the account's, and the rest nobody's else.
+
+    Args:
+        workdir: the node's, after `claim_workdir`.
+        names: folders in there; another user's are emptied, since they hold nothing but copies.
+        cache: a further one, if people have named it; what is in it is theirs.
+
+    Raises:
+        ConfigError: a folder cannot be used, or the account cannot host trials; says why.
+    """
+    folders = [os.path.join(workdir, name) for name in names]
+    with _refusing():
+        for entry in os.scandir(workdir):
+            if is_own_file(entry.name) and entry.is_file(follow_symlinks=False):
+                os.chmod(entry.path, 0o600)
+        for folder in folders:
+            if _owner(folder) not in (None, account.uid):
+                remove_tree(folder)
+                if os.path.lexists(folder):
+                    os.rmdir(folder)  # says why it is still there
+        if cache is not None:
+            folders.append(os.path.abspath(cache))
+        for folder in folders:
+            if _owner(folder) is None:
+                os.makedirs(folder, mode=0o700)
+                os.chown(folder, account.uid, account.gid)
+        restore_rights(folders)
+    _check(account, folders)
+
+
+def restore_rights(folders: Iterable[str]) -> None:
+    """Give their owner all rights to these folders: a trial may have taken them from itself."""
+    with own_files():
+        for folder in folders:
+            with suppress(FileNotFoundError):
+                mode = stat.S_IMODE(os.lstat(folder).st_mode)
+                if mode & stat.S_IRWXU != stat.S_IRWXU:
+                    allow(folder, mode | stat.S_IRWXU)
+
+
+def keep_rights(timers: Timers, folders: Collection[str]) -> None:
+    """Restore the rights to folders that trials and the node share, now and once a second.
+
+    Else one trial that changes their modes would fail all later ones on the node.
+    """
+    restore_rights(folders)
+    timers.after(_RESTORED_EVERY_S, partial(keep_rights, timers, folders))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as problem:
+        raise ConfigError(
+            f"--trial-user: {problem.filename}: {problem.strerror or problem}. Mend that, or name"
+            " another --workdir."
+        ) from problem
+
+
+def _is_marked(workdir: str) -> bool:
+    """Whether a worker was started there before: its lock file holds a number."""
+    try:
+        # Somebody else's "lock" may be anything.
+        lock = os.open(os.path.join(workdir, LOCK), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        return stat.S_ISREG(os.fstat(lock).st_mode) and os.read(lock, 32).strip().isdigit()
+    finally:
+        os.close(lock)
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.lstat(path).st_uid
+    except FileNotFoundError:
+        return None
+
+
+def _check(account: Account, folders: list[str]) -> None:
+    """Run this interpreter as the account.
+
+    Raises:
+        ConfigError: it cannot import TuneMQ, or not write to one of the folders.
+    """
+    code = _CHECK.format(path=[entry for entry in sys.path if entry], folders=folders)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-P", "-c", code],
+            cwd="/",
+            env=account.variables({}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_CHECK_S,
+            check=False,
+            user=account.uid,
+            group=account.gid,
+            extra_groups=account.groups,
+        )
+    except (OSError, subprocess.SubprocessError) as problem:
+        reason = f"{sys.executable}: {getattr(problem, 'strerror', None) or problem}"
+    else:
+        if ended.returncode == 0:
+            return
+        lines = ended.stderr.strip().splitlines()
+        reason = lines[-1] if lines else f"{sys.executable} ended with {ended.returncode}"
+    raise ConfigError(
+        f"--trial-user is {account.name}, who cannot run trials here: {reason}. The interpreter,"
+        " TuneMQ and the --workdir have to be where that user may go."
+    )

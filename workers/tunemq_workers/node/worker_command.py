@@ -1,0 +1,193 @@
+"""``tunemq worker``: this machine as a node of a farm.
+
+The command checks what can be wrong before anything starts, in words for a person at a terminal,
+and then *becomes* the node (`tunemq_workers.node.node_process`), which is started as its own
+program so that it holds none of what a command line needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from tunemq_shared.base.errors import ConfigError, WireUnavailable
+from tunemq_shared.base.known_variables import unknown_variables
+from tunemq_shared.broker.redis_address import REDIS_VARIABLE, RedisAddress, parse_address
+from tunemq_shared.signing.live_keys import Role, find_keys
+from tunemq_shared.system.process_control import keep_memory_private
+from tunemq_shared.system.standard_streams import tell
+from tunemq_workers.node import node_process
+from tunemq_workers.node.worker_exit_codes import EXIT_UNAVAILABLE
+from tunemq_workers.system import machine
+from tunemq_workers.system.trial_user import find_account
+
+if TYPE_CHECKING:
+    from tunemq_workers.broker.redis_client import Reply
+
+#: So long a Redis that does not answer may take to come: machines of a farm start side by side.
+_PATIENCE_S: Final = 10.0
+_RETRY_S: Final = 0.2
+#: Where machines keep what can be made again.
+_SHARED: Final = "/var/cache"
+_UNSAFE: Final = re.compile(r"[^\w.-]+")
+
+
+def add_parser(groups: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = groups.add_parser(
+        "worker",
+        help="let this machine run trials of a farm",
+        description="Runs trials that a `tunemq scheduler` on the same Redis hands out, until it is"
+        " told to stop. Ctrl-C or SIGTERM: trials are saved where they can be within the grace, and"
+        " go on elsewhere; again: at once. Where checkpoints go to a store the worker needs its"
+        " address and keys as the scheduler does (TUNEMQ_S3_*, AWS_*, TUNEMQ_STORE_*).",
+        epilog="Exit codes: 0 it was told to stop; 64 the command line is of no use; 69 Redis"
+        " cannot be reached or refuses; 70 a part of it broke; 76 another worker of its name took"
+        " its place.",
+    )
+    parser.add_argument(
+        "--redis",
+        metavar="URL",
+        help=f"where Redis is, such as redis://host:6379/0; default: ${REDIS_VARIABLE},"
+        " which is the place for one with a password",
+    )
+    parser.add_argument(
+        "--name",
+        help="this node's name, the same after a restart; default: the name of the host",
+    )
+    parser.add_argument(
+        "--workdir",
+        metavar="DIR",
+        help="for logs, copies of checkpoints and what spills; on a disk of this machine;"
+        f" default: ~/.cache/tunemq/<name>; with --trial-user, {_SHARED}/tunemq/<name>",
+    )
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="start although Redis lets others in, or the keys of the store are well known; what is"
+        " wrong is told",
+    )
+    node_process.add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check the command line, then become the node; returns only if that cannot be.
+
+    Raises:
+        ConfigError: an option is not usable.
+    """
+    for unknown in unknown_variables(os.environ):
+        _tell(unknown)
+    url = options.redis or os.environ.get(REDIS_VARIABLE, "")
+    if not url:
+        raise ConfigError(
+            f"where Redis is has to be said: --redis redis://host:6379/0, or ${REDIS_VARIABLE}."
+        )
+    address = parse_address(url)
+    if options.redis and address.password:
+        _tell(
+            "whoever lists this machine's processes sees the password in --redis; give the address"
+            f" in ${REDIS_VARIABLE} instead."
+        )
+    if keys := find_keys(options.keys, Role.WORKER).path:
+        options.keys = keys  # the node works in the same folder, but who reads its command line not
+    name = options.name or machine.hostname()
+    if options.trial_user:
+        find_account(options.trial_user)
+    if options.trial_env is None:
+        options.trial_env = os.environ.get(node_process.TRIAL_ENV)
+    if options.trial_env is not None:
+        _check_trial_env(options.trial_env)
+    workdir = os.path.abspath(options.workdir or _default_workdir(name, options.trial_user))
+    try:
+        os.makedirs(workdir, mode=0o700, exist_ok=True)
+    except OSError as problem:
+        raise ConfigError(f"--workdir {workdir} cannot be made: {problem.strerror}.") from problem
+    keep_memory_private()
+    try:
+        hello = _find_redis(address)
+    except WireUnavailable as problem:
+        _tell(str(problem))
+        return EXIT_UNAVAILABLE
+    from tunemq_workers.node.start_up_check import check_surroundings  # for this command alone
+
+    check_surroundings(address, hello, os.environ, is_insecure=options.insecure, tell=_tell)
+    os.environ[REDIS_VARIABLE] = url
+    line = ["--name", name, "--workdir", workdir, "--farm"]
+    return _become([*node_process.PROGRAM, *line, *node_process.given_options(options)])
+
+
+def _become(program: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(program[0], program)  # noqa: S606  no shell
+
+
+def _find_redis(address: RedisAddress) -> Reply:
+    """Wait a while for a Redis that is not there yet; one that refuses will go on to do so.
+
+    Returns:
+        What it answers to ``HELLO``.
+
+    Raises:
+        WireUnavailable: it cannot be reached, or does not let us in.
+    """
+    from tunemq_workers.broker.redis_client import RedisClient, Refused
+
+    started = time.monotonic()
+    is_told = False
+    while True:
+        try:
+            client = RedisClient(address)
+            try:
+                reply, hello = client.pipeline([["PING"], ["HELLO", 2]])
+            finally:
+                client.close()
+        except WireUnavailable as problem:
+            tried = time.monotonic() - started
+            if isinstance(problem.__cause__, Refused):
+                raise
+            if tried >= _PATIENCE_S:
+                raise WireUnavailable(f"{problem} Tried for {tried:.0f} s.") from problem
+            if not is_told:
+                is_told = True
+                _tell(f"{problem} Trying for {_PATIENCE_S:g} s.")
+            time.sleep(_RETRY_S)
+        else:
+            if isinstance(reply, Refused):
+                raise WireUnavailable(f"Redis at {address} refused us: {reply}.") from reply
+            return hello
+
+
+def _check_trial_env(text: str) -> None:
+    """Warn of names that no variable has: they may be misspelt.
+
+    Raises:
+        ConfigError: one can be no name.
+    """
+    from tunemq_workers.trials.local_start_order import (  # for this option alone
+        parse_allowed,
+        unmatched,
+    )
+
+    if missing := unmatched(parse_allowed(text)):
+        _tell(
+            f"--trial-env names {', '.join(missing)}, which no variable of this worker matches that"
+            " trials may have; check the spelling."
+        )
+
+
+def _tell(text: str) -> None:
+    tell(f"tunemq worker: {text}")
+
+
+def _default_workdir(name: str, trial_user: str | None) -> str:
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if trial_user is not None:  # who may not go into this user's
+        caches = _SHARED
+    return os.path.join(caches, "tunemq", _UNSAFE.sub("_", name).lstrip(".") or "node")

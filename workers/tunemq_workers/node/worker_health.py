@@ -1,0 +1,69 @@
+"""`NodeHealth`: what a farm's node says of itself to whoever may have to start it anew.
+
+It is said in the node's loop, by a timer of it: a loop that hangs says nothing more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tunemq_shared.broker import redis_keys
+from tunemq_shared.health.service_health import BEAT_S, Health
+from tunemq_workers.runtime.reactor import Reactor
+from tunemq_workers.system.trial_user import own_files
+
+_NEVER: Final = float("-inf")
+
+
+class NodeHealth:
+    """Speaks from the node's loop, where anybody listens.
+
+    Args:
+        health: whom it speaks to.
+        reactor: the node's loop.
+    """
+
+    def __init__(self, health: Health, reactor: Reactor) -> None:
+        self._health, self._reactor = health, reactor
+        self._confirmed_at = _NEVER
+        self._has_scheduler = self._is_stopping = False
+        self._hosts: Callable[[], int] = lambda: 0
+
+    def start(self, hosts: Callable[[], int]) -> None:
+        """Speak from now on; ``hosts`` says how many trials are here."""
+        self._hosts = hosts
+        if self._health.is_wanted:
+            self._beat()
+
+    def confirmed(self, *, has_scheduler: bool) -> None:
+        """Redis took the lease, just now."""
+        is_first = self._confirmed_at == _NEVER
+        self._confirmed_at, self._has_scheduler = time.monotonic(), has_scheduler
+        if is_first and self._health.is_wanted:
+            self._say()  # a service manager waits for it
+
+    def stopping(self) -> None:
+        """The node was told to end, and is about it."""
+        self._is_stopping = True
+        if self._health.is_wanted:
+            self._health.stopping()
+            self._say()
+
+    def _beat(self) -> None:
+        self._say()
+        self._reactor.after(BEAT_S, self._beat)
+
+    def _say(self) -> None:
+        is_heard = time.monotonic() - self._confirmed_at < redis_keys.LEASE_TTL_S
+        with own_files():
+            self._health.beat(is_ready=is_heard, status=self._status(is_heard=is_heard))
+
+    def _status(self, *, is_heard: bool) -> str:
+        trials = f"trials: {self._hosts()}"
+        if self._is_stopping:
+            return trials
+        if not is_heard:
+            return f"Redis has not confirmed the lease; {trials}"
+        return trials if self._has_scheduler else f"no scheduler is there; {trials}"

@@ -1,0 +1,1 @@
+"""Processes and process trees: supervised, watched, limited, and ended whole."""

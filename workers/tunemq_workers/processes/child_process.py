@@ -1,0 +1,72 @@
+"""Starting a child process of a node that talks with it over a socket pair.
+
+Imported before everything else of a node, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from tunemq_shared.system.process_control import is_memory_private
+from tunemq_workers.system.credentials import send_keys, split
+from tunemq_workers.system.trial_user import own_files
+
+
+class ChildProcess(NamedTuple):
+    """A running child, and the node's end of the socket pair."""
+
+    pid: int
+    sock: socket.socket
+
+
+def start_child(
+    module: str,
+    arguments: Sequence[str],
+    log_path: str,
+    variables: Mapping[str, str] = MappingProxyType({}),
+    *,
+    needs: Container[str] = (),
+) -> ChildProcess:
+    """Run ``module``; call it in the thread whose end shall be the process's end.
+
+    The child gets ``--fd`` with its end of the pair and ``--node-pid`` besides ``arguments``, no
+    input, and ``log_path`` for what it prints. ``variables`` are added to its environment. It has
+    to begin with `tunemq_workers.system.credentials.take_keys`. Of the keys of a node that hides
+    its memory it gets those that it ``needs``.
+
+    Raises:
+        OSError: no process or no socket is to be had, or the log cannot be written.
+    """
+    ours, theirs = socket.socketpair()
+    shown, keys, is_hidden = {**os.environ, **variables}, dict[str, str](), is_memory_private()
+    if is_hidden:
+        shown, keys = split(shown)
+    with theirs, own_files():
+        theirs.set_inheritable(True)
+        line = ["--fd", str(theirs.fileno()), "--node-pid", str(os.getpid())]
+        writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-P", "-m", module, *arguments, *line],
+                shown,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, log_path, writing, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+                setpgroup=0,  # Ctrl-C at a worker's terminal is for the node, which tells others
+            )
+        except OSError:
+            ours.close()
+            raise
+    given = {name: value for name, value in keys.items() if name in needs}
+    send_keys(ours, given, is_hidden=is_hidden)
+    return ChildProcess(pid, ours)

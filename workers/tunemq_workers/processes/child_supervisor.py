@@ -1,0 +1,169 @@
+"""The node's hold on a process that works for it: starts it, hears it, replaces it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from tunemq_shared.base.backoff import backoff_s
+from tunemq_shared.system.processes import is_readable, signal_name
+from tunemq_shared.system.stopped_process import LOOK_S, StopDetector
+from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.runtime.frame_connection import HostLink
+from tunemq_workers.runtime.frames import ORDER
+from tunemq_workers.runtime.reactor import Reactor, Timer
+
+#: Processes that die in a row are started less and less often; one that lived so long begins anew.
+_BACK_OFF_S: Final = (0.1, 10.0)
+_LIVED_S: Final = 10.0
+#: How long the end of the process is waited for at the end of the node.
+_CLOSE_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class ChildKeeper:
+    """Keeps at most one process of a kind, and none before `start_if_none`.
+
+    No process is started before the one before it was reaped, so nothing is ever done by two.
+
+    Args:
+        reactor: calls back.
+        name: of the process, in words and in the log.
+        start: starts a process; called in the reactor's thread.
+        children: the pids of the node's own children; the process's is kept there until it is
+            reaped.
+        on_up: a process is there, and knows of nothing yet.
+        on_answer: takes each answer, undecoded.
+        on_end: the process has ended, whoever ended it, or none could be started; takes why.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        name: str,
+        start: Callable[[], ChildProcess],
+        children: set[int],
+        *,
+        on_up: Callable[[], None],
+        on_answer: Callable[[bytes], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._reactor, self._name = reactor, name
+        self._start, self._children = start, children
+        self._on_up, self._on_answer, self._on_end = on_up, on_answer, on_end
+        self._link: HostLink | None = None
+        self._pid = self._pidfd = -1
+        self._started_at = 0.0
+        self._why: str | None = None
+        self._deaths_in_a_row = 0
+        self._pending: Timer | None = None
+        self._look: Timer | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a process that takes orders."""
+        return self._link is not None
+
+    @property
+    def pid(self) -> int | None:
+        """The process, as long as it is not reaped."""
+        return self._pid if self._pid > 0 else None
+
+    def start_if_none(self) -> None:
+        """Have a process soon: as soon as the last one is reaped, and a pause is over."""
+        if self._pid > 0 or self._pending is not None:
+            return
+        delay_s = 0.0
+        if self._deaths_in_a_row:
+            delay_s = backoff_s(self._deaths_in_a_row - 1, *_BACK_OFF_S)
+        self._pending = self._reactor.after(delay_s, self._start_now)
+
+    def send(self, order: bytes) -> None:
+        """Give an encoded order to the process that is there."""
+        assert self._link is not None  # whoever orders has asked `is_up`
+        self._link.send(ORDER, order)
+
+    def end(self, why: str = "") -> None:
+        """Kill the process, if there is one; `on_end` follows, with this reason."""
+        if self._link is not None:
+            self._why = why
+            self._drop()
+
+    def close(self) -> None:
+        """Kill the process and wait for its end; nobody is called any more."""
+        if self._pending is not None:
+            self._pending.cancel()
+        if self._link is not None:
+            self._drop()
+        if self._pid > 0:
+            self._reactor.unwatch(self._pidfd)
+            # One that hangs in the kernel is left to whoever comes after the node.
+            if is_readable(self._pidfd, _CLOSE_S):
+                self._reap()
+
+    def _start_now(self) -> None:
+        self._pending = None
+        try:
+            self._pid, sock = self._start()
+        except OSError as problem:  # no process is to be had now; one that dies frees one
+            why = f"the {self._name} process cannot be started: {problem}"
+            _log.error("%s.not_started why=%r", self._name, why)
+            self._deaths_in_a_row += 1
+            self._on_end(why)
+            return
+        self._children.add(self._pid)
+        self._pidfd = os.pidfd_open(self._pid)
+        self._started_at, self._why = time.monotonic(), None
+        self._link = HostLink(
+            self._reactor,
+            sock,
+            on_other=lambda _, payload: self._on_answer(payload),
+            on_end=self._drop,
+        )
+        self._look = self._reactor.after(LOOK_S, partial(self._look_at_it, StopDetector()))
+        _log.info("%s.started pid=%d", self._name, self._pid)
+        self._on_up()
+
+    def _look_at_it(self, stops: StopDetector) -> None:
+        """Replace a process that is stopped: any trial that runs as the node's user can do that."""
+        if stops.look(self._pid):
+            self._deaths_in_a_row += 1
+            self.end(f"the {self._name} process {self._pid} was stopped (SIGSTOP or a debugger)")
+        else:
+            self._look = self._reactor.after(LOOK_S, partial(self._look_at_it, stops))
+
+    def _drop(self) -> None:
+        """Close the socket, and see to the process's end."""
+        assert self._link is not None  # it is dropped once
+        if self._look is not None:
+            self._look.cancel()
+        self._link.close()
+        self._link = None
+        self._reactor.watch(self._pidfd, self._ended)
+        os.kill(self._pid, signal.SIGKILL)  # a child that was not waited for: the pid is its own
+
+    def _ended(self, _events: int) -> None:
+        self._reactor.unwatch(self._pidfd)
+        pid = self._pid
+        code = self._reap()
+        if time.monotonic() - self._started_at >= _LIVED_S:
+            self._deaths_in_a_row = 0
+        if self._why is None:  # it ended by itself
+            self._deaths_in_a_row += 1
+            how = f"exit code {code}" if code >= 0 else signal_name(-code)
+            self._why = f"the {self._name} process {pid} ended with {how}"
+        _log.info("%s.ended pid=%d why=%r", self._name, pid, self._why)
+        self._on_end(self._why)
+
+    def _reap(self) -> int:
+        os.close(self._pidfd)
+        _, status = os.waitpid(self._pid, 0)
+        self._children.discard(self._pid)
+        self._pid = self._pidfd = -1
+        return os.waitstatus_to_exitcode(status)

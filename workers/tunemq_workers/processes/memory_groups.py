@@ -1,0 +1,281 @@
+"""Control groups of trials that have a memory limit: the kernel gives their processes no more.
+
+They are below the node's own group, where that is the node's to divide:
+
+    tunemq-<pid of the node>-<instance>/
+        h1      a trial's process and all that it starts
+        node    version 2 only: the node and all else that it starts
+
+In version 2 a group that limits others has no processes itself, so the node moves into one of its
+own. It does so only where its group was delegated to it. Where it cannot divide its group, memory
+is limited by `tunemq_workers.processes.tree_watch` alone, which looks at it again and again.
+
+Nothing here is a trial's to change while trials run as another user than the node.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import re
+from contextlib import suppress
+from typing import Final
+
+from tunemq_shared.system.claimed_process import exists
+from tunemq_workers.processes.tree_memory import family_of
+from tunemq_workers.system.trial_user import own_files
+
+_ROOT: Final = "/sys/fs/cgroup"
+_ABOUT: Final = "/proc/self/cgroup"
+_NODE: Final = "node"
+_OF_NODES: Final = re.compile(r"tunemq-(\d+)-[0-9a-f]+")
+#: Says that systemd leaves a group to its service; which of the two depends on its release.
+_DELEGATED: Final = ("user.delegate", "trusted.delegate")
+#: So often the node looks for processes that were forked while it moved the others.
+_ROUNDS: Final = 100
+#: The kernel gives a group memory in portions of this size while there is room for one.
+_BATCH_BYTES: Final = 64 * mmap.PAGESIZE
+
+_log = logging.getLogger(__name__)
+
+
+class NoGroups(Exception):
+    """The node cannot limit memory by control groups; says why."""
+
+
+class MemoryGroups:
+    """One for each host with a memory limit. Owned by the node's loop, but for `held_at_kill`.
+
+    Args:
+        instance: of the node, for names.
+        root: where the kernel shows control groups.
+        about: the file that says which is this process's.
+    """
+
+    def __init__(self, instance: str, root: str = _ROOT, about: str = _ABOUT) -> None:
+        self._name = f"tunemq-{os.getpid()}-{instance}"
+        self._root, self._about = root, about
+        self._base = self._top = ""
+        self._is_v2 = self._was_tried = False
+        self._folders: dict[str, str] = {}
+        self._gates: dict[str, int] = {}
+
+    def begin(self, host: str, limit: int) -> int | None:
+        """Make a host's group; the host is to read from the returned descriptor before it begins.
+
+        That returns when the host is in its group. None: there can be no group.
+        """
+        if not self._was_tried:
+            self._was_tried = True
+            self._try_to_divide()
+        if not self._top:
+            return None
+        folder = f"{self._top}/{host}"
+        try:
+            with own_files():
+                os.mkdir(folder)
+                _set_limit(folder, limit, is_v2=self._is_v2)
+            waiting, self._gates[host] = os.pipe()
+        except OSError as problem:
+            _log.warning("memory.no_group host=%s problem=%r", host, str(problem))
+            self.leave(host)
+            return None
+        self._folders[host] = folder
+        return waiting
+
+    def enter(self, host: str, pid: int) -> None:
+        """Move a host into its group, if it has one, and let it begin."""
+        if (folder := self._folders.get(host)) is not None:
+            try:
+                with own_files():
+                    _write(f"{folder}/cgroup.procs", pid)
+            except OSError as problem:  # it may have ended
+                _log.warning("memory.not_entered host=%s problem=%r", host, str(problem))
+        self._open_gate(host)
+
+    def held_at_kill(self, host: str) -> int:
+        """The most bytes that a host's group held, if the kernel killed one of it for more; else 0.
+
+        Any thread may ask.
+        """
+        folder = self._folders.get(host)
+        return 0 if folder is None else _held_at_kill(folder, is_v2=self._is_v2)
+
+    def leave(self, host: str) -> None:
+        """Remove a host's group, if it has one; no process is in it any more."""
+        self._open_gate(host)
+        self._folders.pop(host, None)
+        if self._top:
+            self._remove_empty(self._top, {_NODE, *self._folders})
+
+    def close(self) -> None:
+        """Remove all; no host is left."""
+        for host in {*self._folders, *self._gates}:
+            self.leave(host)
+        if not self._top:
+            return
+        with suppress(OSError), own_files():
+            if self._is_v2:
+                _write(f"{self._top}/cgroup.subtree_control", "-memory")
+                _write(f"{self._base}/cgroup.subtree_control", "-memory")
+                _move_all(f"{self._top}/{_NODE}", self._base)
+                os.rmdir(f"{self._top}/{_NODE}")
+            os.rmdir(self._top)
+        self._top = ""
+
+    def _open_gate(self, host: str) -> None:
+        if (gate := self._gates.pop(host, None)) is not None:
+            os.close(gate)
+
+    def _try_to_divide(self) -> None:
+        try:
+            with own_files():
+                self._divide()
+        except (NoGroups, OSError) as problem:
+            _log.info("memory.polled reason=%s", problem)
+        else:
+            _log.info("memory.grouped folder=%s", self._top)
+
+    def _divide(self) -> None:
+        """Make the group that those of hosts are in.
+
+        Raises:
+            NoGroups, OSError: that cannot be.
+        """
+        base, self._is_v2 = _own_group(self._root, self._about)
+        for name in os.listdir(base):
+            left = _OF_NODES.fullmatch(name)
+            if left and (int(left[1]) == os.getpid() or not exists(int(left[1]))):
+                self._remove_empty(f"{base}/{name}", set())
+                with suppress(OSError):
+                    os.rmdir(f"{base}/{name}")
+        top = f"{base}/{self._name}"
+        os.mkdir(top)
+        try:
+            if self._is_v2:
+                os.mkdir(f"{top}/{_NODE}")
+                _move_all(base, f"{top}/{_NODE}")
+                _write(f"{base}/cgroup.subtree_control", "+memory")
+                _write(f"{top}/cgroup.subtree_control", "+memory")
+        except (NoGroups, OSError):
+            with suppress(OSError, NoGroups):
+                _move_all(f"{top}/{_NODE}", base)
+            for folder in (f"{top}/{_NODE}", top):
+                with suppress(OSError):
+                    os.rmdir(folder)
+            raise
+        self._base, self._top = base, top
+
+    def _remove_empty(self, top: str, kept: set[str]) -> None:
+        with suppress(OSError), own_files(), os.scandir(top) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and entry.name not in kept:
+                    with suppress(OSError):  # what is left there is tried again with the next
+                        os.rmdir(entry.path)
+
+
+def _own_group(root: str, about: str) -> tuple[str, bool]:
+    """The folder of this process's group that may limit memory, and whether it is of version 2."""
+    groups: dict[str, str] = {}
+    with open(about, encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            _, controllers, path = line.rstrip("\n").split(":", 2)
+            groups |= dict.fromkeys(controllers.split(","), path)
+    is_v2 = "memory" not in groups
+    if is_v2 and "" not in groups:
+        raise NoGroups("the kernel has no control groups for memory")
+    path = groups[""] if is_v2 else groups["memory"]
+    folder = (root if is_v2 else f"{root}/memory") + path.rstrip("/")
+    if not os.path.isdir(folder) or os.getpid() not in _processes(folder):
+        raise NoGroups(f"the worker cannot find its control group {path}")
+    if is_v2:
+        _check_delegated(folder, path)
+    elif _read(f"{folder}/memory.use_hierarchy") != "1":
+        raise NoGroups(f"limits of the control group {path} do not hold for groups below it")
+    return folder, is_v2
+
+
+def _check_delegated(folder: str, path: str) -> None:
+    """See that a group of version 2 is this node's to divide.
+
+    Raises:
+        NoGroups: it is not.
+    """
+    if "memory" not in _read(f"{folder}/cgroup.controllers").split():
+        raise NoGroups(f"the control group {path} has no memory controller")
+    for name in _DELEGATED:
+        with suppress(OSError):
+            if os.getxattr(folder, name) == b"1":
+                return
+    if path != "/":  # a container's own is the root of what it sees
+        raise NoGroups(f"the control group {path} is not delegated to the worker")
+
+
+def _move_all(source: str, target: str) -> None:
+    """Move all processes of a group to another one.
+
+    Raises:
+        NoGroups: there are others than this node's.
+        OSError: the kernel refuses.
+    """
+    for _ in range(_ROUNDS):
+        found = _processes(source)
+        if not found:
+            return
+        others = found.difference(family_of(os.getpid()))
+        if any(os.path.exists(f"/proc/{pid}") for pid in others):
+            raise NoGroups("other programs than the worker are in its control group")
+        for pid in found:
+            with suppress(ProcessLookupError):  # it has just ended
+                _write(f"{target}/cgroup.procs", pid)
+    raise NoGroups("the worker's control group does not get empty")
+
+
+def _set_limit(folder: str, limit: int, *, is_v2: bool) -> None:
+    if is_v2:
+        _write(f"{folder}/memory.max", limit)
+        _write(f"{folder}/memory.oom.group", 1)
+        swap = ("memory.swap.max", 0)
+    else:
+        _write(f"{folder}/memory.limit_in_bytes", limit)
+        swap = ("memory.memsw.limit_in_bytes", limit)  # memory and swap together
+    with suppress(OSError):  # the kernel may not count swap
+        _write(f"{folder}/{swap[0]}", swap[1])
+
+
+def _held_at_kill(folder: str, *, is_v2: bool) -> int:
+    """See `MemoryGroups.held_at_kill`; 0 where another group's limit, or the machine's, was hit."""
+    try:
+        if not is_v2:
+            # Counters of failed requests miss those that the limit of memory and swap refused.
+            kills = _numbers(f"{folder}/memory.oom_control").get("oom_kill")
+            limit = int(_read(f"{folder}/memory.limit_in_bytes"))
+            held = int(_read(f"{folder}/memory.max_usage_in_bytes"))
+            return held if kills and held > limit - _BATCH_BYTES else 0
+        events = _numbers(f"{folder}/memory.events")
+        if not (events["oom_kill"] and events["oom"]):
+            return 0
+        peak = f"{folder}/memory.peak"  # since Linux 5.19
+        return int(_read(peak if os.path.exists(peak) else f"{folder}/memory.max"))
+    except OSError:  # it has just been removed
+        return 0
+
+
+def _processes(folder: str) -> set[int]:
+    return set(map(int, _read(f"{folder}/cgroup.procs").split()))
+
+
+def _numbers(file: str) -> dict[str, int]:
+    pairs = (line.split() for line in _read(file).splitlines())
+    return {name: int(number) for name, number in pairs}
+
+
+def _read(file: str) -> str:
+    with open(file, encoding="ascii") as lines:
+        return lines.read().strip()
+
+
+def _write(file: str, value: str | int) -> None:
+    with open(file, "w", encoding="ascii") as writer:
+        writer.write(str(value))

@@ -1,0 +1,72 @@
+"""What the processes of a trial hold in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from tunemq_shared.system.processes import children_of
+
+#: Pages that only exist in memory: a mapped file's can be dropped at any time.
+_HELD: Final = frozenset({b"RssAnon:", b"RssShmem:", b"VmSwap:"})
+_SHARE: Final = frozenset({b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:"})
+
+
+def family_bytes(family: Iterable[int], limit: int) -> int:
+    """What these processes hold together, in bytes; those that have ended hold nothing.
+
+    A sum in which pages count for each process that has them is quickly found, and enough while it
+    is not above ``limit``. Else each process counts its share of those pages, which takes the
+    kernel a while.
+    """
+    held = sum(_held(one) for one in family)
+    return held if held <= limit else sum(_share(one) for one in family)
+
+
+def family_of(pid: int) -> list[int]:
+    """A host and all below it: it adopts what its descendants leave behind."""
+    family = [pid]
+    for one in family:  # it grows meanwhile
+        family += _or_nothing(children_of, one)
+    return family
+
+
+def _or_nothing(look: Callable[[int], Iterable[int]], pid: int) -> Iterable[int]:
+    try:
+        return look(pid)
+    except OSError:  # it has just ended
+        return ()
+
+
+def _held(pid: int) -> int:
+    if held := _sum_of(f"/proc/{pid}/status", _HELD):
+        return held
+    # One whose main thread has ended shows nothing under its own number, and holds what it held.
+    threads = _or_nothing(_threads_of, pid)
+    return max((_sum_of(f"/proc/{thread}/status", _HELD) for thread in threads), default=0)
+
+
+def _threads_of(pid: int) -> list[int]:
+    return [int(thread) for thread in os.listdir(f"/proc/{pid}/task")]
+
+
+def _share(pid: int) -> int:
+    for thread in (pid, *_or_nothing(_threads_of, pid)):
+        try:
+            return _sum_of(f"/proc/{thread}/smaps_rollup", _SHARE, is_needed=True)
+        except OSError:  # this thread has ended, or it runs as somebody else
+            continue
+    return _held(pid)
+
+
+def _sum_of(path: str, names: frozenset[bytes], *, is_needed: bool = False) -> int:
+    """The sum of some lines of a file of the kernel's that gives KiB, in bytes."""
+    try:
+        with open(path, "rb") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        if is_needed:
+            raise
+        return 0
+    return 1024 * sum(int(line[1]) for line in lines if line and line[0] in names)

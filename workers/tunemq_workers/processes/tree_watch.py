@@ -1,0 +1,154 @@
+"""Looks again and again at what families hold in memory, and how many processes they are.
+
+It does so in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tunemq_shared.base.byte_sizes import show_bytes
+from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_workers.processes.tree_memory import family_bytes, family_of
+
+#: Between two looks at one family, in seconds: at least and at most.
+_PERIODS_S: Final = (0.02, 0.5)
+#: A family is looked at again before it could have taken what is left of its limits, at so many
+#: bytes and processes a second, a quick process's pace.
+_BYTES_PER_S: Final = 2 * 2**30
+_FORKS_PER_S: Final = 2000
+#: Looking may take so much of a processor for each family.
+_BUSY: Final = 0.02
+
+
+def _none_was_killed(_host: str) -> int:
+    return 0
+
+
+@dataclass(slots=True)
+class _Family:
+    host: str
+    pid: int
+    limits: TrialLimits
+    due: float
+
+
+class FamilyWatch:
+    """Says which family has more than its limit of memory or processes, once for each.
+
+    The kernel may make who asks about a process wait for it; hence the thread.
+
+    Args:
+        post: has the node's loop call something.
+        held_at_kill: see
+        `tunemq_workers.runtime.trial_process_interfaces.Forkservers.held_at_kill`.
+    """
+
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], None],
+        held_at_kill: Callable[[str], int] = _none_was_killed,
+    ) -> None:
+        #: Takes the host's name, and kind and error of the failure; called by the loop.
+        self.on_exceeded: Callable[[str, str, str], object] = _nobody_is_told
+        self._post, self._held_at_kill = post, held_at_kill
+        self._families: dict[str, _Family] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, host: str, pid: int, limits: TrialLimits) -> None:
+        """Look at the family of the host ``pid`` from now on."""
+        with self._changed:
+            self._families[host] = _Family(host, pid, limits, time.monotonic() + _PERIODS_S[0])
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="family watch", daemon=True)
+            self._thread.start()
+
+    def leave(self, host: str) -> None:
+        """Look no more; again, or without having been told to look, is allowed."""
+        with self._changed:
+            self._families.pop(host, None)
+
+    def why_killed(self, host: str, limits: TrialLimits) -> str:
+        """The error of a host of which the kernel killed a process for its limit; else "".
+
+        Any thread may ask, whether or not the family is watched.
+        """
+        held = self._held_at_kill(host) if limits.memory else 0
+        return _needed_more(held, limits.memory) if held else ""
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._families:
+                    self._changed.wait()
+                family = min(self._families.values(), key=_due)
+                pause_s = family.due - time.monotonic()
+                if pause_s > 0:
+                    self._changed.wait(pause_s)
+                    continue
+            self._look(family)
+
+    def _look(self, family: _Family) -> None:
+        began, limits = time.monotonic(), family.limits
+        could_last_s = _PERIODS_S[1]
+        members = family_of(family.pid)
+        if limits.processes:
+            if len(members) > limits.processes:
+                self._exceeded(family, "processes", _too_many(len(members), limits.processes))
+                return
+            could_last_s = min(could_last_s, (limits.processes - len(members)) / _FORKS_PER_S)
+        if limits.memory:
+            if error := self.why_killed(family.host, limits):
+                self._exceeded(family, "memory", error)
+                return
+            used = family_bytes(members, limits.memory)
+            if used > limits.memory:
+                self._exceeded(family, "memory", _too_much(used, limits.memory))
+                return
+            could_last_s = min(could_last_s, (limits.memory - used) / _BYTES_PER_S)
+        now = time.monotonic()
+        family.due = now + max(_PERIODS_S[0], could_last_s, (now - began) / _BUSY)
+
+    def _exceeded(self, family: _Family, kind: str, error: str) -> None:
+        with self._changed:
+            if self._families.get(family.host) is family:
+                del self._families[family.host]
+                self._post(partial(self._say, family.host, kind, error))
+
+    def _say(self, host: str, kind: str, error: str) -> None:
+        self.on_exceeded(host, kind, error)
+
+
+def _too_much(used: int, limit: int) -> str:
+    return (
+        f"the trial's processes held {show_bytes(used)} of memory, and its limit is "
+        f"{show_bytes(limit)} (TrialLimits(memory=...))."
+    )
+
+
+def _needed_more(held: int, limit: int) -> str:
+    return (
+        f"the trial's processes needed more than {show_bytes(held)} of memory, and its limit is "
+        f"{show_bytes(limit)} (TrialLimits(memory=...))."
+    )
+
+
+def _too_many(members: int, limit: int) -> str:
+    return (
+        f"the trial had {members} processes, and its limit is {limit} (TrialLimits(processes=...))."
+    )
+
+
+def _due(family: _Family) -> float:
+    return family.due
+
+
+def _nobody_is_told(_host: str, _kind: str, _error: str) -> None:
+    """Until somebody listens; who watches nothing need not."""

@@ -1,0 +1,140 @@
+"""The node's end of a trial host's socket."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from tunemq_shared.base.errors import WireError
+from tunemq_workers.runtime.frames import EVENT, UNREAD, UNREADABLE, FrameDecoder, frame
+from tunemq_workers.runtime.reactor import READ, WRITE, Reactor
+
+_RECEIVE_BYTES: Final = 256 * 2**10
+
+
+def _nobody_listens(_event: bytes) -> None:
+    """Until somebody does; the reactor cannot call before."""
+
+
+class HostLink:
+    """Reads a host's frames and sends it orders, never waiting.
+
+    Args:
+        reactor: calls back.
+        sock: the socket; owned from now on.
+        on_event: takes each event, undecoded; whoever sends none needs none.
+        on_other: takes the kind and payload of every other frame, and of what is none.
+        on_end: the host closed its end, or sent what no frame is.
+        most_unsent: bytes that may wait for a process that does not read; then `UNREAD` comes.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        *,
+        on_event: Callable[[bytes], object] = _nobody_listens,
+        on_other: Callable[[int, bytes], None],
+        on_end: Callable[[], None],
+        most_unsent: float = math.inf,
+    ) -> None:
+        self._reactor, self._sock = reactor, sock
+        self.on_event = on_event
+        self.on_sent: Callable[[int], object] = _nobody_asks
+        self._on_other, self._on_end = on_other, on_end
+        self._decoder = FrameDecoder()
+        self._unsent = bytearray()
+        self._most_unsent = most_unsent
+        self._is_held = False
+        self._is_open = True
+        sock.setblocking(False)
+        self._watch()
+
+    def send(self, kind: int, payload: bytes) -> None:
+        """Send a frame as soon as the host has room for it."""
+        if len(self._unsent) > self._most_unsent:
+            return
+        self._unsent += frame(kind, payload)
+        self.on_sent(kind)
+        self._flush()
+        if len(self._unsent) > self._most_unsent:
+            self._on_other(UNREAD, b"")
+
+    def hold(self, is_held: bool) -> None:
+        """Stop reading, so that the host waits when its socket is full; or go on."""
+        if self._is_held != is_held:
+            self._is_held = is_held
+            self._watch()
+
+    def drain(self) -> None:
+        """Take in all that a dead host has sent."""
+        # Others may have got its end of the socket, and write for ever.
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RD)
+        while self._receive():
+            pass
+
+    def close(self) -> None:
+        """Close the socket; again is allowed."""
+        if self._is_open:
+            self._is_open = False
+            self._reactor.unwatch(self._sock)
+            self._sock.close()
+
+    def _watch(self) -> None:
+        if not self._is_open:
+            return
+        events = (0 if self._is_held else READ) | (WRITE if self._unsent else 0)
+        if events:
+            self._reactor.watch(self._sock, self._ready, events)
+        else:
+            self._reactor.unwatch(self._sock)
+
+    def _ready(self, events: int) -> None:
+        if events & WRITE:
+            self._flush()
+        if events & READ:
+            self._receive()
+
+    def _flush(self) -> None:
+        had_waited = len(self._unsent)
+        try:
+            while self._is_open and self._unsent:
+                del self._unsent[: self._sock.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:  # it is dying: its forkserver tells
+            self._unsent.clear()
+        if had_waited or self._unsent:
+            self._watch()
+
+    def _receive(self) -> bool:
+        """Take in what one receive gives; whether there may be more."""
+        if not self._is_open:
+            return False
+        try:
+            data = self._sock.recv(_RECEIVE_BYTES)
+            frames = self._decoder.feed(data)
+        except BlockingIOError:
+            return False
+        except ConnectionError:  # it ended with orders unread
+            data, frames = b"", []
+        except WireError as problem:
+            data, frames = b"", [*self._decoder.whole, (UNREADABLE, str(problem).encode())]
+        on_event = self.on_event
+        for kind, payload in frames:
+            if kind == EVENT:
+                on_event(payload)
+            else:
+                self._on_other(kind, payload)
+        if not data:
+            self.close()
+            self._on_end()
+        return bool(data)
+
+
+def _nobody_asks(_kind: int) -> None:
+    """What is sent to most hosts need not be watched."""

@@ -1,0 +1,1 @@
+"""What a node asks of its machine: users, control groups, memory, libraries."""

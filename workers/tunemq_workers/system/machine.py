@@ -1,0 +1,61 @@
+"""What this machine is called and what it offers."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from contextlib import suppress
+
+from tunemq_workers.system.control_groups import ControlGroup
+
+
+def hostname() -> str:
+    """The machine's name."""
+    return socket.gethostname()
+
+
+def node_ip(towards: str = "") -> str:
+    """The address from which this machine speaks to the host ``towards``; 127.0.0.1 without one.
+
+    Nothing is sent: the kernel only chooses a route.
+    """
+    if towards:
+        with suppress(OSError):
+            family, _, _, _, address = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect(address)
+                return str(sock.getsockname()[0])
+    return "127.0.0.1"
+
+
+def cpus() -> float:
+    """Processors that this process may use: its affinity, cut by its control group's quota."""
+    allowed = float(len(os.sched_getaffinity(0)))
+    quota = ControlGroup().cpus()
+    return allowed if quota is None else max(1.0, min(allowed, math.floor(quota)))
+
+
+def memory_bytes() -> int:
+    """Memory that this process may use: the machine's, cut by its control group's limit."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = ControlGroup().memory_bytes()
+    return total if limit is None else min(total, limit)
+
+
+def memory_free_bytes() -> float | None:
+    """Memory that may still be used, of what `memory_bytes` says; None where nobody says."""
+    free: float | None = None
+    with suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as file:
+        line = file.read().split("MemAvailable:")[1].split("\n")[0]
+        free = float(line.split()[0]) * 1024
+    left = ControlGroup().memory_left_bytes()
+    if left is None:
+        return free
+    return float(left) if free is None else min(free, float(left))
+
+
+def offered(cpu_count: float | None, others: dict[str, float]) -> dict[str, float]:
+    """The resources that a node announces; what is given stands above what was found."""
+    found = {"cpu": cpus() if cpu_count is None else cpu_count, "memory": float(memory_bytes())}
+    return {**found, **others}

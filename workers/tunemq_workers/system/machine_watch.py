@@ -1,0 +1,105 @@
+"""Looks again and again at how this machine is, in a thread of its own.
+
+A disk may make who asks wait for ever. What was seen last is said then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from tunemq_shared.health.node_metrics import GpuVitals, NodeAbout, NodeVitals
+from tunemq_shared.objects.store_traffic import StoreTraffic
+from tunemq_shared.protocol.messages import encode
+from tunemq_shared.protocol.rejections import Refusals
+from tunemq_workers.system import machine
+from tunemq_workers.system.library_versions import installed_versions
+
+_PERIOD_S: Final = 2.0
+
+
+class MachineWatch:
+    """What a node says of its machine.
+
+    Args:
+        version: of TuneMQ.
+        folder: whose disk is looked at.
+        gpus: says what those do that it offers, and never waits.
+        about: who the node is; what is installed is looked up.
+        refused: what it refused.
+    """
+
+    def __init__(
+        self,
+        version: str,
+        folder: str,
+        gpus: Callable[[], tuple[GpuVitals, ...]] = tuple,
+        about: NodeAbout | None = None,
+        refused: Refusals | None = None,
+    ) -> None:
+        #: Set by the node's loop.
+        self.hosts = self.outbox = self.cache = 0
+        self.store = StoreTraffic()
+        self._folder, self._gpus = folder, gpus
+        self._about = about
+        self._refused = Refusals() if refused is None else refused
+        self._number = 0
+        self._seen = NodeVitals(version, about=about)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="machine watch", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def said(self) -> bytes:
+        """Its encoded `NodeVitals`; for one thread, and never waits."""
+        self._number += 1
+        refused = self._refused.counts()
+        return encode(
+            msgspec.structs.replace(
+                self._seen,
+                hosts=self.hosts,
+                outbox=self.outbox,
+                cache=self.cache,
+                store=self.store,
+                gpus=self._gpus(),
+                clock=time.time(),
+                refused={f"{kind}:{reason}": count for kind, reason, count in refused},
+                number=self._number,
+            )
+        )
+
+    def _run(self) -> None:
+        if self._about is not None:
+            libraries = installed_versions() | self._about.libraries
+            self._about = msgspec.structs.replace(self._about, libraries=libraries)
+        while True:
+            self._look()
+            if self._ended.wait(_PERIOD_S):
+                return
+
+    def _look(self) -> None:
+        disk_free = disk_size = None
+        with suppress(OSError):
+            disk = os.statvfs(self._folder)
+            disk_free = float(disk.f_bavail * disk.f_frsize)
+            disk_size = float(disk.f_blocks * disk.f_frsize)
+        self._seen = NodeVitals(
+            self._seen.version,
+            load=os.getloadavg()[0],
+            memory_free=machine.memory_free_bytes(),
+            disk_free=disk_free,
+            disk_size=disk_size,
+            about=self._about,
+        )

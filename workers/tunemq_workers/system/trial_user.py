@@ -1,0 +1,116 @@
+"""The user that trials run as, where that is not the node's own: ``--trial-user``.
+
+The forkservers run as that user from their first instruction, so that neither the modules that they
+preload nor what hosts inherit from them ever had the node's rights. And the node's own work on
+files is done with that user's rights, too: whatever a trial puts into its folder (a link to a file
+that only root may read), the node cannot be led beyond what the trial could do itself. What is the
+node's own is opened within `own_files`.
+
+Imported before everything else of a node, so it imports little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.system.process_control import (
+    files_as,
+    files_user,
+    look_into_no_other_users_process,
+    no_new_privileges,
+)
+
+#: What the node inherited of its own user's that is of no use to another.
+_OF_A_LOGIN: Final = ("XDG_", "SUDO_")
+_MAIL: Final = "MAIL"
+
+
+class Account(NamedTuple):
+    """A user with its groups."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+
+    def variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """A node's variables as this user has them."""
+        kept = {n: v for n, v in own.items() if n != _MAIL and not n.startswith(_OF_A_LOGIN)}
+        return {**kept, "HOME": self.home, "USER": self.name, "LOGNAME": self.name}
+
+
+def find_account(text: str) -> Account:
+    """The account that ``--trial-user`` names: a name, or a number, with ``:GROUP`` if need be.
+
+    Raises:
+        ConfigError: there is none, it is root, or this process may not act for it.
+    """
+    if os.geteuid() != 0:
+        raise ConfigError(
+            f"--trial-user is {text}, and only a worker that root starts can run trials as another"
+            f" user; this one is started by user {os.geteuid()}."
+        )
+    account = _parsed(text)
+    if account.uid == 0:
+        raise ConfigError(f"--trial-user is {text}, which is root; name a user without rights.")
+    return account
+
+
+def _parsed(text: str) -> Account:
+    name, colon, group = text.partition(":")
+    if colon and not _is_number(group):
+        raise ConfigError(f"--trial-user is {text!r}; give a group as a number, as in 1000:1000.")
+    try:
+        entry = pwd.getpwuid(int(name)) if _is_number(name) else pwd.getpwnam(name)
+    except (KeyError, OverflowError) as problem:
+        if _is_number(name) and int(name) < 2**32 - 1 and colon:
+            return Account(name, int(name), int(group), (int(group),), "/")
+        advice = (
+            f"give its group, too: {name}:{name}"
+            if _is_number(name)
+            else "name one of /etc/passwd, or give numbers, such as 1000:1000"
+        )
+        raise ConfigError(
+            f"--trial-user is {text!r}, a user that this machine does not know; {advice}."
+        ) from problem
+    if colon:
+        return Account(entry.pw_name, entry.pw_uid, int(group), (int(group),), entry.pw_dir)
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def act_for(account: Account) -> None:
+    """From now on this process, which is root's, works on files with the account's rights.
+
+    No program that it executes gets more rights than the process that executes it, whoever runs it:
+    trials name programs. And no link leads through other users' processes, below ``/proc``. To be
+    called before there are other threads, and before `die_with_parent`, which it undoes.
+    """
+    no_new_privileges()
+    look_into_no_other_users_process()
+    os.setgroups(account.groups)
+    files_as(account.uid, account.gid)
+
+
+@contextlib.contextmanager
+def own_files() -> Iterator[None]:
+    """What the calling thread opens within is opened as this process's own user."""
+    uid, gid = files_user()
+    if uid == os.geteuid():
+        yield
+        return
+    files_as(os.geteuid(), os.getegid())
+    try:
+        yield
+    finally:
+        files_as(uid, gid)

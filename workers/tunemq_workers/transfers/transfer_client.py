@@ -1,0 +1,351 @@
+"""The node's end of its transfers: what is to be done, who waits for it, and until when.
+
+The process holds nothing that would be missed: when it dies another is started and told again all
+that is unfinished, since every transfer may be done twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from tunemq_shared.objects.store_traffic import StoreTraffic
+from tunemq_workers.processes.child_process import ChildProcess
+from tunemq_workers.processes.child_supervisor import ChildKeeper
+from tunemq_workers.runtime.reactor import Reactor, Timer
+from tunemq_workers.runtime.transfer_messages import (
+    Abandon,
+    Answer,
+    Begin,
+    Counted,
+    Done,
+    Download,
+    Failed,
+    FetchBlob,
+    SendFiles,
+    Transfer,
+    Trouble,
+    TryStore,
+    Upload,
+    Uploaded,
+    decode_answer,
+    encode,
+)
+
+#: What the process may take to leave a transfer that is given up: a read from a store that answers
+#: no more ends by itself within less.
+_LEAVING_S: Final = 90.0
+#: A process that has had nothing to do for so long is let go, with its clients and their memory.
+_IDLE_S: Final = 60.0
+
+#: A store is tried for so long, and again so much later.
+_TRIED_S: Final = 3600.0
+_TRY_AGAIN_S: Final = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Listener:
+    """Somebody who waits for a transfer."""
+
+    id: int
+    job: _Job
+    timeout_s: float
+    on_done: Callable[[Uploaded | None], None]
+    on_failed: Callable[[str, bool], None]
+    on_trouble: Callable[[str], None]
+    timer: Timer | None = None
+    is_late: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One transfer, as the process knows it."""
+
+    id: int
+    transfer: Transfer
+    listeners: list[_Listener] = field(default_factory=list)
+    #: The process that runs now was told to do it; it stays known until that has answered.
+    is_begun: bool = False
+    #: ... and then to leave it.
+    is_abandoned: bool = False
+    #: Why it does not go on, where it does not; and why it last did not.
+    trouble: str = ""
+    problem: str = ""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody waits whose time is not over."""
+        return not all(listener.is_late for listener in self.listeners)
+
+
+class Transfers:
+    """Uploads and downloads by a process of their own, started with the first. Never blocks.
+
+    To be used in the reactor's thread, which is the one whose end is the process's end. Of the
+    callbacks exactly one of ``on_done`` and ``on_failed`` is called, once, and never before the
+    call that ordered the transfer has returned; after that nothing of the transfer goes on, unless
+    others wait for it too. ``on_done`` takes what an upload came to, None for others. ``on_failed``
+    takes the reason and whether the checkpoint is damaged or missing where it was to be read, so
+    that trying again is of no use. ``on_trouble`` takes why the transfer does not go on, for people
+    to read, and an empty text when it does again.
+
+    Args:
+        reactor: calls back.
+        start: starts a transfers process.
+        children: the pids of the node's own children; the process's is kept there.
+    """
+
+    def __init__(
+        self, reactor: Reactor, *, start: Callable[[], ChildProcess], children: set[int]
+    ) -> None:
+        #: Takes why the process ended, where that was not our wish.
+        self.on_death: Callable[[str], object] = _nobody_is_told
+        self._reactor = reactor
+        self._ids = itertools.count(1)
+        self._jobs: dict[int, _Job] = {}
+        self._fetched: dict[tuple[str, ...], _Job] = {}
+        self._listeners: dict[int, _Listener] = {}
+        self._idle: Timer | None = None
+        #: What processes that have ended had asked of stores, and what this one says.
+        self._traffic_before = self._traffic = StoreTraffic()
+        self._child = ChildKeeper(
+            reactor,
+            "transfers",
+            start,
+            children,
+            on_up=self._begin_all,
+            on_answer=lambda answer: self._answered(decode_answer(answer)),
+            on_end=self._child_ended,
+        )
+
+    def __len__(self) -> int:
+        """How many transfers are waited for."""
+        return sum(1 for job in self._jobs.values() if job.listeners)
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if there is one."""
+        return self._child.pid
+
+    @property
+    def traffic(self) -> StoreTraffic:
+        """What was asked of stores since the node began."""
+        return self._traffic_before.plus(self._traffic)
+
+    def start(
+        self,
+        transfer: Transfer,
+        on_done: Callable[[Uploaded | None], None],
+        on_failed: Callable[[str, bool], None],
+        on_trouble: Callable[[str], None],
+    ) -> int:
+        """Begin a transfer, or wait for one that fetches the same; a number for `cancel`."""
+        target = _target(transfer)
+        job = self._fetched.get(target)
+        if job is None:
+            number = next(self._ids)
+            job = self._jobs[number] = _Job(number, transfer)
+            if target:
+                self._fetched[target] = job
+            self._begin(job)
+        number, timeout_s = next(self._ids), transfer.timeout_s
+        listener = _Listener(number, job, timeout_s, on_done, on_failed, on_trouble)
+        listener.timer = self._reactor.after(timeout_s, partial(self._time_is_over, listener))
+        self._listeners[number] = listener
+        job.listeners.append(listener)
+        if job.trouble:
+            self._reactor.after(0.0, lambda: self._tell([listener], job.trouble))
+        return number
+
+    def try_store(self, store: str) -> None:
+        """Ask a store for something until it answers; `traffic` says meanwhile what is wrong."""
+
+        def failed(_reason: str, _is_corrupt: bool) -> None:
+            self._reactor.after(_TRY_AGAIN_S, lambda: self.try_store(store))
+
+        def trouble(reason: str) -> None:
+            if reason:
+                _log.warning("store.of_no_use store=%s reason=%s", store, reason)
+            else:
+                _log.info("store.answers store=%s", store)
+
+        self.start(TryStore(store, _TRIED_S), lambda _: None, failed, trouble)
+
+    def cancel(self, number: int) -> None:
+        """Wait no more; the callbacks are not called. One that is over is ignored."""
+        listener = self._listeners.get(number)
+        if listener is None:
+            return
+        self._dismiss(listener)
+        if not listener.job.is_wanted and listener.job.id in self._jobs:
+            self._abandon(listener.job)
+
+    def close(self) -> None:
+        """End the process and forget everything, telling nobody."""
+        for listener in list(self._listeners.values()):
+            self._dismiss(listener)
+        self._jobs.clear()
+        self._fetched.clear()
+        if self._idle is not None:
+            self._idle.cancel()
+        self._child.close()
+
+    # --- what is to be done -------------------------------------------------------------------
+
+    def _begin(self, job: _Job) -> None:
+        """Have the process do it; if there is none, it will be told when it is there."""
+        if self._child.is_up:
+            job.is_begun, job.is_abandoned = True, False
+            self._child.send(encode(Begin(job.id, job.transfer)))
+        else:
+            self._child.start_if_none()
+
+    def _begin_all(self) -> None:
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            self._begin(job)
+        for job in jobs:
+            self._set_trouble(job, "")
+
+    def _abandon(self, job: _Job) -> None:
+        """Have the process leave what nobody wants; its answer is waited for."""
+        if not job.is_begun:
+            self._over(job)
+        elif not job.is_abandoned:
+            job.is_abandoned = True
+            self._child.send(encode(Abandon(job.id)))
+
+    def _forget(self, job: _Job) -> None:
+        del self._jobs[job.id]
+        self._fetched.pop(_target(job.transfer), None)
+        if not self._jobs:
+            if self._idle is not None:
+                self._idle.cancel()
+            self._idle = self._reactor.after(_IDLE_S, self._rest)
+
+    def _rest(self) -> None:
+        if not self._jobs:
+            self._child.end()
+
+    # --- what becomes of it -------------------------------------------------------------------
+
+    def _answered(self, answer: Answer) -> None:
+        if isinstance(answer, Counted):
+            self._traffic = answer.traffic
+            return
+        job = self._jobs.get(answer.id)
+        if job is None:  # whoever was told of the answer before has closed all this
+            return
+        match answer:
+            case Trouble(_, reason):
+                self._set_trouble(job, reason)
+            case Done(_, uploaded):
+                job.is_begun = False
+                # Who came after it had been abandoned may have removed what was there by then.
+                if job.is_abandoned and job.is_wanted:
+                    self._over(job)
+                else:
+                    self._forget(job)
+                    self._finish(job.listeners, lambda listener: listener.on_done(uploaded))
+            case Failed(_, reason, is_corrupt):
+                job.is_begun = False
+                if job.is_abandoned and not is_corrupt:
+                    self._over(job)
+                else:
+                    self._forget(job)
+                    self._finish(job.listeners, lambda who: who.on_failed(reason, is_corrupt))
+
+    def _over(self, job: _Job) -> None:
+        """Nothing of it goes on. Those whose time is over are told; for others it begins anew."""
+        late = [listener for listener in job.listeners if listener.is_late]
+        if job.is_wanted:
+            self._begin(job)
+        else:
+            self._forget(job)
+        self._finish(late, self._give_up)
+
+    def _child_ended(self, why: str) -> None:
+        self._traffic_before, self._traffic = self.traffic.ended, StoreTraffic()
+        if why:
+            self.on_death(why)
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            job.is_begun = False
+        for job in jobs:
+            if job.id in self._jobs:
+                self._over(job)
+                self._set_trouble(job, why)
+
+    def _time_is_over(self, listener: _Listener) -> None:
+        listener.is_late = True
+        if listener.job.is_wanted:  # by others
+            self._finish([listener], self._give_up)
+            return
+        self._abandon(listener.job)
+        if listener.id in self._listeners:
+            listener.timer = self._reactor.after(_LEAVING_S, partial(self._is_stuck, listener.job))
+
+    def _is_stuck(self, job: _Job) -> None:
+        _log.error("transfers.stuck transfer=%r", job.transfer)
+        self._child.end(f"the transfers process could not leave {_name(job)}")
+
+    def _give_up(self, listener: _Listener) -> None:
+        problem = listener.job.problem or "it was still going on"
+        after = f"{listener.timeout_s:g} s"
+        listener.on_failed(f"it was given up after {after}: {problem}", False)
+
+    def _set_trouble(self, job: _Job, reason: str) -> None:
+        if reason != job.trouble:
+            job.trouble = reason
+            job.problem = reason or job.problem
+            self._tell(job.listeners, reason)
+
+    def _tell(self, listeners: Iterable[_Listener], trouble: str) -> None:
+        for listener in list(listeners):
+            if listener.id in self._listeners and not listener.is_late:
+                listener.on_trouble(trouble)
+
+    def _finish(self, listeners: Iterable[_Listener], call: Callable[[_Listener], None]) -> None:
+        for listener in list(listeners):
+            # The one before may have cancelled it.
+            if listener.id in self._listeners:
+                self._dismiss(listener)
+                call(listener)
+
+    def _dismiss(self, listener: _Listener) -> None:
+        del self._listeners[listener.id]
+        listener.job.listeners.remove(listener)
+        if listener.timer is not None:
+            listener.timer.cancel()
+
+
+def _nobody_is_told(_why: str) -> None:
+    """Until somebody listens."""
+
+
+def _target(transfer: Transfer) -> tuple[str, ...]:
+    """What it fetches and where to, which is done once for all; empty for what is sent."""
+    match transfer:
+        case FetchBlob():
+            return transfer.store, transfer.blob.sha256, transfer.folder
+        case Download():
+            return transfer.store, transfer.key, transfer.sha256, transfer.folder
+        case _:
+            return ()
+
+
+def _name(job: _Job) -> str:
+    if isinstance(job.transfer, FetchBlob):
+        return f"the blob {job.transfer.blob.sha256}"
+    if isinstance(job.transfer, TryStore):
+        return f"the test of {job.transfer.store}"
+    if isinstance(job.transfer, SendFiles):
+        return f"the files of {job.transfer.key}"
+    kind = "upload" if isinstance(job.transfer, Upload) else "download"
+    return f"the {kind} of checkpoint {job.transfer.key}"

@@ -1,0 +1,83 @@
+"""The transfers process: sends checkpoints to object stores and fetches them, for its node.
+
+    python -P -m tunemq_workers.transfers.transfer_process --fd FD --node-pid PID [--trial-user
+    USER]
+
+A process of its own, so that neither hashing nor a store's client slows the node's loop, and with a
+lower priority than training. It holds nothing that would be missed, so whatever breaks it, its node
+starts another and orders again what is unfinished. It ends when its node closes the socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from tunemq_shared.objects.store_traffic import TRAFFIC, StoreTraffic
+from tunemq_workers.processes.child_start import begin, receive
+from tunemq_workers.runtime.frames import FrameDecoder, frame
+from tunemq_workers.runtime.transfer_messages import ANSWER, Answer, Counted, decode_order, encode
+from tunemq_workers.transfers.transfer_performer import Performer
+
+#: Added to the node's own: training comes first.
+_NICENESS: Final = 10
+#: How often the node is told what was asked of stores, where that has changed.
+_COUNT_EVERY_S: Final = 2.0
+#: The process is broken (EX_SOFTWARE).
+_EXIT_BROKEN: Final = 70
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Do what the node orders until it closes the socket named on the command line."""
+    node = begin("tunemq_workers.transfers.transfer_process", "tunemq-transfer")
+    os.nice(_NICENESS)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s.%(msecs)03d %(levelname)s %(message)s",
+        datefmt="%Y-%m-%dT%H:%M:%S",
+    )
+    code = 0
+    try:
+        _serve(node)
+    except BaseException:  # noqa: BLE001 - whoever started the process sees its exit code, this the log
+        _log.critical("transfers.broken", exc_info=True)
+        code = _EXIT_BROKEN
+    # Threads may be in the middle of transfers; nothing of them outlives the node.
+    os._exit(code)
+
+
+def _serve(node: socket.socket) -> None:
+    sending = threading.Lock()
+
+    def answer(answer: Answer) -> None:
+        with sending:
+            node.sendall(frame(ANSWER, encode(answer)))
+
+    threading.Thread(target=_count, args=(answer,), name="counts", daemon=True).start()
+    performer, decoder = Performer(answer), FrameDecoder()
+    while data := receive(node):
+        for _, payload in decoder.feed(data):
+            performer.obey(decode_order(payload))
+
+
+def _count(answer: Callable[[Answer], None]) -> None:
+    """Tell the node what was asked of stores, until it closes the socket."""
+    told = StoreTraffic()
+    with contextlib.suppress(OSError):
+        while True:
+            if (traffic := TRAFFIC.so_far()) != told:
+                told = traffic
+                answer(Counted(traffic))
+            time.sleep(_COUNT_EVERY_S)
+
+
+if __name__ == "__main__":
+    main()

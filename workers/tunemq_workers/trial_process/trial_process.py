@@ -1,0 +1,154 @@
+"""What a forked child of the forkserver does: run one trial, or several in turn, and end.
+
+It ends by `os._exit`: what user libraries do while Python shuts down (GPU contexts, forgotten
+threads) may hang or crash, and must not hold the trial's slot. Only handlers registered with
+`atexit` are run, since loggers rely on them, and an alarm bounds them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import time
+import traceback
+from functools import partial
+from typing import Any, Final, NamedTuple, NoReturn
+
+import cloudpickle  # noqa: F401 - every trial's code needs it: children find it imported
+
+from tunemq_shared.base.errors import StoreError
+from tunemq_shared.base.failure_text import one_line, traceback_text
+from tunemq_shared.checkpoints.checkpoint_sink import CheckpointSink
+from tunemq_shared.checkpoints.local_store import LocalStore
+from tunemq_shared.checkpoints.store_sink import StoreSink
+from tunemq_shared.code.config_packing import unpack_config
+from tunemq_shared.objects.store_address import is_remote
+from tunemq_shared.protocol.messages import HostOrder, HostStart, TrialFailed, TrialStarted
+from tunemq_shared.trainable.run_trial import TrialProgram
+from tunemq_shared.trainable.trainable_blobs import load
+from tunemq_shared.trial.session import TrialSession
+from tunemq_workers.logs import output_files
+from tunemq_workers.processes.forkserver_messages import HostSpec, decode_host_spec
+from tunemq_workers.trial_process.cache_sink import CacheSink
+from tunemq_workers.trial_process.node_channel import HostChannel
+from tunemq_workers.trial_process.spawned_processes import end_children
+from tunemq_workers.trial_process.trial_environment import Surroundings, leave_the_forkserver
+
+#: How long handlers registered with `atexit` may take together.
+EXIT_GRACE_S: Final = 4
+
+#: The exit code of a host that failed by our fault.
+_SOFTWARE: Final = 70
+
+
+class HostTask(NamedTuple):
+    """What a child takes along from its forkserver."""
+
+    name: str
+    forkserver: int
+    line: int
+    spec: int
+    gate: int | None
+    surroundings: Surroundings
+
+
+def run(task: HostTask) -> NoReturn:
+    """Become the host, run its trials, and end the process."""
+    code = _SOFTWARE
+    try:
+        leave_the_forkserver(task.forkserver)
+        if task.gate is not None:
+            os.read(task.gate, 1)  # what is allocated before counts for the node's control group
+            os.close(task.gate)
+        with open(task.spec, "rb", buffering=0) as file:
+            spec = decode_host_spec(file.readall())
+        _Host(task, spec, HostChannel(socket.socket(fileno=task.line))).run()
+        code = 0
+    except BaseException:  # noqa: BLE001 - the exit code tells the node, this the log
+        traceback.print_exc()
+    finally:
+        output_files.flush()
+        os._exit(code)
+
+
+class _Host:
+    """Runs the trials of one host, one after another."""
+
+    def __init__(self, task: HostTask, spec: HostSpec, channel: HostChannel) -> None:
+        self._task, self._spec, self._channel = task, spec, channel
+        self._program = TrialProgram()
+        self._trainable: Any = None
+        self._code = ""
+
+    def run(self) -> None:
+        """Run the first trial, and while hosts are to be reused, the next ones."""
+        order: HostOrder | None = self._spec.order
+        while order is not None and self._run_trial(order):
+            order = self._channel.wait_for_next_trial()
+        # SIGALRM's default action ends the process, whatever hangs and whoever holds the GIL.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(EXIT_GRACE_S)
+        self._program.close()
+        end_children()
+        atexit._run_exitfuncs()  # noqa: SLF001 - what else runs them without ending Python
+
+    def _run_trial(self, order: HostOrder) -> bool:
+        """Run one trial to its end; whether another one may follow."""
+        if order.start is None:
+            raise ValueError(f"the order for {order.trial} lacks its start")
+        self._channel.send(self._started(order, order.start))
+        session = self._prepared(order)
+        if session is None:
+            return False
+        self._program.run(self._trainable, session)
+        output_files.flush()
+        return order.start.reuse and not self._channel.has_failed
+
+    def _started(self, order: HostOrder, start: HostStart) -> TrialStarted:
+        spec = self._spec
+        return TrialStarted(
+            order.trial,
+            order.epoch,
+            os.getpid(),
+            spec.hostname,
+            spec.node_ip,
+            time.time(),
+            spec.gpus,
+            output_files.sizes(start.folder),
+        )
+
+    def _prepared(self, order: HostOrder) -> TrialSession | None:
+        """The trial's session, all set up; None when that failed and the failure was sent."""
+        start = order.start
+        assert start is not None
+        self._channel.says_that_it_waits = start.limits.has_times
+        self._channel.before_ending = partial(output_files.settle, start.folder)
+        try:
+            self._task.surroundings.prepare(start, host=self._task.name, gpus=self._spec.gpus)
+        except OSError as error:
+            self._fail(order, "storage", error)
+            return None
+        try:
+            if start.code.sha256 != self._code:
+                self._trainable = load(start.code)
+                self._code = start.code.sha256
+            config = unpack_config(start.config)
+        except BaseException as error:  # noqa: BLE001 - any code runs here; it is sent
+            self._fail(order, "fetch" if isinstance(error, StoreError) else "load", error)
+            return None
+        return TrialSession(order, config, self._channel, self._sink(start))
+
+    def _sink(self, start: HostStart) -> CheckpointSink:
+        """Where the trial's checkpoints go: a folder is written here, the rest by the node."""
+        folder_name = os.path.basename(start.folder)
+        if is_remote(start.store):
+            return CacheSink(self._channel, folder_name)
+        return StoreSink(LocalStore(start.store), folder_name)
+
+    def _fail(self, order: HostOrder, kind: str, error: BaseException) -> None:
+        text = traceback_text(error)
+        self._channel.send(
+            TrialFailed(order.trial, order.epoch, kind, one_line(error), text, time.time())
+        )

@@ -1,0 +1,1 @@
+"""The trials of a node: their processes, dependencies, limits, files and printed output."""

@@ -1,0 +1,132 @@
+"""Reading a node's mail: which assignment is the newest, and whether one is overdue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tunemq_shared.base.undecodable import UNDECODABLE
+from tunemq_shared.protocol.messages import (
+    PROTOCOL_VERSION,
+    Assignment,
+    HostOrder,
+    decode_assignment,
+)
+from tunemq_workers.broker.node_signing import NodeSeals
+from tunemq_workers.runtime.trial_process_interfaces import Key
+
+
+class _StartBegins(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a `HostStart`."""
+
+    experiment: str
+    events_key: str
+
+
+class _OrderBegins(msgspec.Struct, frozen=True, array_like=True):
+    """The first fields of a `HostOrder`, as far as they say whose it is."""
+
+    trial: str
+    epoch: int
+    run_until: Any
+    stop: Any
+    start: _StartBegins
+
+
+class _Letter(msgspec.Struct, frozen=True, array_like=True):
+    """An `Assignment` whose orders are not looked at."""
+
+    protocol: int
+    incarnation: str
+    term: int
+    version: int
+    orders: tuple[msgspec.Raw, ...]
+    untouched: tuple[str, ...] = ()
+    store: str = ""
+
+
+_decode_letter = msgspec.msgpack.Decoder(_Letter).decode
+_decode_order = msgspec.msgpack.Decoder(HostOrder).decode
+_decode_beginning = msgspec.msgpack.Decoder(_OrderBegins).decode
+
+
+class Mailbox:
+    """Lets through each assignment that is newer than the one taken before.
+
+    Args:
+        incarnation: whose it is.
+        seals: tell which mail is the scheduler's, and are told of what else is refused.
+        on_unreadable: takes the trial of an order that cannot be read, the key of its experiment's
+            events, and why; the other orders of its assignment count.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        seals: NodeSeals,
+        on_unreadable: Callable[[Key, str, str], object] = lambda *_: None,
+    ) -> None:
+        self._on_unreadable = on_unreadable
+        self._incarnation, self._seals = incarnation, seals
+        #: The newest assignment's (term, version).
+        self.taken = (0, 0)
+
+    def open(self, mail: bytes) -> Assignment | None:
+        """The assignment in ``mail``, base64 of a sealed one; None if it does not count.
+
+        That one does not is counted, and why is told, unless it is only an old one.
+        """
+        body = self._seals.mail(mail)
+        if body is None:
+            return None
+        unreadable: list[tuple[_OrderBegins, str]] = []
+        try:
+            try:
+                assignment = decode_assignment(body)
+            except UNDECODABLE:
+                assignment = _read_each(body, unreadable)
+        except UNDECODABLE as problem:
+            self._seals.refuse_mail("unreadable", f"cannot be read ({problem})")
+            return None
+        version = (assignment.term, assignment.version)
+        if assignment.protocol != PROTOCOL_VERSION:
+            theirs = f"has version {assignment.protocol} of the protocol, not {PROTOCOL_VERSION}"
+            self._seals.refuse_mail("version", theirs)
+        elif assignment.incarnation != self._incarnation:
+            self._seals.refuse_mail("incarnation", f"is for the node {assignment.incarnation}")
+        elif version > self.taken:
+            self.taken = version
+            for order, why in unreadable:
+                about = f"has an order for trial {order.trial} that cannot be read ({why})"
+                self._seals.refuse_mail("unreadable", about)
+                self._on_unreadable((order.trial, order.epoch), order.start.events_key, why)
+            return assignment
+        else:
+            is_of_old_term = assignment.term < self.taken[0]
+            self._seals.refused.add("mail", "old_term" if is_of_old_term else "repeated")
+        return None
+
+
+def _read_each(body: bytes, unreadable: list[tuple[_OrderBegins, str]]) -> Assignment:
+    """The assignment without the orders that cannot be read; those, and why, are added to a list.
+
+    Raises:
+        the errors of `UNDECODABLE`: it is no assignment, or does not say whose such an order is.
+    """
+    letter, orders = _decode_letter(body), []
+    for order in letter.orders:
+        try:
+            orders.append(_decode_order(order))
+        except UNDECODABLE as problem:
+            unreadable.append((_decode_beginning(order), str(problem)))
+    return Assignment(
+        letter.protocol,
+        letter.incarnation,
+        letter.term,
+        letter.version,
+        tuple(orders),
+        letter.untouched,
+        letter.store,
+    )

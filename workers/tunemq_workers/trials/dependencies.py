@@ -1,0 +1,271 @@
+"""What a trial needs on this node before its host can start: its code, parameters and bundle.
+
+However many hosts wait for a blob, it is fetched once, by the node's transfers process. What nobody
+needs any more stays while there is room: of all blobs together a share of the disk, from which the
+longest unused go first.
+
+    blobs/<sha256>      code and parameters
+    code/<sha256>/      bundles, unpacked
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple
+
+from tunemq_shared.code.blob_folder import place_of
+from tunemq_shared.protocol.messages import BlobRef, HostStart
+from tunemq_shared.system.folder_trees import remove_tree, walk
+from tunemq_workers.runtime.checkpoint_interfaces import Disk, Transfers
+from tunemq_workers.runtime.transfer_messages import FetchBlob
+from tunemq_workers.runtime.trial_process_interfaces import Key
+from tunemq_workers.trials.local_start_order import BLOBS, CODE, localised
+
+#: Of the disk that they are on, blobs may take a tenth, and what is used now.
+_SHARE: Final = 10
+_TRASH: Final = ".trash-"
+
+_log = logging.getLogger(__name__)
+
+
+class _Need(NamedTuple):
+    """A blob that a trial needs, and what it is to people."""
+
+    ref: BlobRef
+    what: str
+    is_bundle: bool = False
+
+
+class _Left(NamedTuple):
+    """What a node before this one has left: the bytes of each path, the oldest first."""
+
+    sizes: dict[str, int]
+    disk_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """What a trial waits for."""
+
+    missing: set[str] = field(default_factory=set)
+    transfers: list[int] = field(default_factory=list)
+
+
+class Luggage:
+    """Gets what trials need. Owned by the node's loop.
+
+    Args:
+        disk: measures and removes.
+        transfers: fetch.
+        folder: the node's; no other node uses it any more.
+        variables: the node's that trials get.
+    """
+
+    def __init__(
+        self, disk: Disk, transfers: Transfers, folder: str, variables: Mapping[str, str]
+    ) -> None:
+        #: Says for which trials something has to stay.
+        self.in_use: Callable[[], Iterable[HostStart]] = tuple
+        self._disk, self._transfers, self._folder = disk, transfers, folder
+        self._variables = variables
+        self._arrivals: dict[Key, _Arrival] = {}
+        #: By path, the longest unused first.
+        self._sizes: dict[str, int] = {}
+        self._limit = 0
+        # Now: later, what is half done may be what is being fetched.
+        self._leftovers = _leftovers(folder)
+
+    def start(self) -> None:
+        """Look what a node before this one has left."""
+        self._disk.run(partial(_take_over, self._folder, self._leftovers), self._looked)
+
+    def find(self, start: HostStart) -> HostStart | None:
+        """The order in terms of this node, if all that it needs is here."""
+        for need in _needs(start):
+            path = self._path(need)
+            if not _is_there(path, need):
+                return None
+            if path in self._sizes:  # it is the newest now
+                self._sizes[path] = self._sizes.pop(path)
+        return localised(start, self._folder, self._variables)
+
+    def fetch(
+        self,
+        key: Key,
+        start: HostStart,
+        on_there: Callable[[], None],
+        on_failed: Callable[[str], None],
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        """Get what is missing for a trial; one that waits already goes on waiting.
+
+        Args:
+            on_there: called when all is there, and never before this has returned.
+            on_failed: called instead, with the reason.
+            on_trouble: takes why it does not go on, and an empty text when it does.
+        """
+        if key in self._arrivals:
+            return
+        missing = [need for need in _needs(start) if not _is_there(self._path(need), need)]
+        arrival = self._arrivals[key] = _Arrival({self._path(need) for need in missing})
+
+        def there(need: _Need, _uploaded: object) -> None:
+            path = self._path(need)
+            arrival.missing.discard(path)
+            self._arrived(path)
+            if not arrival.missing:
+                del self._arrivals[key]
+                on_there()
+
+        def failed(need: _Need, reason: str, _is_corrupt: bool) -> None:
+            self._leave(key)
+            on_failed(f"{need.what} cannot be fetched from {place_of(need.ref)}: {reason}")
+
+        for need in missing:
+            folder = os.path.dirname(self._path(need))
+            fetch = FetchBlob(need.ref, folder, need.is_bundle, start.sync_timeout_s)
+            _log.info("blob.wanted blob=%s store=%s", need.ref.sha256, need.ref.store)
+            number = self._transfers.start(
+                fetch, partial(there, need), partial(failed, need), on_trouble
+            )
+            arrival.transfers.append(number)
+
+    def forget_all_but(self, keys: Collection[Key]) -> None:
+        """Of all others nobody waits any more."""
+        for key in [key for key in self._arrivals if key not in keys]:
+            self._leave(key)
+
+    def trim(self) -> None:
+        """Remove what is too much, if something is."""
+        size = sum(self._sizes.values())
+        if size <= self._limit:
+            return
+        used = {self._path(need) for start in self.in_use() for need in _needs(start)}
+        for path in [path for path in self._sizes if path not in used]:
+            size -= self._sizes.pop(path)
+            self._remove(path)
+            if size <= self._limit:
+                return
+
+    def _leave(self, key: Key) -> None:
+        for number in self._arrivals.pop(key).transfers:
+            self._transfers.cancel(number)
+
+    def _arrived(self, path: str) -> None:
+        if path not in self._sizes:
+            self._sizes[path] = 0
+            self._disk.run(partial(_size_of, path), partial(self._measured, path))
+
+    def _measured(self, path: str, size: int) -> None:
+        if path in self._sizes:
+            self._sizes[path] = size
+            self.trim()
+
+    def _looked(self, left: _Left) -> None:
+        self._limit = left.disk_bytes // _SHARE
+        self._sizes = left.sizes | self._sizes
+        self.trim()
+
+    def _remove(self, path: str) -> None:
+        """Remove it at once from where it is looked for, then from the disk."""
+        folder, name = os.path.split(path)
+        trash = os.path.join(folder, f"{_TRASH}{name}-{os.urandom(4).hex()}")
+        _log.info("blob.removed path=%s", path)
+        try:
+            os.rename(path, trash)
+        except OSError as problem:
+            _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
+        else:
+            self._disk.run(partial(_delete, trash), _ignore)
+
+    def _path(self, need: _Need) -> str:
+        return os.path.join(self._folder, CODE if need.is_bundle else BLOBS, need.ref.sha256)
+
+
+def _needs(start: HostStart) -> Iterator[_Need]:
+    """What has to be on this node; a blob that can be read where it is need not."""
+    if start.code.store:
+        yield _Need(start.code, "the trial's code")
+    for ref in start.blobs:
+        if ref.store:
+            yield _Need(ref, "what with_parameters bound to it")
+    if start.bundle is not None:
+        yield _Need(start.bundle, "the bundle with its code", is_bundle=True)
+
+
+def _is_there(path: str, need: _Need) -> bool:
+    if need.is_bundle:
+        return os.path.isdir(path)
+    try:
+        return os.stat(path).st_size == need.ref.size
+    except OSError:
+        return False
+
+
+# --- on the disk ----------------------------------------------------------------------------------
+
+
+def _leftovers(folder: str) -> list[str]:
+    """What a node before this one has left half done."""
+    found: list[str] = []
+    for name in (BLOBS, CODE):
+        with contextlib.suppress(FileNotFoundError):
+            entries = os.scandir(os.path.join(folder, name))
+            found += (entry.path for entry in entries if _is_half_done(entry))
+    return found
+
+
+def _is_half_done(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(".")
+
+
+def _take_over(folder: str, leftovers: list[str]) -> _Left:
+    """Remove what a node before this one has not finished, and say what is there."""
+    for path in leftovers:
+        try:
+            _delete(path)
+        except OSError as problem:
+            _log.warning("blob.not_removed path=%s problem=%r", path, str(problem))
+    found: list[tuple[float, str]] = []
+    for name in (BLOBS, CODE):
+        os.makedirs(os.path.join(folder, name), mode=0o700, exist_ok=True)
+        found += (
+            (entry.stat(follow_symlinks=False).st_mtime, entry.path)
+            for entry in os.scandir(os.path.join(folder, name))
+            if not _is_half_done(entry)
+        )
+    sizes = {path: _size_of(path) for _, path in sorted(found)}
+    return _Left(sizes, shutil.disk_usage(folder).total)
+
+
+def _size_of(path: str) -> int:
+    """The bytes that a file, or all in a folder, takes on the disk; 0 for what is gone."""
+    size = 0
+    for folder, _, names in walk(path):
+        for name in ("", *names):
+            size += _blocks(os.path.join(folder, name))
+    return size or _blocks(path)
+
+
+def _blocks(path: str) -> int:
+    try:
+        return os.lstat(path).st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _delete(path: str) -> None:
+    if os.path.isdir(path):
+        remove_tree(path)
+    else:
+        os.unlink(path)
+
+
+def _ignore(_: None) -> None:
+    """It is gone."""

@@ -1,0 +1,261 @@
+"""What hosts are killed for: time, silence, too much memory, too many processes.
+
+A host's clock runs while its trial has to do something, and stands still while it waits for the
+node: for an answer that it asked for, for an order at its horizon, for an outbox that is full.
+Clocks are read at short intervals, of which each counts at most double: when the node itself, or
+the machine, was stopped for a while, no trial is to blame.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+from tunemq_shared.protocol.trial_limits import TrialLimits
+from tunemq_workers.logs import output_files
+from tunemq_workers.processes.tree_watch import FamilyWatch
+from tunemq_workers.runtime.checkpoint_interfaces import Timers
+from tunemq_workers.runtime.frames import ASK_ROOM, AWAIT_ORDER, FETCH, FETCHED, NEXT, ORDER, ROOM
+from tunemq_workers.runtime.trial_process_interfaces import Host
+
+#: Clocks are read so often while the shortest limit runs out, and at least and at most so seldom.
+_READINGS: Final = 20
+_PERIODS_S: Final = (0.02, 1.0)
+#: How long the stacks of a host's threads may take to be written.
+DUMP_S: Final = 0.5
+
+#: Of the number of orders that a host says it has had.
+_COUNT_BYTES: Final = 4
+#: What a host waits for, and what it is answered with.
+_ANSWERS: Final = {ASK_ROOM: ROOM, FETCH: FETCHED, AWAIT_ORDER: ORDER}
+
+
+class Excess(NamedTuple):
+    """Why a host is to be killed: ``kind`` and ``error`` of a TrialFailed.
+
+    ``is_urgent``: at once, without a SIGTERM before.
+    """
+
+    kind: str
+    error: str
+    is_urgent: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Clock:
+    """The time of a host's trial.
+
+    Attributes:
+        spent_s: in all, that of earlier incarnations included.
+        step_s: since its last report, or other word.
+        read_at: up to when time is counted.
+        has_spoken: since then.
+        orders: how many it was sent.
+        awaits: the frame that it waits for; 0 if it has what it needs.
+        is_late: it was over a limit at the last reading; its report may not have been read yet.
+        found: what it exceeded; its stacks are being written, and then it is to be killed.
+    """
+
+    host: Host
+    limits: TrialLimits
+    spent_s: float
+    read_at: float
+    is_running: bool = False
+    step_s: float = 0.0
+    has_spoken: bool = False
+    orders: int = 0
+    awaits: int = 0
+    is_late: bool = False
+    found: Excess | None = None
+
+    def read(self, now: float, longest_s: float, *, is_held: bool) -> None:
+        """Count the time since the last reading, at most ``longest_s`` of it."""
+        passed = min(now - self.read_at, longest_s)
+        self.read_at = now
+        if not self.is_running or self.awaits or is_held:
+            return
+        self.spent_s += passed
+        # When it spoke is not known: it gets the benefit of the doubt.
+        self.step_s = 0.0 if self.has_spoken else self.step_s + passed
+        self.has_spoken = False
+
+    def excess(self) -> Excess | None:
+        """What it has exceeded."""
+        limits = self.limits
+        if limits.trial_s and self.spent_s > limits.trial_s:
+            return _took_too_long(self.host, "trial_limit", "trial_s", limits.trial_s, self.spent_s)
+        if limits.step_s and self.step_s > limits.step_s:
+            return _took_too_long(self.host, "time_limit", "step_s", limits.step_s, self.step_s)
+        if limits.stall_s and self.step_s > limits.stall_s:
+            return _took_too_long(self.host, "stalled", "stall_s", limits.stall_s, self.step_s)
+        return None
+
+
+class HostLimits:
+    """Watches over the hosts that have limits; others cost nothing. Owned by the node's loop.
+
+    Args:
+        timers: for reading the clocks.
+        families: looks at what they hold, and how many they are.
+        silence: has the node ignore what a host says from now on, because its trial has failed;
+            False if the host is ending anyway.
+        dump: has a host write the stacks of its threads to its log.
+        exceeded: takes a host that exceeded a limit, and which; told once of each.
+        now: the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        timers: Timers,
+        families: FamilyWatch,
+        *,
+        silence: Callable[[Host], bool],
+        dump: Callable[[str], object],
+        exceeded: Callable[[Host, Excess], object],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timers, self._families, self._dump, self._now = timers, families, dump, now
+        self._exceeded, self._silence = exceeded, silence
+        families.on_exceeded = self._has_too_much
+        self._clocks: dict[str, _Clock] = {}
+        self._held: dict[str, Host] = {}
+        self._period_s = _PERIODS_S[1]
+        self._is_reading = False
+        self._is_held = False
+
+    def enter(self, host: Host, emit: Callable[[bytes], object]) -> None:
+        """A host is to run a trial; ``emit`` takes its events."""
+        limits, link = host.start.limits, host.link
+        if not limits.has_times:
+            link.on_event = emit
+            return
+        clock = _Clock(host, limits, host.start.time_spent_s, self._now())
+        self._clocks[host.name] = clock
+
+        def heard(event: bytes) -> None:
+            clock.has_spoken = True
+            emit(event)
+
+        link.on_event = heard
+        link.on_sent = lambda kind: self._sent(clock, kind)
+
+    def begin(self, host: Host) -> None:
+        """A host that has entered runs."""
+        if (clock := self._clocks.get(host.name)) is not None:
+            clock.read_at, clock.is_running = self._now(), True
+            self._read_often()
+        limits = host.start.limits
+        if limits.memory or limits.processes:
+            self._held[host.name] = host
+            self._families.watch(host.name, host.pid, limits)
+
+    def heard(self, name: str, kind: int, payload: bytes) -> None:
+        """A frame came from a host that is no plain event."""
+        clock = self._clocks.get(name)
+        if clock is None:
+            return
+        clock.has_spoken = True
+        if kind == AWAIT_ORDER and payload != clock.orders.to_bytes(_COUNT_BYTES, "big"):
+            return  # one is on its way
+        if kind in _ANSWERS:
+            self._read(clock)
+            clock.awaits = _ANSWERS[kind]
+
+    def is_killed_for_memory(self, host: Host) -> bool:
+        """Whether the kernel killed a process of the host for its limit; then the trial fails."""
+        error = self._families.why_killed(host.name, host.start.limits)
+        if error:
+            self._has_too_much(host.name, "memory", error)
+        return bool(error)
+
+    def hold(self, is_held: bool) -> None:
+        """Hosts are not read from, or are again."""
+        for clock in self._clocks.values():
+            self._read(clock)
+        self._is_held = is_held
+
+    def leave(self, host: Host) -> None:
+        """The host's trial is over, or is being ended; again is allowed."""
+        clock = self._clocks.pop(host.name, None)
+        if clock is not None:
+            host.link.on_sent = _nothing
+        if self._held.pop(host.name, None) is not None:
+            self._families.leave(host.name)
+        if clock is not None and clock.found is not None:
+            self._exceeded(host, clock.found)
+
+    def _sent(self, clock: _Clock, kind: int) -> None:
+        if kind == ORDER:
+            clock.orders += 1
+        elif kind == NEXT:
+            clock.orders = 0
+        if clock.awaits and kind == clock.awaits:
+            self._read(clock)
+            clock.awaits, clock.step_s = 0, 0.0
+
+    def _read_often(self) -> None:
+        limits = [clock.limits for clock in self._clocks.values()]
+        times = [t for one in limits for t in (one.step_s, one.trial_s, one.stall_s) if t]
+        shortest, longest = _PERIODS_S
+        self._period_s = max(shortest, min(min(times) / _READINGS, longest))
+        if not self._is_reading:
+            self._is_reading = True
+            self._timers.after(self._period_s, self._read_all)
+
+    def _read_all(self) -> None:
+        for clock in list(self._clocks.values()):
+            self._read(clock)
+            if clock.found is None:
+                self._judge(clock)
+        self._is_reading = bool(self._clocks)
+        if self._is_reading:
+            self._timers.after(self._period_s, self._read_all)
+
+    def _read(self, clock: _Clock) -> None:
+        clock.read(self._now(), 2 * self._period_s, is_held=self._is_held)
+
+    def _judge(self, clock: _Clock) -> None:
+        excess = clock.excess()
+        was_late, clock.is_late = clock.is_late, excess is not None
+        if excess is None or not was_late:
+            return
+        # The signal interrupts the C call in which it hangs, which may then return. So the verdict
+        # is final before the signal is sent, and what the trial makes of that does not count.
+        if not self._silence(clock.host):
+            self.leave(clock.host)
+            return
+        clock.found = excess
+        self._dump(clock.host.name)
+        self._timers.after(DUMP_S, partial(self._stacks_are_written, clock))
+
+    def _stacks_are_written(self, clock: _Clock) -> None:
+        if self._clocks.get(clock.host.name) is clock:
+            self.leave(clock.host)
+
+    def _has_too_much(self, name: str, kind: str, error: str) -> None:
+        host = self._held.get(name)
+        if host is not None:
+            self.leave(host)
+            self._exceeded(host, Excess(kind, error, is_urgent=True))
+
+
+def _took_too_long(host: Host, kind: str, field: str, limit: float, measured: float) -> Excess:
+    what = {
+        "trial_limit": f"the trial took {measured:.1f} s",
+        "time_limit": f"a step took more than {measured:.1f} s",
+        "stalled": f"the trial has not reported for {measured:.1f} s",
+    }[kind]
+    log = os.path.join(host.start.folder, output_files.STDERR)
+    return Excess(
+        kind,
+        f"{what}, and its limit is {limit:g} s (TrialLimits({field}=...)); what it was doing is at "
+        f"the end of {log}.",
+    )
+
+
+def _nothing(_kind: int) -> None:
+    """For who need not know."""

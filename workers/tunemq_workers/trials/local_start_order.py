@@ -1,0 +1,120 @@
+"""An order to start a host in terms of the node that obeys it: its paths, its interpreter."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Final
+
+import msgspec
+
+from tunemq_shared.base.errors import ConfigError
+from tunemq_shared.protocol.messages import BlobRef, Environment, HostStart
+from tunemq_workers.system.credentials import is_for_trials
+from tunemq_workers.system.trial_user import Account
+
+#: The folders in a node's.
+BLOBS: Final = "blobs"
+CODE: Final = "code"
+TRIALS: Final = "trials"
+#: What `--trial-env` passes to trials unasked: programs, and Python itself, do not start without.
+_ALWAYS: Final = (
+    "CUDA_VISIBLE_DEVICES",  # the GPUs that the worker may use, where TuneMQ sets no others
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "PATH",
+    "PYTHONHOME",
+    "PYTHONPATH",
+    "SHELL",
+    "TERM",
+    "TMPDIR",
+    "TZ",
+    "USER",
+)
+_PATTERN: Final = re.compile(r"[A-Za-z0-9_*]+")
+
+
+def parse_allowed(text: str) -> tuple[str, ...]:
+    """Return the patterns of ``--trial-env``, such as ``WANDB_*,HTTPS_PROXY``; "" has none.
+
+    Raises:
+        ConfigError: one is no name of a variable.
+    """
+    patterns = tuple(filter(None, map(str.strip, text.split(","))))
+    for pattern in patterns:
+        if not _PATTERN.fullmatch(pattern):
+            raise ConfigError(
+                f"--trial-env names {pattern!r}, which is no name of a variable; give names with"
+                " commas between them, where * stands for any text, such as WANDB_*,HTTPS_PROXY."
+            )
+    return patterns
+
+
+def unmatched(patterns: Iterable[str]) -> list[str]:
+    """Return the patterns that match no variable of this process that trials may have."""
+    names = list(filter(is_for_trials, os.environ))
+    return [one for one in patterns if not any(fnmatchcase(name, one) for name in names)]
+
+
+def trial_variables(
+    account: Account | None = None, allowed: Iterable[str] | None = None
+) -> dict[str, str]:
+    """Return the variables of this process that its trials get.
+
+    Args:
+        account: whom trials run as; by default the node's own user.
+        allowed: patterns of names; all others but a few that programs need are left out. None: all
+            but the keys of the farm.
+    """
+    own = {name: value for name, value in os.environ.items() if is_for_trials(name)}
+    if allowed is not None:
+        patterns = (*_ALWAYS, *allowed)
+        own = {n: v for n, v in own.items() if any(fnmatchcase(n, one) for one in patterns)}
+    return own if account is None else account.variables(own)
+
+
+def localised(start: HostStart, folder: str, inherited: Mapping[str, str]) -> HostStart:
+    """The order as the host gets it.
+
+    Args:
+        start: the order as the scheduler has sent it.
+        folder: the node's, where all that the host needs is.
+        inherited: the node's variables that trials get.
+    """
+    bundle = "" if start.bundle is None else os.path.join(folder, CODE, start.bundle.sha256)
+    trials = os.path.join(folder, TRIALS)
+    return msgspec.structs.replace(
+        start,
+        # An absolute one stays what it is.
+        folder=os.path.join(trials, start.folder),
+        code=_here(start.code, folder),
+        blobs=tuple(_here(ref, folder) for ref in start.blobs),
+        environment=_environment(start.environment, bundle, inherited),
+    )
+
+
+def _here(ref: BlobRef, folder: str) -> BlobRef:
+    if not ref.store:
+        return ref
+    return BlobRef(ref.sha256, ref.size, os.path.join(folder, BLOBS, ref.sha256))
+
+
+def _environment(given: Environment, bundle: str, inherited: Mapping[str, str]) -> Environment:
+    variables = given.variables
+    if given.inherits:
+        variables = {**inherited, **variables}
+    return Environment(
+        python=given.python or sys.executable,
+        preload=given.preload,
+        variables=variables,
+        sys_path=tuple(os.path.join(bundle, entry).rstrip("/") for entry in given.sys_path)
+        if bundle
+        else given.sys_path,
+    )

@@ -1,0 +1,134 @@
+"""What trials print, told to the scheduler while they run, as far as nothing else is held up.
+
+Once a second what was added to each file is read and handed to the pump, in pieces. While the pump
+has not sent the ones before, nothing is read; where that leaves too much, the older part is left
+out. The files have all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, NamedTuple
+
+from tunemq_shared.protocol.output_pieces import OutputPiece, encode
+from tunemq_shared.system.plain_files import open_to_read
+from tunemq_workers.broker.publisher_messages import SendOutput
+from tunemq_workers.logs.output_files import STDERR, STDOUT
+from tunemq_workers.runtime.checkpoint_interfaces import Disk, Timers
+
+PERIOD_S: Final = 1.0
+#: So much of a file is told at once; of more that has come since, the newest.
+PIECE_BYTES: Final = 16 * 2**10
+
+
+class Printing(NamedTuple):
+    """A trial that prints into files in this folder."""
+
+    events_key: str
+    trial: str
+    epoch: int
+    folder: str
+
+
+class _Place(NamedTuple):
+    """How far a file was read, in the how manieth round of it."""
+
+    turn: int
+    offset: int
+
+
+class OutputNews:
+    """Follows files. Owned by the node's loop.
+
+    Args:
+        timers: for the next look.
+        disk: reads.
+        send: hands an order to the pump.
+        may_send: whether the wire has time for it.
+        printing: says who prints now.
+    """
+
+    def __init__(
+        self,
+        timers: Timers,
+        disk: Disk,
+        send: Callable[[SendOutput], None],
+        may_send: Callable[[], bool],
+        printing: Callable[[], Iterable[Printing]],
+    ) -> None:
+        self._timers, self._disk, self._send, self._may_send = timers, disk, send, may_send
+        self._printing = printing
+        #: By folder and name of a file, how often it was shortened, and how far it was read.
+        self._offsets: dict[tuple[str, str], _Place] = {}
+        self._completed: list[Printing] = []
+        self._is_under_way = False
+
+    def start(self) -> None:
+        """Look now, and from now on."""
+        self._look()
+        self._timers.after(PERIOD_S, self.start)
+
+    def complete(self, printed: Printing) -> None:
+        """Nobody prints there any more: tell the rest."""
+        self._completed.append(printed)
+        self._look()
+
+    def forget(self, folder: str) -> None:
+        """The folder is about to be removed."""
+        for name in (STDOUT, STDERR):
+            self._offsets.pop((folder, name), None)
+
+    def sent(self) -> None:
+        """The pump has sent what it was given last, or given it up."""
+        self._is_under_way = False
+        if self._completed:
+            self._look()
+
+    def _look(self) -> None:
+        if self._is_under_way or not self._may_send():
+            return
+        due = list(dict.fromkeys([*self._printing(), *self._completed]))
+        self._completed.clear()
+        if due:
+            self._is_under_way = True
+            self._disk.run(partial(_read, due, dict(self._offsets)), self._read)
+
+    def _read(self, pieces: list[tuple[str, str, OutputPiece]]) -> None:
+        for folder, _, piece in pieces:
+            place = _Place(piece.round, piece.offset + len(piece.data))
+            self._offsets[folder, piece.name] = place
+        if pieces:
+            self._send(SendOutput(tuple((key, encode(piece)) for _, key, piece in pieces)))
+        else:
+            self.sent()
+
+
+def _read(
+    due: list[Printing], offsets: dict[tuple[str, str], _Place]
+) -> list[tuple[str, str, OutputPiece]]:
+    """What is new in each file: its folder, its experiment's stream, the piece."""
+    found = []
+    for key, trial, epoch, folder in due:
+        for name in (STDOUT, STDERR):
+            read = offsets.get((folder, name), _Place(0, 0))
+            (turn, offset), data = _news_of(os.path.join(folder, name), read)
+            if data:
+                short = os.path.basename(folder)
+                piece = OutputPiece(trial, epoch, short, name, offset, data, turn)
+                found.append((folder, key, piece))
+    return found
+
+
+def _news_of(path: str, read: _Place) -> tuple[_Place, bytes]:
+    turn, offset = read
+    try:
+        with open_to_read(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < offset:  # it was shortened
+                turn, offset = turn + 1, 0
+            offset = max(offset, size - PIECE_BYTES)
+            return _Place(turn, offset), os.pread(file.fileno(), PIECE_BYTES, offset)
+    except OSError:  # nothing was printed yet, or it is not what it should be
+        return read, b""

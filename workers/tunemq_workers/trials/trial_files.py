@@ -1,0 +1,145 @@
+"""The files of trials that have their folders on this node: into the store when a host has ended.
+
+A trial's next incarnation may begin in the same folder meanwhile. So a folder is removed when what
+is in it was sent, and nobody is in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from tunemq_shared.base.retrying import ignore
+from tunemq_shared.objects.store_address import is_remote
+from tunemq_shared.protocol.messages import HostStart, NodeWarned, encode
+from tunemq_shared.system.folder_trees import remove_tree
+from tunemq_workers.broker.publisher_messages import SendOutput
+from tunemq_workers.runtime.checkpoint_interfaces import Disk, Emit, Timers, Transfers
+from tunemq_workers.runtime.transfer_messages import SendFiles
+from tunemq_workers.runtime.trial_process_interfaces import Key
+from tunemq_workers.system.trial_user import own_files
+from tunemq_workers.trials.local_start_order import TRIALS
+from tunemq_workers.trials.output_streamer import OutputNews, Printing
+
+#: How long the end of a node waits for one folder, and longer only where bytes go through.
+_PATIENCE_S: Final = 600.0
+
+#: What the names of folders begin with that are being removed.
+_TRASH: Final = ".trash-"
+
+_log = logging.getLogger(__name__)
+
+
+class TrialFiles:
+    """Cares for the folders below ``trials``. Owned by the node's loop.
+
+    Args:
+        timers, send, may_send: see `OutputNews`.
+        disk: reads and removes.
+        transfers: send.
+        emit: takes (events stream, encoded event).
+        folder: the node's.
+    """
+
+    def __init__(
+        self,
+        timers: Timers,
+        disk: Disk,
+        transfers: Transfers,
+        emit: Emit,
+        *,
+        send: Callable[[SendOutput], None],
+        may_send: Callable[[], bool],
+        folder: str,
+    ) -> None:
+        #: Say which trials have hosts, and which are to have one.
+        self.hosted: Callable[[], Iterable[tuple[Key, HostStart]]] = tuple
+        self.expected: Callable[[], Iterable[HostStart]] = tuple
+        self._transfers, self._disk, self._emit = transfers, disk, emit
+        self._news = OutputNews(timers, disk, send, may_send, self._printing)
+        self._root = os.path.join(folder, TRIALS)
+        self._sending: dict[tuple[str, int], str] = {}
+
+    def start(self) -> None:
+        """Begin; what a node before this one has left goes: nobody knows for which store it was."""
+        with suppress(FileNotFoundError):
+            for name in os.listdir(self._root):
+                self._discard(os.path.join(self._root, name))
+        self._news.start()
+
+    def close(self) -> None:
+        """Nothing more will be sent."""
+        self._sending.clear()
+
+    def output_sent(self) -> None:
+        """The pump has told what was printed."""
+        self._news.sent()
+
+    def unsettled(self) -> set[str]:
+        """The streams of experiments of which files are on their way."""
+        return set(self._sending.values())
+
+    def left(self, trial: Key, start: HostStart) -> None:
+        """A host has left its trial; nothing happens to folders that are not below ``trials``."""
+        folder, epoch = start.folder, trial[1]
+        if not self._is_ours(folder):
+            return
+        self._news.complete(Printing(start.events_key, *trial, folder))
+        key = (folder, epoch)
+        if not is_remote(start.store) or key in self._sending:
+            return
+        self._sending[key] = start.events_key
+        send = SendFiles(start.store, os.path.basename(folder), folder, epoch, _PATIENCE_S)
+        self._transfers.start(send, lambda _: self._settle(key), partial(self._failed, key), ignore)
+
+    def _failed(self, key: tuple[str, int], reason: str, _is_corrupt: bool) -> None:
+        folder, _ = key
+        text = f"Not all files of {os.path.basename(folder)} are in the store: {reason}"
+        _log.warning("files.not_sent folder=%s reason=%r", folder, reason)
+        self._emit(self._sending[key], encode(NodeWarned(text)))
+        self._settle(key)
+
+    def _settle(self, key: tuple[str, int]) -> None:
+        del self._sending[key]
+        folder, _ = key
+        hosted = {start.folder for _, start in self.hosted()}
+        expected = {os.path.join(self._root, start.folder) for start in self.expected()}
+        if folder not in {*hosted, *expected, *(other for other, _ in self._sending)}:
+            self._news.forget(folder)
+            self._discard(folder)
+            with suppress(OSError):  # others of its experiment are there
+                os.rmdir(os.path.dirname(folder))
+
+    def _discard(self, folder: str) -> None:
+        """Remove it at once from where a host may begin, then from the disk."""
+        trash = os.path.join(self._root, f"{_TRASH}{os.urandom(6).hex()}")
+        try:
+            os.rename(folder, trash)
+        except FileNotFoundError:  # nothing was ever written
+            return
+        except OSError as problem:  # its code may have made it unusable
+            _log.warning("files.not_removed folder=%s problem=%r", folder, str(problem))
+            return
+        self._disk.run(partial(_remove, trash), _ignore)
+
+    def _printing(self) -> Iterator[Printing]:
+        for trial, start in self.hosted():
+            if self._is_ours(start.folder):
+                yield Printing(start.events_key, *trial, start.folder)
+
+    def _is_ours(self, folder: str) -> bool:
+        return folder.startswith(f"{self._root}/")
+
+
+def _remove(trash: str) -> None:
+    """Remove a folder, whatever its code has made of the permissions in it; follows no link."""
+    with own_files():
+        remove_tree(trash)
+
+
+def _ignore(_: None) -> None:
+    """It is gone."""
