@@ -97,7 +97,7 @@ def test_traffic_that_no_process_could_count_is_refused_in_vitals(traffic: Store
     "vitals",
     [
         NodeVitals(load=math.nan),
-        NodeVitals(refused={f"request:{n}": 2**53 for n in range(2100)}),
+        NodeVitals(refused={f"request:{n}": 2**53 for n in range(1000)}),
         NodeVitals(memory_free=-1.0),
         NodeVitals(disk_free=math.inf),
         NodeVitals(disk_size=1e300),

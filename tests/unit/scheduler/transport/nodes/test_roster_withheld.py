@@ -123,7 +123,7 @@ def test_people_are_told_which_device_and_why_and_when_it_is_back() -> None:
 
 def test_a_node_cannot_fill_journals_with_what_it_withholds() -> None:
     gpus = tuple(m.Gpu(f"GPU-{place}") for place in range(100))
-    reasons = {gpu.uuid: "\x1b[31m" + "broken\n" * 1_000 for gpu in gpus}
+    reasons = {gpu.uuid: "\x1b[31m" + "broken\n" * 500 for gpu in gpus}
     reasons["of no device"] = "?"
     roster = roster_of(1, ONE)
     hello = replace(WITH_GPUS, gpus=gpus, withheld=reasons)
