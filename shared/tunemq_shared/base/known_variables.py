@@ -11,7 +11,7 @@ _PREFIX: Final = "TUNEMQ_"
 #: What people set for programs, and what those set for each other and for trials.
 _OF_PROGRAMS: Final = """
     CHECKPOINT CHECKPOINT_DIR CONFIG CPUS FAILPOINTS HEALTH HOST KEYS REDIS REDIS_SERVER REPORT
-    RESULTS S3_ENDPOINT S3_REACHED_AT STORE_TOKEN STORE_TOKEN_FILE TRIAL_DIR TRIAL_ENV TRIAL_ID
+    RESULTS S3_ENDPOINT S3_REACHED_AT TRIAL_DIR TRIAL_ENV TRIAL_ID
     TRIAL_NAME
 """
 #: What deploy/ reads: Compose's .env, systemd's units, images, SLURM's scripts; and `make test`.
